@@ -1,0 +1,1 @@
+"""Caption metrics over one shared core."""
