@@ -1,0 +1,143 @@
+"""Scenes of coloured shapes: what is in a picture, before it is drawn or described.
+
+A scene is a handful of objects on a plain background. The objects come in groups: "three small red stars" is one
+group of three equal objects. No two groups share both colour and shape, and objects never overlap, so that every
+caption of `capeval_core.synthetic.captions` is either true or false of a scene, never a matter of taste.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SHAPES: tuple[str, ...] = ("circle", "square", "triangle", "star", "heart", "cross")
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (216, 38, 38),
+    "yellow": (250, 206, 32),
+    "green": (40, 158, 68),
+    "blue": (36, 98, 222),
+    "purple": (132, 56, 184),
+    "pink": (250, 128, 186),
+    "brown": (138, 84, 44),
+    "black": (34, 34, 40),
+}
+"""No colour begins with a vowel: a one-word change of colour never leaves a wrong article behind."""
+SIZES: dict[str, tuple[float, float]] = {"small": (0.13, 0.17), "large": (0.26, 0.32)}
+"""The range of an object's extent, as a share of the picture's side."""
+BACKGROUNDS: dict[str, tuple[int, int, int]] = {
+    "white": (255, 255, 255),
+    "cream": (250, 243, 224),
+    "mist": (232, 236, 240),
+    "mint": (226, 242, 232),
+    "lilac": (238, 232, 248),
+}
+MOST_ALIKE = 4
+"""The largest group."""
+MOST_OBJECTS = 6
+_BORDER = 0.02
+_GAP = 0.025
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """One shape in the picture.
+
+    `centre` is (x, y) and `extent` the side of the enclosing square, all as shares of the picture's side, with the
+    origin at the top left.
+    """
+
+    shape: str
+    colour: str
+    size: str
+    centre: tuple[float, float]
+    extent: float
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a picture shows: its objects, group after group, and the name of its background."""
+
+    objects: tuple[SceneObject, ...]
+    background: str
+
+    def groups(self) -> list[tuple[SceneObject, ...]]:
+        """The objects of equal shape, colour and size, in order of first appearance."""
+        found: dict[tuple[str, str, str], list[SceneObject]] = {}
+        for thing in self.objects:
+            found.setdefault((thing.shape, thing.colour, thing.size), []).append(thing)
+        return [tuple(group) for group in found.values()]
+
+
+def sample_scene(rng: np.random.Generator, groups: int | None = None) -> Scene:
+    """Draw a scene by lot: one to three groups of one to four objects, six objects at most.
+
+    `groups` fixes the number of groups (1, 2 or 3). The same generator state always gives the same scene.
+
+    >>> scene = sample_scene(np.random.default_rng(3))
+    >>> scene == sample_scene(np.random.default_rng(3))
+    True
+    >>> len(scene.objects) <= MOST_OBJECTS
+    True
+    """
+    if groups is not None and groups not in (1, 2, 3):
+        raise ValueError(f"groups={groups}: a scene has 1, 2 or 3 groups")
+    while True:  # a crowded draw that leaves no room for an object is thrown away whole
+        scene = _try_scene(rng, groups)
+        if scene is not None:
+            return scene
+
+
+def _pick(rng: np.random.Generator, weights: tuple[float, ...]) -> int:
+    """An index drawn with these weights (they sum to one)."""
+    lot = float(rng.random())
+    for index, weight in enumerate(weights):
+        lot -= weight
+        if lot < 0:
+            return index
+    return len(weights) - 1
+
+
+def _try_scene(rng: np.random.Generator, groups: int | None) -> Scene | None:
+    wanted = groups if groups is not None else 1 + _pick(rng, (0.3, 0.4, 0.3))
+    kinds: set[tuple[str, str]] = set()
+    placed: list[SceneObject] = []
+    while len(kinds) < wanted:
+        shape = SHAPES[int(rng.integers(len(SHAPES)))]
+        colour = list(COLOURS)[int(rng.integers(len(COLOURS)))]
+        if (shape, colour) in kinds:
+            continue
+        kinds.add((shape, colour))
+        count = 1 + _pick(rng, (0.49, 0.17, 0.17, 0.17))
+        size = list(SIZES)[int(rng.integers(len(SIZES)))]
+        # Half of the groups keep to one side, so that captions can say where a whole group is.
+        side = ("anywhere", "left", "right", "top", "bottom")[_pick(rng, (0.5, 0.125, 0.125, 0.125, 0.125))]
+        for _ in range(count):
+            thing = _place(rng, shape, colour, size, side, placed)
+            if thing is None:
+                return None
+            placed.append(thing)
+    if len(placed) > MOST_OBJECTS:
+        return None
+    background = list(BACKGROUNDS)[int(rng.integers(len(BACKGROUNDS)))]
+    return Scene(tuple(placed), background)
+
+
+def _place(
+    rng: np.random.Generator, shape: str, colour: str, size: str, side: str, placed: list[SceneObject]
+) -> SceneObject | None:
+    smallest, largest = SIZES[size]
+    for _ in range(40):
+        extent = smallest + (largest - smallest) * float(rng.random())
+        low, room = _BORDER + extent / 2, 1 - 2 * _BORDER - extent
+        x, y = (low + room * float(lot) for lot in rng.random(2))
+        if side in ("left", "right") and (x > 0.42 if side == "left" else x < 0.58):
+            continue
+        if side in ("top", "bottom") and (y > 0.42 if side == "top" else y < 0.58):
+            continue
+        if all(
+            max(abs(x - other.centre[0]), abs(y - other.centre[1])) > (extent + other.extent) / 2 + _GAP
+            for other in placed
+        ):
+            return SceneObject(shape, colour, size, (round(x, 4), round(y, 4)), round(extent, 4))
+    return None
