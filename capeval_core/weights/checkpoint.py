@@ -1,0 +1,158 @@
+"""A checkpoint file, opened without running anything that it contains."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_ZIP = b"PK\x03\x04"
+_PICKLE = b"\x80"
+_EXTRACT = (
+    "python -c \"import torch; m = torch.jit.load('{0}', map_location='cpu'); torch.save({{'state_dict': "
+    "m.state_dict()}}, '{0}.pth')\""
+)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint file holds under its names, in the order in which they were written.
+
+    `.pth`, `.pt` and `.bin` files are read with ``torch.load(weights_only=True)`` and nothing else, so a file
+    that wants to run code is refused; `.safetensors` files are read as they are. The kind is told by
+    the first bytes, not by the name. Either ``{"state_dict": {...}}`` or the bare state dict is accepted.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is a folder, empty, damaged, a TorchScript archive, needs code to be read,
+            or holds no state dict. The message names the file and what to do.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder: give the checkpoint file inside it (.pth, .pt, .bin, .safetensors)"
+        )
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: download the original checkpoint first")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty (0 bytes): the download failed, fetch it again")
+    with path.open("rb") as file:
+        head = file.read(512)
+    if _is_safetensors(head, path.stat().st_size):
+        return _read_safetensors(path)
+    if head.startswith(_ZIP):
+        _check_archive(path)
+    elif not head.startswith(_PICKLE):
+        raise ValueError(f"{path} is not a checkpoint: {_describe(head)}")
+    return _state_dict(_read_pickle(path), path)
+
+
+def sha256_of(path: str | Path) -> str:
+    """Hexadecimal SHA-256 of a file, read in pieces of one MiB."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read_pickle(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch's own message advises weights_only=False, which nobody should do here: it is left out (from None).
+        wanted = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:global|class) ([\w.]+)", str(error))
+        name = next((group for group in wanted.groups() if group), "") if wanted else ""
+        if not name:
+            raise ValueError(
+                f"{path} is refused: it is not a plain file of tensors, or it is damaged. Fetch it again; if "
+                "it stays so, ask its author for a plain state dict or a .safetensors file"
+            ) from None
+        raise ValueError(
+            f"{path} is refused: reading it would run code (it asks for {name}), and a pickle can run "
+            "anything on this machine. Nothing was executed. Ask its author for a plain state dict or a "
+            ".safetensors file, or extract the tensors where you trust the file and save them with "
+            "torch.save"
+        ) from None
+    except (RuntimeError, EOFError, OSError, KeyError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged or incomplete: download it again ({_first_line(error)})"
+        ) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Any] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} is damaged or incomplete: download it again ({_first_line(error)})"
+        ) from error
+    return tensors
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Any]:
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not any(isinstance(v, torch.Tensor) for v in content.values()):
+        seen = name_some(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
+        raise ValueError(
+            f"{path} holds no state dict: expected names of tensors, bare or under 'state_dict', found {seen}"
+        )
+    if not all(isinstance(name, str) for name in content):
+        raise ValueError(f"{path} holds no state dict: its keys are not names ({name_some(content)})")
+    return dict(content)
+
+
+def _check_archive(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [name.partition("/")[2] for name in archive.namelist()]
+    except zipfile.BadZipFile as error:
+        raise ValueError(
+            f"{path} is damaged or incomplete: download it again ({_first_line(error)})"
+        ) from error
+    if "constants.pkl" in members:
+        raise ValueError(
+            f"{path} is a TorchScript archive (a program with its weights, as OpenAI distributes CLIP), not "
+            f"a state dict. Extract the tensors first, then convert the result:\n    {_EXTRACT.format(path)}"
+        )
+    if "data.pkl" not in members:
+        raise ValueError(
+            f"{path} is a zip archive without a checkpoint in it: unpack it and give the file inside "
+            f"({name_some(members)})"
+        )
+
+
+def _is_safetensors(head: bytes, size: int) -> bool:
+    # A safetensors file starts with the length of its header (little endian, 8 bytes), then JSON.
+    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= max(size, 1)
+
+
+def _describe(head: bytes) -> str:
+    start = head.lstrip().lower()
+    if start.startswith(b"<"):
+        return "it is a web page, so the download answered with a page; fetch the file itself"
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer; fetch the file that it stands for (git lfs pull)"
+    if head.startswith(b"\x1f\x8b") or head[257:262] == b"ustar":
+        return "it is a compressed archive; unpack it and give the file inside"
+    return f"it starts with {head[:8]!r}; expected a .pth, .pt, .bin or .safetensors file"
+
+
+def name_some(names: Any, most: int = 6) -> str:
+    """The first few names of many, for a message: ``'a', 'b' and 7 more``."""
+    names = [repr(name) for name in names]
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) + rest) or "nothing"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
