@@ -65,7 +65,7 @@ def _read_pickle(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # torch's own message advises weights_only=False, which nobody should do here: it is left out (from None).
+        # torch's own message advises weights_only=False, which nobody should do here: hence from None.
         wanted = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:global|class) ([\w.]+)", str(error))
         name = next((group for group in wanted.groups() if group), "") if wanted else ""
         if not name:

@@ -86,7 +86,6 @@ def read_release(
     try:
         names, notes = _plain_names(content)
         content = {name: content[original] for name, original in names.items()}
-        found, evidence = _tell_activation(list(content), activation)
         floats, widened = _as_float32(content)
         merged = merge_adapters(floats, adapters)
         architecture, sizes = read_architecture(
@@ -95,6 +94,7 @@ def read_release(
             text_heads=text_heads,
         )
         tensors, filled = _complete(merged.tensors, expected_shapes(architecture))
+        found, evidence = _tell_activation(list(content), activation)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     if isinstance(architecture["vision"]["layers"], list):
