@@ -1,0 +1,125 @@
+"""Features that were computed already, bounded in memory and optionally kept on disk."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+DEFAULT_BYTES = 512 << 20
+
+
+class FeatureCache:
+    """Feature rows by key; the least recently used ones leave when `max_bytes` is reached.
+
+    A key names everything that the feature depends on: the encoder's fingerprint (weights,
+    preprocessing, dtype) and the content. So one cache serves any number of encoders and metrics.
+
+    Args:
+        max_bytes: bound of the features held in memory (512 MB by default); 0 keeps none there.
+        folder: keep every feature on disk too, in `features.sqlite` there; several processes may share it.
+
+    >>> cache = FeatureCache(max_bytes=1 << 20)
+    >>> cache.put({"clip-1:dog": np.float32([1, 2])})
+    >>> cache.get(["clip-1:dog", "clip-1:cat"])
+    {'clip-1:dog': array([1., 2.], dtype=float32)}
+    """
+
+    def __init__(self, max_bytes: int = DEFAULT_BYTES, folder: str | PathLike[str] | None = None) -> None:
+        self.max_bytes = max_bytes
+        self.folder = None if folder is None else Path(folder)
+        self._rows: OrderedDict[str, Floats] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._disk = None if self.folder is None else _Disk(self.folder)
+
+    def get(self, keys: Iterable[str]) -> dict[str, Floats]:
+        """The features that are there; a key that is not there is left out."""
+        found: dict[str, Floats] = {}
+        missing: list[str] = []
+        with self._lock:
+            for key in keys:
+                row = self._rows.get(key)
+                if row is None:
+                    missing.append(key)
+                else:
+                    self._rows.move_to_end(key)
+                    found[key] = row
+            if self._disk and missing:
+                from_disk = self._disk.get(missing)
+                self._remember(from_disk)
+                found.update(from_disk)
+        return found
+
+    def put(self, rows: Mapping[str, Floats]) -> None:
+        """Keep these features, each a 1-d float32 array."""
+        with self._lock:
+            self._remember(rows)
+            if self._disk:
+                self._disk.put(rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the features in memory, at most `max_bytes`."""
+        return self._bytes
+
+    def _remember(self, rows: Mapping[str, Floats]) -> None:
+        for key, row in rows.items():
+            if key not in self._rows:
+                row = row.copy()  # A view would keep its whole batch alive.
+                row.setflags(write=False)
+                self._rows[key] = row
+                self._bytes += _cost(key, row)
+        while self._bytes > self.max_bytes:
+            key, row = self._rows.popitem(last=False)
+            self._bytes -= _cost(key, row)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process starts empty in memory and shares the disk.
+        return FeatureCache, (self.max_bytes, self.folder)
+
+
+def _cost(key: str, row: Floats) -> int:
+    return row.nbytes + len(key) + 300  # what the array and dictionary entry take beside the numbers
+
+
+class _Disk:
+    """One table of float32 blobs."""
+
+    _QUERY = 500  # below SQLite's limit of variables in a statement
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(folder / "features.sqlite", timeout=60, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID")
+
+    def get(self, keys: list[str]) -> dict[str, Floats]:
+        found: dict[str, Floats] = {}
+        for start in range(0, len(keys), self._QUERY):
+            part = keys[start : start + self._QUERY]
+            marks = ",".join("?" * len(part))
+            for key, value in self._connection.execute(
+                f"SELECT key, value FROM features WHERE key IN ({marks})", part
+            ):
+                found[key] = np.frombuffer(value, dtype="<f4").astype(np.float32)
+        return found
+
+    def put(self, rows: Mapping[str, Floats]) -> None:
+        with self._connection:
+            self._connection.executemany(
+                "INSERT OR IGNORE INTO features VALUES (?, ?)",
+                [(key, row.astype("<f4").tobytes()) for key, row in rows.items()],
+            )
+
+
+SHARED = FeatureCache()
+"""What metrics use when they are not given a cache: one for the process, so that they share features."""

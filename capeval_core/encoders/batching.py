@@ -1,0 +1,59 @@
+"""Batches as large as memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+
+class BatchSize:
+    """The size of the next batch, in whatever unit its owner counts (pictures, tokens).
+
+    An automatic size is halved whenever memory runs out and stays there; a size that the user gave
+    is kept, and running out of memory is an error that says what to lower.
+    """
+
+    def __init__(self, size: int, *, automatic: bool) -> None:
+        self.size = size
+        self.automatic = automatic
+
+    def run(
+        self, count: int, forward: Callable[[slice], Tensor], *, cost: int = 1
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Outputs of `forward` over slices that cover `count` items of `cost` units each.
+
+        Raises:
+            MemoryError: a batch does not fit, and it is one item or its size was given by the user.
+        """
+        start = 0
+        while start < count:
+            part = slice(start, min(count, start + max(1, self.size // cost)))
+            try:
+                output = forward(part)
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+                self._shrink(part.stop - part.start, cost, error)
+                continue
+            yield part, output
+            start = part.stop
+
+    def _shrink(self, failed: int, cost: int, error: RuntimeError) -> None:
+        if not self.automatic:
+            raise MemoryError(
+                f"batch_size={failed} does not fit into memory: lower it, or leave batch_size=None"
+            ) from error
+        if failed == 1:
+            raise MemoryError(
+                'a single item does not fit into memory: use device="cpu" or smaller weights'
+            ) from error
+        self.size = max(1, failed // 2) * cost
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    # The CPU allocator raises a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

@@ -1,0 +1,47 @@
+"""Pictures to CLIP pixels, step for step as the original CLIP preprocessing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a picture becomes a tensor: bicubic resize of the shorter side, centre crop, RGB, scaling.
+
+    The picture is resized in its own mode and converted to RGB only afterwards, so palettes are
+    resized by nearest neighbour and alpha is premultiplied, then dropped; EXIF orientation is ignored.
+    """
+
+    image_size: int
+    mean: Sequence[float] = CLIP_MEAN
+    std: Sequence[float] = CLIP_STD
+    interpolation: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        if self.interpolation != "bicubic":
+            raise ValueError(
+                f"preprocessing.interpolation is {self.interpolation!r}, but only 'bicubic' is known: "
+                "use weights that were trained with CLIP's own preprocessing"
+            )
+
+    def pixels(self, picture: Image.Image) -> NDArray[np.uint8]:
+        """(3, image_size, image_size) uint8, before scaling."""
+        n = self.image_size
+        width, height = picture.size
+        if width <= height:
+            size = (n, int(n * height / width))
+        else:
+            size = (int(n * width / height), n)
+        resized = picture.resize(size, Image.Resampling.BICUBIC)
+        left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
+        cropped = resized.crop((left, top, left + n, top + n)).convert("RGB")
+        return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))

@@ -1,0 +1,95 @@
+"""Exact shortcuts through open_clip's transformer: shared prefixes, and only the rows that are pooled.
+
+Both leave every number as it is, up to the order of summation:
+- A causal transformer's states at a prefix do not depend on what follows, so the prefix that all
+  texts share ("A photo depicts") runs once and only its keys and values are kept.
+- The last block's output is read at one position per sequence (class token or end token), so its
+  query, projection and MLP run for that position alone; its keys and values run for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from open_clip.transformer import ResidualAttentionBlock
+from torch import Tensor
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of one block: (1, heads, length, head width) each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def run_prefix(blocks: Sequence[ResidualAttentionBlock], x: Tensor) -> list[KeyValues]:
+    """Keys and values that a shared prefix `x` (1, length, width) leaves in every block."""
+    kept: list[KeyValues] = []
+    for block in blocks:
+        query, keys, values = _project(block, block.ln_1(x))
+        kept.append(KeyValues(keys, values))
+        attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
+        x = _finish(block, x, attended)
+    return kept
+
+
+def run_pooled(
+    blocks: Sequence[ResidualAttentionBlock],
+    x: Tensor,
+    *,
+    position: int,
+    causal: bool,
+    prefix: Sequence[KeyValues] = (),
+) -> Tensor:
+    """(batch, width) output of all blocks at one position of `x` (batch, length, width).
+
+    `prefix` holds the keys and values of tokens that stand before `x` (only with `causal`).
+    """
+    position %= x.shape[1]
+    mask = _causal_mask(x, len(prefix) and prefix[0].keys.shape[2]) if causal else None
+    for depth, block in enumerate(blocks):
+        last = depth == len(blocks) - 1
+        query, keys, values = _project(block, block.ln_1(x), position if last else None)
+        if prefix:
+            keys = torch.cat([prefix[depth].keys.expand(len(x), -1, -1, -1), keys], dim=2)
+            values = torch.cat([prefix[depth].values.expand(len(x), -1, -1, -1), values], dim=2)
+        rows = mask[position : position + 1] if last and mask is not None else mask
+        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=rows)
+        x = _finish(block, x[:, position : position + 1] if last else x, attended)
+    return x[:, -1]
+
+
+def _causal_mask(x: Tensor, before: int) -> Tensor:
+    """(length, before + length) boolean, true where a position may look."""
+    length = x.shape[1]
+    mask = torch.ones(length, before + length, dtype=torch.bool, device=x.device)
+    return mask.tril(diagonal=before)
+
+
+def _project(
+    block: ResidualAttentionBlock, x: Tensor, position: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, keys, values of normalised `x`, each (batch, heads, length, head width).
+
+    With a `position` the query is that of this position alone.
+    """
+    attention = block.attn
+    weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    width = x.shape[-1]
+    if position is None:
+        query, keys, values = F.linear(x, weight, bias).chunk(3, dim=-1)
+    else:
+        query = F.linear(x[:, position : position + 1], weight[:width], bias[:width])
+        keys, values = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
+    heads = attention.num_heads
+    query, keys, values = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
+    return query, keys, values
+
+
+def _finish(block: ResidualAttentionBlock, x: Tensor, attended: Tensor) -> Tensor:
+    """Residual sums, output projection and MLP of a block after its attention."""
+    x = x + block.ls_1(block.attn.out_proj(attended.transpose(1, 2).flatten(2)))
+    return x + block.ls_2(block.mlp(block.ln_2(x)))

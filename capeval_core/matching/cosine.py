@@ -1,0 +1,32 @@
+"""Cosines between rows of features: paired, and one row against its group."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+def unit(features: Floats) -> Floats:
+    """Rows of (n, d) scaled to length 1 in float32; an all-zero row stays zero, so its cosines are 0."""
+    norms = np.linalg.norm(features, axis=-1, keepdims=True)
+    return features / np.where(norms > 0, norms, 1)
+
+
+def paired_cosine(x: Floats, y: Floats) -> Floats:
+    """(n,) cosine of row i of `x` with row i of `y`, both (n, d) and un-normalised.
+
+    >>> paired_cosine(np.float32([[3, 0], [0, 2]]), np.float32([[1, 0], [1, 1]]))
+    array([1.        , 0.70710677], dtype=float32)
+    """
+    # Row by row, so that a pair's value does not depend on the other rows, as a blocked matmul's may.
+    return np.asarray(np.einsum("nd,nd->n", unit(x), unit(y)), dtype=np.float32)
+
+
+def grouped_cosine(x: Floats, groups: Floats, lengths: NDArray[np.int64]) -> Floats:
+    """(sum of lengths,) cosine of row i of `x` (n, d) with each row of its group.
+
+    `groups` (sum of lengths, d) holds the groups one after the other, `lengths` (n,) their sizes.
+    """
+    return paired_cosine(np.repeat(x, lengths, axis=0), groups)

@@ -1,0 +1,152 @@
+"""Options of a metric: one frozen dataclass, from which everything that names them is generated."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass, field, fields
+from os import PathLike, fspath
+from types import NoneType
+from typing import Any, Literal, TypeVar
+
+from capeval_core.cache import FeatureCache
+from capeval_core.inputs.problems import Problems
+from capeval_core.suggestion import did_you_mean
+
+Self = TypeVar("Self", bound="Options")
+
+
+def option(default: Any, help: str, *, sign: str | None = None, minimum: float | None = None) -> Any:
+    """A field of an options class.
+
+    help: one sentence for `--help`, cards and docstrings.
+    sign: its name in the signature, for options that move the score.
+    minimum: the least number allowed.
+    """
+    return field(default=default, metadata={"help": help, "sign": sign, "minimum": minimum})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every metric can be told; a metric adds its own.
+
+    Raises:
+        TypeError, ValueError: a value of the wrong type or out of its range, named with what is expected.
+    """
+
+    weights: str | PathLike[str] | None = option(
+        None, "Hub repository id (`@revision` pins it), local folder, or `tiny`; None: the metric's published weights"
+    )
+    device: str | None = option(None, "torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU")
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "numeric type of the encoders", sign="dtype")
+    batch_size: int | None = option(
+        None, "pictures or texts per forward pass; None: as many as fit into memory", minimum=1
+    )
+    cache: str | PathLike[str] | FeatureCache | None = option(
+        None, "folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics"
+    )
+    rows: str | PathLike[str] | None = option(
+        None, "folder that keeps each caption's row, so that an interrupted run goes on where it stopped"
+    )
+    on_error: Literal["raise", "nan"] = option(
+        "raise", "what a broken picture does: `raise` before any model runs, or `nan` for its captions alone"
+    )
+    empty: Literal["error", "score"] = option(
+        "error", "what an empty caption is: an `error`, or scored as the bare prompt (and counted)"
+    )
+    compat: Literal["released"] | None = option(
+        None, "`released`: as the released script where it differs from the paper", sign="compat"
+    )
+    evidence: bool = option(False, "keep what `result.explain(i)` shows")
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        hints = typing.get_type_hints(type(self))
+        for spec in fields(self):
+            _check(problems, spec, hints[spec.name], getattr(self, spec.name))
+        problems.raise_if_any()
+
+    @classmethod
+    def of(cls: type[Self], metric: str, keywords: dict[str, Any]) -> Self:
+        """The options of keyword arguments; an unknown one is an error with the nearest known name."""
+        known = [spec.name for spec in fields(cls)]
+        problems = Problems()
+        for name in keywords.keys() - set(known):
+            hint = did_you_mean(name, known)
+            problems.add(f"{metric} has no option {name!r}{hint} (options: {', '.join(known)})", kind=TypeError)
+        problems.raise_if_any()
+        return cls(**keywords)
+
+    def signed(self) -> list[str]:
+        """`name:value` of each option that moves the score, in the order of the class."""
+        signs = [(spec.metadata["sign"], getattr(self, spec.name)) for spec in fields(self)]
+        return [f"{sign}:{_compact(value)}" for sign, value in signs if sign and value is not None]
+
+
+@dataclass(frozen=True)
+class OptionDescription:
+    """One option in words, for the command line and the cards."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+    choices: tuple[Any, ...]
+
+
+def describe_options(options: type[Options]) -> list[OptionDescription]:
+    """Every option of a metric with its type, default and sentence.
+
+    >>> [d.name for d in describe_options(Options)][:3]
+    ['weights', 'device', 'dtype']
+    """
+    hints = typing.get_type_hints(options)
+    described = []
+    for spec in fields(options):
+        members = _members(hints[spec.name])
+        choices = tuple(m for m in members if not isinstance(m, type))
+        names = [repr(m) if not isinstance(m, type) else _TYPE_NAMES.get(m, m.__name__) for m in members]
+        described.append(
+            OptionDescription(spec.name, " | ".join(names), spec.default, spec.metadata["help"], choices)
+        )
+    return described
+
+
+_TYPE_NAMES: dict[type, str] = {PathLike: "path", NoneType: "None"}
+
+
+def _members(hint: Any) -> list[Any]:
+    """The alternatives of a type hint: classes, and the values of Literals."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return list(arguments)
+    if origin is PathLike:
+        return [PathLike]
+    if arguments:
+        return [member for argument in arguments for member in _members(argument)]
+    return [hint]
+
+
+def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: Any) -> None:
+    members = _members(hint)
+    types = tuple(m for m in members if isinstance(m, type))
+    choices = [m for m in members if not isinstance(m, type)]
+    if choices and value in choices:
+        return
+    accepted = (*types, int) if float in types else types
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in types):
+        expected = " or ".join([repr(c) for c in choices] + [_TYPE_NAMES.get(t, t.__name__) for t in types])
+        hint_text = did_you_mean(value, [str(c) for c in choices]) if isinstance(value, str) and choices else ""
+        kind = ValueError if isinstance(value, str) and choices else TypeError
+        problems.add(f"{spec.name}={value!r}: expected {expected}{hint_text}", kind=kind)
+        return
+    minimum = spec.metadata["minimum"]
+    if minimum is not None and value is not None and not minimum <= value < float("inf"):
+        problems.add(f"{spec.name}={value!r}: expected at least {minimum:g}", kind=ValueError)
+
+
+def _compact(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    # `|` separates the fields of a signature.
+    return fspath(value).replace("|", "/") if isinstance(value, str | PathLike) else str(value)

@@ -1,0 +1,143 @@
+"""What comes out of every metric."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capeval_core.statistics import Clusters, Comparison, Interval, bootstrap_interval, paired_comparison
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many captions there are, and how many of them are special.
+
+    captions: all. failed: without a finite score (see `Result.errors`). truncated: longer than the text
+    encoder reads, counting a caption's references. empty: scored although they are empty.
+    """
+
+    captions: int
+    failed: int = 0
+    truncated: int = 0
+    empty: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Scores of a set of captions.
+
+    metric: name of the metric, e.g. `pacs`. key: name of its value, e.g. `pac_s`.
+    scores: one per caption, in input order; NaN where scoring failed.
+    parts: every component that the paper names, each one value per caption.
+    groups: content key of each caption's picture.
+    signature: everything that the numbers depend on; two results are comparable if it is equal.
+    counts: failures, truncated and empty captions.
+    errors: index of each failed caption and why.
+    """
+
+    metric: str
+    key: str
+    scores: list[float]
+    parts: dict[str, list[Any]]
+    groups: list[str]
+    signature: str
+    counts: Counts
+    errors: dict[int, str]
+    evidence: Callable[[int], Mapping[str, Any]] | None = field(default=None, repr=False)
+
+    @property
+    def mean(self) -> float:
+        """The number to report: mean of the finite scores, NaN if there are none."""
+        finite = [score for score in self.scores if np.isfinite(score)]
+        return float(np.mean(finite)) if finite else float("nan")
+
+    def interval(self, level: float = 0.95, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+        """Bootstrap interval of the mean: pictures are resampled with all their captions.
+
+        Corpus statistics (idf, normalisation), where a metric has them, are held fixed.
+
+        Raises:
+            ValueError: fewer than two pictures.
+        """
+        return bootstrap_interval(self._clusters(), level=level, resamples=resamples, seed=seed)
+
+    def compare(
+        self, other: Result, level: float = 0.95, *, resamples: int = RESAMPLES, seed: int = 0
+    ) -> Comparison:
+        """Paired test of this system against another one on the same pictures.
+
+        Raises:
+            ValueError: the signatures differ (the numbers are not comparable), or no common pictures.
+        """
+        if self.signature != other.signature:
+            raise ValueError(
+                "these results are not comparable, their signatures differ:\n"
+                f"    {self.signature}\n    {other.signature}\nscore both systems with the same settings"
+            )
+        return paired_comparison(
+            self._clusters(), other._clusters(), level=level, resamples=resamples, seed=seed
+        )
+
+    def explain(self, index: int) -> Mapping[str, Any]:
+        """Where caption `index`'s score comes from.
+
+        Raises:
+            ValueError: the evidence was not kept. IndexError: no such caption.
+        """
+        if not 0 <= index < len(self.scores):
+            raise IndexError(f"explain({index}): there are {len(self.scores)} captions, counted from 0")
+        if self.evidence is None:
+            raise ValueError(f"explain() needs the evidence: load({self.metric!r}, ..., evidence=True)")
+        return self.evidence(index)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the evidence, in JSON's types; NaN becomes None."""
+        return {
+            "metric": self.metric,
+            "key": self.key,
+            "mean": _plain(self.mean),
+            "signature": self.signature,
+            "counts": vars(self.counts),
+            "scores": _plain(self.scores),
+            "parts": _plain(self.parts),
+            "groups": self.groups,
+            "errors": {str(index): reason for index, reason in self.errors.items()},
+        }
+
+    @staticmethod
+    def from_dict(saved: Mapping[str, Any]) -> Result:
+        """A result from what `to_dict` gave, e.g. a file of `capeval score --json`."""
+        nan = float("nan")
+        return Result(
+            metric=saved["metric"],
+            key=saved["key"],
+            scores=[nan if score is None else score for score in saved["scores"]],
+            parts=dict(saved["parts"]),
+            groups=list(saved["groups"]),
+            signature=saved["signature"],
+            counts=Counts(**saved["counts"]),
+            errors={int(index): reason for index, reason in saved["errors"].items()},
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write `to_dict()` as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+    def _clusters(self) -> Clusters:
+        return Clusters.of(self.scores, self.groups)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

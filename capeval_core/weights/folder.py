@@ -1,0 +1,238 @@
+"""From what a user calls weights to a checked folder: Hub id, local folder, or `tiny`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capeval_core.weights.catalogue import WEIGHTS, entry_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG, TENSORS = "config.json", "model.safetensors"
+OPEN_CLIP_CONFIG, OPEN_CLIP_TENSORS = "open_clip_config.json", "open_clip_model.safetensors"
+TINY = Path(__file__).parent / "tiny"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+
+class WeightsError(ValueError):
+    """Weights that cannot be had, read or trusted; the message says which, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class WeightsFolder:
+    """A folder of weights, its config read and its checksum verified.
+
+    name: what the signature shows: a repository id, a folder's name, or `tiny`.
+    revision: commit on the Hub, None for a local folder.
+    config: as in config.json; open_clip's own format is translated.
+    checksum: sha256 of the tensors' file.
+    """
+
+    path: Path
+    name: str
+    revision: str | None
+    config: dict[str, Any]
+    tensor_file: Path
+    checksum: str
+
+    @property
+    def label(self) -> str:
+        """Name and exact version, e.g. `capeval/pacs-clip-vit-b-32@1f3c9a2b`."""
+        return f"{self.name}@{(self.revision or self.checksum)[:8]}"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of the folder, on the CPU, as stored."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(self.tensor_file)
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(
+                f"weights {self.name!r}: {self.tensor_file.name} cannot be read ({error}): "
+                "download or convert the weights again"
+            ) from error
+
+
+def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
+    """The folder that `weights` means.
+
+    Args:
+        weights: a local folder, a Hub repository id (`org/name` or `org/name@revision`), or `"tiny"`.
+        metric: whose weights they are, for messages.
+        tiny: which of the embedded small models `"tiny"` means for this metric.
+
+    Raises:
+        WeightsError: unknown name, no such repository or revision, no network, files missing or damaged.
+    """
+    name = os.fspath(weights)
+    if name == "tiny":
+        return _read(TINY / tiny, "tiny", None)
+    if Path(name).expanduser().is_dir():
+        path = Path(name).expanduser()
+        return _read(path, path.resolve().name, None)
+    if Path(name).is_file():
+        raise WeightsError(
+            f"weights={name!r} is a file: convert it with `capeval convert {metric} {name} --out FOLDER` "
+            "and pass the folder"
+        )
+    if not _HUB_ID.fullmatch(name) or name.startswith((".", "~")):
+        raise WeightsError(f"weights={name!r} is neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
+                           + _did_you_mean(name))  # fmt: skip
+    return _download(name, metric)
+
+
+def _did_you_mean(name: str) -> str:
+    known = {"tiny": "tiny"}
+    for entry in WEIGHTS:
+        known[entry.repository] = known[entry.repository.split("/")[1]] = entry.repository
+    close = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {known[close[0]]!r}?" if close else ""
+
+
+def _download(name: str, metric: str) -> WeightsFolder:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+    repository, _, revision = name.partition("@")
+    try:
+        # Small files first: they say which format the tensors have.
+        path = Path(snapshot_download(repository, revision=revision or None, allow_patterns=["*config.json"]))
+        tensors = OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS
+        snapshot_download(repository, revision=path.name, allow_patterns=[tensors])
+    except GatedRepoError as error:
+        why = f"is gated: accept its terms at its page on the Hub and log in with `hf auth login` ({error})"
+        raise WeightsError(f"weights {repository!r} {why}") from error
+    except RevisionNotFoundError as error:
+        raise WeightsError(f"weights {repository!r} have no revision {revision!r} on the Hub") from error
+    except RepositoryNotFoundError as error:
+        raise _unavailable(repository, metric, "no such repository on the Hub, or it is private") from error
+    except (OSError, HfHubHTTPError, RuntimeError) as error:
+        # OSError covers refused connections, time-outs, offline mode and a file that is not cached.
+        reason = f"not in the local cache, and the Hub cannot be reached: {type(error).__name__}"
+        raise _unavailable(repository, metric, reason) from error
+    return _read(path, repository, path.name)
+
+
+def _unavailable(repository: str, metric: str, reason: str) -> WeightsError:
+    entry = entry_of(repository)
+    ways = [f"weights {repository!r} cannot be had ({reason}){_did_you_mean(repository) if not entry else ''}."]
+    if entry:
+        ways.append(entry.how_to_convert(metric))
+    ways.append('To try the library without real weights, pass weights="tiny" (it knows only synthetic scenes).')
+    return WeightsError("\n".join(filter(None, ways)))
+
+
+def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
+    if (path / OPEN_CLIP_CONFIG).is_file():
+        config, file = _translate_open_clip(_read_json(path / OPEN_CLIP_CONFIG, name), name), OPEN_CLIP_TENSORS
+    elif (path / CONFIG).is_file():
+        config, file = _read_json(path / CONFIG, name), TENSORS
+        if config.get("format") != 1:
+            raise WeightsError(
+                f"weights {name!r}: {CONFIG} is not one of ours (it lacks \"format\": 1): pass a folder made by "
+                "`capeval convert`, or an open_clip repository"
+            )
+    else:
+        found = sorted(file.name for file in path.iterdir())[:5]
+        raise WeightsError(
+            f"weights {name!r}: {path} has no {CONFIG} (it holds {', '.join(found) or 'nothing'}): "
+            "pass a folder made by `capeval convert`, or an open_clip repository"
+        )
+    tensor_file = path / file
+    if not tensor_file.is_file():
+        raise WeightsError(f"weights {name!r}: {path} has no {file}: download or convert the weights again")
+    checksum = file_checksum(tensor_file)
+    expected = config.get("checksum", {}).get(file, checksum)
+    if checksum != expected:
+        raise WeightsError(
+            f"weights {name!r}: {file} has sha256 {checksum[:12]}..., but {CONFIG} says {expected[:12]}...: "
+            "the file is damaged or was changed; download or convert it again"
+        )
+    _check_activation(config, name)
+    return WeightsFolder(path, name, revision, config, tensor_file, checksum)
+
+
+def _check_activation(config: dict[str, Any], name: str) -> None:
+    activation = config.get("activation")
+    if activation not in ("quick_gelu", "gelu"):
+        raise WeightsError(f"weights {name!r}: activation is {activation!r}, expected 'quick_gelu' or 'gelu'")
+    entry = entry_of(name)
+    if entry and entry.activation != activation:
+        raise WeightsError(
+            f"weights {name!r} were trained with {entry.activation!r}, but their config says {activation!r}: "
+            "scores would be silently wrong; set the activation right in the config"
+        )
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise WeightsError(f"weights {name!r}: {path.name} cannot be read ({error})") from error
+    if not isinstance(config, dict):
+        raise WeightsError(f"weights {name!r}: {path.name} holds a {type(config).__name__}, expected an object")
+    return config
+
+
+def _translate_open_clip(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """open_clip's repository format in ours."""
+    try:
+        model, preprocess = config["model_cfg"], config["preprocess_cfg"]
+        vision, text = model["vision_cfg"], model["text_cfg"]
+        size = preprocess.get("size", vision["image_size"])
+        translated = {
+            "format": 1,
+            "encoder": "clip",
+            "architecture": {"embed_dim": model["embed_dim"], "vision": vision, "text": text},
+            "activation": "quick_gelu" if model.get("quick_gelu", False) else "gelu",
+            "preprocessing": {
+                "image_size": size[0] if isinstance(size, list) else size,
+                "mean": preprocess["mean"],
+                "std": preprocess["std"],
+                "interpolation": preprocess.get("interpolation", "bicubic"),
+            },
+            "source": {"name": name},
+        }
+    except (KeyError, TypeError) as error:
+        raise WeightsError(f"weights {name!r}: {OPEN_CLIP_CONFIG} lacks {error}") from error
+    if preprocess.get("resize_mode", "shortest") != "shortest":
+        raise WeightsError(f"weights {name!r}: resize_mode {preprocess['resize_mode']!r} is not CLIP's 'shortest'")
+    return translated
+
+
+def file_checksum(path: Path) -> str:
+    """sha256 of a file, in hexadecimal; computed once per (path, size, modification time) and remembered."""
+    stat = path.stat()
+    key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    memory = Path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")).expanduser() / "checksums"
+    note = memory / hashlib.sha256(key.encode()).hexdigest()
+    try:
+        remembered = note.read_text()
+        if len(remembered) == 64:
+            return remembered
+    except OSError:
+        pass
+    checksum = _sha256(path)
+    try:
+        memory.mkdir(parents=True, exist_ok=True)
+        note.write_text(checksum)
+    except OSError:
+        pass  # A read-only home costs a second hashing, nothing else.
+    return checksum
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
