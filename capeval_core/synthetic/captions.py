@@ -1,7 +1,8 @@
-"""What can be said of a scene: true captions, one-word foils that are false, and a judge that tells them apart.
+"""What can be said of a scene: true captions, one-word foils that are false, and a judge that tells them
+apart.
 
-The judge `holds` reads the small language that `describe` writes: phrases such as "two small red stars on the left",
-and relations such as "to the left of" or "above" between two of them.
+The judge `holds` reads the small language that `describe` writes: phrases such as "two small red stars on
+the left", and relations such as "to the left of" or "above" between two of them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _PHRASE = (
     rf"(?P<colour>{'|'.join(COLOURS)}) (?P<shape>{'|'.join(_SHAPE_WORDS)})\b"
 )
 _PLACE = (
-    rf"\bin the (?P<corner>{'|'.join(_CORNERS)}) corner\b|\bon the (?P<across>left|right)\b"
+    rf"\bin the (?P<corner>{'|'.join(_CORNERS)}) corner\b|\bon the (?P<across>left|right)(?: side)?\b"
     r"|\b(?:at|near) the (?P<down>top|bottom)\b|\bin the (?P<middle>middle)\b"
 )
 _RELATION = r"\bto the (?P<beside>left|right) of\b|\b(?P<stacked>above|below)\b"
@@ -64,8 +65,8 @@ class _Phrase:
 def describe(scene: Scene, rng: np.random.Generator) -> str:
     """A true caption of the scene, worded by lot.
 
-    Every group is named with its count, colour and shape; sizes, places in the picture and the relation between two
-    single objects are mentioned now and then.
+    Every group is named with its count, colour and shape; sizes, places in the picture and the relation
+    between two single objects are mentioned now and then.
 
     >>> from capeval_core.synthetic.scenes import sample_scene
     >>> scene = sample_scene(np.random.default_rng(7))
@@ -74,7 +75,10 @@ def describe(scene: Scene, rng: np.random.Generator) -> str:
     """
     groups = scene.groups()
     groups = [groups[int(index)] for index in rng.permutation(len(groups))]
-    relation = _relation_words(groups, rng) if rng.random() < 0.35 else None
+    relation = None
+    if rng.random() < 0.4:
+        groups.sort(key=lambda group: len(group) > 1)  # single objects first: relations are between them
+        relation = _relation_words(groups, rng)
     said: list[str] = []
     plural = len(groups[0]) > 1
     if relation is not None:
@@ -185,17 +189,19 @@ def _read(caption: str) -> tuple[tuple[_Phrase, ...], tuple[tuple[int, str], ...
         elif phrases:
             relations.append((len(phrases) - 1, words["beside"] or words["stacked"]))
     if not phrases:
-        raise ValueError(f"caption {caption!r} is not in the language of describe(): no phrase such as 'a red circle'")
+        raise ValueError(
+            f"caption {caption!r} is not in the language of describe(): no phrase such as 'a red circle'"
+        )
     return tuple(phrases), tuple(relations)
 
 
 def holds(scene: Scene, caption: str, margin: float = MARGIN) -> bool:
     """Whether the caption is true of the scene.
 
-    "a red star on the left" holds if there is at least one such star there, "two red stars" if there are exactly two.
-    `margin` is how far inside a region, or to a side of the other object, a centre must lie; 0 accepts everything
-    that could be called true, which is what a foil must fail.
-    Raises ValueError for a caption that `describe` could not have written.
+    "a red star on the left" holds if there is at least one such star there, "two red stars" if there are
+    exactly two. `margin` is how far inside a region, or to a side of the other object, a centre must lie; 0
+    accepts everything that could be called true, which is what a foil must fail. Raises ValueError for a
+    caption that `describe` could not have written.
 
     >>> from capeval_core.synthetic.scenes import SceneObject
     >>> scene = Scene((SceneObject("star", "red", "small", (0.2, 0.5), 0.15),), "white")

@@ -18,7 +18,8 @@ _FINER = 4
 
 
 def draw(scene: Scene, size: int = 192) -> Image.Image:
-    """The scene as a square RGB picture of `size` pixels, with smooth edges and a faint shadow under each object.
+    """The scene as a square RGB picture of `size` pixels, with smooth edges and a faint shadow under each
+    object.
 
     >>> from capeval_core.synthetic.scenes import SceneObject
     >>> scene = Scene((SceneObject("square", "red", "large", (0.5, 0.5), 0.3),), "white")

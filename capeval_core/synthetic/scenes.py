@@ -1,8 +1,9 @@
 """Scenes of coloured shapes: what is in a picture, before it is drawn or described.
 
-A scene is a handful of objects on a plain background. The objects come in groups: "three small red stars" is one
-group of three equal objects. No two groups share both colour and shape, and objects never overlap, so that every
-caption of `capeval_core.synthetic.captions` is either true or false of a scene, never a matter of taste.
+A scene is a handful of objects on a plain background. The objects come in groups: "three small red stars"
+is one group of three equal objects. No two groups share both colour and shape, and objects never overlap,
+so that every caption of `capeval_core.synthetic.captions` is either true or false of a scene, never a
+matter of taste.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _GAP = 0.025
 class SceneObject:
     """One shape in the picture.
 
-    `centre` is (x, y) and `extent` the side of the enclosing square, all as shares of the picture's side, with the
-    origin at the top left.
+    `centre` is (x, y) and `extent` the side of the enclosing square, all as shares of the picture's side,
+    with the origin at the top left.
     """
 
     shape: str
