@@ -1,0 +1,58 @@
+"""Everything that is wrong with an input, gathered first and raised once."""
+
+from __future__ import annotations
+
+SHOWN = 20
+
+
+class Problems:
+    """A list of complaints that becomes one exception.
+
+    A user who hands in a thousand captions wants to mend all of them at once, not one per run. So each check
+    adds its complaint here and goes on; `raise_if_any` then raises one exception that lists them.
+
+    >>> problems = Problems()
+    >>> problems.raise_if_any()
+    >>> problems.add('captions[3] is empty: write a caption or pass empty="score"')
+    >>> problems.add("captions[7] is the number 5: captions are strings", kind=TypeError)
+    >>> problems.raise_if_any()
+    Traceback (most recent call last):
+    ValueError: 2 problems with the input:
+      captions[3] is empty: write a caption or pass empty="score"
+      captions[7] is the number 5: captions are strings
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.shown: list[str] = []  # the first SHOWN only: a wrong folder can make a million of them
+        self._kinds: set[type[ValueError] | type[TypeError]] = set()
+
+    def add(self, message: str, kind: type[ValueError] | type[TypeError] = ValueError) -> None:
+        """Note one problem. `kind` is the exception that it would be if it were the only one."""
+        self.count += 1
+        self._kinds.add(kind)
+        if len(self.shown) < SHOWN:
+            self.shown.append(message)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def raise_if_any(self) -> None:
+        """Raise what was gathered; do nothing if all is well.
+
+        One problem raises its own kind with its own message. Several raise one exception that lists the first
+        20: of their common kind, a TypeError if all are, and a ValueError otherwise.
+        """
+        if not self.count:
+            return
+        if self.count == 1:
+            raise self._common_kind()(self.shown[0])
+        lines = [f"{self.count} problems with the input:", *self.shown]
+        if self.count > len(self.shown):
+            lines.append(f"and {self.count - len(self.shown):,} more")
+        raise self._common_kind()("\n  ".join(lines))
+
+    def _common_kind(self) -> type[ValueError] | type[TypeError]:
+        if len(self._kinds) == 1:
+            return next(iter(self._kinds))
+        return TypeError if all(issubclass(kind, TypeError) for kind in self._kinds) else ValueError
