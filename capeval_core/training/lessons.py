@@ -1,0 +1,123 @@
+"""Scenes as arrays to learn from: small pictures, token ids of captions and foils, places of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from capeval_core.synthetic import KINDS, Scene, describe, draw, foil, sample_scene
+from capeval_core.synthetic.scenes import COLOURS, MOST_ALIKE, MOST_OBJECTS, SHAPES, SIZES
+
+LONGEST = 48
+"""Room for the tokens of a caption, prompt included; the longest caption of three groups needs fewer."""
+WORDINGS = 2
+"""True captions per scene: the second one serves the text-to-text term and the other passes."""
+_DRAWN_AT = (72, 96, 128, 192, 256)
+_REGIONS = ("left", "right", "top", "bottom")
+
+_FACTS = (len(SHAPES) + len(SIZES) + MOST_ALIKE + len(_REGIONS)) * len(COLOURS) + len(SHAPES) * MOST_ALIKE
+"""Yes-or-no questions about a scene, see `_facts`."""
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """N scenes as arrays. `side` is the picture's side, `cells` its patches per side."""
+
+    pixels: npt.NDArray[np.uint8]
+    """(N, side, side, 3)"""
+    tokens: npt.NDArray[np.int64]
+    """(N, WORDINGS, 1 + kinds, LONGEST): the caption, then a foil of each kind, with zeros behind."""
+    lengths: npt.NDArray[np.int64]
+    """(N, WORDINGS, 1 + kinds): tokens that count; 0 where the caption allows no foil of this kind."""
+    members: npt.NDArray[np.int64]
+    """(N,): one bit for each pair of shape and colour in the scene."""
+    groups: npt.NDArray[np.int64]
+    """(N,): number of groups, 1 to 3."""
+    objects: npt.NDArray[np.int64]
+    """(N, MOST_OBJECTS, 4): patch of the centre, shape, colour, size; -1 where there are fewer objects."""
+    facts: npt.NDArray[np.float32]
+    """(N, facts): 1 where the fact is true of the scene."""
+
+
+def shrink(picture: Image.Image, side: int) -> npt.NDArray[np.uint8]:
+    """A square picture at `side` pixels as the encoder's preprocessing makes it: Pillow's bicubic resize."""
+    return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC))
+
+
+def make_lessons(
+    count: int, rng: np.random.Generator, encode: Callable[[str], list[int]], side: int, cells: int
+) -> Lessons:
+    """Sample, draw and describe `count` scenes. `encode` gives a caption's token ids, prompt included."""
+    texts = 1 + len(KINDS)
+    lessons = Lessons(
+        pixels=np.zeros((count, side, side, 3), np.uint8),
+        tokens=np.zeros((count, WORDINGS, texts, LONGEST), np.int64),
+        lengths=np.zeros((count, WORDINGS, texts), np.int64),
+        members=np.zeros(count, np.int64),
+        groups=np.zeros(count, np.int64),
+        objects=np.full((count, MOST_OBJECTS, 4), -1, np.int64),
+        facts=np.zeros((count, _FACTS), np.float32),
+    )
+    for index in range(count):
+        scene = sample_scene(rng)
+        drawn_at = _DRAWN_AT[int(rng.integers(len(_DRAWN_AT)))]
+        lessons.pixels[index] = shrink(draw(scene, drawn_at), side)
+        for wording in range(WORDINGS):
+            caption = describe(scene, rng)
+            for slot, text in enumerate([caption, *(_foil(scene, caption, kind, rng) for kind in KINDS)]):
+                if text is not None:
+                    ids = encode(text)
+                    lessons.lengths[index, wording, slot] = len(ids)
+                    lessons.tokens[index, wording, slot, : len(ids)] = ids
+        groups = scene.groups()
+        lessons.groups[index] = len(groups)
+        lessons.members[index] = sum(1 << _pair(group[0].shape, group[0].colour) for group in groups)
+        for slot, thing in enumerate(scene.objects):
+            column, row = (min(int(value * cells), cells - 1) for value in thing.centre)
+            lessons.objects[index, slot] = (
+                row * cells + column,
+                SHAPES.index(thing.shape),
+                list(COLOURS).index(thing.colour),
+                list(SIZES).index(thing.size),
+            )
+        lessons.facts[index, _facts(scene)] = 1
+    return lessons
+
+
+def _foil(scene: Scene, caption: str, kind: str, rng: np.random.Generator) -> str | None:
+    try:
+        return foil(scene, caption, kind, rng)
+    except ValueError:  # nothing of this kind is said
+        return None
+
+
+def _pair(shape: str, colour: str) -> int:
+    return SHAPES.index(shape) * len(COLOURS) + list(COLOURS).index(colour)
+
+
+def _facts(scene: Scene) -> list[int]:
+    """The numbers of the facts that are true: which shape, size, count and side go with which colour, and
+    which count with which shape, group by group."""
+    true = []
+    for group in scene.groups():
+        colour, shape = list(COLOURS).index(group[0].colour), SHAPES.index(group[0].shape)
+        row = [
+            shape,
+            len(SHAPES) + list(SIZES).index(group[0].size),
+            len(SHAPES) + len(SIZES) + len(group) - 1,
+        ]
+        beyond = len(SHAPES) + len(SIZES) + MOST_ALIKE
+        sides = (
+            all(thing.centre[0] < 0.45 for thing in group),
+            all(thing.centre[0] > 0.55 for thing in group),
+            all(thing.centre[1] < 0.45 for thing in group),
+            all(thing.centre[1] > 0.55 for thing in group),
+        )
+        row += [beyond + place for place, yes in enumerate(sides) if yes]
+        true += [fact * len(COLOURS) + colour for fact in row]
+        true.append((beyond + len(_REGIONS)) * len(COLOURS) + shape * MOST_ALIKE + len(group) - 1)
+    return true

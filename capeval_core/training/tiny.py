@@ -1,0 +1,367 @@
+"""Train `tiny`, the dual encoder that ships with the package, on synthetic scenes.
+
+    python -m capeval_core.training.tiny --out DIR [--seed 0]
+
+The recipe: picture-to-caption contrast as in CLIP (Radford et al., 2021, section 2.3), with one-word foils
+of the right caption as further negatives of its own picture, captions of like scenes taken out of the
+negatives, simple scenes first, and patch positions that begin as sines and cosines. While it is young, the
+picture tower also answers plain questions about the scene (what lies in this patch? is there a red
+circle?); these heads fade and are thrown away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from open_clip.model import CLIP
+from torch import Tensor, nn
+from torch.nn import functional
+
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.tokenizer import ClipTokenizer
+from capeval_core.synthetic import KINDS
+from capeval_core.synthetic.scenes import COLOURS, SHAPES, SIZES
+from capeval_core.training.lessons import Lessons, make_lessons
+from capeval_core.training.tiny_report import measure_encoder, missed, table
+
+log = logging.getLogger(__name__)
+
+PROMPT = "A photo depicts "
+SIDE, PATCH = 48, 8
+CELLS = SIDE // PATCH
+ARCHITECTURE: dict[str, Any] = {
+    "embed_dim": 128,
+    "vision": {
+        "image_size": SIDE,
+        "patch_size": PATCH,
+        "width": 128,
+        "layers": 4,
+        "head_width": 32,
+        "mlp_ratio": 4.0,
+    },
+    "text": {
+        "context_length": 77,
+        "vocab_size": 49408,
+        "width": 56,
+        "heads": 4,
+        "layers": 3,
+        "mlp_ratio": 4.0,
+    },
+}
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long and how hard to train; the defaults made the shipped model."""
+
+    scenes: int = 60_000
+    steps: int = 6_000
+    batch: int = 32
+    foils: int = 3
+    """Foils per picture and step, drawn from those its caption allows."""
+    rate: float = 1e-3
+    warmup: int = 200
+    scale: float = 16.0
+    """The fixed inverse temperature; a low one spreads the cosines out."""
+    wording_weight: float = 0.2
+    question_weight: float = 1.0
+    questions_until: float = 0.6
+    """The share of the training after which the questions have faded."""
+    lone_until: float = 0.08
+    """Scenes of one group only, up to this share of the training; of at most two groups up to `few_until`."""
+    few_until: float = 0.2
+
+
+class CaptionCodec:
+    """Captions to CLIP's token ids, prompt, start and end included, word by word from memory."""
+
+    def __init__(self) -> None:
+        self._tokenizer = ClipTokenizer()
+        self._words: dict[str, list[int]] = {}
+        self._prompt = self._encode(PROMPT)
+
+    def __call__(self, caption: str) -> list[int]:
+        ids = [self._tokenizer.start, *self._prompt]
+        for word in caption.split(" "):
+            if word not in self._words:
+                self._words[word] = self._encode(word)
+            ids += self._words[word]
+        return [*ids, self._tokenizer.end]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode([text]).ids[0][1:-1]
+
+
+class _Questions(nn.Module):
+    """Plain questions to the picture tower: what is centred in each patch, and which facts are true."""
+
+    def __init__(self, width: int, facts: int) -> None:
+        super().__init__()
+        self.patch = nn.Linear(width, 1 + len(SHAPES) + len(COLOURS) + len(SIZES))
+        self.whole = nn.Linear(width, facts)
+
+    def loss(self, tokens: Tensor, objects: Tensor, facts: Tensor) -> Tensor:
+        """tokens (B, 1 + patches, width) after the last norm; objects (B, most, 4); facts (B, facts)."""
+        there, shape, colour, size = self.patch(tokens[:, 1:]).split(
+            (1, len(SHAPES), len(COLOURS), len(SIZES)), -1
+        )
+        row, slot = (objects[:, :, 0] >= 0).nonzero(as_tuple=True)
+        cell, *answers = objects[row, slot].unbind(-1)
+        centred = torch.zeros_like(there[..., 0])
+        centred[row, cell] = 1
+        loss = 4 * functional.binary_cross_entropy_with_logits(there[..., 0], centred)
+        for logits, answer in zip((shape, colour, size), answers, strict=True):
+            loss = loss + 0.5 * functional.cross_entropy(logits[row, cell], answer)
+        return loss + 8 * functional.binary_cross_entropy_with_logits(self.whole(tokens[:, 0]), facts)
+
+
+def build(seed: int) -> CLIP:
+    """The untrained model: open_clip's CLIP with patch positions that begin as sines and cosines."""
+    torch.manual_seed(seed)
+    model = CLIP(ARCHITECTURE["embed_dim"], ARCHITECTURE["vision"], ARCHITECTURE["text"], quick_gelu=True)
+    with torch.no_grad():
+        model.visual.positional_embedding[1:] = 0.5 * _waves(CELLS, ARCHITECTURE["vision"]["width"])
+    return model
+
+
+def _waves(cells: int, width: int) -> Tensor:
+    """(cells * cells, width): sines and cosines of row and column, a quarter of the width each."""
+    place = torch.arange(cells, dtype=torch.float32)
+    pace = math.pi / cells * 2 ** (torch.arange(width // 4) / (width // 4) * 3)
+    angle = (place[:, None] + 0.5) * pace
+    line = torch.cat([angle.sin(), angle.cos()], -1)
+    return torch.cat([line[:, None].expand(-1, cells, -1), line[None].expand(cells, -1, -1)], -1).flatten(
+        0, 1
+    )
+
+
+def picture_tokens(model: CLIP, pixels: Tensor) -> Tensor:
+    """All tokens of the picture tower after its last norm, (B, 1 + patches, width)."""
+    visual = model.visual
+    tokens: Tensor = visual.ln_post(visual.transformer(visual._embeds(pixels)))
+    return tokens
+
+
+def text_features(model: CLIP, embedding: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    """(B, embed_dim), not normalised. `ids` index the rows of `embedding`; padding behind the end token is
+    never seen, because the attention is causal, so the sequences are only as long as the longest."""
+    longest = int(lengths.max())
+    hidden = functional.embedding(ids[:, :longest], embedding) + model.positional_embedding[:longest]
+    hidden = model.transformer(hidden, attn_mask=model.attn_mask[:longest, :longest])
+    last = hidden[torch.arange(len(ids)), lengths - 1]
+    features: Tensor = model.ln_final(last) @ model.text_projection
+    return features
+
+
+def normalised(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    """(B, side, side, 3) bytes to (B, 3, side, side) as CLIP sees them."""
+    batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+    return (batch - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+
+
+def contrast(
+    pictures: Tensor, captions: Tensor, foils: Tensor, told: Tensor, alike: Tensor, scale: float
+) -> Tensor:
+    """The loss of a batch: each picture finds its caption among all captions and its own foils, each
+    caption its picture among all pictures.
+
+    pictures, captions (B, d) and foils (B, F, d) have unit length; told (B, F) is false where a foil is
+    missing; alike (B, B) is true where the caption of the column may also be true of the picture of the
+    row.
+    """
+    logits = scale * pictures @ captions.T
+    logits = logits.masked_fill(alike & ~torch.eye(len(alike), dtype=torch.bool), -torch.inf)
+    beside = (scale * torch.einsum("bd,bfd->bf", pictures, foils)).masked_fill(~told, -torch.inf)
+    own = torch.arange(len(logits))
+    return 0.5 * (
+        functional.cross_entropy(torch.cat([logits, beside], 1), own)
+        + functional.cross_entropy(logits.T, own)
+    )
+
+
+def train(recipe: Recipe = Recipe(), seed: int = 0) -> tuple[CLIP, list[float]]:
+    """Train on freshly drawn scenes; the model (float32) and the loss of every step."""
+    started = time.monotonic()
+    rng = np.random.default_rng([seed, 1])
+    lessons = make_lessons(recipe.scenes, rng, CaptionCodec(), SIDE, CELLS)
+    log.info("%d scenes drawn and described in %.0f s", recipe.scenes, time.monotonic() - started)
+    # Only the few words of the captions are trained: the other rows of the embedding keep their random start.
+    words, places = np.unique(lessons.tokens, return_inverse=True)
+    lessons.tokens[:] = places.reshape(lessons.tokens.shape)
+    model = build(seed)
+    embedding = nn.Parameter(model.token_embedding.weight.detach()[words].clone())
+    model.token_embedding.weight.requires_grad_(False)
+    model.logit_scale.requires_grad_(False).fill_(math.log(recipe.scale))
+    questions = _Questions(ARCHITECTURE["vision"]["width"], lessons.facts.shape[1])
+    optimiser = _optimiser(model, questions, embedding, recipe)
+    losses: list[float] = []
+    for step in range(recipe.steps):
+        done = step / recipe.steps
+        for group in optimiser.param_groups:
+            group["lr"] = recipe.rate * min((step + 1) / recipe.warmup, 0.5 + 0.5 * math.cos(math.pi * done))
+        rows = _next_rows(lessons, recipe, done, rng)
+        loss, asked = _batch_loss(model, questions, embedding, lessons, rows, recipe, rng)
+        fading = recipe.question_weight * max(0.0, 1 - done / recipe.questions_until)
+        optimiser.zero_grad(set_to_none=True)
+        (loss + fading * asked if fading else loss).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], 1.0)
+        optimiser.step()
+        losses.append(loss.item())
+        if (step + 1) % 200 == 0:
+            recent = sum(losses[-200:]) / 200
+            log.info(
+                "step %d  loss %.4f  questions %.3f  %.0f s",
+                step + 1,
+                recent,
+                asked.item(),
+                time.monotonic() - started,
+            )
+    with torch.no_grad():
+        model.token_embedding.weight[words] = embedding
+    return model.eval(), losses
+
+
+def _optimiser(model: CLIP, questions: nn.Module, embedding: Tensor, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW with weight decay on matrices only."""
+    trained = [p for p in [*model.parameters(), *questions.parameters()] if p.requires_grad]
+    matrices = [p for p in trained if p.ndim >= 2]
+    others = [p for p in trained if p.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.05}, {"params": [*others, embedding], "weight_decay": 0.0}],
+        lr=recipe.rate,
+        betas=(0.9, 0.98),
+    )
+
+
+def _next_rows(
+    lessons: Lessons, recipe: Recipe, done: float, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    """The scenes of the next batch, simple ones first."""
+    most = 1 if done < recipe.lone_until else 2 if done < recipe.few_until else 3
+    allowed = np.flatnonzero(lessons.groups <= most) if most < 3 else np.arange(len(lessons.groups))
+    return rng.choice(allowed, recipe.batch, replace=len(allowed) < recipe.batch)
+
+
+def _batch_loss(
+    model: CLIP,
+    questions: _Questions,
+    embedding: Tensor,
+    lessons: Lessons,
+    rows: np.ndarray[Any, Any],
+    recipe: Recipe,
+    rng: np.random.Generator,
+) -> tuple[Tensor, Tensor]:
+    """The contrastive loss and the loss of the questions."""
+    batch, wording = len(rows), int(rng.integers(lessons.tokens.shape[1]))
+    lengths = lessons.lengths[rows]
+    # Foils that exist come first, in random order; the rest is left out.
+    order = np.argsort(rng.random((batch, len(KINDS))) + (lengths[:, wording, 1:] == 0), axis=1)[
+        :, : recipe.foils
+    ]
+    chosen = 1 + order
+    column = np.arange(batch)[:, None]
+    ids = [
+        lessons.tokens[rows, wording, 0],
+        lessons.tokens[rows, 1 - wording, 0],
+        lessons.tokens[rows[:, None], wording, chosen].reshape(batch * recipe.foils, -1),
+    ]
+    told = lengths[column, wording, chosen]
+    sizes = np.concatenate([lengths[:, wording, 0], lengths[:, 1 - wording, 0], told.reshape(-1)])
+    texts = text_features(
+        model, embedding, torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.maximum(sizes, 1))
+    )
+    texts = functional.normalize(texts, dim=-1)
+    captions, others, foils = texts[:batch], texts[batch : 2 * batch], texts[2 * batch :]
+    tokens = picture_tokens(model, normalised(lessons.pixels[rows]))
+    pictures = functional.normalize(tokens[:, 0] @ model.visual.proj, dim=-1)
+    members = lessons.members[rows]
+    # A caption names every group of its scene, so it can be true only where all of them are.
+    alike = torch.from_numpy((members[None, :] & ~members[:, None]) == 0)
+    loss = contrast(
+        pictures,
+        captions,
+        foils.view(batch, recipe.foils, -1),
+        torch.from_numpy(told > 0),
+        alike,
+        recipe.scale,
+    )
+    wordings = (recipe.scale * captions @ others.T).masked_fill(
+        (alike | alike.T) & ~torch.eye(batch, dtype=torch.bool), -torch.inf
+    )
+    loss = loss + recipe.wording_weight * functional.cross_entropy(wordings, torch.arange(batch))
+    asked = questions.loss(
+        tokens, torch.from_numpy(lessons.objects[rows]), torch.from_numpy(lessons.facts[rows])
+    )
+    return loss, asked
+
+
+def folder_of(model: CLIP, command: str) -> ClipEncoder:
+    """The model, rounded to float16, as the encoder whose `save_pretrained` writes a weights folder."""
+    config: dict[str, Any] = {
+        "format": 1,
+        "encoder": "clip",
+        "architecture": ARCHITECTURE,
+        "activation": "quick_gelu",
+        "preprocessing": {
+            "image_size": SIDE,
+            "mean": list(MEAN),
+            "std": list(STD),
+            "interpolation": "bicubic",
+        },
+        "constants": {"prompt": PROMPT},
+        "source": {
+            "name": "capeval synthetic scenes",
+            "url": None,
+            "file": None,
+            "sha256": None,
+            "licence": "apache-2.0",
+            "notes": [
+                "It knows nothing but synthetic scenes of coloured shapes.",
+                "Its scores of any other picture or caption mean nothing.",
+                f"Trained from scratch by: {command}",
+            ],
+        },
+    }
+    return ClipEncoder(config, {name: tensor.half() for name, tensor in model.state_dict().items()})
+
+
+def main() -> int:
+    """The command line: train, measure on fresh scenes, save; exit status 1 if a requirement is missed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m capeval_core.training.tiny",
+        description="Train `tiny` (about 25 minutes on a CPU core).",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the weights folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(1)  # the order of sums, and with it the result, depends on the number of threads
+    started = time.monotonic()
+    model, _ = train(Recipe(), options.seed)
+    log.info("trained in %.1f minutes", (time.monotonic() - started) / 60)
+    encoder = folder_of(model, f"python -m capeval_core.training.tiny --seed {options.seed}")
+    found = measure_encoder(encoder, seed=options.seed + 1)
+    encoder.config["source"]["report"] = {
+        "command": f"python -m capeval_core.training.tiny_report DIR --seed {options.seed + 1}",
+        **{name: {"accuracy": round(row.accuracy, 4), "trials": row.trials} for name, row in found.items()},
+    }
+    encoder.save_pretrained(options.out)
+    log.info("%s", table(found))
+    for failure in missed(found):
+        log.error("%s", failure)
+    return 1 if missed(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

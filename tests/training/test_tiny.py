@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.tokenizer import ClipTokenizer
+from capeval_core.inputs.pictures import Picture
+from capeval_core.synthetic import KINDS, describe, draw, sample_scene
+from capeval_core.synthetic.demo import demo_set
+from capeval_core.training.lessons import make_lessons, shrink
+from capeval_core.training.tiny import (
+    CELLS,
+    PROMPT,
+    SIDE,
+    CaptionCodec,
+    Recipe,
+    build,
+    contrast,
+    folder_of,
+    normalised,
+    text_features,
+    train,
+)
+from capeval_core.training.tiny_report import REQUIRED, Comparison, measure_encoder, missed, table
+
+SHORT = Recipe(scenes=64, steps=24, batch=16, warmup=4)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ClipEncoder:
+    return ClipEncoder.from_pretrained("tiny")
+
+
+def test_the_shipped_model_reads_scenes_it_has_never_seen(tiny: ClipEncoder) -> None:
+    found = measure_encoder(tiny, scenes=600, seed=4711)
+    assert missed(found) == []
+    assert found["relation"].trials > 50
+    right, unrelated = found["another scene"].right, found["another scene"].wrong
+    assert right > 0.75, "right captions score clearly high"
+    assert unrelated < 0.25, "those of other scenes clearly low"
+    assert found["wording"].accuracy > 0.98
+
+
+def test_the_shipped_model_is_small() -> None:
+    folder = Path(__file__).parents[2] / "capeval_core" / "weights" / "tiny" / "pacs"
+    assert (folder / "model.safetensors").stat().st_size <= 8_000_000
+
+
+@pytest.mark.parametrize("size", [64, 96, 256])
+def test_the_size_of_the_picture_matters_little(tiny: ClipEncoder, size: int) -> None:
+    scenes = [sample_scene(np.random.default_rng([5, index])) for index in range(40)]
+
+    def see(pixels: int) -> np.ndarray:
+        pictures = [Picture.of(draw(scene, pixels), where="scene") for scene in scenes]
+        features = np.concatenate([part.features for part in tiny.encode_pictures(pictures)])
+        return features / np.linalg.norm(features, axis=1, keepdims=True)
+
+    assert (see(size) * see(192)).sum(1).min() > 0.9
+
+
+def test_the_shipped_model_orders_the_demo(tiny: ClipEncoder) -> None:
+    right = 0
+    for item in demo_set():
+        picture = next(iter(tiny.encode_pictures([Picture.of(item.picture, where=item.id)]))).features[0]
+        texts = tiny.encode_texts(
+            [PROMPT + text for text in (item.good, item.subtly_wrong, item.unrelated)]
+        ).features
+        good, wrong, unrelated = texts @ picture / np.linalg.norm(texts, axis=1)
+        right += bool(good > wrong > unrelated)
+    assert right == len(demo_set())
+
+
+def test_a_short_training_lowers_the_loss_and_is_the_same_again() -> None:
+    model, losses = train(SHORT, seed=3)
+    again, losses_again = train(SHORT, seed=3)
+    assert losses == losses_again
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
+    )
+    assert np.mean(losses[-4:]) < np.mean(losses[:4])
+    assert train(SHORT, seed=4)[1] != losses
+
+
+def test_a_saved_model_scores_as_the_rounded_one(tmp_path: Path) -> None:
+    encoder = folder_of(build(0), "a test")
+    encoder.save_pretrained(tmp_path)
+    texts = [PROMPT + "a red star", PROMPT + "two small blue hearts at the top"]
+    saved = ClipEncoder.from_pretrained(str(tmp_path))
+    np.testing.assert_array_equal(saved.encode_texts(texts).features, encoder.encode_texts(texts).features)
+    assert saved.config["source"]["licence"] == "apache-2.0"
+
+
+def test_training_sees_what_the_encoder_sees() -> None:
+    """The training's own short cuts (words from memory, cut padding, prepared pixels) change nothing."""
+    model, codec = build(1), CaptionCodec()
+    encoder = folder_of(model, "a test")
+    rng = np.random.default_rng(0)
+    scenes = [sample_scene(rng) for _ in range(8)]
+    captions = [describe(scene, rng) for scene in scenes]
+    ids = [codec(caption) for caption in captions]
+    assert ids == ClipTokenizer().encode([PROMPT + caption for caption in captions]).ids
+    with torch.no_grad():
+        model.load_state_dict({name: t.half().float() for name, t in model.state_dict().items()})
+        lengths = torch.tensor([len(row) for row in ids])
+        padded = torch.tensor([row + [0] * (40 - len(row)) for row in ids])
+        texts = text_features(model, model.token_embedding.weight, padded, lengths).numpy()
+    expected = encoder.encode_texts([PROMPT + caption for caption in captions]).features
+    np.testing.assert_allclose(texts, expected, atol=1e-4)
+    picture = draw(scenes[0], 192)
+    seen = normalised(shrink(picture, SIDE)[None])[0].numpy()
+    np.testing.assert_allclose(seen, encoder.preprocess(picture), atol=1e-6)
+
+
+def test_lessons_say_what_is_in_the_scene() -> None:
+    lessons = make_lessons(20, np.random.default_rng(9), CaptionCodec(), SIDE, CELLS)
+    assert (lessons.lengths[:, :, 0] > 0).all()
+    assert (lessons.lengths[:, :, 1 + KINDS.index("colour")] > 0).all()
+    there = lessons.objects[:, :, 0] >= 0
+    assert (there.sum(1) >= lessons.groups).all()
+    for tokens, length in zip(lessons.tokens.reshape(-1, 48), lessons.lengths.reshape(-1), strict=True):
+        assert (tokens[:length] > 0).all()
+        assert (tokens[length:] == 0).all()
+    assert [bin(members).count("1") for members in lessons.members] == lessons.groups.tolist()
+
+
+def test_the_loss_of_a_batch() -> None:
+    pictures = torch.eye(2)
+    captions = torch.eye(2)
+    foils = torch.tensor([[[0.0, 1.0]], [[0.0, 1.0]]])
+    alike = torch.eye(2, dtype=torch.bool)
+    told = torch.tensor([[True], [False]])
+    wrong, right = np.exp(0.0), np.exp(2.0)
+    first = -np.log(right / (right + 2 * wrong))  # one other caption and one foil against the right one
+    plain = -np.log(right / (right + wrong))
+    expected = 0.5 * ((first + plain) / 2 + plain)
+    assert contrast(pictures, captions, foils, told, alike, 2.0).item() == pytest.approx(expected, abs=1e-6)
+    everything = torch.ones(2, 2, dtype=torch.bool)
+    assert contrast(pictures, captions, foils, told & False, everything, 2.0).item() == pytest.approx(0)
+
+
+def test_a_draw_is_lost_and_a_shortfall_is_told() -> None:
+    row = Comparison.of([0.5, 0.5, 0.5], [0.5, 0.4, 0.6])
+    assert (row.accuracy, row.trials) == (pytest.approx(1 / 3), 3)
+    found = dict.fromkeys(REQUIRED, row)
+    assert len(missed(found)) == len(REQUIRED)
+    assert "33.3%" in table(found)
+    assert len(missed({name: Comparison.of([], []) for name in REQUIRED})) == len(REQUIRED)
