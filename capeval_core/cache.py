@@ -100,7 +100,9 @@ class _Disk:
         folder.mkdir(parents=True, exist_ok=True)
         self._connection = sqlite3.connect(folder / "features.sqlite", timeout=60, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID")
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID"
+        )
 
     def get(self, keys: list[str]) -> dict[str, Floats]:
         found: dict[str, Floats] = {}

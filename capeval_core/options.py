@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from dataclasses import dataclass, field, fields
-from os import PathLike, fspath
+from os import PathLike
 from types import NoneType
 from typing import Any, Literal, TypeVar
 
@@ -35,10 +35,13 @@ class Options:
     """
 
     weights: str | PathLike[str] | None = option(
-        None, "Hub repository id (`@revision` pins it), local folder, or `tiny`; None: the metric's published weights"
+        None,
+        "Hub repository id (`@revision` pins it), folder, or `tiny`; None: the metric's published weights",
     )
     device: str | None = option(None, "torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU")
-    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "numeric type of the encoders", sign="dtype")
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32", "numeric type of the encoders", sign="dtype"
+    )
     batch_size: int | None = option(
         None, "pictures or texts per forward pass; None: as many as fit into memory", minimum=1
     )
@@ -73,7 +76,9 @@ class Options:
         problems = Problems()
         for name in keywords.keys() - set(known):
             hint = did_you_mean(name, known)
-            problems.add(f"{metric} has no option {name!r}{hint} (options: {', '.join(known)})", kind=TypeError)
+            problems.add(
+                f"{metric} has no option {name!r}{hint} (options: {', '.join(known)})", kind=TypeError
+            )
         problems.raise_if_any()
         return cls(**keywords)
 
@@ -136,7 +141,9 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
     accepted = (*types, int) if float in types else types
     if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in types):
         expected = " or ".join([repr(c) for c in choices] + [_TYPE_NAMES.get(t, t.__name__) for t in types])
-        hint_text = did_you_mean(value, [str(c) for c in choices]) if isinstance(value, str) and choices else ""
+        hint_text = (
+            did_you_mean(value, [str(c) for c in choices]) if isinstance(value, str) and choices else ""
+        )
         kind = ValueError if isinstance(value, str) and choices else TypeError
         problems.add(f"{spec.name}={value!r}: expected {expected}{hint_text}", kind=kind)
         return
@@ -148,5 +155,6 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
 def _compact(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    # `|` separates the fields of a signature.
-    return fspath(value).replace("|", "/") if isinstance(value, str | PathLike) else str(value)
+    # `|` separates the fields of a signature; quotes show where a text with spaces ends.
+    text = str(value).replace("|", "/")
+    return repr(text) if " " in text else text

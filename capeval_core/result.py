@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -51,7 +51,7 @@ class Result:
     signature: str
     counts: Counts
     errors: dict[int, str]
-    evidence: Callable[[int], Mapping[str, Any]] | None = field(default=None, repr=False)
+    evidence: Mapping[int, Mapping[str, Any]] | None = field(default=None, repr=False)
 
     @property
     def mean(self) -> float:
@@ -96,7 +96,7 @@ class Result:
             raise IndexError(f"explain({index}): there are {len(self.scores)} captions, counted from 0")
         if self.evidence is None:
             raise ValueError(f"explain() needs the evidence: load({self.metric!r}, ..., evidence=True)")
-        return self.evidence(index)
+        return self.evidence[index]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the evidence, in JSON's types; NaN becomes None."""
@@ -129,7 +129,9 @@ class Result:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write `to_dict()` as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(
+            json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+        )
 
     def _clusters(self) -> Clusters:
         return Clusters.of(self.scores, self.groups)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
 
 
 class BatchSize:
@@ -20,8 +23,8 @@ class BatchSize:
         self.automatic = automatic
 
     def run(
-        self, count: int, forward: Callable[[slice], Tensor], *, cost: int = 1
-    ) -> Iterator[tuple[slice, Tensor]]:
+        self, count: int, forward: Callable[[slice], Floats], *, cost: int = 1
+    ) -> Iterator[tuple[slice, Floats]]:
         """Outputs of `forward` over slices that cover `count` items of `cost` units each.
 
         Raises:

@@ -37,10 +37,7 @@ class Preprocessing:
         """(3, image_size, image_size) uint8, before scaling."""
         n = self.image_size
         width, height = picture.size
-        if width <= height:
-            size = (n, int(n * height / width))
-        else:
-            size = (int(n * width / height), n)
+        size = (n, int(n * height / width)) if width <= height else (int(n * width / height), n)
         resized = picture.resize(size, Image.Resampling.BICUBIC)
         left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
         cropped = resized.crop((left, top, left + n, top + n)).convert("RGB")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor
 
@@ -31,7 +31,7 @@ def run_prefix(blocks: Sequence[ResidualAttentionBlock], x: Tensor) -> list[KeyV
     for block in blocks:
         query, keys, values = _project(block, block.ln_1(x))
         kept.append(KeyValues(keys, values))
-        attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
+        attended = functional.scaled_dot_product_attention(query, keys, values, is_causal=True)
         x = _finish(block, x, attended)
     return kept
 
@@ -57,7 +57,7 @@ def run_pooled(
             keys = torch.cat([prefix[depth].keys.expand(len(x), -1, -1, -1), keys], dim=2)
             values = torch.cat([prefix[depth].values.expand(len(x), -1, -1, -1), values], dim=2)
         rows = mask[position : position + 1] if last and mask is not None else mask
-        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=rows)
+        attended = functional.scaled_dot_product_attention(query, keys, values, attn_mask=rows)
         x = _finish(block, x[:, position : position + 1] if last else x, attended)
     return x[:, -1]
 
@@ -80,10 +80,10 @@ def _project(
     weight, bias = attention.in_proj_weight, attention.in_proj_bias
     width = x.shape[-1]
     if position is None:
-        query, keys, values = F.linear(x, weight, bias).chunk(3, dim=-1)
+        query, keys, values = functional.linear(x, weight, bias).chunk(3, dim=-1)
     else:
-        query = F.linear(x[:, position : position + 1], weight[:width], bias[:width])
-        keys, values = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
+        query = functional.linear(x[:, position : position + 1], weight[:width], bias[:width])
+        keys, values = functional.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
     heads = attention.num_heads
     query, keys, values = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
     return query, keys, values

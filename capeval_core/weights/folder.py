@@ -85,8 +85,10 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
             "and pass the folder"
         )
     if not _HUB_ID.fullmatch(name) or name.startswith((".", "~")):
-        raise WeightsError(f"weights={name!r} is neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
-                           + _did_you_mean(name))  # fmt: skip
+        raise WeightsError(
+            f"weights={name!r} is neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
+            + _did_you_mean(name)
+        )
     return _download(name, metric)
 
 
@@ -100,7 +102,12 @@ def _did_you_mean(name: str) -> str:
 
 def _download(name: str, metric: str) -> WeightsFolder:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     repository, _, revision = name.partition("@")
     try:
@@ -124,22 +131,29 @@ def _download(name: str, metric: str) -> WeightsFolder:
 
 def _unavailable(repository: str, metric: str, reason: str) -> WeightsError:
     entry = entry_of(repository)
-    ways = [f"weights {repository!r} cannot be had ({reason}){_did_you_mean(repository) if not entry else ''}."]
+    ways = [
+        f"weights {repository!r} cannot be had ({reason}){_did_you_mean(repository) if not entry else ''}."
+    ]
     if entry:
         ways.append(entry.how_to_convert(metric))
-    ways.append('To try the library without real weights, pass weights="tiny" (it knows only synthetic scenes).')
+    ways.append(
+        'To try the library without real weights, pass weights="tiny" (it knows only synthetic scenes).'
+    )
     return WeightsError("\n".join(filter(None, ways)))
 
 
 def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
     if (path / OPEN_CLIP_CONFIG).is_file():
-        config, file = _translate_open_clip(_read_json(path / OPEN_CLIP_CONFIG, name), name), OPEN_CLIP_TENSORS
+        config, file = (
+            _translate_open_clip(_read_json(path / OPEN_CLIP_CONFIG, name), name),
+            OPEN_CLIP_TENSORS,
+        )
     elif (path / CONFIG).is_file():
         config, file = _read_json(path / CONFIG, name), TENSORS
         if config.get("format") != 1:
             raise WeightsError(
-                f"weights {name!r}: {CONFIG} is not one of ours (it lacks \"format\": 1): pass a folder made by "
-                "`capeval convert`, or an open_clip repository"
+                f'weights {name!r}: {CONFIG} is not one of ours (it lacks "format": 1): pass a folder '
+                "made by `capeval convert`, or an open_clip repository"
             )
     else:
         found = sorted(file.name for file in path.iterdir())[:5]
@@ -179,7 +193,9 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise WeightsError(f"weights {name!r}: {path.name} cannot be read ({error})") from error
     if not isinstance(config, dict):
-        raise WeightsError(f"weights {name!r}: {path.name} holds a {type(config).__name__}, expected an object")
+        raise WeightsError(
+            f"weights {name!r}: {path.name} holds a {type(config).__name__}, expected an object"
+        )
     return config
 
 
@@ -205,7 +221,9 @@ def _translate_open_clip(config: dict[str, Any], name: str) -> dict[str, Any]:
     except (KeyError, TypeError) as error:
         raise WeightsError(f"weights {name!r}: {OPEN_CLIP_CONFIG} lacks {error}") from error
     if preprocess.get("resize_mode", "shortest") != "shortest":
-        raise WeightsError(f"weights {name!r}: resize_mode {preprocess['resize_mode']!r} is not CLIP's 'shortest'")
+        raise WeightsError(
+            f"weights {name!r}: resize_mode {preprocess['resize_mode']!r} is not CLIP's 'shortest'"
+        )
     return translated
 
 

@@ -1,0 +1,38 @@
+"""Cosines saved with weights and computed again at load, so that silently wrong weights cannot happen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from capeval_core.weights.folder import WeightsError
+
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+TEXTS = ("A photo depicts a dog", "two red circles", "A photo depicts a street at night in the rain")
+
+
+def canary_pictures() -> list[Image.Image]:
+    """Two pictures drawn from formulas: ramps and a chequerboard."""
+    x, y = np.meshgrid(np.arange(120), np.arange(90))
+    ramps = np.stack([2 * x, 255 - 2 * y, (x * y) % 256], axis=-1).astype(np.uint8)
+    board = np.where((x // 20 + y // 15) % 2, 230, 40).astype(np.uint8)
+    return [Image.fromarray(ramps), Image.fromarray(np.stack([board, board // 2, 255 - board], axis=-1))]
+
+
+def check_canary(canary: dict[str, Any], found: NDArray[np.float32], dtype: str) -> None:
+    """Refuse weights whose cosines are not those that were saved with them.
+
+    Raises:
+        WeightsError: some cosine differs by more than the tolerance of `dtype`.
+    """
+    difference = float(np.abs(found - np.float32(canary["cosines"])).max())
+    tolerance = canary["tolerance"][dtype]
+    if not difference <= tolerance:
+        raise WeightsError(
+            f"the canary cosines are off by {difference:.2g} (at most {tolerance:g} is allowed): tensors, "
+            "activation, heads or preprocessing are not those that the weights were saved with; "
+            "download or convert them again"
+        )

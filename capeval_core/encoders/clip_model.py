@@ -1,0 +1,81 @@
+"""open_clip's CLIP modules, filled strictly with checked tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from open_clip.model import CLIP, convert_weights_to_lp
+from torch import Tensor
+
+from capeval_core.encoders.precision import DTYPES
+from capeval_core.weights.folder import WeightsError
+
+_VISION_KEYS = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size"}
+_TEXT_KEYS = {"layers", "width", "heads", "mlp_ratio", "context_length", "vocab_size"}
+
+
+def build_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> CLIP:
+    """open_clip's CLIP with exactly these tensors, in eval mode.
+
+    Raises:
+        WeightsError: an architecture that is not plain CLIP; tensors that are missing, extra or misshaped.
+    """
+    architecture = config["architecture"]
+    _check_architecture(architecture)
+    with torch.device("meta"):  # no memory and no random numbers for what is overwritten
+        model = CLIP(
+            architecture["embed_dim"],
+            architecture["vision"],
+            architecture["text"],
+            quick_gelu=config["activation"] == "quick_gelu",
+            cast_dtype=None if dtype == "float32" else DTYPES[dtype],
+        )
+    _check_tensors(model.state_dict(), tensors)
+    wide = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+    model.load_state_dict(wide, strict=True, assign=True)
+    model.attn_mask = None  # causality is ours, at each text's real length
+    if dtype != "float32":
+        convert_weights_to_lp(model, DTYPES[dtype])
+    return model.eval().requires_grad_(False)
+
+
+def _check_architecture(architecture: dict[str, Any]) -> None:
+    for tower, known in (("vision", _VISION_KEYS), ("text", _TEXT_KEYS)):
+        unknown = sorted(
+            key for key in architecture[tower].keys() - known if architecture[tower][key] is not None
+        )
+        if unknown:
+            raise WeightsError(
+                f"architecture.{tower} has {', '.join(unknown)}, which OpenAI's and OpenCLIP's plain CLIP "
+                f"does not have (known: {', '.join(sorted(known))})"
+            )
+    vocabulary = architecture["text"].get("vocab_size", 49408)
+    if vocabulary != 49408:
+        raise WeightsError(
+            f"architecture.text.vocab_size is {vocabulary}, but CLIP's vocabulary has 49408 entries"
+        )
+
+
+def _check_tensors(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    problems = []
+    if missing := sorted(expected.keys() - found.keys()):
+        problems.append(f"{len(missing)} tensors are missing ({_some(missing)})")
+    if extra := sorted(found.keys() - expected.keys()):
+        problems.append(f"{len(extra)} tensors are not part of the architecture ({_some(extra)})")
+    shapes = [
+        f"{name} is {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if shapes:
+        problems.append(f"{len(shapes)} tensors have another shape ({_some(shapes)})")
+    if problems:
+        raise WeightsError(
+            "; ".join(problems)
+            + ": the config and the tensors do not belong together; convert the weights again"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -1,0 +1,137 @@
+"""Features of any number of pictures: read ahead by threads, equal ones encoded once."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from capeval_core.cache import FeatureCache
+from capeval_core.inputs.pictures import Picture, PictureError
+
+Floats = NDArray[np.float32]
+Pixels = NDArray[np.uint8]
+T = TypeVar("T")
+
+_CHUNK = 1024
+"""Pictures whose keys are known at a time; equal ones among them are decoded and encoded once."""
+
+
+@dataclass(frozen=True)
+class PictureFeatures:
+    """Features of some consecutive pictures.
+
+    features: (n, d) float32, un-normalised; NaN where a picture could not be read.
+    keys: content key of each picture, '' where it could not be read.
+    errors: why a picture could not be read, None where it could.
+    """
+
+    features: Floats
+    keys: list[str] = field(default_factory=list)
+    errors: list[str | None] = field(default_factory=list)
+
+
+def encode_distinct(
+    pictures: Iterable[Picture],
+    *,
+    prepare: Callable[[Image.Image], Pixels],
+    forward: Callable[[Pixels], Iterator[tuple[slice, Floats]]],
+    dimension: int,
+    ahead: int,
+    cache: FeatureCache,
+    cache_key: Callable[[str], str],
+) -> Iterator[PictureFeatures]:
+    """Features of pictures in order, some at a time; memory does not grow with their number.
+
+    Args:
+        pictures: as many as there are; they are consumed a chunk at a time.
+        prepare: what a picture becomes before it is stacked; runs in threads.
+        forward: features of stacked pictures, in slices that cover them.
+        dimension: length of a feature.
+        ahead: pictures decoded together; two such groups wait for the encoder.
+        cache: where features are looked up and kept.
+        cache_key: the cache's key for a picture's content key.
+    """
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="capeval-pictures") as pool:
+
+        def encode(chunk: list[tuple[Picture, Future[str | PictureError]]]) -> PictureFeatures:
+            found = [future.result() for _, future in chunk]
+            keys = [cache_key(key) if isinstance(key, str) else "" for key in found]
+            first = {
+                key: picture for key, (picture, _) in reversed(list(zip(keys, chunk, strict=True))) if key
+            }
+            known = cache.get(first)
+            missing = [(key, picture) for key, picture in first.items() if key not in known]
+            failed: dict[str, PictureError] = {}
+            for batch in _prepared_ahead(missing, prepare, pool, ahead):
+                failed |= {key: pixels for key, pixels in batch if isinstance(pixels, PictureError)}
+                readable = [(key, pixels) for key, pixels in batch if not isinstance(pixels, PictureError)]
+                if readable:
+                    for part, features in forward(np.stack([pixels for _, pixels in readable])):
+                        rows = {key: row for (key, _), row in zip(readable[part], features, strict=True)}
+                        cache.put(rows)
+                        known.update(rows)
+            encoded = PictureFeatures(np.full((len(chunk), dimension), np.nan, dtype=np.float32))
+            for row, (content, key) in enumerate(zip(found, keys, strict=True)):
+                error = content if isinstance(content, PictureError) else failed.get(key)
+                encoded.keys.append("" if isinstance(content, PictureError) else content)
+                encoded.errors.append(str(error) if error else None)
+                if not error:
+                    encoded.features[row] = known[key]
+            return encoded
+
+        waiting: deque[list[tuple[Picture, Future[str | PictureError]]]] = deque()
+        for chunk in _chunks(pictures, _CHUNK):
+            waiting.append([(picture, pool.submit(_key, picture)) for picture in chunk])
+            if len(waiting) > 1:  # the next chunk's files are read while this one is encoded
+                yield encode(waiting.popleft())
+        while waiting:
+            yield encode(waiting.popleft())
+
+
+def _prepared_ahead(
+    pictures: list[tuple[str, Picture]],
+    prepare: Callable[[Image.Image], Pixels],
+    pool: ThreadPoolExecutor,
+    size: int,
+) -> Iterator[list[tuple[str, Pixels | PictureError]]]:
+    """Keys and prepared pictures in batches of `size`, at most two batches ahead of their use."""
+
+    def load(picture: Picture) -> Pixels | PictureError:
+        try:
+            return prepare(picture.load())
+        except PictureError as error:
+            return error
+
+    waiting: deque[list[tuple[str, Future[Pixels | PictureError]]]] = deque()
+    for batch in _chunks(pictures, size):
+        waiting.append([(key, pool.submit(load, picture)) for key, picture in batch])
+        if len(waiting) > 2:
+            yield [(key, future.result()) for key, future in waiting.popleft()]
+    while waiting:
+        yield [(key, future.result()) for key, future in waiting.popleft()]
+
+
+def _key(picture: Picture) -> str | PictureError:
+    try:
+        return picture.key
+    except PictureError as error:
+        return error
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    chunk: list[T] = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,133 @@
+"""Rows of plain numbers, one per caption: what encoding leaves and scores are made of."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+COMMON = (
+    pa.field("index", pa.int64()),  # position of the caption in the input
+    pa.field("group", pa.string()),  # content key of its picture
+    pa.field("error", pa.string()),  # why it could not be encoded, null if it could
+    pa.field("truncated", pa.int32()),  # token ids cut off, those of its references included
+    pa.field("empty", pa.bool_()),  # the caption is empty, which `empty="score"` allows
+)
+"""The columns that every metric's rows begin with."""
+
+_CONTENT = "content"
+_STAMP = "stamp.json"
+
+
+def row_schema(*own: pa.Field) -> pa.Schema:
+    """The schema of a metric's rows: the common columns, then its own."""
+    return pa.schema([*COMMON, *own])
+
+
+def canonical(rows: pa.Table) -> pa.Table:
+    """Rows sorted by index, the last one of each index only, however they were gathered."""
+    index = rows["index"].to_numpy()
+    _, last_reversed = np.unique(index[::-1], return_index=True)
+    return rows.take(pa.array(len(index) - 1 - last_reversed)).combine_chunks()
+
+
+class RowStore:
+    """Rows on disk, so that an interrupted run loses next to nothing.
+
+    The folder holds Parquet shards and a stamp of everything that encoding depends on; it refuses
+    to be opened with another stamp. Each row carries a key of its caption, picture and references,
+    so a row is only reused for the very same content.
+
+    Args:
+        path: folder, made if it does not exist.
+        schema: of the rows.
+        stamp: settings and fingerprints, in JSON's types.
+
+    Raises:
+        ValueError: the folder holds rows of other settings, or is not a folder of rows.
+    """
+
+    _SECONDS, _ROWS = 5.0, 65_536  # a shard is written after this long or this many rows
+
+    def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        self.schema = schema
+        self._waiting: list[pa.Table] = []
+        self._written_at = time.monotonic()
+        self._claim({**stamp, "columns": {field.name: str(field.type) for field in schema}})
+
+    def _claim(self, stamp: dict[str, Any]) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"rows={str(self.path)!r} is a file: pass a folder for the rows")
+        note = self.path / _STAMP
+        if note.is_file():
+            found = json.loads(note.read_text(encoding="utf-8"))
+            differing = [
+                f"{key}: {found.get(key)!r} there, {stamp.get(key)!r} now"
+                for key in sorted(found.keys() | stamp.keys())
+                if found.get(key) != stamp.get(key)
+            ]
+            if differing:
+                raise ValueError(
+                    f"rows={str(self.path)!r} holds rows of other settings ({'; '.join(differing)}): "
+                    "pass another folder, or the same settings"
+                )
+            return
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise ValueError(
+                f"rows={str(self.path)!r} is a folder of something else: pass an empty or new one"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        _write_whole(note, json.dumps(stamp, indent=1).encode())
+
+    def append(self, rows: pa.Table, content: Iterable[str]) -> None:
+        """Keep rows; `content` names each one's caption, picture and references."""
+        self._waiting.append(rows.append_column(_CONTENT, pa.array(content, pa.string())))
+        waited = time.monotonic() - self._written_at
+        if waited > self._SECONDS or sum(map(len, self._waiting)) >= self._ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that are still in memory."""
+        if self._waiting:
+            sink = pa.BufferOutputStream()
+            pq.write_table(pa.concat_tables(self._waiting), sink)
+            # Time first, so that shards read in the order in which they were written.
+            name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
+            _write_whole(self.path / name, sink.getvalue())
+            self._waiting = []
+        self._written_at = time.monotonic()
+
+    def read(self) -> tuple[pa.Table, dict[int, str]]:
+        """All rows without an error, one per index, and the content key of each index."""
+        self.flush()
+        schema = self.schema.append(pa.field(_CONTENT, pa.string()))
+        shards = [pq.read_table(shard, schema=schema) for shard in sorted(self.path.glob("*.parquet"))]
+        stored = canonical(pa.concat_tables(shards) if shards else schema.empty_table())
+        stored = stored.filter(pa.compute.is_null(stored["error"]))
+        content = dict(zip(stored["index"].to_pylist(), stored[_CONTENT].to_pylist(), strict=True))
+        return stored.drop_columns([_CONTENT]), content
+
+    def __enter__(self) -> RowStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()  # on errors and Ctrl-C too: nothing that was computed is lost
+
+
+def _write_whole(path: Path, content: bytes | pa.Buffer) -> None:
+    """Write a file that is either there as a whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    partial.replace(path)

@@ -1,0 +1,171 @@
+"""PAC-S and RefPAC-S: cosines in a positive-augmented CLIP space.
+
+Sarto, Barraco, Cornia, Baraldi, Cucchiara: Positive-Augmented Contrastive Learning for Image and Video
+Captioning Evaluation, CVPR 2023, https://arxiv.org/abs/2303.12112
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from capeval_core.inputs.samples import Samples
+from capeval_core.matching.cosine import grouped_cosine, paired_cosine
+from capeval_core.metric import CaptionMetric, CorpusStats, Values
+from capeval_core.options import Options, option
+from capeval_core.rows import row_schema
+from capeval_core.weights.catalogue import PACS_B32
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.clip import ClipEncoder
+
+Doubles = NDArray[np.float64]
+PROMPT = "A photo depicts "
+
+
+def pac_score(cosine: Doubles, w: float = 2.0) -> Doubles:
+    """Eq. 1: Score(t, v) = w max(cos(t, v), 0), in [0, w].
+
+    >>> pac_score(np.array([0.4, -0.1]))
+    array([0.8, 0. ])
+    """
+    return w * np.maximum(cosine, 0)
+
+
+def ref_pac_score(pac: Doubles, reference_cosine: Doubles, *, released: bool = False) -> Doubles:
+    """Eq. 4: harmonic mean of `pac` and max(0, `reference_cosine`), the cosine of the nearest reference.
+
+    The released script leaves out the max(0, .), so a negative cosine can make the score negative or
+    exceed both of its parts: `released=True`. Where it divides zero by zero, both give 0.
+
+    >>> ref_pac_score(np.array([0.8, 0.8]), np.array([0.8, -0.2]))
+    array([0.8, 0. ])
+    """
+    nearest = reference_cosine if released else np.maximum(reference_cosine, 0)
+    product, total = 2 * pac * nearest, pac + nearest
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((product == 0) & (total == 0), 0.0, product / total)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PacOptions(Options):
+    """Options of PAC-S and RefPAC-S."""
+
+    w: float = option(2.0, "scale of the score, w of eq. 1", sign="w", minimum=0)
+    prompt: str | None = option(
+        None, f"put before captions and references; None: the weights' own, else {PROMPT!r}", sign="prompt"
+    )
+
+
+class PacS(CaptionMetric):
+    """PAC-S: w max(cos(caption, picture), 0), eq. 1, without references."""
+
+    name = "pacs"
+    title = "PAC-S"
+    key = "pac_s"
+    summary = "Cosine of caption and picture in a CLIP space tuned with generated positives."
+    paper = (
+        "Sarto et al., Positive-Augmented Contrastive Learning for Image and Video Captioning Evaluation, "
+        "CVPR 2023, https://arxiv.org/abs/2303.12112"
+    )
+    range = (0.0, 2.0)
+    default_weights = PACS_B32
+    tiny = "pacs"
+    Options: ClassVar[type[Options]] = PacOptions
+    ROW = row_schema(pa.field("cosine", pa.float32()))
+
+    options: PacOptions
+
+    def open_encoders(self) -> None:
+        from capeval_core.encoders.clip import ClipEncoder
+
+        self.encoder: ClipEncoder = ClipEncoder.open(
+            self.weights, device=self.options.device, dtype=self.options.dtype
+        )
+        if self.options.prompt is None:
+            prompt = self.weights.config.get("constants", {}).get("prompt", PROMPT)
+            self.options = dataclasses.replace(self.options, prompt=prompt)
+
+    def encoding(self) -> dict[str, Any]:
+        return {
+            "encoder": self.encoder.fingerprint,
+            "dtype": self.options.dtype,
+            "prompt": self.options.prompt,
+        }
+
+    def encode(self, batch: Samples, stats: CorpusStats | None = None) -> Iterator[pa.Table]:
+        run: dict[str, Any] = {"cache": self.cache, "batch_size": self.options.batch_size}
+        references = batch.references if self.needs_references else None
+        lengths = np.array(
+            [len(r) for r in references] if references else np.zeros(len(batch)), dtype=np.int64
+        )
+        ends = len(batch) + np.cumsum(lengths)
+        texts = batch.captions + [text for row in references or [] for text in row]
+        said = self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **run)
+        start = 0
+        for seen in self.encoder.encode_pictures(batch.pictures, **run):
+            part = slice(start, start + len(seen.keys))
+            of_references = slice(ends[start] - lengths[start], ends[part.stop - 1])
+            captions, nearby = said.features[part], said.features[of_references]
+            columns: dict[str, Any] = {"cosine": _nullable(paired_cosine(seen.features, captions))}
+            if references is not None:
+                values = grouped_cosine(captions, nearby, lengths[part])
+                offsets = np.concatenate([[0], np.cumsum(lengths[part])]).astype(np.int32)
+                columns["reference_cosines"] = pa.ListArray.from_arrays(offsets, values)
+            owners = np.repeat(np.arange(len(seen.keys)), lengths[part])
+            cut = np.array(said.dropped[part]) + np.bincount(
+                owners, said.dropped[of_references], len(seen.keys)
+            )
+            common = {
+                "index": batch.indices[part],
+                "group": seen.keys,
+                "error": seen.errors,
+                "truncated": cut.astype(np.int32),
+                "empty": [not caption.strip() for caption in batch.captions[part]],
+            }
+            yield pa.table({**common, **columns}, schema=self.ROW)
+            start = part.stop
+
+    def aggregate(self, rows: pa.Table, stats: CorpusStats | None) -> Values:
+        cosine = rows["cosine"].to_numpy().astype(np.float64)
+        return Values(pac_score(cosine, self.options.w), {"cosine": cosine})
+
+
+class RefPacS(PacS):
+    """RefPAC-S: harmonic mean of PAC-S and the nearest reference's cosine, eq. 4."""
+
+    name = "refpacs"
+    title = "RefPAC-S"
+    key = "refpac_s"
+    summary = "Harmonic mean of PAC-S and the cosine of the caption with its nearest reference."
+    range = (0.0, 4 / 3)  # w = 2 and cosines of 1: 2 * 2 * 1 / (2 + 1)
+    needs_references = True
+    ROW = row_schema(pa.field("cosine", pa.float32()), pa.field("reference_cosines", pa.list_(pa.float32())))
+
+    def aggregate(self, rows: pa.Table, stats: CorpusStats | None) -> Values:
+        cosine = rows["cosine"].to_numpy().astype(np.float64)
+        lists = rows["reference_cosines"].combine_chunks()
+        starts = lists.offsets.to_numpy()[:-1]
+        flat = lists.values.to_numpy().astype(np.float64)
+        nearest = np.maximum.reduceat(flat, starts) if len(starts) else flat
+        pac = pac_score(cosine, self.options.w)
+        score = ref_pac_score(pac, nearest, released=self.options.compat == "released")
+        parts = {"cosine": cosine, PacS.key: pac, "reference_cosine": nearest}
+        return Values(score, parts)
+
+    def evidence_of(self, samples: Samples, rows: pa.Table, values: Values) -> dict[int, dict[str, Any]]:
+        shown = super().evidence_of(samples, rows, values)
+        for i, (texts, cosines) in enumerate(
+            zip(samples.references or [], rows["reference_cosines"].to_pylist(), strict=True)
+        ):
+            shown[i]["references"] = dict(zip(texts, cosines, strict=True))
+        return shown
+
+
+def _nullable(values: NDArray[np.float32]) -> pa.Array:
+    return pa.array(values, mask=np.isnan(values))
