@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import numbers
 import os
 import re
 import stat
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,17 @@ class PictureError(ValueError):
 
 
 class Refused(Exception):  # noqa: N818  (a reason on its way to Picture, which knows the place)
-    """Why a source is no picture, without its place."""
+    """Why a source is no picture, without its place: `joint` is what stands between the two."""
+
+    def __init__(
+        self, reason: str, joint: str = ": ", kind: type[ValueError] | type[TypeError] = PictureError
+    ) -> None:
+        super().__init__(reason)
+        self.joint = joint
+        self.kind = kind
+
+    def at(self, where: str) -> str:
+        return f"{where}{self.joint}{self}"
 
 
 class Picture:
@@ -83,11 +94,7 @@ class Picture:
         try:
             return cls(where, source_of(value))
         except Refused as refused:
-            raise PictureError(f"{where}: {refused}") from None
-        except NotAPicture as wrong:
-            raise TypeError(f"{where} {wrong}") from None
-        except Missing as missing:
-            raise PictureError(f"{where} {missing}") from None
+            raise refused.kind(refused.at(where)) from None
 
     @property
     def name(self) -> str:
@@ -105,14 +112,14 @@ class Picture:
         try:
             return self.source.key
         except Refused as refused:
-            raise PictureError(f"{self.where}: {refused}") from None
+            raise PictureError(refused.at(self.where)) from None
 
     def load(self) -> Image.Image:
         """The decoded picture, in its own mode, EXIF orientation ignored. Raises PictureError."""
         try:
             return self.source.decode()
         except Refused as refused:
-            raise PictureError(f"{self.where}: {refused}") from None
+            raise PictureError(refused.at(self.where)) from None
 
     def check(self) -> None:
         """Raise PictureError unless `load` will succeed.
@@ -123,18 +130,10 @@ class Picture:
         try:
             self.source.decode(reduced=True)
         except Refused as refused:
-            raise PictureError(f"{self.where}: {refused}") from None
+            raise PictureError(refused.at(self.where)) from None
 
     def __repr__(self) -> str:
         return f"<Picture {self.where}: {self.name}>"
-
-
-class NotAPicture(Exception):  # noqa: N818
-    """The value is of a type that no picture has; the message continues `images[17] `."""
-
-
-class Missing(Exception):  # noqa: N818
-    """There is nothing at the place; the message continues `images[17] `."""
 
 
 class Source(ABC):
@@ -321,10 +320,41 @@ class FromArray(Pixels):
         return Image.fromarray(np.ascontiguousarray(array))
 
 
+class Row(Source):
+    """A row of something that makes its pictures when asked, such as a column of a dataset."""
+
+    __slots__ = ("index", "rows")
+
+    def __init__(self, rows: Sequence[Any], index: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.index = index
+
+    @property
+    def name(self) -> str:
+        return f"row {self.index}"
+
+    @property
+    def key(self) -> str:
+        if self._key is None:
+            self._key = self._fetch().key
+        return self._key
+
+    def decode(self, reduced: bool = False) -> Image.Image:
+        return self._fetch().decode(reduced)
+
+    def _fetch(self) -> Source:
+        try:
+            value = self.rows[self.index]
+        except Exception as error:  # the rows' own code may fail in any way, and costs this row only
+            raise Refused(f"cannot be fetched ({type(error).__name__}: {error})", joint=" ") from None
+        return source_of(value)
+
+
 def source_of(value: Any) -> Source:
-    """The source of any value that `Picture.of` accepts; Missing, NotAPicture or Refused."""
+    """The source of any value that `Picture.of` accepts, or Refused."""
     if value is None:
-        raise Missing("is None: every caption needs a picture")
+        raise Refused("is None: every caption needs a picture", joint=" ")
     if isinstance(value, (str, os.PathLike)):
         return OnDisk(local_path(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -338,7 +368,7 @@ def source_of(value: Any) -> Source:
         return source_of_tensor(value)
     if hasattr(value, "__array_interface__") and hasattr(value, "shape") and value.shape:
         return source_of_array(value)
-    raise NotAPicture(f"is {described(value)}: expected {ACCEPTED}")
+    raise Refused(f"is {described(value)}: expected {ACCEPTED}", joint=" ", kind=TypeError)
 
 
 def local_path(value: str | os.PathLike[Any]) -> str:
@@ -357,9 +387,9 @@ def source_of_dict(value: Mapping[Any, Any]) -> Source:
         raise Refused(f'a dict needs the keys "bytes" and "path", found {found or "none"}')
     data, path = value.get("bytes"), value.get("path")
     if path is not None and not isinstance(path, (str, os.PathLike)):
-        raise NotAPicture(f'["path"] is {described(path)}: expected a str or None')
+        raise Refused(f'["path"] is {described(path)}: expected a str or None', joint="", kind=TypeError)
     if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
-        raise NotAPicture(f'["bytes"] is {described(data)}: expected bytes or None')
+        raise Refused(f'["bytes"] is {described(data)}: expected bytes or None', joint="", kind=TypeError)
     if data is not None:
         return InMemory(bytes(data), None if path is None else os.fsdecode(path))
     if path is not None:
@@ -539,7 +569,7 @@ def described(value: Any) -> str:
     """A wrong value in few words: `the number 5`, `a list of length 3`."""
     if isinstance(value, bool):
         return f"the bool {value}"
-    if isinstance(value, (int, float)):
+    if isinstance(value, numbers.Number):
         return f"the number {value}"
     kind = type(value).__name__
     article = "an" if kind[:1].lower() in "aeiou" else "a"
