@@ -25,7 +25,7 @@ from tests.golden import recipe
 
 CASES = Path(__file__).parents[1] / "golden" / "cases"
 VOCABULARY = 40  # the cases have 49,408 rows of embedding, which no test here needs
-HEADS: dict[str, dict[str, int]] = {"pacs-openclip-tiny": {"head_width": 16, "text_heads": 4}}
+HEADS: dict[str, dict[str, Any]] = {"pacs-openclip-tiny": {"head_width": 16, "text_heads": 4}}
 TINY = ["pacs-vit-tiny", "pacs-resnet-tiny", "pacs-openclip-tiny", "pacs-plusplus-lora-tiny"]
 
 
@@ -196,7 +196,7 @@ def test_the_order_of_the_tensors_tells_the_activation(tmp_path: Path) -> None:
 def test_the_model_saved_by_open_clip_itself_tells_gelu(tmp_path: Path) -> None:
     vision = {"image_size": 32, "patch_size": 16, "width": 64, "layers": 1}
     text = {"vocab_size": VOCABULARY, "width": 64, "heads": 1, "layers": 1}
-    model = CLIP(16, vision, text)  # type: ignore[arg-type]
+    model = CLIP(16, vision, text)
     release = read_release(saved(tmp_path, {"state_dict": model.state_dict()}))
     assert release.config["activation"] == "gelu"
     assert all(torch.equal(release.tensors[name], tensor) for name, tensor in model.state_dict().items())
@@ -231,7 +231,8 @@ def merged_by_hand(weight: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarr
         for column in range(a.shape[1]):
             total = sum(float(b[row, k]) * float(a[k, column]) for k in range(a.shape[0]))
             flat[row * a.shape[1] + column] += total / rank
-    return flat.reshape(weight.shape).astype(np.float32)
+    merged: np.ndarray = flat.reshape(weight.shape).astype(np.float32)
+    return merged
 
 
 @pytest.mark.parametrize(
@@ -292,7 +293,7 @@ def test_other_heads_and_mlp_ratios(tmp_path: Path) -> None:
     text = {
         "context_length": 9, "vocab_size": VOCABULARY, "width": 21, "heads": 3, "layers": 2, "mlp_ratio": 3.4,
     }  # fmt: skip
-    model = CLIP(16, vision, text)  # type: ignore[arg-type]
+    model = CLIP(16, vision, text)
     release = read_release(saved(tmp_path, model.state_dict()), head_width=13, text_heads=3)
     rebuilt = build(release.config)
     rebuilt.load_state_dict(release.tensors, strict=True)
@@ -396,8 +397,8 @@ def test_refused_adapters(what: str, adapters: Any, tmp_path: Path) -> None:
 def test_heads_that_must_be_given(tmp_path: Path) -> None:
     narrow = CLIP(
         8,
-        {"image_size": 16, "patch_size": 8, "width": 48, "layers": 1, "head_width": 16},  # type: ignore[arg-type]
-        {"vocab_size": 9, "width": 48, "heads": 4, "layers": 1},  # type: ignore[arg-type]
+        {"image_size": 16, "patch_size": 8, "width": 48, "layers": 1, "head_width": 16},
+        {"vocab_size": 9, "width": 48, "heads": 4, "layers": 1},
     )
     path = saved(tmp_path, narrow.state_dict())
     with pytest.raises(ValueError, match=r"the text tower is 48 wide.*pass text_heads"):
@@ -486,7 +487,8 @@ def test_torchscript_is_refused_with_a_recipe_that_works(tmp_path: Path) -> None
             self.conv1 = torch.nn.Conv2d(3, 4, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.conv1(x)
+            y: torch.Tensor = self.conv1(x)
+            return y
 
     path = tmp_path / "jit.pt"
     torch.jit.save(torch.jit.script(Tower()), path)

@@ -1,0 +1,68 @@
+"""Golden runner: ``python -m tests.golden DIR [DIR ...]``.
+
+Every folder pins the behaviour of an original implementation. The module that knows a folder is found by
+the folder's name: the longest run of its leading words that is a module here, so that `pacs-vit-tiny` is run
+by `pacs.py`. A module for another family needs one function, ``run(folder) -> Iterator[Comparison]``.
+
+Prints ``CASE  quantity  max_abs_error  tolerance  ok|FAIL`` and exits with 0 (all agree), 1 (some do
+not) or 2 (a folder cannot be run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tests.golden.comparison import Comparison, UnreadableCaseError
+
+Run = Callable[[Path], Iterator[Comparison]]
+
+
+def find_run(case: str) -> Run:
+    """The function that runs cases of this name."""
+    words = re.split(r"\W+", case.lower())
+    for count in range(len(words), 0, -1):
+        name = "_".join(words[:count])
+        if name.isidentifier() and importlib.util.find_spec(f"tests.golden.{name}"):
+            run: Run | None = getattr(importlib.import_module(f"tests.golden.{name}"), "run", None)
+            if run:
+                return run
+    raise UnreadableCaseError("no module of tests/golden knows a case of this name")
+
+
+def run_folder(folder: Path) -> int:
+    """Print every comparison of a folder; its exit status."""
+    case = folder.resolve().name
+    try:
+        if not folder.is_dir():
+            raise UnreadableCaseError("no such folder")
+        status = 0
+        for found in find_run(case)(folder):
+            status |= not found.ok
+            print(
+                f"{case}  {found.quantity}  {found.error:.2e}  {found.tolerance:.0e}  {found.verdict}",
+                flush=True,
+            )
+        return status
+    except UnreadableCaseError as error:
+        print(f"{folder}: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:  # the library failed on a good case: the other folders still count
+        message = " ".join(str(error).split())
+        print(f"{case}  {type(error).__name__}: {message}  inf  0e+00  FAIL", flush=True)
+        return 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.golden", description="Run golden cases.")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
+    return max(run_folder(folder) for folder in parser.parse_args(arguments).folders)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""The runner over the copied cases, over cases with other numbers, and over folders that cannot be run."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.golden.__main__ import find_run, main
+from tests.golden.comparison import UnreadableCaseError, compare
+
+HERE = Path(__file__).parent
+CASES = sorted((HERE / "cases").iterdir())
+SHARED = HERE.parents[2] / "shared" / "golden"
+
+# Inputs rather than outputs, or states inside the original that no public door shows.
+NOT_COMPARED = ("debug_", "alllora_debug_", "pair_image", "reference_offsets", "arith_reference_offsets",
+                "arith_image_features", "arith_text_features", "arith_reference_features")  # fmt: skip
+
+
+def run(capsys: pytest.CaptureFixture[str], *folders: Path) -> tuple[int, list[list[str]], str]:
+    """Exit status, the columns of every line, and what was said on stderr."""
+    status = main([str(folder) for folder in folders])
+    out, err = capsys.readouterr()
+    return status, [line.split("  ") for line in out.splitlines()], err
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+def test_copied_cases_agree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines, err = run(capsys, folder)
+    assert [line for line in lines if not line[-1].startswith("ok")] == []
+    assert (status, err) == (0, "")
+    assert all(len(line) == 5 and line[0] == folder.name for line in lines)
+    with np.load(folder / "outputs.npz") as outputs:
+        expected = {name for name in outputs.files if not name.startswith(NOT_COMPARED)}
+    assert expected <= {line[1] for line in lines}
+
+
+def shared_cases() -> list[Any]:
+    if not SHARED.is_dir():
+        return [pytest.param(None, marks=pytest.mark.skip(reason=f"there is no {SHARED}"))]
+    return [pytest.param(folder, id=folder.name) for folder in sorted(SHARED.glob("pacs-*"))]
+
+
+@pytest.mark.parametrize("folder", shared_cases())
+def test_shared_cases_are_the_copied_ones_or_agree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = HERE / "cases" / folder.name
+    files = [str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()]
+    if files and filecmp.cmpfiles(folder, copy, files, shallow=False)[0] == files:
+        return
+    status, lines, _ = run(capsys, folder)
+    assert status == 0, lines
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = HERE / "cases" / "pacs-openclip-tiny"
+    command = [sys.executable, "-m", "tests.golden", str(folder), "nowhere"]
+    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout.startswith("pacs-openclip-tiny  pixels  0.00e+00  1e-06  ok\n")
+    assert "nowhere: no such folder" in done.stderr
+
+
+def altered(tmp_path: Path, name: str = "pacs-vit-tiny") -> Path:
+    """A copy of a case, to be changed."""
+    return Path(shutil.copytree(HERE / "cases" / name, tmp_path / name))
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_wrong_number_fails_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = altered(tmp_path)
+    with np.load(folder / "outputs.npz") as stored:
+        outputs = dict(stored)
+    outputs["refpac_s"][3] += 1e-3
+    outputs["text_features"][0, 0] = np.nan  # undefined in the original: ours counts as a definition
+    np.savez(folder / "outputs.npz", **outputs)
+    status, lines, _ = run(capsys, folder)
+    assert status == 1
+    assert {line[1] for line in lines if line[-1] == "FAIL"} == {"refpac_s"}
+    assert {line[1] for line in lines if line[-1] == "ok (defined)"} == {"text_features", "arith_refpac_s"}
+
+
+def test_another_seed_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = altered(tmp_path)
+    rewrite(folder / "config.json", seed=15)
+    status, lines, _ = run(capsys, folder)
+    assert status == 1
+    failed = {line[1] for line in lines if line[-1] == "FAIL"}
+    assert {"image_features", "text_features", "pac_s", "mean_refpac_s"} <= failed
+    assert not failed & {"pixels", "input_ids", "reference_ids", "arith_pac_s"}
+
+
+def test_fewer_pairs_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The runner takes counts, order and pictures from the folder: the same numbers, rearranged."""
+    folder = altered(tmp_path)
+    inputs = json.loads((folder / "inputs" / "pairs.json").read_text())
+    kept, pictures = [7, 0, 11, 9], [3, 0, 5, 4]
+    with np.load(folder / "outputs.npz") as stored:
+        old = {name: stored[name] for name in stored.files if not name.startswith(("debug_", "arith_"))}
+    starts = old["reference_offsets"]
+    rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in kept])
+    new: dict[str, Any] = {
+        "pixels_every4": old["pixels"][pictures][:, :, ::4, ::4],
+        "pixels_mean": old["pixels"][pictures].mean(axis=(2, 3)),
+        "pixels_std": old["pixels"][pictures].std(axis=(2, 3), ddof=1),
+        "image_features": old["image_features"][pictures],
+        "image_text_cosine_matrix": old["image_text_cosine_matrix"][pictures][:, kept],
+        **{name: old[name][rows] for name in ("reference_ids", "reference_features", "reference_cosine")},
+        **{name: old[name][kept] for name in ("input_ids", "text_features", "cosine", "pac_s")},
+        **{name: old[name][kept] for name in ("ref_similarity", "refpac_s")},
+    }  # fmt: skip
+    new |= {f"mean_{name}": new[name].mean() for name in ("pac_s", "ref_similarity", "refpac_s")}
+    np.savez(folder / "outputs.npz", **new)
+    inputs["images"] = [inputs["images"][i] for i in pictures]
+    inputs["pairs"] = [inputs["pairs"][i] for i in kept]
+    (folder / "inputs" / "pairs.json").write_text(json.dumps(inputs))
+    status, lines, _ = run(capsys, folder)
+    assert status == 0, lines
+    assert new.keys() <= {line[1] for line in lines}
+
+
+@pytest.mark.parametrize(
+    "file", ["config.json", "manifest.json", "inputs/pairs.json", "outputs.npz", "inputs/rgba.png"]
+)
+def test_unreadable_folders(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = altered(tmp_path)
+    (folder / file).unlink()
+    status, lines, err = run(capsys, folder)
+    assert (status, lines) == (2, [])
+    assert len(err.splitlines()) == 1
+    assert str(folder) in err and Path(file).name in err
+
+
+def test_folders_that_say_too_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = altered(tmp_path)
+    rewrite(folder / "config.json", tolerance={})
+    status, lines, err = run(capsys, folder)
+    assert (status, lines) == (2, [])
+    assert "'pixels_atol' is missing" in err
+    (folder / "config.json").write_text("[not json")
+    assert run(capsys, folder)[0] == 2
+    (folder / "config.json").write_text("[]")
+    assert run(capsys, folder)[0] == 2
+
+
+def test_unknown_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("meteor-tiny", "recipe-tiny", "comparison", "test-golden", "cases"):
+        (tmp_path / name).mkdir()
+        status, lines, err = run(capsys, tmp_path / name)
+        assert (status, lines) == (2, [])
+        assert err == f"{tmp_path / name}: no module of tests/golden knows a case of this name\n"
+
+
+def test_a_case_that_the_library_cannot_do_fails_and_the_next_one_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = altered(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["ln_final.bias"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    status, lines, _ = run(capsys, folder, HERE / "cases" / "pacs-openclip-tiny")
+    assert status == 1
+    assert "1 tensors are missing: 'ln_final.bias'" in lines[0][1]
+    assert [line[-1] == "FAIL" for line in lines] == [True] + [False] * (len(lines) - 1)
+    assert len(lines) > 10
+
+
+def test_the_longest_known_name_runs_a_case() -> None:
+    from tests.golden import pacs
+
+    assert find_run("pacs-vit-tiny") is find_run("pacs") is pacs.run
+    with pytest.raises(UnreadableCaseError):
+        find_run("pacsvit")
+
+
+def test_comparisons() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert compare("x", [1.0, 2.0], [1.0, 2.5], 1).error == 0.5
+    assert compare("x", 1.0, 1.0, 0).verdict == "ok"
+    assert compare("x", [1.0], [1.1], 0.05).verdict == "FAIL"
+    assert compare("x", [nan], [1.0], 9).verdict == "FAIL"
+    assert compare("x", [inf], [1.0], 9).verdict == "FAIL"
+    assert compare("x", [nan], [nan], 0).verdict == "ok"
+    assert compare("x", [0.0], [nan], 0).verdict == "ok (defined)"
+    assert compare("x", [inf], [nan], 0).verdict == "FAIL"
+    assert compare("x", [[1.0]], [1.0], 9).verdict == "FAIL"
+    assert compare("x", [], [], 0).verdict == "ok"
