@@ -102,11 +102,15 @@ class CaptionMetric(ABC):
         """Statistics of all texts that encoding or aggregation needs; no model runs."""
         return None
 
-    def evidence_of(self, samples: Samples, rows: pa.Table, values: Values) -> dict[int, dict[str, Any]]:
-        """What `Result.explain` shows of each caption: by default its parts."""
-        names = list(values.parts)
-        columns = [values.parts[name] for name in names]
-        return {i: dict(zip(names, row, strict=True)) for i, row in enumerate(zip(*columns, strict=True))}
+    def evidence_of(
+        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
+    ) -> dict[int, dict[str, Any]]:
+        """What `Result.explain` shows of each caption: by default its text, its picture and its parts."""
+        return {
+            row: {"caption": sample.caption, "picture": sample.picture.name}
+            | {name: part[row] for name, part in parts.items()}
+            for row, sample in enumerate(samples)
+        }
 
     def score(
         self,
@@ -210,14 +214,15 @@ class CaptionMetric(ABC):
             for i, s in enumerate(scores)
             if not np.isfinite(s)
         }
+        parts = {name: np.asarray(part).tolist() for name, part in values.parts.items()}
         evidence = None
         if self.options.evidence and samples is not None:
-            evidence = self.evidence_of(samples, rows, values)
+            evidence = self.evidence_of(samples, rows, parts)
         return Result(
             metric=self.name,
             key=self.key,
             scores=scores,
-            parts={name: np.asarray(part).tolist() for name, part in values.parts.items()},
+            parts=parts,
             groups=rows["group"].to_pylist(),
             signature=self.signature(rows),
             counts=Counts(
@@ -315,7 +320,7 @@ def _windows(samples: Samples, texts: int) -> Iterator[Samples]:
 
 def _content(samples: Samples, row: int) -> str:
     """Key of what row `row` was made from."""
-        references = samples.references[row] if samples.references else []
+    references = samples.references[row] if samples.references else []
     try:
         picture = samples.pictures[row].key
     except PictureError:

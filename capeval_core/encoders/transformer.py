@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
 from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor
+from torch.nn import functional
 
 
 class KeyValues(NamedTuple):

@@ -7,7 +7,7 @@ Captioning Evaluation, CVPR 2023, https://arxiv.org/abs/2303.12112
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -158,12 +158,12 @@ class RefPacS(PacS):
         parts = {"cosine": cosine, PacS.key: pac, "reference_cosine": nearest}
         return Values(score, parts)
 
-    def evidence_of(self, samples: Samples, rows: pa.Table, values: Values) -> dict[int, dict[str, Any]]:
-        shown = super().evidence_of(samples, rows, values)
-        for i, (texts, cosines) in enumerate(
-            zip(samples.references or [], rows["reference_cosines"].to_pylist(), strict=True)
-        ):
-            shown[i]["references"] = dict(zip(texts, cosines, strict=True))
+    def evidence_of(
+        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
+    ) -> dict[int, dict[str, Any]]:
+        shown = super().evidence_of(samples, rows, parts)
+        for sample, cosines in zip(samples, rows["reference_cosines"].to_pylist(), strict=True):
+            shown[sample.index]["references"] = dict(zip(sample.references or [], cosines, strict=True))
         return shown
 
 
