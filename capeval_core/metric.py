@@ -19,7 +19,7 @@ from capeval_core._version import __version__
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.inputs.pictures import PictureError
 from capeval_core.inputs.samples import Samples, check_samples
-from capeval_core.options import Options
+from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Counts, Result
 from capeval_core.rows import RowStore, canonical
 from capeval_core.suggestion import did_you_mean
@@ -72,10 +72,10 @@ class CaptionMetric(ABC):
     default_weights: ClassVar[WeightsEntry]
     tiny: ClassVar[str]
     """Folder of the embedded small model that `weights="tiny"` means."""
-    Options: ClassVar[type[Options]] = Options
+    Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: CommonOptions) -> None:
         chosen = options.weights if options.weights is not None else self.default_weights.repository
         self.options = options
         self.weights: WeightsFolder = open_weights(chosen, metric=self.name, tiny=self.tiny)

@@ -136,20 +136,18 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
     members = _members(hint)
     types = tuple(m for m in members if isinstance(m, type))
     choices = [m for m in members if not isinstance(m, type)]
-    if choices and value in choices:
-        return
     accepted = (*types, int) if float in types else types
-    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in types):
-        expected = " or ".join([repr(c) for c in choices] + [_TYPE_NAMES.get(t, t.__name__) for t in types])
-        hint_text = (
-            did_you_mean(value, [str(c) for c in choices]) if isinstance(value, str) and choices else ""
-        )
-        kind = ValueError if isinstance(value, str) and choices else TypeError
-        problems.add(f"{spec.name}={value!r}: expected {expected}{hint_text}", kind=kind)
-        return
-    minimum = spec.metadata["minimum"]
-    if minimum is not None and value is not None and not minimum <= value < float("inf"):
-        problems.add(f"{spec.name}={value!r}: expected at least {minimum:g}", kind=ValueError)
+    fits = isinstance(value, accepted) and (bool in types or not isinstance(value, bool))
+    minimum: float | None = spec.metadata["minimum"]
+    if isinstance(value, str) and choices:
+        if value not in choices:
+            expected = " or ".join(map(repr, choices))
+            problems.add(f"{spec.name}={value!r}: expected {expected}{did_you_mean(value, choices)}")
+    elif not fits:
+        expected = " or ".join([*map(repr, choices), *(_TYPE_NAMES.get(t, t.__name__) for t in types)])
+        problems.add(f"{spec.name}={value!r}: expected {expected}", kind=TypeError)
+    elif minimum is not None and value is not None and not minimum <= value < float("inf"):
+        problems.add(f"{spec.name}={value!r}: expected a number of at least {minimum:g}")
 
 
 def _compact(value: Any) -> str:

@@ -56,8 +56,8 @@ class Clusters:
         values = np.asarray(scores, dtype=np.float64)
         names, members = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
         finite = np.isfinite(values)
-        sums = np.bincount(members, np.where(finite, values, 0.0), len(names))
-        counts = np.bincount(members, finite, len(names))
+        sums = np.bincount(members, np.where(finite, values, 0.0), len(names)).astype(np.float64)
+        counts = np.bincount(members, finite, len(names)).astype(np.float64)
         return Clusters([str(name) for name in names[counts > 0]], sums[counts > 0], counts[counts > 0])
 
 

@@ -51,7 +51,7 @@ class TextFeatures:
     dropped: list[int]
 
 
-class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning", "clip"]):  # type: ignore[call-arg]
+class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning", "clip"]):
     """CLIP on open_clip's modules, with checked weights.
 
     Texts run at their real length, equal ones once (exact, since attention is causal); equal pictures
@@ -163,21 +163,22 @@ class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning
     def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
         mean = torch.tensor(self.preprocessing.mean, device=self.device).view(3, 1, 1)
         std = torch.tensor(self.preprocessing.std, device=self.device).view(3, 1, 1)
-        return (torch.from_numpy(pixels).to(self.device).float() / 255 - mean) / std
+        scaled: Tensor = (torch.from_numpy(pixels).to(self.device).float() / 255 - mean) / std
+        return scaled
 
     def _picture_forward(self, pixels: NDArray[np.uint8]) -> Callable[[slice], Floats]:
         @torch.inference_mode()
-        def forward(part: slice) -> Tensor:
+        def forward(part: slice) -> Floats:
             with exact_float32():
                 x = self._scale(pixels[part]).to(DTYPES[self.dtype])
                 visual = self.model.visual
                 if not isinstance(visual, VisionTransformer):
-                    return visual(x).float().cpu().numpy()
+                    return _rows(visual(x))
                 x = visual.conv1(x).flatten(2).transpose(1, 2)
                 x = torch.cat([visual.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
                 x = visual.ln_pre(x + visual.positional_embedding.to(x.dtype))
                 x = run_pooled(visual.transformer.resblocks, x, position=0, causal=False)
-                return (visual.ln_post(x) @ visual.proj).float().cpu().numpy()
+                return _rows(visual.ln_post(x) @ visual.proj)
 
         return forward
 
@@ -200,7 +201,8 @@ class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning
     def _embed(self, ids: Tensor, start: int) -> Tensor:
         model, dtype = self.model, DTYPES[self.dtype]
         positions = model.positional_embedding[start : start + ids.shape[1]]
-        return model.token_embedding(ids.to(self.device)).to(dtype) + positions.to(dtype)
+        embedded: Tensor = model.token_embedding(ids.to(self.device)).to(dtype) + positions.to(dtype)
+        return embedded
 
     @torch.inference_mode()
     def _text_prefix(self, ids: tuple[int, ...]) -> list[KeyValues]:
@@ -209,12 +211,12 @@ class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning
 
     def _text_forward(self, ids: Tensor, start: int, prefix: list[KeyValues]) -> Callable[[slice], Floats]:
         @torch.inference_mode()
-        def forward(part: slice) -> Tensor:
+        def forward(part: slice) -> Floats:
             with exact_float32():
                 model = self.model
                 x = self._embed(ids[part], start)
                 x = run_pooled(model.transformer.resblocks, x, position=-1, causal=True, prefix=prefix)
-                return (model.ln_final(x) @ model.text_projection).float().cpu().numpy()
+                return _rows(model.ln_final(x) @ model.text_projection)
 
         return forward
 
@@ -289,6 +291,10 @@ def _tensors_checksum(tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         digest.update(name.encode() + tensors[name].cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _rows(features: Tensor) -> Floats:
+    return np.asarray(features.float().cpu())
 
 
 def _common_prefix(sequences: list[tuple[int, ...]]) -> int:

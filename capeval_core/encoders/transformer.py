@@ -85,11 +85,12 @@ def _project(
         query = functional.linear(x[:, position : position + 1], weight[:width], bias[:width])
         keys, values = functional.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
     heads = attention.num_heads
-    query, keys, values = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, keys, values))
+    query, keys, values = (t.view(*t.shape[:2], heads, -1).transpose(1, 2) for t in (query, keys, values))
     return query, keys, values
 
 
 def _finish(block: ResidualAttentionBlock, x: Tensor, attended: Tensor) -> Tensor:
     """Residual sums, output projection and MLP of a block after its attention."""
     x = x + block.ls_1(block.attn.out_proj(attended.transpose(1, 2).flatten(2)))
-    return x + block.ls_2(block.mlp(block.ln_2(x)))
+    done: Tensor = x + block.ls_2(block.mlp(block.ln_2(x)))
+    return done

@@ -11,7 +11,7 @@ Floats = NDArray[np.float32]
 def unit(features: Floats) -> Floats:
     """Rows of (n, d) scaled to length 1 in float32; an all-zero row stays zero, so its cosines are 0."""
     norms = np.linalg.norm(features, axis=-1, keepdims=True)
-    return features / np.where(norms > 0, norms, 1)
+    return np.asarray(features / np.where(norms > 0, norms, 1), dtype=np.float32)
 
 
 def paired_cosine(x: Floats, y: Floats) -> Floats:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
 from capeval_core.metric import CaptionMetric, CorpusStats, Values
-from capeval_core.options import Options, option
+from capeval_core.options import Options as CommonOptions
+from capeval_core.options import option
 from capeval_core.rows import row_schema
 from capeval_core.weights.catalogue import PACS_B32
 
@@ -53,7 +54,7 @@ def ref_pac_score(pac: Doubles, reference_cosine: Doubles, *, released: bool = F
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PacOptions(Options):
+class PacOptions(CommonOptions):
     """Options of PAC-S and RefPAC-S."""
 
     w: float = option(2.0, "scale of the score, w of eq. 1", sign="w", minimum=0)
@@ -76,7 +77,7 @@ class PacS(CaptionMetric):
     range = (0.0, 2.0)
     default_weights = PACS_B32
     tiny = "pacs"
-    Options: ClassVar[type[Options]] = PacOptions
+    Options: ClassVar[type[CommonOptions]] = PacOptions
     ROW = row_schema(pa.field("cosine", pa.float32()))
 
     options: PacOptions
