@@ -2,7 +2,7 @@
 
 Every folder pins the behaviour of an original implementation. The module that knows a folder is found by
 the folder's name: the longest run of its leading words that is a module here, so that `pacs-vit-tiny` is run
-by `pacs.py`. A module for another family needs one function, ``run(folder) -> Iterator[Comparison]``.
+by `pacs.py`. A module for another family needs one function, ``run_case(folder) -> Iterator[Comparison]``.
 
 Prints ``CASE  quantity  max_abs_error  tolerance  ok|FAIL`` and exits with 0 (all agree), 1 (some do
 not) or 2 (a folder cannot be run).
@@ -20,16 +20,16 @@ from pathlib import Path
 
 from tests.golden.comparison import Comparison, UnreadableCaseError
 
-Run = Callable[[Path], Iterator[Comparison]]
+RunCase = Callable[[Path], Iterator[Comparison]]
 
 
-def find_run(case: str) -> Run:
+def find_run(case: str) -> RunCase:
     """The function that runs cases of this name."""
     words = re.split(r"\W+", case.lower())
     for count in range(len(words), 0, -1):
         name = "_".join(words[:count])
         if name.isidentifier() and importlib.util.find_spec(f"tests.golden.{name}"):
-            run: Run | None = getattr(importlib.import_module(f"tests.golden.{name}"), "run", None)
+            run: RunCase | None = getattr(importlib.import_module(f"tests.golden.{name}"), "run_case", None)
             if run:
                 return run
     raise UnreadableCaseError("no module of tests/golden knows a case of this name")

@@ -151,7 +151,7 @@ class Case:
         return {**given, "activation": "quick_gelu"} if model.get("quick_gelu") else given
 
 
-def run(folder: Path) -> Iterator[Comparison]:
+def run_case(folder: Path) -> Iterator[Comparison]:
     """Compare everything that the case pins."""
     case = Case.read(folder)
     with tempfile.TemporaryDirectory(prefix="golden-") as place:
