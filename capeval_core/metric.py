@@ -149,17 +149,36 @@ class CaptionMetric(ABC):
             empty=self.options.empty,
         )
         stats = self.prepare(_texts(samples))
+        encoded = self.encode_all(samples, stats, rows=rows, progress=progress)
+        return self.combine(encoded, stats, samples=samples)
+
+    def encode_all(
+        self,
+        samples: Samples,
+        stats: CorpusStats | None = None,
+        *,
+        rows: str | PathLike[str] | None = None,
+        progress: bool = False,
+    ) -> pa.Table:
+        """Rows of checked samples, what `combine` makes a result of; a row's index is its sample's.
+
+        Args:
+            samples: as `check_samples` gives them; their indices may be a part of a larger input's.
+            stats: what `prepare` gave.
+            rows, progress: as for `score`.
+
+        Raises:
+            ValueError: a picture broke after it was checked, and `on_error` is "raise".
+        """
         folder = rows if rows is not None else self.options.rows
         with tqdm(
             total=len(samples), desc=self.name, unit="caption", disable=None if progress else True
         ) as bar:
             if folder is None:
-                encoded = self._encode_all(samples, stats, TEXTS_AT_ONCE, bar)
-            else:
-                encoded = self._encode_missing(samples, stats, folder, bar)
-        return self.combine(encoded, stats, samples=samples)
+                return self._encode_windows(samples, stats, TEXTS_AT_ONCE, bar)
+            return self._encode_missing(samples, stats, folder, bar)
 
-    def _encode_all(
+    def _encode_windows(
         self, samples: Samples, stats: CorpusStats | None, texts: int, bar: tqdm[Any]
     ) -> pa.Table:
         tables = []
@@ -177,7 +196,9 @@ class CaptionMetric(ABC):
         failed = []
         with RowStore(folder, self.ROW, stamp) as store:
             _, known = store.read()
-            missing = [i for i in range(len(samples)) if i not in known or known[i] != _content(samples, i)]
+            missing = [
+                row for row, i in enumerate(samples.indices) if known.get(i) != _content(samples, row)
+            ]
             bar.update(len(samples) - len(missing))
             for window in _windows(samples.select(missing), _TEXTS_BETWEEN_ROWS):
                 start = 0
@@ -189,7 +210,7 @@ class CaptionMetric(ABC):
                     start += len(table)
                     bar.update(len(table))
             stored, _ = store.read()
-        ours = stored.filter(pa.compute.less(stored["index"], len(samples)))
+        ours = stored.filter(pa.compute.is_in(stored["index"], pa.array(samples.indices, pa.int64())))
         return pa.concat_tables([ours, *failed])
 
     def _refuse_errors(self, table: pa.Table) -> None:

@@ -75,6 +75,7 @@ def check_samples(
     needs_references: bool,
     on_error: Literal["raise", "nan"] = "raise",
     empty: Literal["error", "score"] = "error",
+    called: str = "captions",
 ) -> Samples:
     """Check everything that a user hands in, and raise all complaints at once.
 
@@ -87,6 +88,7 @@ def check_samples(
     on_error: "raise" decodes every distinct picture now; "nan" leaves the pictures to `Picture.load`, so that
         a broken file costs its own row later. What can never work (lengths, types, None) raises with both.
     empty: "error" refuses empty and whitespace-only captions and references; "score" lets them through.
+    called: what messages call the captions, where a user knows them by another name.
 
     Raises ValueError or TypeError; several problems make one exception that lists them.
 
@@ -106,16 +108,17 @@ def check_samples(
     if empty not in ("error", "score"):
         raise ValueError(f'empty={empty!r}: expected "error" or "score"')
     problems = Problems()
-    texts = check_captions(captions, empty, problems)
+    texts = check_captions(captions, empty, problems, called)
     pictures = check_images(images, problems)
     if texts is not None and pictures is not None and (texts or pictures) and len(texts) != len(pictures):
         problems.add(
-            f"len(captions)={len(texts)} but len(images)={len(pictures)}: "
+            f"len({called})={len(texts)} but len(images)={len(pictures)}: "
             "give one picture per caption, and repeat it for further captions"
         )
     compared: list[list[str]] | None = None
     if needs_references:
-        compared = check_references(references, None if texts is None else len(texts), empty, problems)
+        count = None if texts is None else len(texts)
+        compared = check_references(references, count, empty, problems, called)
     if pictures is not None and on_error == "raise":
         check_pictures([picture for picture in pictures if picture is not None], problems)
     problems.raise_if_any()
@@ -127,19 +130,21 @@ def check_samples(
     )
 
 
-def check_captions(captions: Any, empty: str, problems: Problems) -> list[str | None] | None:
+def check_captions(
+    captions: Any, empty: str, problems: Problems, called: str = "captions"
+) -> list[str | None] | None:
     """One entry per caption, None where it is unusable; None if there are no rows at all to speak of."""
-    rows = rows_of(captions, "captions", "strings", problems)
+    rows = rows_of(captions, called, "strings", problems)
     if rows is None:
         return None
     if not rows:
-        problems.add("captions is empty: there is nothing to score")
+        problems.add(f"{called} is empty: there is nothing to score")
     mend = "write a caption"
-    return [text_of(row, f"captions[{i}]", mend, empty, problems) for i, row in enumerate(rows)]
+    return [text_of(row, f"{called}[{i}]", mend, empty, problems) for i, row in enumerate(rows)]
 
 
 def check_references(
-    references: Any, captions: int | None, empty: str, problems: Problems
+    references: Any, captions: int | None, empty: str, problems: Problems, called: str = "captions"
 ) -> list[list[str]] | None:
     """Per caption its references; ragged lists and bare strings are welcome."""
     if references is None:
@@ -156,7 +161,7 @@ def check_references(
         mend = "give one list of references per caption"
         if rows and all(len(row) == captions for row in checked):
             mend += "; these look transposed, pass list(zip(*references))"
-        problems.add(f"len(captions)={captions} but len(references)={len(rows)}: {mend}")
+        problems.add(f"len({called})={captions} but len(references)={len(rows)}: {mend}")
     return checked
 
 
