@@ -567,6 +567,8 @@ def quoted(path: str) -> str:
 
 def described(value: Any) -> str:
     """A wrong value in few words: `the number 5`, `a list of length 3`."""
+    if value is None:
+        return "None"
     if isinstance(value, bool):
         return f"the bool {value}"
     if isinstance(value, numbers.Number):
