@@ -1,0 +1,299 @@
+"""Metrics as modules of Hugging Face `evaluate`: an adapter, it holds no formula.
+
+`add_batch` checks its captions and pictures and encodes them at once; only rows of plain numbers are kept, so no
+picture enters evaluate's Arrow cache. `compute` combines the rows of all batches and all processes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import evaluate
+import numpy as np
+import pyarrow as pa
+from datasets import Features, Value
+
+from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.metric import CaptionMetric, metric_class
+from capeval_core.options import Options, describe_options
+from capeval_core.result import Result
+from capeval_core.suggestion import did_you_mean
+
+ONE_DAY = 86_400.0
+"""Seconds that processes wait for each other. evaluate's own 100 are gone while the last shard is encoded."""
+RANK_STRIDE = 2**40
+"""Rows of process r have the indices from r times this: unique everywhere, and sorted by process."""
+
+_OWN_KEYWORDS = inspect.signature(evaluate.EvaluationModule.__init__).parameters.keys()
+
+
+class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
+    """A caption metric as `evaluate.load` gives it; a module file subclasses it and names its metric.
+
+    Args:
+        timeout: seconds that the processes of a distributed evaluation wait for each other.
+        **keywords: evaluate's own (`num_process`, `experiment_id`, ...) and the metric's options (`weights`,
+            `device`, ...). Options are checked now; the weights are opened at the first batch.
+
+    Raises:
+        TypeError, ValueError: an unknown keyword, or an option's value that is none.
+    """
+
+    metric_name: ClassVar[str]
+    """As in `capeval_core.list_metrics()`."""
+
+    def __init__(self, config_name: str | None = None, *, timeout: float = ONE_DAY, **keywords: Any) -> None:
+        own = {name: keywords.pop(name) for name in _OWN_KEYWORDS & keywords.keys()}
+        self.options = self.metric_type().Options.of(self.metric_name, keywords)
+        if self.options.evidence:
+            raise ValueError(
+                "evidence=True: evaluate keeps numbers only, use "
+                f"capeval_core.load({self.metric_name!r}, evidence=True) for result.explain()"
+            )
+        self._told_about_references = False
+        super().__init__(config_name, timeout=timeout, **own)
+
+    @classmethod
+    def metric_type(cls) -> type[CaptionMetric]:
+        """The class of the metric behind this module."""
+        return metric_class(cls.metric_name)
+
+    @cached_property
+    def metric(self) -> CaptionMetric:
+        """The metric behind this module; its weights are opened at the first access, i.e. the first batch."""
+        options = self.options
+        if options.rows is not None and self.num_process > 1:
+            shard = f"{self.process_id}-of-{self.num_process}"
+            options = replace(options, rows=Path(options.rows) / shard)
+        return self.metric_type()(options)
+
+    def _info(self) -> evaluate.EvaluationModuleInfo:
+        metric = self.metric_type()
+        info = evaluate.EvaluationModuleInfo(
+            description=_description(metric),
+            citation=metric.paper,
+            inputs_description=_inputs_description(metric),
+            features=_features(metric),
+            reference_urls=[word.strip(".,") for word in metric.paper.split() if word.startswith("http")],
+        )
+        # Set afterwards: evaluate allows a format for flat features only, which matters for numpy, not here.
+        info.format = "arrow"
+        return info
+
+    def add(
+        self,
+        *,
+        prediction: str | None = None,
+        image: Any = None,
+        reference: Sequence[str] | str | None = None,
+        **plural: Any,
+    ) -> None:
+        """Add one caption with its picture (and references).
+
+        The plural names `predictions`, `images`, `references` mean the same here: one caption, one
+        picture, and the references of this one caption. Many captions are faster in one `add_batch`.
+        """
+        given = {"predictions": prediction, "images": image, "references": reference}
+        twice = [name for name in plural if given.get(name) is not None]
+        if twice:
+            raise TypeError(f"add: pass {twice[0][:-1]} or {twice[0]}, not both")
+        given |= {name: plural.pop(name) for name in list(plural) if name in given}
+        self._refuse_unknown("add", plural, ("prediction", "image", "reference"))
+        references = given["references"]
+        self.add_batch(
+            predictions=[given["predictions"]],
+            images=[given["images"]],
+            references=[references]
+            if references is not None or self.metric_type().needs_references
+            else None,
+        )
+
+    def add_batch(
+        self,
+        *,
+        predictions: Sequence[str] | None = None,
+        images: Any = None,
+        references: Sequence[Sequence[str] | str] | None = None,
+        **unknown: Any,
+    ) -> None:
+        """Check and encode captions with their pictures (and references); `compute` combines all batches.
+
+        A batch without any rows is welcome: with `num_process` a process may have none.
+
+        Raises:
+            ValueError, TypeError: everything that is wrong with the batch; nothing of it is added then.
+        """
+        self._refuse_unknown("add_batch", unknown, ("predictions", "images", "references"))
+        metric = self.metric_type()
+        if references is not None and not metric.needs_references:
+            if not self._told_about_references:
+                warnings.warn(f"{metric.name} needs no references: they are ignored", stacklevel=2)
+                self._told_about_references = True
+            references = None
+        if _are_empty(predictions, images, references if metric.needs_references else []):
+            self._open_writer()
+            return
+        samples = check_samples(
+            predictions,
+            images,
+            references,
+            needs_references=metric.needs_references,
+            on_error=self.options.on_error,
+            empty=self.options.empty,
+            called="predictions",
+        )
+        self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
+        rows = self.metric.encode_all(self._placed(samples))
+        columns = {name: pa.nulls(len(rows)) for name in self.features}
+        columns["predictions"] = rows.to_struct_array()
+        table = pa.table(columns)
+        # Single rows are gathered by the writer: one record batch each would be larger than its numbers.
+        (self.writer.write_row if len(rows) == 1 else self.writer.write_table)(table)
+
+    def compute(
+        self,
+        *,
+        predictions: Sequence[str] | None = None,
+        images: Any = None,
+        references: Sequence[Sequence[str] | str] | None = None,
+        per_caption: bool = False,
+        **unknown: Any,
+    ) -> dict[str, Any] | None:
+        """Score what is passed here together with all that was added before, and start anew.
+
+        Captions without a score (with `on_error="nan"`) are left out of the mean, and a warning says how many.
+
+        Returns:
+            The metric's own key and the mean. With `per_caption=True` also `per_caption`, lists with one entry
+            per caption in the order of adding (process by process with `num_process`): the score, its
+            parts, and `errors` (None, or why a caption has no score); and the `signature`.
+            None on processes other than the first.
+
+        Raises:
+            ValueError, TypeError: everything that is wrong with the input; or there is nothing to score.
+        """
+        self._refuse_unknown("compute", unknown, ("predictions", "images", "references", "per_caption"))
+        metric = self.metric_type()
+        given = (predictions, images, references if metric.needs_references else None)
+        if any(value is not None for value in given):
+            self.add_batch(predictions=predictions, images=images, references=references)
+        self._open_writer()  # a process that never added takes part with no rows
+        output: dict[str, Any] | None = super().compute(per_caption=per_caption)
+        if output == {}:
+            raise ValueError("predictions is empty: there is nothing to score")
+        return output
+
+    def _compute(self, *, predictions: pa.ChunkedArray, per_caption: bool, **_: Any) -> dict[str, Any]:
+        if not len(predictions):
+            return {}  # complained about once evaluate has cleaned up
+        result = self.metric.combine(pa.Table.from_struct_array(predictions))
+        if result.counts.failed:
+            _warn_of_failures(result)
+        output: dict[str, Any] = {result.key: result.mean}
+        if per_caption:
+            errors = [result.errors.get(i) for i in range(len(result.scores))]
+            output["per_caption"] = {result.key: result.scores, **result.parts, "errors": errors}
+            output["signature"] = result.signature
+        return output
+
+    def _open_writer(self) -> None:
+        if self.writer is None:
+            self.selected_feature_format = self.features
+            self._init_writer()
+
+    def _placed(self, samples: Samples) -> Samples:
+        """The batch at its place in everything that is added, which rows and late messages go by."""
+        start = len(self)
+        of_process = f" of process {self.process_id}" if self.process_id else ""
+        return replace(
+            samples,
+            indices=[self.process_id * RANK_STRIDE + start + i for i in samples.indices],
+            pictures=[
+                Picture(f"images[{start + i}]{of_process}", picture.source)
+                for i, picture in zip(samples.indices, samples.pictures, strict=True)
+            ],
+        )
+
+    def _refuse_unknown(self, method: str, unknown: dict[str, Any], known: tuple[str, ...]) -> None:
+        problems = Problems()
+        options = [described.name for described in describe_options(type(self.options))]
+        for name in unknown:
+            if name in options:
+                mend = f": it is an option of the metric, pass it to evaluate.load(..., {name}=...)"
+            else:
+                mend = f"{did_you_mean(name, known)} (arguments: {', '.join(known)})"
+            problems.add(f"{self.metric_name}.{method} has no argument {name!r}{mend}", kind=TypeError)
+        problems.raise_if_any()
+
+
+def _are_empty(*inputs: Any) -> bool:
+    """Whether each input is a sequence of no rows."""
+    return all(hasattr(rows, "__len__") and not isinstance(rows, str) and len(rows) == 0 for rows in inputs)
+
+
+def _warn_of_failures(result: Result) -> None:
+    first = next(iter(result.errors))
+    warnings.warn(
+        f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score and "
+        f"are left out of the mean; the first is predictions[{first}] ({result.errors[first]}), "
+        "per_caption=True tells all",
+        stacklevel=4,
+    )
+
+
+def _features(metric: type[CaptionMetric]) -> Features:
+    """What the Arrow cache holds: the metric's row under the first input, nothing under the others.
+
+    evaluate wants a column for each input by its name, and hands over inputs by these names.
+    """
+    row = Features.from_arrow_schema(metric.ROW)
+    others = ["images", "references"] if metric.needs_references else ["images"]
+    return Features({"predictions": dict(row), **{name: Value("null") for name in others}})
+
+
+def _description(metric: type[CaptionMetric]) -> str:
+    low, high = metric.range
+    better = "higher is better" if metric.higher_is_better else "lower is better"
+    needs = "with references" if metric.needs_references else "without references"
+    return f"{metric.title}: {metric.summary} {needs.capitalize()}, from {low:g} to {high:.3g}, {better}."
+
+
+def _inputs_description(metric: type[CaptionMetric]) -> str:
+    references = """
+        references: per caption a list of texts, or one text; any number each."""
+    example = "references=[[...], ...], " if metric.needs_references else ""
+    options = "\n".join(
+        f"    {option.name} ({option.type}, default {option.default!r}): {option.help}"
+        for option in describe_options(metric.Options)
+        if option.name != "evidence"
+    )
+    return (
+        textwrap.dedent(
+            f"""
+    Inputs:
+        predictions: captions, one string per row.
+        images: pictures, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images or a
+            whole `datasets` column.{references if metric.needs_references else ""}
+        per_caption: `compute` also gives scores, parts and errors per caption, and the signature.
+
+    Result:
+        {metric.key}: mean over all captions that have a score.
+
+    Example:
+        >>> metric = evaluate.load("metrics/{metric.name}", weights="tiny")
+        >>> metric.compute(predictions=[...], images=[...], {example}per_caption=True)
+
+    Options, keywords of `evaluate.load`:
+    """
+        )
+        + options
+    )
