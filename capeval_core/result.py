@@ -103,11 +103,11 @@ class Result:
         return {
             "metric": self.metric,
             "key": self.key,
-            "mean": _plain(self.mean),
+            "mean": plain(self.mean),
             "signature": self.signature,
             "counts": vars(self.counts),
-            "scores": _plain(self.scores),
-            "parts": _plain(self.parts),
+            "scores": plain(self.scores),
+            "parts": plain(self.parts),
             "groups": self.groups,
             "errors": {str(index): reason for index, reason in self.errors.items()},
         }
@@ -137,9 +137,10 @@ class Result:
         return Clusters.of(self.scores, self.groups)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """`value` in JSON's types: NaN and infinities become None."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,100 @@
+"""`capeval`: the command line. Finds the command, and turns its errors into messages and exit statuses."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TextIO
+
+from capeval_core._version import __version__
+from capeval_core.commands.parser import Parser, complain
+from capeval_core.commands.tables import table
+from capeval_core.suggestion import did_you_mean
+
+COMMANDS: dict[str, str] = {
+    "demo": "score packaged pictures with a small packaged model, without a network",
+    "score": "score a file of captions against a folder of pictures",
+    "compare": "test whether one system is better than another",
+    "list": "show the metrics and the known weights",
+    "convert": "make a weights folder of an original checkpoint",
+}
+"""Every command and what it does. Command `x` is `capeval_core.commands.x.run(arguments) -> exit status`."""
+
+DONE, NO_SCORE, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; `arguments` are the process's own unless given.
+
+    Returns:
+        The exit status: 0 done, 1 no score came out (every picture failed, or memory ran out),
+        2 wrong input, 130 interrupted, 141 the reader of the output went away.
+    """
+    _print_any_text()
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Python flushes once more when it ends: let that go nowhere instead of failing loudly.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt as stop:
+        complain(str(stop) or "interrupted")
+        return INTERRUPTED
+    except MemoryError as error:
+        complain(str(error) or "out of memory")
+        return NO_SCORE
+    except (ValueError, TypeError, OSError) as error:
+        complain(str(error))
+        return BAD_INPUT
+
+
+def _run(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="capeval",
+        usage="capeval COMMAND ...",
+        description="Metrics for image captions.",
+        epilog="commands:\n"
+        + table(list(COMMANDS.items()), indent="  ")
+        + "\n\n`capeval COMMAND --help` says more; `capeval demo` is a good start.",
+    )
+    parser.add_argument("--version", action="version", version=f"capeval {__version__}")
+    try:
+        if not arguments:
+            parser.print_help()
+            return BAD_INPUT
+        name, *rest = arguments
+        if name.startswith("-"):
+            parser.parse_args(arguments[:1])
+            parser.error(f"the command comes first: one of {', '.join(COMMANDS)}")
+        if name not in COMMANDS:
+            parser.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS)} ({', '.join(COMMANDS)})")
+        status: int = import_module(f"capeval_core.commands.{name}").run(rest)
+        return status
+    except SystemExit as stop:  # argparse's own way out: help, version, wrong arguments
+        sys.stdout.flush()
+        return int(stop.code or 0)
+
+
+def _print_any_text() -> None:
+    """A file name or caption that the terminal cannot show is escaped, not an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    complain(f"warning: {message}")

@@ -1,0 +1,1 @@
+"""The commands of `capeval`, one module each with `run(arguments) -> exit status`."""

@@ -1,0 +1,49 @@
+"""`capeval compare`: is one system better than another, or is it chance?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from capeval_core.commands.parser import Parser
+from capeval_core.commands.tables import WHOLE_LINES, table
+from capeval_core.metric import METRICS, metric_class
+from capeval_core.result import Result
+
+
+def run(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="capeval compare",
+        description="Paired test of two systems that were scored on the same pictures.",
+        epilog="A and B are files of `capeval score ... --json OUT`, scored with the same settings.",
+    )
+    parser.add_argument("a", metavar="A.json", type=Path, help="the first system")
+    parser.add_argument("b", metavar="B.json", type=Path, help="the second system")
+    given = parser.read(arguments)
+    a, b = read_result(given.a), read_result(given.b)
+    test = a.compare(b)
+    title = metric_class(a.metric).title if a.metric in METRICS else a.metric
+    low, high = test.interval.low, test.interval.high
+    rows = [
+        [title, f"{a.mean:.4f} ({given.a})"],
+        ["", f"{b.mean:.4f} ({given.b})"],
+        ["difference", f"{test.difference:+.4f}"],
+        ["interval", f"{low:+.4f} to {high:+.4f} ({test.interval.level:.0%})"],
+        ["p-value", f"{test.p_value:.4f}" if test.p_value >= 1e-4 else "< 0.0001"],
+        ["pictures", f"{test.pictures:,} ({test.left_out:,} left out)"],
+        ["signature", a.signature],
+    ]
+    print(table(rows, width=WHOLE_LINES))
+    return 0
+
+
+def read_result(path: Path) -> Result:
+    """The result in a file of `capeval score --json`.
+
+    Raises:
+        ValueError: it is another kind of file. OSError: it cannot be read.
+    """
+    try:
+        return Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not a file of `capeval score --json`") from error

@@ -1,0 +1,83 @@
+"""`capeval demo`: good, subtly wrong and unrelated captions of the packaged pictures."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+from capeval_core.commands.parser import Parser
+from capeval_core.commands.summary import interval_text
+from capeval_core.commands.tables import WHOLE_LINES, table
+from capeval_core.metric import load, metric_class
+from capeval_core.result import Result
+from capeval_core.synthetic.demo import DemoItem, demo_set
+
+KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
+METRICS = ("pacs", "refpacs")
+
+
+def run(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="capeval demo",
+        description="Score packaged pictures with the packaged `tiny` weights: no network, no files.",
+    )
+    parser.read(arguments)
+    print(report("tiny"))
+    return 0
+
+
+def report(weights: str | PathLike[str]) -> str:
+    """The demo as text."""
+    items = demo_set()
+    results = {name: _score(name, weights, items) for name in METRICS}
+    titles = [metric_class(name).title for name in METRICS]
+    return "\n".join(
+        [
+            f"{len(items)} drawn pictures: a good caption, the same but for one word, and another picture's.",
+            "",
+            _captions_table(items, results, titles),
+            "",
+            _means_table(results, titles),
+            "",
+            *(results[name]["good"].signature for name in METRICS),
+            "",
+            *_next_steps(),
+        ]
+    )
+
+
+def _score(name: str, weights: str | PathLike[str], items: list[DemoItem]) -> dict[str, Result]:
+    """One result per kind of caption."""
+    metric = load(name, weights=weights)
+    images = [item.picture for item in items]
+    references = [item.references for item in items] if metric.needs_references else None
+    return {
+        kind: metric.score([getattr(item, field) for item in items], images, references)
+        for kind, field in KINDS.items()
+    }
+
+
+def _captions_table(items: list[DemoItem], results: dict[str, dict[str, Result]], titles: list[str]) -> str:
+    rows = [["PICTURE", *titles, "KIND", "CAPTION"]]
+    for i, item in enumerate(items):
+        for kind, field in KINDS.items():
+            scores = [f"{results[name][kind].scores[i]:.3f}" for name in METRICS]
+            rows.append([item.picture.name if kind == "good" else "", *scores, kind, getattr(item, field)])
+    return table(rows)
+
+
+def _means_table(results: dict[str, dict[str, Result]], titles: list[str]) -> str:
+    rows = [["MEAN (95 % INTERVAL)", *titles]]
+    for kind in KINDS:
+        cells = []
+        for name in METRICS:
+            result = results[name][kind]
+            cells.append(f"{result.mean:.3f} ({interval_text(result, 3).partition(' (')[0]})")
+        rows.append([kind, *cells])
+    return table(rows, width=WHOLE_LINES)
+
+
+def _next_steps() -> list[str]:
+    return [
+        "`tiny` knows only such drawings. `capeval list` names real weights; with your files:",
+        "  capeval score pacs --candidates captions.json --images pictures",
+    ]

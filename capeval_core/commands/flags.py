@@ -1,0 +1,66 @@
+"""Flags made from a metric's options: one for each, with its type, its default and its sentence."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from capeval_core.options import OptionDescription, Options, describe_options
+
+_NUMBERS: dict[str, type[int] | type[float]] = {"int": int, "float": float}
+
+
+def add_flags(parser: argparse.ArgumentParser, options: type[Options]) -> None:
+    """A flag for every option. The options class, not the flag, checks values and knows the defaults."""
+    group = parser.add_argument_group("options of the metric")
+    for option in describe_options(options):
+        group.add_argument(flag_of(option.name), dest=option.name, default=argparse.SUPPRESS, **_kind(option))
+
+
+def chosen(arguments: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
+    """The options that the user gave."""
+    given = vars(arguments)
+    return {option.name: given[option.name] for option in describe_options(options) if option.name in given}
+
+
+def flag_of(name: str) -> str:
+    """
+    >>> flag_of("batch_size")
+    '--batch-size'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def in_flags(message: str, options: type[Options]) -> str:
+    """A message that speaks of keywords, in the words of the command line.
+
+    >>> in_flags('captions[0] is empty: write a caption or pass empty="score"', Options)
+    'captions[0] is empty: write a caption or pass --empty score'
+    """
+    names = "|".join(option.name for option in describe_options(options))
+    value = r"""(?:'(?P<single>[^'\n]*)'|"(?P<double>[^"\n]*)"|(?P<bare>[\w.+-]*\w))"""
+
+    def mended(found: re.Match[str]) -> str:
+        text = found["single"] or found["double"] or found["bare"] or "''"
+        return f"{flag_of(found['name'])} {text}"
+
+    return re.sub(rf"(?<![\w.\[])(?P<name>{names})={value}", mended, message)
+
+
+def _kind(option: OptionDescription) -> dict[str, Any]:
+    types = option.type.split(" | ")
+    # A help text names what None means; here None is a flag that is not given.
+    text = option.help.replace("None: ", "default: ").replace("%", "%%")
+    if types == ["bool"]:
+        return {"action": "store_true", "help": text}
+    if option.default is not None:
+        text += f" (default: {option.default})"
+    shape: dict[str, Any] = {"help": text}
+    if option.choices:
+        # For the eye only: the options class refuses other values, and says which was meant.
+        shape["metavar"] = "{" + ",".join(map(str, option.choices)) + "}"
+    for name, kind in _NUMBERS.items():
+        if name in types:
+            shape |= {"type": kind, "metavar": "N" if kind is int else "X"}
+    return shape

@@ -1,0 +1,49 @@
+"""Messages of the core, which speak of arguments and indices, in the words of someone with files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from capeval_core.commands.flags import in_flags
+from capeval_core.options import Options
+
+_PLACE = re.compile(r"\b(captions|images|references)\[(\d+)\](?:\[(\d+)\])?")
+# The other captions of a broken picture: its id, which is named already, stands for all of them.
+_ALSO = re.compile(r" \(also (?:images\[\d+\](?:, )?)+(?: and [\d,]+ more)?\)")
+
+
+@contextmanager
+def in_words_of_the_user(options: type[Options], ids: Sequence[str] = ()) -> Iterator[None]:
+    """Let errors about arguments name flags, and errors about `captions[3]` the image id of that row."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise ValueError(in_flags(places_named(str(error), ids), options)) from error
+
+
+def places_named(message: str, ids: Sequence[str]) -> str:
+    """`captions[3]` as `caption of '42'`, or `caption 2 of '42'` if that image has several.
+
+    >>> places_named("captions[1] is empty", ["dog", "dog", "cat"])
+    "caption 2 of 'dog' is empty"
+    >>> places_named("images[2]: cannot decode 'x.jpg' (truncated)", ["dog", "dog", "cat"])
+    "picture of 'cat': cannot decode 'x.jpg' (truncated)"
+    """
+
+    def named(found: re.Match[str]) -> str:
+        kind, index = found[1], int(found[2])
+        if index >= len(ids):
+            return found[0]
+        image_id = ids[index]
+        if kind == "images":
+            what = "picture"
+        elif kind == "references":
+            what = f"reference {int(found[3]) + 1}" if found[3] else "references"
+        else:
+            number = ids[: index + 1].count(image_id) if ids.count(image_id) > 1 else 0
+            what = f"caption {number}" if number else "caption"
+        return f"{what} of {image_id!r}"
+
+    return _PLACE.sub(named, _ALSO.sub("", message) if ids else message)

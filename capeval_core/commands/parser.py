@@ -1,0 +1,43 @@
+"""Reading arguments and complaining, the same way in all commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from capeval_core.commands.tables import terminal_width
+from capeval_core.suggestion import did_you_mean
+
+
+def complain(message: str) -> None:
+    """One message to the user, on stderr."""
+    print(f"capeval: {message}", file=sys.stderr)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=terminal_width())
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with whole flags only, a suggestion for a misspelt one, and one-line errors."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **settings)
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The arguments; anything wrong ends the program with status 2 and a message."""
+        unknown = [a.partition("=")[0] for a in arguments if a.startswith("--") and not self._knows(a)]
+        if unknown:
+            hint = did_you_mean(unknown[0], self._option_string_actions)
+            self.error(f"unknown option {unknown[0]}{hint}")
+        return self.parse_args(arguments)
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{message}\n(see {self.prog} --help)")
+        self.exit(2)
+
+    def _knows(self, argument: str) -> bool:
+        return argument == "--" or argument.partition("=")[0] in self._option_string_actions

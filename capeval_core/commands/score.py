@@ -1,0 +1,119 @@
+"""`capeval score`: the user's own captions and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from capeval_core.commands.flags import add_flags, chosen
+from capeval_core.commands.messages import in_words_of_the_user, places_named
+from capeval_core.commands.parser import Parser, complain
+from capeval_core.commands.summary import interval_text, summary
+from capeval_core.commands.tables import paragraph, table
+from capeval_core.inputs.files import Collection, read_collection
+from capeval_core.metric import METRICS, CaptionMetric, metric_class
+from capeval_core.result import Result, plain
+
+FILES = (
+    "Files are JSON ({image id: caption}, {image id: [captions or references]}, COCO results, COCO "
+    "annotations), JSON lines, CSV or Parquet, told apart by their extension. A picture's id is its file "
+    "name without the extension; for COCO also its number."
+)
+_FAILURES_SHOWN = 20
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0].startswith("-"):
+        return _introduce(arguments)
+    metric = metric_class(arguments[0])
+    given = _parser(metric).read(arguments[1:])
+    if given.json is not None and not given.json.parent.is_dir():
+        raise FileNotFoundError(f"--json {given.json}: there is no folder {given.json.parent}")
+    collection, result = _score(metric, given)
+    if given.json is not None:
+        _write(given.json, collection, result)
+    print(summary(metric.title, result))
+    _tell_failures(collection, result)
+    return 0 if result.counts.failed < result.counts.captions else 1
+
+
+def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Collection, Result]:
+    with in_words_of_the_user(metric.Options):
+        options = metric.Options.of(metric.name, chosen(given, metric.Options))
+    if given.references is not None and not metric.needs_references:
+        complain(f"warning: {metric.name} needs no references: --references is ignored")
+        given.references = None
+    collection = read_collection(given.candidates, given.images, given.references)
+    try:
+        with in_words_of_the_user(metric.Options, collection.ids):
+            result = metric(options).score(
+                collection.captions, collection.images, collection.references, progress=True
+            )
+    except KeyboardInterrupt:
+        how = "interrupted; with --rows FOLDER a run can be resumed"
+        if options.rows is not None:
+            how = f"interrupted; rows are kept in {options.rows}: run the same command again to resume"
+        raise KeyboardInterrupt(how) from None
+    return collection, result
+
+
+def _write(path: Path, collection: Collection, result: Result) -> None:
+    interval = None if interval_text(result).startswith("n/a") else vars(result.interval())
+    content = {
+        **result.to_dict(),
+        "interval": interval,
+        "ids": collection.ids,
+        "captions": collection.captions,
+    }
+    if result.evidence is not None:
+        content["evidence"] = plain([result.evidence[i] for i in range(len(collection.ids))])
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _tell_failures(collection: Collection, result: Result) -> None:
+    if not result.errors:
+        return
+    reasons = places_named("\n".join(list(result.errors.values())[:_FAILURES_SHOWN]), collection.ids)
+    more = len(result.errors) - _FAILURES_SHOWN
+    lines = [f"{len(result.errors):,} of {result.counts.captions:,} captions failed:", *reasons.split("\n")]
+    complain("\n  ".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]))
+
+
+def _parser(metric: type[CaptionMetric]) -> Parser:
+    usage = f"capeval score {metric.name} --candidates FILE --images FOLDER "
+    parser = Parser(
+        prog=f"capeval score {metric.name}",
+        usage=usage + ("--references FILE [options]" if metric.needs_references else "[options]"),
+        description=paragraph(f"{metric.title}: {metric.summary}"),
+        epilog=paragraph(FILES),
+    )
+    files = parser.add_argument_group("files")
+    files.add_argument("--candidates", metavar="FILE", required=True, help="the captions to score")
+    files.add_argument("--images", metavar="FOLDER", required=True, help="the pictures that they describe")
+    files.add_argument(
+        "--references",
+        metavar="FILE",
+        required=metric.needs_references,
+        help="reference captions" if metric.needs_references else "ignored: this metric needs none",
+    )
+    files.add_argument(
+        "--json", metavar="OUT", type=Path, help="write scores, parts, ids and captions to this file"
+    )
+    add_flags(parser, metric.Options)
+    return parser
+
+
+def _introduce(arguments: list[str]) -> int:
+    metrics = [metric_class(name) for name in METRICS]
+    parser = Parser(
+        prog="capeval score",
+        usage="capeval score METRIC --candidates FILE --images FOLDER [options]",
+        description="Score a file of captions against a folder of pictures.",
+        epilog="metrics:\n"
+        + table([[metric.name, metric.summary] for metric in metrics], indent="  ")
+        + "\n\n`capeval score METRIC --help` shows all options.\n\n"
+        + paragraph(FILES),
+    )
+    parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
+    parser.error(f"the metric comes first: capeval score {{{','.join(METRICS)}}} ...")
