@@ -87,12 +87,12 @@ def read_candidates(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
 
     Raises FileError with everything that is wrong with the file.
     """
-    return read_texts(path, CANDIDATE_FIELDS).rows
+    return read_whole(path, CANDIDATE_FIELDS).rows
 
 
 def read_references(path: str | os.PathLike[str]) -> dict[str, list[str]]:
     """The reference captions of every image id. Raises FileError with everything that is wrong."""
-    return read_texts(path, REFERENCE_FIELDS).by_id()
+    return read_whole(path, REFERENCE_FIELDS).by_id()
 
 
 def read_collection(
@@ -103,17 +103,17 @@ def read_collection(
     """Join a file of candidates with a folder of images and a file of references.
 
     Every candidate needs a picture, and references if a file of them is given; pictures and references that
-    no candidate asks for are left out. Ids need not be written the same way in all three (see `Names`), and the
-    `file_name` of COCO annotations is used where there is one.
+    no candidate asks for are left out. Ids need not be written the same way in all three (see `Names`), and
+    the `file_name` of COCO annotations is used where there is one.
 
     Raises FileError that lists everything that does not match.
     """
     problems = Problems()
-    asked = attempted(lambda: read_texts(candidates, CANDIDATE_FIELDS), problems)
+    asked = attempted(lambda: read_texts(candidates, CANDIDATE_FIELDS, problems), problems)
     names = attempted(lambda: Names(names_in(Path(images))), problems)
     known = None
     if references is not None:
-        known = attempted(lambda: read_texts(references, REFERENCE_FIELDS), problems)
+        known = attempted(lambda: read_texts(references, REFERENCE_FIELDS, problems), problems)
 
     asked = asked or Texts()
     ids = list(asked.by_id())
@@ -163,8 +163,18 @@ def match_references(
     return found
 
 
-def read_texts(path: str | os.PathLike[str], fields: Sequence[str]) -> Texts:
-    """Read any of the forms; `fields` are the names under which a row's text may stand."""
+def read_whole(path: str | os.PathLike[str], fields: Sequence[str]) -> Texts:
+    problems = Problems()
+    texts = read_texts(path, fields, problems)
+    problems.raise_if_any()
+    return texts
+
+
+def read_texts(path: str | os.PathLike[str], fields: Sequence[str], problems: Problems) -> Texts:
+    """Read any of the forms; `fields` are the names under which a row's text may stand.
+
+    What is wrong with single rows is noted; a file that cannot be read at all raises FileError.
+    """
     path = Path(path)
     readers = {
         ".json": read_json,
@@ -187,10 +197,9 @@ def read_texts(path: str | os.PathLike[str], fields: Sequence[str]) -> Texts:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from None
     if not data.removeprefix(codecs.BOM_UTF8).strip():
         raise FileError(f"{path}: is empty")
-    problems = Problems()
+    before = len(problems)
     texts = reader(path, data, fields, problems)
-    problems.raise_if_any()
-    if not texts.rows:
+    if not texts.rows and len(problems) == before:
         raise FileError(f"{path}: holds no captions")
     return texts
 

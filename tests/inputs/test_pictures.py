@@ -1,0 +1,501 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, features
+
+from capeval_core.inputs.pictures import Picture, PictureError
+from tests.inputs.photographs import encoded, photograph, turned
+
+
+def complaint(value: Any, where: str = "images[17]") -> str:
+    """What check says; load and check must agree, so that on_error="nan" and "raise" do."""
+    picture = Picture.of(value, where=where)
+    with pytest.raises(PictureError) as checked:
+        picture.check()
+    with pytest.raises(PictureError) as loaded:
+        picture.load()
+    assert str(checked.value) == str(loaded.value)
+    return str(checked.value)
+
+
+def refusal(value: Any) -> str:
+    with pytest.raises((PictureError, TypeError)) as caught:
+        Picture.of(value, where="images[17]")
+    return str(caught.value)
+
+
+def written(folder: Path, data: bytes, name: str = "x.jpg") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+# ---- equal contents, equal keys
+
+
+def test_a_file_has_one_key_however_it_is_handed_in(tmp_path: Path, jpeg: bytes) -> None:
+    path = written(tmp_path, jpeg)
+    copy = written(tmp_path, jpeg, "copy.png")
+    values = [str(path), path, copy, jpeg, bytearray(jpeg), memoryview(jpeg)]
+    values += [{"bytes": jpeg, "path": None}, {"bytes": None, "path": str(path)}, {"path": path}]
+    pictures = [Picture.of(value) for value in values]
+    assert len({picture.key for picture in pictures}) == 1
+    assert len({picture.load().tobytes() for picture in pictures}) == 1
+
+
+def test_other_contents_have_other_keys(jpeg: bytes) -> None:
+    again = encoded(photograph(seed=1))
+    assert Picture.of(jpeg).key != Picture.of(again).key
+    assert Picture.of(jpeg).key != Picture.of(jpeg + b"\0").key
+
+
+def test_decoded_pictures_are_keyed_by_their_pixels() -> None:
+    image = photograph()
+    array = np.asarray(image)
+    tensor = torch.tensor(array)
+    same = [image, image.copy(), array, array[:, ::-1][:, ::-1], tensor, tensor.permute(2, 0, 1)]
+    same += [array.astype("float32") / 255, array / 255, tensor.permute(2, 0, 1).float() / 255]
+    assert len({Picture.of(value).key for value in same}) == 1
+    other = array.copy()
+    other[5, 5, 1] ^= 1
+    assert Picture.of(other).key != Picture.of(array).key
+
+
+def test_shape_mode_and_palette_are_part_of_the_key() -> None:
+    grey = np.arange(24, dtype="uint8")
+    assert Picture.of(grey.reshape(4, 6)).key != Picture.of(grey.reshape(6, 4)).key
+    assert Picture.of(grey.reshape(4, 6)).key == Picture.of(grey.reshape(4, 6, 1)).key
+    palettes = []
+    for colours in ([0, 0, 0, 255, 0, 0], [0, 0, 0, 0, 255, 0]):
+        image = Image.new("P", (4, 4), 1)
+        image.putpalette(colours)
+        palettes.append(Picture.of(image).key)
+    assert palettes[0] != palettes[1]
+
+
+def test_the_key_of_a_file_survives_without_its_bytes(tmp_path: Path, jpeg: bytes) -> None:
+    path = written(tmp_path, jpeg)
+    picture = Picture.of(path)
+    key = picture.key
+    path.unlink()
+    assert picture.key == key
+    with pytest.raises(PictureError, match="there is no file"):
+        picture.load()
+
+
+def test_checking_a_file_settles_its_key(tmp_path: Path, jpeg: bytes) -> None:
+    path = written(tmp_path, jpeg)
+    picture = Picture.of(path)
+    picture.check()
+    path.unlink()
+    assert picture.key == Picture.of(jpeg).key
+
+
+# ---- loading
+
+
+def test_exif_orientation_is_ignored() -> None:
+    picture = Picture.of(turned())
+    picture.check()
+    assert picture.load().size == (96, 64)
+    assert picture.load().tobytes() == Image.open(io.BytesIO(turned())).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [
+        ("RGB", "JPEG"),
+        ("L", "JPEG"),
+        ("CMYK", "JPEG"),
+        ("RGB", "PNG"),
+        ("RGBA", "PNG"),
+        ("LA", "PNG"),
+        ("P", "PNG"),
+        ("1", "PNG"),
+        ("I;16", "PNG"),
+        ("P", "GIF"),
+        ("RGB", "WEBP"),
+        ("RGB", "BMP"),
+        ("F", "TIFF"),
+    ],
+)
+def test_a_picture_keeps_its_mode(mode: str, form: str) -> None:
+    if mode == "I;16":
+        image = Image.fromarray((np.arange(64 * 96).reshape(64, 96) * 9).astype("uint16"))
+    else:
+        image = photograph().convert(mode)
+    data = encoded(image, form)
+    picture = Picture.of(data)
+    picture.check()
+    with Image.open(io.BytesIO(data)) as expected:
+        loaded = picture.load()
+        assert loaded.mode == expected.mode == mode
+        assert loaded.tobytes() == expected.tobytes()
+        assert loaded.convert("RGB").tobytes() == expected.convert("RGB").tobytes()
+    assert Picture.of(loaded).load().mode == mode
+
+
+def test_palette_transparency_is_kept() -> None:
+    image = photograph().convert("P")
+    data = encoded(image, "PNG", transparency=3)
+    expected = Image.open(io.BytesIO(data)).convert("RGBA").tobytes()
+    assert Picture.of(data).load().convert("RGBA").tobytes() == expected
+    assert Picture.of(Image.open(io.BytesIO(data))).load().convert("RGBA").tobytes() == expected
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+def test_tensors_of_every_dtype(dtype: str, layout: str) -> None:
+    array = np.asarray(photograph())
+    tensor = torch.tensor(array)
+    if dtype != "uint8":
+        tensor = (tensor.double() / 255).to(getattr(torch, dtype))
+    if layout == "CHW":
+        tensor = tensor.permute(2, 0, 1)
+    picture = Picture.of(tensor.requires_grad_() if dtype == "float32" else tensor)
+    picture.check()
+    difference = np.asarray(picture.load()).astype(int) - array
+    assert np.abs(difference).max() <= (1 if dtype == "bfloat16" else 0)
+
+
+def test_grey_arrays_and_tensors() -> None:
+    grey = np.asarray(photograph().convert("L"))
+    tensor = torch.tensor(grey)
+    for value in (grey, grey[:, :, None], tensor, tensor[None], tensor[:, :, None]):
+        loaded = Picture.of(value).load()
+        assert loaded.mode == "L"
+        assert (np.asarray(loaded) == grey).all()
+
+
+def test_rgba_arrays() -> None:
+    image = photograph().convert("RGBA")
+    assert Picture.of(np.asarray(image)).load().mode == "RGBA"
+    assert Picture.of(np.asarray(image)).key == Picture.of(image).key
+
+
+def test_floats_are_rounded_and_tiny_overshoot_is_forgiven() -> None:
+    array = np.array([[0.0, 0.5, 1.0], [0.4999 / 255, 0.5001 / 255, 1.000001]])
+    assert np.asarray(Picture.of(array).load()).tolist() == [[0, 128, 255], [0, 1, 255]]
+
+
+def test_loading_gives_a_picture_of_ones_own() -> None:
+    image = photograph()
+    picture = Picture.of(image)
+    key = Picture.of(image).key
+    picture.load().paste((0, 0, 0), (0, 0, 96, 64))
+    assert picture.key == key
+
+
+def test_a_lazy_pil_image_is_read_when_needed(tmp_path: Path, jpeg: bytes) -> None:
+    with Image.open(written(tmp_path, jpeg)) as lazy:
+        picture = Picture.of(lazy)
+        picture.check()
+        assert picture.load().tobytes() == Picture.of(jpeg).load().tobytes()
+    assert picture.load().size == (96, 64)
+
+
+def test_pictures_can_be_pickled(tmp_path: Path, jpeg: bytes) -> None:
+    batch = torch.zeros(50, 3, 40, 40)
+    for value in (written(tmp_path, jpeg), jpeg, photograph(), np.zeros((5, 6, 3), "uint8"), batch[7]):
+        picture = Picture.of(value, where="images[3]")
+        again = pickle.loads(pickle.dumps(picture))
+        assert (again.key, again.where, again.name) == (picture.key, "images[3]", picture.name)
+    assert len(pickle.dumps(Picture.of(batch[7]))) < 2 * batch[7].nbytes
+
+
+def test_many_threads_agree(tmp_path: Path) -> None:
+    paths = [written(tmp_path, encoded(photograph(seed=i)), f"{i}.jpg") for i in range(24)]
+    expected = [Image.open(path).tobytes() for path in paths]
+    pictures = [Picture.of(path) for path in paths]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(Picture.check, pictures))
+        assert [image.tobytes() for image in pool.map(Picture.load, pictures)] == expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in /proc")
+def test_no_file_stays_open(tmp_path: Path, jpeg: bytes) -> None:
+    good, bad = written(tmp_path, jpeg), written(tmp_path, jpeg[:900], "bad.jpg")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    kept: list[Any] = []
+    for _ in range(20):
+        picture = Picture.of(good)
+        kept += [picture, picture.key, picture.load()]
+        with pytest.raises(PictureError):
+            Picture.of(bad).check()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+# ---- what cannot be used
+
+
+def test_missing_empty_and_other_files(tmp_path: Path, jpeg: bytes) -> None:
+    path = tmp_path / "no.jpg"
+    assert complaint(path) == f"images[17]: there is no file '{path}'"
+    assert complaint(written(tmp_path, jpeg) / "below.jpg").startswith("images[17]: there is no file")
+    assert complaint("~/no.jpg") == (
+        "images[17]: there is no file '~/no.jpg': ~ is not expanded, write the whole path"
+    )
+    path = written(tmp_path, b"", "zero.jpg")
+    assert complaint(path) == f"images[17]: '{path}' is empty (zero bytes)"
+    assert complaint(b"") == "images[17]: the bytes object of length 0 is empty (zero bytes)"
+    assert complaint({"bytes": b"", "path": "a.jpg"}) == "images[17]: 'a.jpg' is empty (zero bytes)"
+    assert complaint(tmp_path) == f"images[17]: '{tmp_path}' is a folder: pass the path of one picture"
+    assert complaint("a\0b").startswith("images[17]: cannot read 'a\\x00b' (")
+    assert complaint("x" * 5000).endswith("(File name too long)")
+    assert len(complaint("x" * 5000)) < 250
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.jpg"
+    os.mkfifo(pipe)
+    assert complaint(pipe) == f"images[17]: '{pipe}' is not a regular file"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission(tmp_path: Path, jpeg: bytes) -> None:
+    path = written(tmp_path, jpeg)
+    path.chmod(0)
+    assert complaint(path) == f"images[17]: cannot read '{path}' (permission denied)"
+
+
+def test_a_file_longer_than_any_picture(tmp_path: Path) -> None:
+    path = tmp_path / "film.jpg"
+    with path.open("wb") as file:
+        file.truncate(2**30 + 1)  # sparse: takes no room
+    assert complaint(path).endswith("has 1,073,741,825 bytes: too many for one picture")
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+def test_truncated_files(tmp_path: Path, form: str, share: float) -> None:
+    data = encoded(photograph(), form)
+    path = written(tmp_path, data[: int(share * len(data))])
+    assert complaint(path) == f"images[17]: cannot decode '{path}' (truncated)"
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_every_kind_of_jpeg_truncated_anywhere(progressive: bool, mode: str) -> None:
+    data = encoded(photograph().convert(mode), progressive=progressive)
+    Picture.of(data).check()
+    for length in range(2, len(data) - 1, max(1, len(data) // 40)):
+        message = complaint(data[:length])
+        assert "truncated" in message or "not a picture" in message
+
+
+@pytest.mark.parametrize("form", ["WEBP", *(["AVIF"] if features.check("avif") else [])])
+def test_truncated_forms_that_fail_at_once(form: str) -> None:
+    data = encoded(photograph(), form)
+    assert "(truncated" in complaint(data[: len(data) // 2]) or "truncated or" in complaint(data[:200])
+
+
+def test_damage_is_told_apart() -> None:
+    data = bytearray(encoded(photograph(), "PNG"))
+    at = data.index(b"IDAT") + 4
+    data[at : at + 200] = bytes(200)
+    assert complaint(bytes(data)).startswith(
+        f"images[17]: cannot decode the bytes object of length {len(data)} (truncated or damaged: "
+    )
+    assert complaint(b"\xff\xd8\xff\xe0").endswith("(JPEG header truncated or damaged)")
+
+
+@pytest.mark.parametrize("data", [b"<!DOCTYPE html><html>404</html>", b"hello\n", b"version https://git-lfs"])
+def test_what_is_not_a_picture(tmp_path: Path, data: bytes) -> None:
+    path = written(tmp_path, data)
+    assert complaint(path) == (
+        f"images[17]: '{path}' is not a picture that Pillow can read: it begins with {data[:12]!r}"
+    )
+
+
+@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_animations(form: str) -> None:
+    frames = [photograph(seed=i) for i in range(3)]
+    data = encoded(frames[0], form, save_all=True, append_images=frames[1:])
+    message = complaint({"bytes": data, "path": "x.gif"})
+    assert message == "images[17]: 'x.gif' has 3 frames: pass one frame"
+    with Image.open(io.BytesIO(data)) as opened:
+        assert "has 3 frames: pass one frame" in complaint(opened)
+        opened.seek(1)
+        Picture.of(opened.copy()).check()
+
+
+def test_a_photograph_with_a_preview_is_no_animation() -> None:
+    data = encoded(photograph(), "MPO", save_all=True, append_images=[photograph(seed=1)])
+    picture = Picture.of(data)
+    picture.check()
+    assert picture.load().tobytes() == Image.open(io.BytesIO(data)).tobytes()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 40), (40, 1)])
+def test_a_side_of_one_pixel(size: tuple[int, int]) -> None:
+    end = f"is {size[0]}x{size[1]} pixels: a picture needs at least 2 on each side"
+    assert complaint(encoded(Image.new("RGB", size), "PNG")).endswith(end)
+    assert complaint(Image.new("RGB", size)).endswith(end)
+    assert complaint(np.zeros((size[1], size[0], 3), "uint8")).endswith(end)
+
+
+def test_an_extreme_aspect_ratio() -> None:
+    Picture.of(Image.new("RGB", (400, 2))).check()
+    message = complaint(encoded(Image.new("L", (1209, 6)), "PNG"))
+    assert message.endswith("is 1209x6 pixels: one side is more than 200 times the other, crop it")
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A small PNG whose header claims any size."""
+    import struct
+    import zlib
+
+    data = encoded(Image.new("L", (8, 8)), "PNG")
+    header = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
+    return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+
+
+@pytest.mark.parametrize("side", [9_500, 20_000, 2_000_000])
+def test_a_decompression_bomb_is_refused_by_its_header(side: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        message = complaint(png_header(side, side))
+    assert f"is {side}x{side} = {side * side:,} pixels (a decompression bomb?), the limit is" in message
+    assert message.endswith("scale it down, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the picture")
+
+
+def test_the_limit_is_pillows_own(monkeypatch: pytest.MonkeyPatch, jpeg: bytes) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64 - 1)
+    assert "the limit is 6,143" in complaint(jpeg)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64)
+    Picture.of(jpeg).check()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    Picture.of(jpeg).check()
+
+
+def test_closed_pil_images(tmp_path: Path, jpeg: bytes) -> None:
+    path = written(tmp_path, jpeg)
+    with Image.open(path) as image:
+        pass
+    assert complaint(image) == (
+        f"images[17]: the PIL image of '{path}' (RGB, 96x64) is closed: pass its path, or .load() it in time"
+    )
+    with path.open("rb") as file:
+        image = Image.open(file)
+    assert "is closed" in complaint(image)
+    image = photograph()
+    image.close()
+    assert "is closed" in complaint(image)
+
+
+def test_a_truncated_lazy_pil_image(tmp_path: Path, jpeg: bytes) -> None:
+    with Image.open(written(tmp_path, jpeg[:900])) as image:
+        picture = Picture.of(image, where="images[2]")
+        with pytest.raises(PictureError, match=r"images\[2\]: cannot decode the PIL image.*\(truncated\)"):
+            picture.check()
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_floats_that_are_no_pixels(kind: str) -> None:
+    def of(array: np.ndarray[Any, Any]) -> Any:
+        return array if kind == "array" else torch.tensor(array)
+
+    start = f"images[17]: the {kind} of floats has "
+    zeros = np.zeros((4, 5, 3), "float32")
+    for value, found in ((np.nan, "NaN"), (np.inf, "infinite values"), (-np.inf, "infinite values")):
+        broken = zeros.copy()
+        broken[1, 2, 0] = value
+        assert complaint(of(broken)) == f"{start}{found}: expected values in [0, 1]"
+    assert complaint(of(zeros + 200)) == (f"{start}values from 200 to 200: expected [0, 1]; divide by 255")
+    assert complaint(of(zeros - 2.125)).endswith("; pass the pixels as they were before normalisation")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mend"),
+    [
+        ("bool", "for a mask of black and white pass it as uint8 times 255"),
+        ("int64", "if the values are 0 to 255, convert it to uint8"),
+        ("uint16", "divide by 65535 to get floats"),
+        ("complex64", "convert it"),
+    ],
+)
+def test_other_dtypes(dtype: str, mend: str) -> None:
+    array = np.zeros((4, 5, 3), dtype)
+    end = f"has dtype {dtype}: expected uint8, or float in [0, 1]; {mend}"
+    assert refusal(array) == f"images[17]: the numpy array {end}"
+    assert refusal(torch.tensor(array)) == f"images[17]: the tensor {end}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "mend"),
+    [
+        ((3, 40, 50), "; this looks like channels first: pass array.transpose(1, 2, 0)"),
+        ((2, 40, 50, 3), "; this looks like a batch: pass array[0]"),
+        ((40, 50, 2), ""),
+        ((7,), ""),
+    ],
+)
+def test_array_shapes(shape: tuple[int, ...], mend: str) -> None:
+    assert refusal(np.zeros(shape, "uint8")) == (
+        f"images[17]: the numpy array has shape {shape}: "
+        f"expected (H, W), (H, W, 1), (H, W, 3) or (H, W, 4){mend}"
+    )
+
+
+def test_tensor_shapes() -> None:
+    assert "can be read as (C, H, W) and as (H, W, C)" in refusal(torch.zeros(3, 50, 3))
+    assert refusal(torch.zeros(2, 3, 5, 5)).endswith("; this looks like a batch: pass tensor[0]")
+    assert "has shape (2, 5, 5): expected (3, H, W)" in refusal(torch.zeros(2, 5, 5))
+    assert "has no pixels" in refusal(torch.zeros(3, 0, 5))
+    assert "has no pixels" in refusal(np.zeros((0, 5, 3), "uint8"))
+
+
+def test_values_that_are_never_pictures() -> None:
+    accepted = (
+        "expected a path (str or PathLike), bytes, a PIL image, a numpy array, a torch tensor or "
+        'a datasets dict {"bytes": ..., "path": ...}'
+    )
+    for value, found in (
+        (3, "the number 3"),
+        (2.5, "the number 2.5"),
+        (True, "the bool True"),
+        ([1, 2], "a list of length 2"),
+        (object(), "an object"),
+        (np.float64(3), "the number 3.0"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            Picture.of(value, where="images[2]")
+        assert str(caught.value) == f"images[2] is {found}: {accepted}"
+
+
+def test_values_that_lack_a_picture() -> None:
+    assert refusal(None) == "images[17] is None: every caption needs a picture"
+    assert refusal("") == "images[17]: the path is empty"
+    assert refusal({"path": None, "bytes": None}) == 'images[17]: both "bytes" and "path" are None'
+    assert refusal({"image": 1}) == ('images[17]: a dict needs the keys "bytes" and "path", found \'image\'')
+    assert refusal({"bytes": "abc"}) == ('images[17]["bytes"] is a str of length 3: expected bytes or None')
+    assert refusal({"path": 5}) == 'images[17]["path"] is the number 5: expected a str or None'
+
+
+@pytest.mark.parametrize("url", ["http://a.b/x.jpg", "https://a.b/x.jpg", "s3://bucket/x.jpg", "hf://x/y"])
+def test_urls_are_never_fetched(url: str) -> None:
+    end = f"'{url}' is a URL, and pictures are never fetched; download it first"
+    assert refusal(url) == f"images[17]: {end}"
+    assert refusal({"bytes": None, "path": url}) == f"images[17]: {end}"
+
+
+def test_file_urls_get_their_own_mend() -> None:
+    assert refusal("file:///a/x.jpg").endswith("; pass the path without file://")
+
+
+def test_the_name_is_the_path_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, encoded(photograph())[:900])
+    monkeypatch.chdir(tmp_path)
+    assert complaint("x.jpg") == "images[17]: cannot decode 'x.jpg' (truncated)"
+    assert Picture.of("x.jpg").name == "'x.jpg'"
