@@ -1,7 +1,7 @@
 """Metrics as modules of Hugging Face `evaluate`: an adapter, it holds no formula.
 
-`add_batch` checks its captions and pictures and encodes them at once; only rows of plain numbers are kept, so no
-picture enters evaluate's Arrow cache. `compute` combines the rows of all batches and all processes.
+`add_batch` checks captions and pictures and encodes them at once. Only rows of plain numbers are kept, so no
+picture enters evaluate's Arrow cache; `compute` combines the rows of all batches and all processes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import inspect
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import evaluate
-import numpy as np
 import pyarrow as pa
 from datasets import Features, Value
 
@@ -24,7 +23,7 @@ from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import Problems
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.metric import CaptionMetric, metric_class
-from capeval_core.options import Options, describe_options
+from capeval_core.options import describe_options
 from capeval_core.result import Result
 from capeval_core.suggestion import did_you_mean
 
@@ -139,7 +138,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
                 warnings.warn(f"{metric.name} needs no references: they are ignored", stacklevel=2)
                 self._told_about_references = True
             references = None
-        if _are_empty(predictions, images, references if metric.needs_references else []):
+        if all(_has_no_rows(given) for given in (predictions, images, references or [])):
             self._open_writer()
             return
         samples = check_samples(
@@ -170,12 +169,12 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     ) -> dict[str, Any] | None:
         """Score what is passed here together with all that was added before, and start anew.
 
-        Captions without a score (with `on_error="nan"`) are left out of the mean, and a warning says how many.
+        Captions without a score (`on_error="nan"`) are left out of the mean, and a warning says how many.
 
         Returns:
-            The metric's own key and the mean. With `per_caption=True` also `per_caption`, lists with one entry
-            per caption in the order of adding (process by process with `num_process`): the score, its
-            parts, and `errors` (None, or why a caption has no score); and the `signature`.
+            The metric's own key and the mean. With `per_caption=True` also `per_caption`, lists with one
+            entry per caption in the order of adding (process by process with `num_process`): the score,
+            its parts, and `errors` (None, or why a caption has no score); and the `signature`.
             None on processes other than the first.
 
         Raises:
@@ -187,7 +186,14 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if any(value is not None for value in given):
             self.add_batch(predictions=predictions, images=images, references=references)
         self._open_writer()  # a process that never added takes part with no rows
-        output: dict[str, Any] | None = super().compute(per_caption=per_caption)
+        try:
+            output: dict[str, Any] | None = super().compute(per_caption=per_caption)
+        except pa.ArrowInvalid as error:
+            if self.num_process == 1:
+                raise
+            raise ValueError(
+                f"the rows of another process cannot be read ({error}): it ended before its compute()"
+            ) from error
         if output == {}:
             raise ValueError("predictions is empty: there is nothing to score")
         return output
@@ -235,9 +241,13 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         problems.raise_if_any()
 
 
-def _are_empty(*inputs: Any) -> bool:
-    """Whether each input is a sequence of no rows."""
-    return all(hasattr(rows, "__len__") and not isinstance(rows, str) and len(rows) == 0 for rows in inputs)
+def _has_no_rows(value: Any) -> bool:
+    if isinstance(value, (str, bytes, Mapping)):
+        return False
+    try:
+        return len(value) == 0
+    except TypeError:  # no length at all, as a generator, None or a 0-d array
+        return False
 
 
 def _warn_of_failures(result: Result) -> None:
@@ -246,7 +256,7 @@ def _warn_of_failures(result: Result) -> None:
         f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score and "
         f"are left out of the mean; the first is predictions[{first}] ({result.errors[first]}), "
         "per_caption=True tells all",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 

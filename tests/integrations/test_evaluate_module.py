@@ -1,0 +1,462 @@
+"""The metrics as users of Hugging Face `evaluate` meet them: through `evaluate.load`, with nothing replaced."""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import evaluate
+import numpy as np
+import pytest
+import torch
+from evaluate.loading import get_imports
+from PIL import Image
+
+import capeval_core
+from capeval_core.metric import metric_class
+from capeval_core.options import describe_options
+from tests.integrations.ranks import run_ranks
+
+ROOT = Path(__file__).parents[2]
+NAMES = capeval_core.list_metrics()
+CAPTIONS = ["a red circle", "two blue squares", "a small green star", "a red circle", "hearts", "nothing"]
+REFERENCES = [
+    ["a circle", "a red disc"],
+    "blue squares",
+    ["a star"],
+    ["one"],
+    ["a", "b", "c"],
+    "nothing at all",
+]
+Load = Callable[..., Any]
+
+
+@pytest.fixture
+def load(weights: str, tmp_path: Path) -> Load:
+    """`evaluate.load` of a metric by name, with weights that are at hand and rows in a folder of the test."""
+
+    def load(name: str, **keywords: Any) -> Any:
+        return evaluate.load(
+            str(ROOT / "metrics" / name),
+            **{"weights": weights, "cache_dir": str(tmp_path / "rows"), **keywords},
+        )
+
+    return load
+
+
+def needed(name: str, references: Any = REFERENCES) -> dict[str, Any]:
+    return {"references": references} if metric_class(name).needs_references else {}
+
+
+def same(first: Any, second: Any) -> bool:
+    return bool(np.allclose(first, second, rtol=0, atol=1e-12, equal_nan=True))
+
+
+# What it computes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_gives_what_the_core_gives(name: str, load: Load, weights: str, pictures: list[Path]) -> None:
+    expected = capeval_core.load(name, weights=weights).score(CAPTIONS, pictures, **needed(name))
+    module = load(name)
+    assert module.name == name
+    plain = module.compute(predictions=CAPTIONS, images=pictures, **needed(name))
+    assert list(plain) == [expected.key]
+    assert type(plain[expected.key]) is float
+    assert same(plain[expected.key], expected.mean)
+    detailed = module.compute(predictions=CAPTIONS, images=pictures, **needed(name), per_caption=True)
+    assert list(detailed) == [expected.key, "per_caption", "signature"]
+    assert same(detailed[expected.key], expected.mean)
+    assert detailed["signature"] == expected.signature
+    per_caption = detailed["per_caption"]
+    assert list(per_caption) == [expected.key, *expected.parts, "errors"]
+    assert same(per_caption[expected.key], expected.scores)
+    assert all(same(per_caption[part], values) for part, values in expected.parts.items())
+    assert per_caption["errors"] == [None] * len(CAPTIONS)
+
+
+def test_it_loads_by_the_path_in_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    module = evaluate.load("metrics/pacs", weights=weights, cache_dir=str(tmp_path))
+    assert module.compute(predictions=CAPTIONS, images=pictures)["pac_s"] > 0
+
+
+@pytest.mark.parametrize("keep_in_memory", [False, True])
+def test_rows_may_come_in_any_portions(keep_in_memory: bool, load: Load, pictures: list[Path]) -> None:
+    module = load("refpacs", keep_in_memory=keep_in_memory)
+    whole = module.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES, per_caption=True)
+    module.add(prediction=CAPTIONS[0], image=pictures[0], reference=REFERENCES[0])
+    module.add(predictions=CAPTIONS[1], images=pictures[1], references=REFERENCES[1])
+    module.add_batch(predictions=[], images=[], references=[])
+    module.add_batch(predictions=CAPTIONS[2:4], images=pictures[2:4], references=REFERENCES[2:4])
+    assert len(module) == 4
+    parted = module.compute(
+        predictions=CAPTIONS[4:], images=pictures[4:], references=REFERENCES[4:], per_caption=True
+    )
+    assert parted["signature"] == whole["signature"]
+    for part, values in whole["per_caption"].items():
+        if part != "errors":
+            assert np.allclose(parted["per_caption"][part], values, rtol=0, atol=1e-6), part
+    assert len(module) == 0
+
+
+def test_computing_again_starts_anew(load: Load, pictures: list[Path]) -> None:
+    module = load("pacs")
+    first = module.compute(predictions=CAPTIONS[:2], images=pictures[:2], per_caption=True)
+    second = module.compute(predictions=CAPTIONS[2:5], images=pictures[2:5], per_caption=True)
+    assert len(second["per_caption"]["pac_s"]) == 3
+    again = module.compute(predictions=CAPTIONS[:2], images=pictures[:2], per_caption=True)
+    assert again == first
+
+
+def test_several_modules_of_one_metric_do_not_meet(load: Load, pictures: list[Path]) -> None:
+    first, second = load("pacs"), load("pacs", w=1.0)
+    first.add_batch(predictions=CAPTIONS[:2], images=pictures[:2])
+    second.add_batch(predictions=CAPTIONS[:2], images=pictures[:2])
+    assert same(first.compute()["pac_s"], 2 * second.compute()["pac_s"])
+
+
+def test_every_kind_of_picture_means_the_same(load: Load, pictures: list[Path]) -> None:
+    path = pictures[1]
+    image = Image.open(path).convert("RGB")
+    array = np.asarray(image)
+    kinds: list[Any] = [
+        path,
+        str(path),
+        path.read_bytes(),
+        image,
+        array,
+        torch.from_numpy(array.copy()).permute(2, 0, 1),
+        {"bytes": path.read_bytes(), "path": None},
+        {"bytes": None, "path": str(path)},
+    ]
+    output = load("pacs").compute(predictions=["a grey wall"] * len(kinds), images=kinds, per_caption=True)
+    cosines = output["per_caption"]["cosine"]
+    assert np.ptp(cosines) < 1e-6 < abs(cosines[0])
+
+
+def test_columns_of_a_dataset_are_welcome(load: Load, weights: str, pictures: list[Path]) -> None:
+    references = [[row] if isinstance(row, str) else row for row in REFERENCES]
+    table = datasets.Dataset.from_dict(
+        {"image": [str(path) for path in pictures], "caption": CAPTIONS, "references": references}
+    ).cast_column("image", datasets.Image())
+    output = load("refpacs").compute(
+        predictions=table["caption"], images=table["image"], references=table["references"], per_caption=True
+    )
+    expected = capeval_core.load("refpacs", weights=weights).score(CAPTIONS, pictures, references)
+    assert same(output["per_caption"]["refpac_s"], expected.scores)
+    module = load("refpacs")
+    for start in range(0, len(table), 4):
+        batch = table[start : start + 4]  # pictures as PIL now, decoded by datasets
+        module.add_batch(predictions=batch["caption"], images=batch["image"], references=batch["references"])
+    assert math.isclose(module.compute()["refpac_s"], expected.mean, abs_tol=1e-6)
+
+
+# Several processes and several metrics
+
+
+def test_two_processes_equal_one(load: Load, weights: str, pictures: list[Path], tmp_path: Path) -> None:
+    def batch(start: int, stop: int) -> dict[str, Any]:
+        rows = slice(start, stop)
+        return {"predictions": CAPTIONS[rows], "images": pictures[rows], "references": REFERENCES[rows]}
+
+    nothing: dict[str, Any] = {"predictions": [], "images": [], "references": []}
+    found = run_ranks(
+        str(ROOT / "metrics" / "refpacs"),
+        {"weights": weights, "cache_dir": str(tmp_path / "ranks"), "device": "cpu"},
+        {
+            "split": [[batch(0, 3), batch(3, 4)], [batch(4, 6)]],
+            "an empty batch": [[batch(0, 6)], [nothing]],
+            "no batch": [[], [batch(0, 6)]],
+            "nothing at all": [[nothing], []],
+            "dead": [[batch(0, 2)], None],
+        },
+    )
+    alone = load("refpacs", device="cpu").compute(**batch(0, 6), per_caption=True)
+    for name in ("split", "an empty batch", "no batch"):
+        assert found[name]["signature"] == alone["signature"]
+        assert math.isclose(found[name]["refpac_s"], alone["refpac_s"], abs_tol=1e-6), name
+        for part, values in alone["per_caption"].items():
+            if part != "errors":
+                assert np.allclose(found[name]["per_caption"][part], values, rtol=0, atol=1e-6), (name, part)
+    assert found["nothing at all"] == "predictions is empty: there is nothing to score"
+    assert "it ended before its compute()" in found["dead"]
+
+
+def test_processes_wait_long_for_each_other(load: Load) -> None:
+    assert load("pacs").timeout >= 3600
+    assert load("pacs", timeout=5).timeout == 5
+
+
+def test_combined_metrics_share_their_input(load: Load, weights: str, pictures: list[Path]) -> None:
+    expected = {
+        metric_class(name).key: capeval_core.load(name, weights=weights)
+        .score(CAPTIONS, pictures, **needed(name))
+        .mean
+        for name in NAMES
+    }
+    everything = evaluate.combine([load(name) for name in NAMES])
+    with pytest.warns(UserWarning, match="needs no references") as told:
+        output = everything.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES)
+        everything.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES)
+    assert [str(warning.message) for warning in told] == [
+        "pacs needs no references: they are ignored",
+        "clips needs no references: they are ignored",
+    ]
+    assert output.keys() == expected.keys()
+    assert all(same(output[key], value) for key, value in expected.items())
+    two = evaluate.combine([load("pacs"), load("refpacs")])
+    two.add_batch(predictions=CAPTIONS[:3], images=pictures[:3], references=REFERENCES[:3])
+    for caption, picture, references in zip(CAPTIONS[3:], pictures[3:], REFERENCES[3:], strict=True):
+        two.add(prediction=caption, images=picture, reference=references)
+    output = two.compute(per_caption=True)
+    assert output.keys() == {
+        "pac_s", "refpac_s", "pacs_per_caption", "pacs_signature", "refpacs_per_caption", "refpacs_signature",
+    }  # fmt: skip
+    assert math.isclose(output["pac_s"], expected["pac_s"], abs_tol=1e-6)
+    assert math.isclose(output["refpac_s"], expected["refpac_s"], abs_tol=1e-6)
+
+
+# Options
+
+
+def test_options_reach_the_metric(load: Load, weights: str, pictures: list[Path]) -> None:
+    options = {"w": 1.5, "prompt": "A drawing of ", "batch_size": 2, "empty": "score"}
+    captions = ["", *CAPTIONS[1:]]
+    output = load("pacs", **options).compute(predictions=captions, images=pictures, per_caption=True)
+    expected = capeval_core.load("pacs", weights=weights, **options).score(captions, pictures)
+    assert same(output["per_caption"]["pac_s"], expected.scores)
+    assert output["signature"] == expected.signature
+    assert "w:1.5" in output["signature"]
+
+
+def test_rows_on_disk_are_used_again(load: Load, pictures: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    copies = [tmp_path / path.name for path in pictures]
+    for path, copy in zip(pictures, copies, strict=True):
+        copy.write_bytes(path.read_bytes())
+    module = load("pacs", rows=folder)
+    module.add_batch(predictions=CAPTIONS[:2], images=copies[:2])
+    first = module.compute(predictions=CAPTIONS[2:], images=copies[2:], per_caption=True)
+    shards = set(folder.glob("*.parquet"))
+    second = load("pacs", rows=folder).compute(predictions=CAPTIONS, images=copies, per_caption=True)
+    assert second == first
+    assert set(folder.glob("*.parquet")) == shards
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"wieghts": "tiny"}, TypeError, "pacs has no option 'wieghts': did you mean 'weights'? (options: w"),
+        ({"dtype": "float23"}, ValueError, "dtype='float23': expected 'float32' or 'bfloat16' or 'float16'"),
+        ({"on_error": "ignore"}, ValueError, "on_error='ignore': expected 'raise' or 'nan'"),
+        ({"w": -1.0}, ValueError, "w=-1.0: expected at least 0"),
+        ({"evidence": True}, ValueError, "evidence=True: evaluate keeps numbers only"),
+    ],
+)
+def test_wrong_options_are_refused_at_load(
+    options: dict[str, Any], kind: type[Exception], message: str, load: Load
+) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        load("pacs", **options)
+
+
+def test_a_module_describes_itself_without_its_weights(tmp_path: Path) -> None:
+    for name in NAMES:
+        metric = metric_class(name)
+        missing = str(tmp_path / "none")
+        module = evaluate.load(str(ROOT / "metrics" / name), weights=missing, cache_dir=str(tmp_path))
+        inputs = ["predictions", "images", "references"][: 3 if metric.needs_references else 2]
+        assert list(module.features) == inputs
+        assert metric.title in module.description and metric.summary in module.description
+        assert module.citation == metric.paper
+        assert module.info.reference_urls and all(url in metric.paper for url in module.info.reference_urls)
+        for option in describe_options(metric.Options):
+            assert (f"\n    {option.name} (" in module.inputs_description) == (option.name != "evidence")
+        assert ("references: per caption" in module.inputs_description) == metric.needs_references
+        assert metric.key in module.compute.__doc__
+        with pytest.raises(ValueError, match="neither a folder"):
+            module.compute(
+                predictions=["x"], images=[np.zeros((4, 4, 3), np.uint8)], **needed(name, ["a reference"])
+            )
+
+
+# Wrong input
+
+
+def picture() -> np.ndarray[Any, Any]:
+    return np.full((8, 8, 3), 99, dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kind", "message"),
+    [
+        ("pacs", {"predictions": ["a"]}, ValueError, "images is missing: pass a list of pictures"),
+        ("pacs", {"images": [picture()]}, ValueError, "predictions is missing: pass a list of strings"),
+        ("pacs", {"predictions": "a", "images": [picture()]}, TypeError, "predictions is a single string"),
+        ("pacs", {"predictions": [3], "images": [picture()]}, TypeError, "predictions[0] is the number 3"),
+        ("pacs", {"predictions": [""], "images": [picture()]}, ValueError, "predictions[0] is empty: write"),
+        ("pacs", {"predictions": [None], "images": [picture()]}, ValueError, "predictions[0] is None"),
+        (
+            "pacs",
+            {"predictions": ["a", "b"], "images": [picture()]},
+            ValueError,
+            "len(predictions)=2 but len(images)=1: give one picture per caption",
+        ),
+        ("pacs", {"predictions": [], "images": [picture()]}, ValueError, "predictions is empty: there is"),
+        ("pacs", {"predictions": [], "images": []}, ValueError, "predictions is empty: there is nothing"),
+        ("refpacs", {"predictions": [], "images": []}, ValueError, "predictions is empty: there is nothing"),
+        ("pacs", {}, ValueError, "predictions is empty: there is nothing to score"),
+        ("pacs", {"predictions": ["a"], "images": picture()}, TypeError, "images is a single picture"),
+        ("pacs", {"predictions": ["a"], "images": ["no.jpg"]}, ValueError, "images[0]: there is no file"),
+        ("refpacs", {"predictions": ["a"], "images": [picture()]}, ValueError, "references is missing"),
+        (
+            "refpacs",
+            {"predictions": ["a"], "images": [picture()], "references": None},
+            ValueError,
+            "references is missing: this metric compares each caption with its references",
+        ),
+        (
+            "refpacs",
+            {"predictions": ["a"], "images": [picture()], "references": [[]]},
+            ValueError,
+            "references[0] is empty: every caption needs at least one reference",
+        ),
+        (
+            "refpacs",
+            {"predictions": ["a"], "images": [picture()], "references": [["x"], ["y"]]},
+            ValueError,
+            "len(predictions)=1 but len(references)=2",
+        ),
+        (
+            "pacs",
+            {"prediction": ["a"], "images": [picture()]},
+            TypeError,
+            "pacs.compute has no argument 'prediction': did you mean 'predictions'? (arguments: predictions, ",
+        ),
+        (
+            "pacs",
+            {"predictions": ["a"], "images": [picture()], "w": 1.0},
+            TypeError,
+            "pacs.compute has no argument 'w': it is an option of the metric, "
+            "pass it to evaluate.load(..., w=...)",
+        ),
+    ],
+)
+def test_wrong_input_is_refused_before_any_model_is_opened(
+    name: str, given: dict[str, Any], kind: type[Exception], message: str, load: Load
+) -> None:
+    module = load(name)
+    with pytest.raises(kind, match=f"^{re.escape(message)}"):
+        module.compute(**given)
+    assert "metric" not in vars(module)
+    assert len(module) == 0
+
+
+def test_all_complaints_come_at_once(load: Load) -> None:
+    with pytest.raises(ValueError, match="2 problems with the input") as told:
+        load("pacs").add_batch(predictions=["", "b"], images=[picture(), "no.jpg"])
+    assert "predictions[0] is empty" in str(told.value)
+    assert "images[1]: there is no file 'no.jpg'" in str(told.value)
+
+
+def test_one_caption_at_a_time_is_checked_too(load: Load) -> None:
+    module = load("refpacs")
+    with pytest.raises(TypeError, match=re.escape("predictions[0] is a list of length 1: expected a string")):
+        module.add(prediction=["a"], image=picture(), reference="b")
+    with pytest.raises(ValueError, match=re.escape("images[0] is None: every caption needs a picture")):
+        module.add(prediction="a", reference="b")
+    with pytest.raises(ValueError, match=re.escape("references[0] is empty: every caption needs")):
+        module.add(prediction="a", image=picture())
+    with pytest.raises(TypeError, match="pass image or images, not both"):
+        module.add(prediction="a", image=picture(), images=picture(), reference="b")
+    with pytest.raises(TypeError, match=r"no argument 'caption' \(arguments: prediction, image, reference\)"):
+        module.add(caption="a", image=picture(), reference="b")
+
+
+def test_a_refused_batch_leaves_the_others_as_they_are(load: Load, pictures: list[Path]) -> None:
+    module = load("pacs")
+    module.add_batch(predictions=CAPTIONS[:2], images=pictures[:2])
+    with pytest.raises(ValueError, match="no file"):
+        module.add_batch(predictions=["a", "b"], images=[pictures[2], "no.jpg"])
+    assert len(module.compute(per_caption=True)["per_caption"]["pac_s"]) == 2
+
+
+def test_after_an_empty_evaluation_the_next_one_works(load: Load, pictures: list[Path]) -> None:
+    for keep_in_memory in (False, True):
+        module = load("pacs", keep_in_memory=keep_in_memory)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="there is nothing to score"):
+                module.compute()
+        assert module.compute(predictions=CAPTIONS, images=pictures)["pac_s"] > 0
+
+
+def test_captions_of_broken_pictures_are_left_out_and_counted(
+    load: Load, pictures: list[Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(pictures[1].read_bytes()[:60])
+    module = load("pacs", on_error="nan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sound = module.compute(predictions=CAPTIONS[:3], images=pictures[:3])
+    module.add_batch(predictions=CAPTIONS[:2], images=pictures[:2])
+    with pytest.warns(UserWarning, match=r"pacs: 1 of 4 captions have no score .* predictions\[3\]") as told:
+        output = module.compute(
+            predictions=[CAPTIONS[2], "a broken one"], images=[pictures[2], broken], per_caption=True
+        )
+    assert told[0].filename == __file__
+    assert math.isclose(output["pac_s"], sound["pac_s"], abs_tol=1e-6)
+    assert math.isnan(output["per_caption"]["pac_s"][3])
+    errors = output["per_caption"]["errors"]
+    assert errors[:3] == [None] * 3
+    assert errors[3].startswith("images[3]: ") and "broken.png" in errors[3]
+    with pytest.warns(UserWarning, match="1 of 1 captions"):
+        assert math.isnan(module.compute(predictions=["a"], images=[broken])["pac_s"])
+
+
+# What is kept
+
+
+def test_pictures_are_not_kept(load: Load, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    images = [Image.fromarray(rng.integers(0, 256, (300, 400, 3), dtype=np.uint8)) for _ in range(3)]
+    alive = [weakref.ref(image) for image in images]
+    module = load("pacs")
+    module.add_batch(predictions=CAPTIONS[:3], images=images)
+    images.clear()
+    gc.collect()
+    assert [image() for image in alive] == [None] * 3
+    module._finalize()
+    files = [path for path in (tmp_path / "rows").rglob("*") if path.suffix == ".arrow"]
+    assert len(files) == 1
+    assert files[0].stat().st_size < 10_000
+
+
+# The folders
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_metric_has_a_complete_folder(name: str) -> None:
+    folder = ROOT / "metrics" / name
+    assert (folder / "requirements.txt").read_text().split() == ["capeval"]
+    # Without the package evaluate tells what to install: by the name it has there, not by its module's.
+    assert get_imports(str(folder / f"{name}.py")) == [("library", "capeval_core", "capeval", None)]
+    _, front, card = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    fields = dict(line.split(": ", 1) for line in front.splitlines() if ": " in line)
+    assert (fields["title"], fields["sdk"], fields["app_file"]) == (
+        metric_class(name).title,
+        "gradio",
+        "app.py",
+    )
+    assert metric_class(name).summary in " ".join(front.split())
+    assert f'evaluate.load("metrics/{name}"' in card
