@@ -39,55 +39,57 @@ class WeightsEntry:
         )
 
 
-_PACSCORE = "https://github.com/aimagelab/pacscore"
+# The release's repository and the folder that its README names for the checkpoints.
+_PACSCORE = (
+    "https://github.com/aimagelab/pacscore "
+    "(https://drive.google.com/drive/folders/15Da_nh7CYv8xfryIdETG6dPFSqcBiqpd)"
+)
 _PLUSPLUS = "https://ailb-web.ing.unimore.it/publicfiles/pac++"
-_OPENAI = "https://github.com/openai/CLIP"
 
-PACS_B32 = WeightsEntry(
-    f"{NAMESPACE}/pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", _PACSCORE, "clip_ViT-B-32.pth", None, "quick_gelu"
-)
-PACS_OPENCLIP_L14 = WeightsEntry(
-    f"{NAMESPACE}/pacs-openclip-vit-l-14",
-    "PAC-S, OpenCLIP ViT-L/14",
-    _PACSCORE,
-    "openClip_ViT-L-14.pth",
-    None,
-    "gelu",
-)
-PACSPP_B32 = WeightsEntry(
-    f"{NAMESPACE}/pacs-plusplus-clip-vit-b-32",
-    "PAC-S++, CLIP ViT-B/32",
-    f"{_PLUSPLUS}/PAC++_clip_ViT-B-32.pth",
-    "PAC++_clip_ViT-B-32.pth",
-    None,
-    "quick_gelu",
-)
-PACSPP_L14 = WeightsEntry(
-    f"{NAMESPACE}/pacs-plusplus-clip-vit-l-14",
-    "PAC-S++, CLIP ViT-L/14",
-    f"{_PLUSPLUS}/PAC++_clip_ViT-L-14.pth",
-    "PAC++_clip_ViT-L-14.pth",
-    None,
-    "quick_gelu",
-)
-CLIP_B32 = WeightsEntry(
-    "timm/vit_base_patch32_clip_224.openai", "OpenAI CLIP ViT-B/32", _OPENAI, None, "MIT", "quick_gelu"
-)
-CLIP_B16 = WeightsEntry(
-    "timm/vit_base_patch16_clip_224.openai", "OpenAI CLIP ViT-B/16", _OPENAI, None, "MIT", "quick_gelu"
-)
-CLIP_L14 = WeightsEntry(
-    "timm/vit_large_patch14_clip_224.openai", "OpenAI CLIP ViT-L/14", _OPENAI, None, "MIT", "quick_gelu"
-)
+
+def _pac(name: str, title: str, original: str, checkpoint: str, activation: str) -> WeightsEntry:
+    # The authors state no licence for the weights: they are converted by each user, not hosted again.
+    return WeightsEntry(f"{NAMESPACE}/{name}", title, original, checkpoint, None, activation)
+
+
+def _openai(repository: str, title: str) -> WeightsEntry:
+    original = "https://github.com/openai/CLIP"
+    return WeightsEntry(f"timm/{repository}", f"OpenAI CLIP {title}", original, None, "MIT", "quick_gelu")
+
+
+def _openclip(repository: str, title: str) -> WeightsEntry:
+    original = "https://github.com/mlfoundations/open_clip"
+    return WeightsEntry(f"laion/{repository}", f"OpenCLIP {title}", original, None, "MIT", "gelu")
+
+
+PACS_B32 = _pac("pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", _PACSCORE, "clip_ViT-B-32.pth", "quick_gelu")
+CLIP_B32 = _openai("vit_base_patch32_clip_224.openai", "ViT-B/32")
 
 WEIGHTS: tuple[WeightsEntry, ...] = (
     PACS_B32,
-    PACS_OPENCLIP_L14,
-    PACSPP_B32,
-    PACSPP_L14,
+    _pac("pacs-openclip-vit-l-14", "PAC-S, OpenCLIP ViT-L/14", _PACSCORE, "openClip_ViT-L-14.pth", "gelu"),
+    _pac(
+        "pacs-plusplus-clip-vit-b-32",
+        "PAC-S++, CLIP ViT-B/32",
+        f"{_PLUSPLUS}/PAC++_clip_ViT-B-32.pth",
+        "PAC++_clip_ViT-B-32.pth",
+        "quick_gelu",
+    ),
+    _pac(
+        "pacs-plusplus-clip-vit-l-14",
+        "PAC-S++, CLIP ViT-L/14",
+        f"{_PLUSPLUS}/PAC++_clip_ViT-L-14.pth",
+        "PAC++_clip_ViT-L-14.pth",
+        "quick_gelu",
+    ),
     CLIP_B32,
-    CLIP_B16,
-    CLIP_L14,
+    _openai("vit_base_patch16_clip_224.openai", "ViT-B/16"),
+    _openai("vit_large_patch14_clip_224.openai", "ViT-L/14"),
+    _openai("resnet50_clip.openai", "RN50"),
+    _openai("resnet101_clip.openai", "RN101"),
+    _openai("resnet50x4_clip.openai", "RN50x4"),
+    _openclip("CLIP-ViT-B-32-laion2B-s34B-b79K", "ViT-B/32"),
+    _openclip("CLIP-ViT-L-14-laion2B-s32B-b82K", "ViT-L/14"),
 )
 
 
