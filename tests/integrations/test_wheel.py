@@ -1,0 +1,64 @@
+"""The wheel holds everything that an installation needs, the metric folders included."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import evaluate
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = ("pyproject.toml", "setup.cfg", "setup.py", "LICENSE", "README.md")
+
+pytestmark = pytest.mark.skipif(
+    not importlib.util.find_spec("pip")
+    or not importlib.util.find_spec("setuptools")
+    or int(version("setuptools").split(".")[0]) < 77,
+    reason="needs pip and setuptools>=77",
+)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a wheel of this checkout unpacks to."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
+    for name in ("capeval_core", "metrics"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, source)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", target, source],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = target.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    return target
+
+
+def test_every_source_file_is_there(installed: Path) -> None:
+    for source, package in (("capeval_core", "capeval_core"), ("metrics", "capeval_core/hub_metrics")):
+        files = {
+            path.relative_to(ROOT / source)
+            for path in (ROOT / source).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        missing = sorted(str(path) for path in files if not (installed / package / path).is_file())
+        assert not missing, f"{source}: not in the wheel"
+    assert not (installed / "metrics").exists()
+    assert not (installed / "tests").exists()
+
+
+def test_a_metric_loads_from_its_installed_folder(installed: Path, weights: str, tmp_path: Path) -> None:
+    folder = installed / "capeval_core" / "hub_metrics" / "refpacs"
+    assert (folder / "README.md").read_text(encoding="utf-8").startswith("---\n")
+    module = evaluate.load(str(folder), weights=weights, cache_dir=str(tmp_path))
+    assert list(module.features) == ["predictions", "images", "references"]
