@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import evaluate
@@ -69,11 +68,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     @cached_property
     def metric(self) -> CaptionMetric:
         """The metric behind this module; its weights are opened at the first access, i.e. the first batch."""
-        options = self.options
-        if options.rows is not None and self.num_process > 1:
-            shard = f"{self.process_id}-of-{self.num_process}"
-            options = replace(options, rows=Path(options.rows) / shard)
-        return self.metric_type()(options)
+        return self.metric_type()(self.options)
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
         metric = self.metric_type()

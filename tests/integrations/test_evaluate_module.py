@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import pickle
 import re
 import warnings
 import weakref
@@ -445,6 +446,15 @@ def test_pictures_are_not_kept(load: Load, tmp_path: Path) -> None:
     files = [path for path in (tmp_path / "rows").rglob("*") if path.suffix == ".arrow"]
     assert len(files) == 1
     assert files[0].stat().st_size < 10_000
+
+
+def test_a_module_can_be_pickled_before_and_after_use(load: Load, pictures: list[Path]) -> None:
+    module = load("refpacs", w=1.0)
+    given = {"predictions": CAPTIONS, "images": pictures, "references": REFERENCES, "per_caption": True}
+    fresh = pickle.loads(pickle.dumps(module))
+    expected = module.compute(**given)
+    assert fresh.compute(**given) == expected
+    assert pickle.loads(pickle.dumps(module)).compute(**given) == expected
 
 
 # The folders
