@@ -71,7 +71,7 @@ def _run(arguments: list[str]) -> int:
             return BAD_INPUT
         name, *rest = arguments
         if name.startswith("-"):
-            parser.parse_args(arguments[:1])
+            parser.read(arguments[:1])
             parser.error(f"the command comes first: one of {', '.join(COMMANDS)}")
         if name not in COMMANDS:
             parser.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS)} ({', '.join(COMMANDS)})")

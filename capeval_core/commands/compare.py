@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from capeval_core.commands.parser import Parser
-from capeval_core.commands.tables import WHOLE_LINES, table
+from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
 from capeval_core.metric import METRICS, metric_class
 from capeval_core.result import Result
 
@@ -15,7 +15,9 @@ def run(arguments: list[str]) -> int:
     parser = Parser(
         prog="capeval compare",
         description="Paired test of two systems that were scored on the same pictures.",
-        epilog="A and B are files of `capeval score ... --json OUT`, scored with the same settings.",
+        epilog=paragraph(
+            "A and B are files of `capeval score ... --json OUT`, scored with the same settings."
+        ),
     )
     parser.add_argument("a", metavar="A.json", type=Path, help="the first system")
     parser.add_argument("b", metavar="B.json", type=Path, help="the second system")

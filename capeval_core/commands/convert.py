@@ -47,7 +47,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="capeval convert",
         usage="capeval convert METRIC CHECKPOINT --out FOLDER [options]",
-        description="Make a folder of weights of an original checkpoint. Nothing in the checkpoint is run.",
+        description=paragraph("Make a folder of weights of an original checkpoint. Nothing in it is run."),
     )
     parser.add_argument("metric", metavar="METRIC", help=", ".join(METRICS))
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help=".pth, .pt, .bin or .safetensors")

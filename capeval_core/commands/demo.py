@@ -6,7 +6,7 @@ from os import PathLike
 
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.summary import interval_text
-from capeval_core.commands.tables import WHOLE_LINES, table
+from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
 from capeval_core.metric import load, metric_class
 from capeval_core.result import Result
 from capeval_core.synthetic.demo import DemoItem, demo_set
@@ -32,7 +32,10 @@ def report(weights: str | PathLike[str]) -> str:
     titles = [metric_class(name).title for name in METRICS]
     return "\n".join(
         [
-            f"{len(items)} drawn pictures: a good caption, the same but for one word, and another picture's.",
+            paragraph(
+                f"{len(items)} drawn pictures, each with a good caption, one that is wrong in a word, "
+                "and one of another picture."
+            ),
             "",
             _captions_table(items, results, titles),
             "",
@@ -78,6 +81,6 @@ def _means_table(results: dict[str, dict[str, Result]], titles: list[str]) -> st
 
 def _next_steps() -> list[str]:
     return [
-        "`tiny` knows only such drawings. `capeval list` names real weights; with your files:",
+        "`tiny` knows only such drawings. With real weights (`capeval list`), on yours:",
         "  capeval score pacs --candidates captions.json --images pictures",
     ]

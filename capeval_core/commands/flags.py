@@ -53,7 +53,8 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
     # A help text names what None means; here None is a flag that is not given.
     text = option.help.replace("None: ", "default: ").replace("%", "%%")
     if types == ["bool"]:
-        return {"action": "store_true", "help": text}
+        action = argparse.BooleanOptionalAction if option.default else "store_true"
+        return {"action": action, "help": text}
     if option.default is not None:
         text += f" (default: {option.default})"
     shape: dict[str, Any] = {"help": text}

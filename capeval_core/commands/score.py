@@ -81,10 +81,10 @@ def _tell_failures(collection: Collection, result: Result) -> None:
 
 
 def _parser(metric: type[CaptionMetric]) -> Parser:
-    usage = f"capeval score {metric.name} --candidates FILE --images FOLDER "
+    usage = f"capeval score {metric.name} --candidates FILE --images FOLDER"
     parser = Parser(
         prog=f"capeval score {metric.name}",
-        usage=usage + ("--references FILE [options]" if metric.needs_references else "[options]"),
+        usage=usage + ("\n       --references FILE [options]" if metric.needs_references else " [options]"),
         description=paragraph(f"{metric.title}: {metric.summary}"),
         epilog=paragraph(FILES),
     )

@@ -1,0 +1,52 @@
+"""`capeval demo`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from capeval_core.commands.demo import report
+from capeval_core.synthetic.demo import demo_set
+from tests.cli.conftest import Ran
+from tests.conftest import TINY
+
+
+def no_network(*_: object, **__: object) -> None:
+    raise AssertionError("the demo went to the network")
+
+
+def test_the_report_has_every_caption_means_and_signatures(seeded_weights: Path) -> None:
+    text = report(seeded_weights)
+    words = " ".join(text.split())
+    for item in demo_set():
+        assert item.picture.name in text
+    for kind in ("good", "subtly wrong", "unrelated"):
+        assert sum(f"  {kind}  " in line for line in text.splitlines()) == len(demo_set())
+        mean = next(line for line in text.splitlines() if line.startswith(kind))
+        assert mean.count(" to ") == 2
+    assert "capeval:pacs|" in text and "capeval:refpacs|" in text and "refs:2" in text
+    assert words.endswith("capeval score pacs --candidates captions.json --images pictures")
+    assert all(len(line) <= 80 for line in text.splitlines() if "|" not in line)
+
+
+@pytest.mark.skipif(not (TINY / "model.safetensors").is_file(), reason="the tiny weights are not built")
+def test_without_a_network_good_captions_come_first(
+    capeval: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    ran = capeval("demo")
+    assert (ran.status, ran.err) == (0, "")
+    means = {
+        line.rsplit("  ", 2)[0].strip(): float(line.rsplit("  ", 2)[1].split()[0])
+        for line in ran.out.splitlines()
+        if " to " in line and line.startswith(("good", "subtly wrong", "unrelated"))
+    }
+    assert means["good"] > means["subtly wrong"] > means["unrelated"]
+    assert "weights:tiny@" in ran.out
+
+
+def test_the_demo_takes_no_arguments(capeval: Callable[..., Ran]) -> None:
+    assert capeval("demo", "x").status == 2

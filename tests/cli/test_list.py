@@ -1,0 +1,73 @@
+"""`capeval list`, and what all commands share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+import capeval_core
+from capeval_core.cli import COMMANDS
+from capeval_core.metric import METRICS, metric_class
+from capeval_core.weights.catalogue import WEIGHTS
+from tests.cli.conftest import Ran
+
+Capeval = Callable[..., Ran]
+
+
+def test_the_table_has_every_metric_and_all_weights(capeval: Capeval) -> None:
+    ran = capeval("list")
+    lines = ran.out.splitlines()
+    for name in METRICS:
+        metric = metric_class(name)
+        line = next(line for line in lines if line.split()[:1] == [name])
+        assert metric.title in line and metric.default_weights.repository in line
+        assert ("yes" if metric.needs_references else "no") in line.split()
+    for entry in WEIGHTS:
+        line = next(line for line in lines if line.startswith(entry.repository))
+        assert (entry.licence or "not stated") in line and entry.title in line
+    assert "https://arxiv.org/abs/2303.12112" in ran.out
+    assert max(map(len, lines)) <= 80
+
+
+def test_json_says_what_the_classes_say(capeval: Capeval) -> None:
+    content = json.loads(capeval("list", "--json").out)
+    assert [metric["name"] for metric in content["metrics"]] == list(METRICS)
+    by_name = {metric["name"]: metric for metric in content["metrics"]}
+    assert by_name["refclips"]["needs_references"] is True
+    assert by_name["pacs"]["range"] == [0.0, 2.0]
+    assert by_name["pacs"]["licence"] is None  # not stated by its authors
+    assert by_name["clips"]["licence"] == "MIT"
+    assert [entry["repository"] for entry in content["weights"]] == [e.repository for e in WEIGHTS]
+
+
+def test_version_and_help(capeval: Capeval) -> None:
+    assert capeval("--version").out == f"capeval {capeval_core.__version__}\n"
+    ran = capeval("--help")
+    assert ran.status == 0
+    assert all(f"  {name} " in ran.out for name in COMMANDS)
+    assert capeval().status == 2
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_that_fits(name: str, capeval: Capeval) -> None:
+    ran = capeval(name, "--help")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.startswith(f"usage: capeval {name}")
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lsit"], "unknown command 'lsit': did you mean 'list'?"),
+        (["--verison"], "unknown option --verison: did you mean '--version'?"),
+        (["list", "--jsn"], "unknown option --jsn: did you mean '--json'?"),
+        (["list", "pacs"], "unrecognized arguments: pacs"),
+    ],
+)
+def test_a_misspelt_command_or_flag(arguments: list[str], message: str, capeval: Capeval) -> None:
+    ran = capeval(*arguments)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith(f"capeval: {message}")

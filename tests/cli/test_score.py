@@ -1,0 +1,295 @@
+"""`capeval score` on the user's own files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import capeval_core
+from capeval_core.commands.flags import add_flags, chosen, in_flags
+from capeval_core.commands.parser import Parser
+from capeval_core.options import Options, option
+from capeval_core.result import Result
+from tests.cli.conftest import CAPTIONS, REFERENCES, Ran
+
+Score = Callable[..., Ran]
+Scored = Callable[..., dict[str, Any]]
+PAIRS = [(image_id, text) for image_id, texts in CAPTIONS.items() for text in texts]
+ROWS = [{"image_id": image_id, "caption": text} for image_id, text in PAIRS]
+
+
+@pytest.mark.parametrize("metric", ["pacs", "refpacs", "clips", "refclips"])
+def test_the_numbers_are_those_of_the_library(
+    metric: str, scored: Scored, files: Path, seeded_weights: Path
+) -> None:
+    references = ["--references", files / "references.json"] if metric.startswith("ref") else []
+    content = scored(metric, *references)
+
+    names = {"dog.1": "dog.1.jpg", "dog.2": "dog.2.png", "42": "COCO_val2014_000000000042.png"}
+    expected = capeval_core.load(metric, weights=seeded_weights, device="cpu").score(
+        [text for _, text in PAIRS],
+        [files / "images" / names[image_id] for image_id, _ in PAIRS],
+        [REFERENCES[image_id] for image_id, _ in PAIRS] if references else None,
+    )
+    assert {key: content[key] for key in expected.to_dict()} == expected.to_dict()
+    assert content["ids"] == [image_id for image_id, _ in PAIRS]
+    assert content["captions"] == [text for _, text in PAIRS]
+    assert content["interval"] == vars(expected.interval())
+    assert Result.from_dict(content) == expected
+
+
+def test_the_summary_says_mean_interval_counts_and_signature(score: Score, scored: Scored) -> None:
+    content = scored("pacs")
+    ran = score("pacs")
+    low, high = content["interval"]["low"], content["interval"]["high"]
+    assert ran.out.splitlines() == [
+        f"PAC-S      {content['mean']:.4f}",
+        f"interval   {low:.4f} to {high:.4f} (95%, 3 pictures)",
+        "captions   4 (0 failed, 0 truncated, 0 empty)",
+        f"signature  {content['signature']}",
+    ]
+    assert ran.err == ""
+
+
+def write_json(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def write_csv(path: Path) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["image_id", "caption"])
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return path
+
+
+def write_parquet(path: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    return path
+
+
+FORMS: dict[str, Callable[[Path], Path]] = {
+    "lists": lambda folder: write_json(folder / "c.json", CAPTIONS),
+    "COCO results": lambda folder: write_json(folder / "c.json", ROWS),
+    "COCO annotations": lambda folder: write_json(
+        folder / "c.json",
+        {
+            "images": [{"id": 7, "file_name": "dog.1.jpg"}],
+            "annotations": [
+                {**row, "image_id": 7 if row["image_id"] == "dog.1" else row["image_id"]} for row in ROWS
+            ],
+        },
+    ),
+    "JSON lines": lambda folder: Path(shutil.copy(write_lines(folder), folder / "c.jsonl")),
+    "CSV": lambda folder: write_csv(folder / "c.csv"),
+    "Parquet": lambda folder: write_parquet(folder / "c.parquet"),
+}
+
+
+def write_lines(folder: Path) -> Path:
+    path = folder / "lines.txt"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_file_gives_the_same_scores(form: str, scored: Scored, files: Path) -> None:
+    assert scored("pacs", "--candidates", FORMS[form](files))["scores"] == scored("pacs")["scores"]
+
+
+def test_one_caption_per_image_and_one_picture(score: Score, files: Path) -> None:
+    ran = score("pacs", "--candidates", write_json(files / "one.json", {"dog.1": "a dog"}))
+    assert ran.status == 0
+    assert "interval   n/a" in ran.out
+
+
+def test_options_reach_the_metric(scored: Scored) -> None:
+    plain, other = scored("pacs"), scored("pacs", "--w", 5, "--prompt", "", "--batch-size", "1")
+    assert "|w:5|" in other["signature"]
+    assert other["scores"] != plain["scores"]
+    assert [round(score / 5, 5) for score in other["scores"]] == [
+        round(max(cosine, 0), 5) for cosine in other["parts"]["cosine"]
+    ]
+
+
+def test_evidence_goes_into_the_json(scored: Scored) -> None:
+    evidence = scored("pacs", "--evidence")["evidence"]
+    assert [entry["caption"] for entry in evidence] == [text for _, text in PAIRS]
+    assert "evidence" not in scored("pacs")
+
+
+def test_references_are_ignored_with_one_warning_where_none_are_needed(score: Score, files: Path) -> None:
+    ran = score("pacs", "--references", files / "no such file")
+    assert ran.status == 0
+    assert ran.err == "capeval: warning: pacs needs no references: --references is ignored\n"
+
+
+def test_rows_resume_and_refuse_other_settings(scored: Scored, score: Score, files: Path) -> None:
+    first = scored("pacs", "--rows", files / "rows")
+    assert scored("pacs", "--rows", files / "rows") == first == scored("pacs")
+    ran = score("pacs", "--rows", files / "rows", "--prompt", "An image of ")
+    assert ran.status == 2
+    assert ran.err.startswith(f"capeval: --rows {files / 'rows'} holds rows of other settings")
+
+
+def test_a_broken_picture_is_named_by_its_id(score: Score, files: Path) -> None:
+    broken = files / "images" / "dog.1.jpg"
+    broken.write_bytes(broken.read_bytes()[:300])
+    ran = score("pacs")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("capeval: picture of 'dog.1': ")
+    assert "dog.1.jpg" in ran.err and "images[" not in ran.err
+
+
+def test_with_nan_a_broken_picture_costs_its_captions_alone(
+    score: Score, scored: Scored, files: Path
+) -> None:
+    whole = scored("pacs")
+    broken = files / "images" / "dog.1.jpg"
+    broken.write_bytes(broken.read_bytes()[:300])
+    ran = score("pacs", "--on-error", "nan")
+    assert ran.status == 0
+    assert "captions   4 (2 failed, 0 truncated, 0 empty)" in ran.out
+    assert ran.err.startswith("capeval: 2 of 4 captions failed:\n  picture of 'dog.1': ")
+    content = scored("pacs", "--on-error", "nan")
+    assert content["scores"] == [None, None, *whole["scores"][2:]]
+    assert list(content["errors"]) == ["0", "1"]
+
+
+def test_status_1_when_no_caption_has_a_score(score: Score, files: Path) -> None:
+    for picture in (files / "images").iterdir():
+        picture.write_bytes(b"no picture")
+    ran = score("pacs", "--on-error", "nan")
+    assert ran.status == 1
+    assert ran.out.startswith("PAC-S      n/a\ninterval   n/a")
+
+
+def test_empty_captions_are_named_or_scored(score: Score, files: Path) -> None:
+    captions = write_json(files / "c.json", {"dog.1": ["a dog", ""], "dog.2": " "})
+    ran = score("pacs", "--candidates", captions)
+    assert ran.status == 2
+    assert ran.err.splitlines() == [
+        "capeval: 2 problems with the input:",
+        "  caption 2 of 'dog.1' is empty: write a caption or pass --empty score",
+        "  caption of 'dog.2' is empty (only whitespace): write a caption or pass --empty score",
+    ]
+    ran = score("pacs", "--candidates", captions, "--empty", "score")
+    assert ran.status == 0
+    assert "2 empty" in ran.out
+
+
+def test_empty_references_are_named(score: Score, files: Path) -> None:
+    references = write_json(files / "r.json", {**REFERENCES, "42": ["rain", ""]})
+    ran = score("refpacs", "--references", references)
+    assert ran.status == 2
+    assert ran.err.startswith("capeval: reference 2 of '42' is empty: ")
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no metric": ([], "the metric comes first: capeval score {pacs,refpacs,clips,refclips} ..."),
+    "metric last": (["--images", "x", "pacs"], "the metric comes first"),
+    "unknown metric": (["pasc"], "unknown metric 'pasc': did you mean 'pacs'?"),
+    "no files": (["pacs"], "the following arguments are required: --candidates, --images"),
+    "no references": (["refpacs", "--candidates", "c", "--images", "i"], "are required: --references"),
+    "unknown flag": (
+        ["pacs", "--candidate", "c"],
+        "unknown option --candidate: did you mean '--candidates'?",
+    ),
+    "no number": (
+        ["pacs", "--candidates", "c", "--images", "i", "--w", "x"],
+        "--w: invalid float value: 'x'",
+    ),
+    "wrong choice": (
+        ["pacs", "--candidates", "c", "--images", "i", "--dtype", "float23"],
+        "--dtype float23: expected 'float32' or 'bfloat16' or 'float16': did you mean 'float32'?",
+    ),
+    "out of range": (["pacs", "--candidates", "c", "--images", "i", "--batch-size=0"], "--batch-size 0: "),
+    "no file": (["pacs", "--candidates", "c.json", "--images", "."], "c.json: there is no such file"),
+    "no folder": (["pacs", "--candidates", "c.json", "--images", "i"], "i: there is no such folder"),
+    "no place": (
+        ["pacs", "--candidates", "c", "--images", "i", "--json", "no/o.json"],
+        "--json no/o.json: there is no folder no",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_a_message_and_status_2(case: str, capeval: Callable[..., Ran]) -> None:
+    arguments, message = WRONG[case]
+    ran = capeval("score", *arguments)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("capeval: ") and message in ran.err
+
+
+def test_ids_without_a_picture_and_wrong_weights(score: Score, files: Path) -> None:
+    ran = score("pacs", "--candidates", write_json(files / "c.json", {"dog.1": "x", "bird": "y"}))
+    assert ran.status == 2
+    assert "1 of 2 ids ('bird') has no picture" in ran.err
+    ran = score("pacs", "--weights", files / "nothing")
+    assert ran.status == 2
+    assert f"--weights {files / 'nothing'} is neither a folder" in ran.err
+
+
+def test_an_unexpected_error_keeps_its_traceback(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("capeval_core.scores.pac.PacS.aggregate")
+    with pytest.raises(AttributeError):
+        score("pacs")
+
+
+def test_help_shows_every_option_with_its_default(capeval: Callable[..., Ran]) -> None:
+    for metric in capeval_core.list_metrics():
+        ran = capeval("score", metric, "--help")
+        assert ran.status == 0
+        for flag in ("--weights", "--on-error {raise,nan}", "--batch-size N", "--cache", "--rows", "--w X"):
+            assert flag in ran.out
+        assert "None:" not in ran.out
+        assert max(map(len, ran.out.splitlines())) <= 80
+    assert "(default: 2.5)" in capeval("score", "clips", "--help").out
+    assert "refpacs" in capeval("score", "--help").out
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyOptions(Options):
+    idf: bool = option(True, "weigh words")
+    layer: int = option(-1, "which layer, 100 % of them from the end")
+    mode: Literal["fast", "exact"] = option("exact", "how")
+
+
+def test_flags_follow_any_options_class() -> None:
+    parser = Parser(prog="x")
+    add_flags(parser, ManyOptions)
+    given = parser.read(["--no-idf", "--layer", "-2", "--mode", "fast", "--evidence", "--cache", "here"])
+    assert chosen(given, ManyOptions) == {
+        "idf": False,
+        "layer": -2,
+        "mode": "fast",
+        "evidence": True,
+        "cache": "here",
+    }
+    assert chosen(parser.read([]), ManyOptions) == {}
+    assert "100 % of them" in " ".join(parser.format_help().split())
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("pass weights='a b/c'.", "pass --weights a b/c."),
+        ('pass weights="tiny" (it', "pass --weights tiny (it"),
+        ("batch_size=0: expected", "--batch-size 0: expected"),
+        ("w=-1.5, expected", "--w -1.5, expected"),
+        ("len(captions)=3 but row=4", "len(captions)=3 but row=4"),
+    ],
+)
+def test_messages_speak_of_flags(message: str, expected: str) -> None:
+    options = capeval_core.metric.metric_class("pacs").Options
+    assert in_flags(message, options) == expected
