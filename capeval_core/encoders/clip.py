@@ -21,7 +21,7 @@ from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.batching import BatchSize
-from capeval_core.encoders.canary import TEXTS, TOLERANCE, canary_pictures, check_canary
+from capeval_core.encoders.canary import TEXTS, TOLERANCE, canary_pictures, check_canary, cosines
 from capeval_core.encoders.clip_model import build_clip
 from capeval_core.encoders.device import resolve_device
 from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
@@ -30,7 +30,6 @@ from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.encoders.tokenizer import ClipTokenizer
 from capeval_core.encoders.transformer import KeyValues, run_pooled, run_prefix
 from capeval_core.inputs.pictures import Picture
-from capeval_core.matching.cosine import unit
 from capeval_core.weights.folder import (
     CONFIG,
     TENSORS,
@@ -161,15 +160,15 @@ class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning
         return np.asarray(self._scale(self.preprocessing.pixels(picture)[None])[0].cpu())
 
     def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
-        mean = torch.tensor(self.preprocessing.mean, device=self.device).view(3, 1, 1)
-        std = torch.tensor(self.preprocessing.std, device=self.device).view(3, 1, 1)
+        mean = torch.tensor(self.preprocessing.mean, dtype=torch.float32, device=self.device).view(3, 1, 1)
+        std = torch.tensor(self.preprocessing.std, dtype=torch.float32, device=self.device).view(3, 1, 1)
         scaled: Tensor = (torch.from_numpy(pixels).to(self.device).float() / 255 - mean) / std
         return scaled
 
     def _picture_forward(self, pixels: NDArray[np.uint8]) -> Callable[[slice], Floats]:
         @torch.inference_mode()
         def forward(part: slice) -> Floats:
-            with exact_float32():
+            with exact_float32(self.device):
                 x = self._scale(pixels[part]).to(DTYPES[self.dtype])
                 visual = self.model.visual
                 if not isinstance(visual, VisionTransformer):
@@ -192,7 +191,7 @@ class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning
         prefix = self._text_prefix(sequences[0][:shared]) if shared else []
         start = 0
         for length, group in groupby(sequences, key=len):
-            ids = torch.tensor([sequence[shared:] for sequence in group])
+            ids = torch.tensor([sequence[shared:] for sequence in group], device=self.device)
             size, cost = self._texts_per_batch(batch_size, length - shared)
             for part, features in size.run(len(ids), self._text_forward(ids, shared, prefix), cost=cost):
                 yield slice(start + part.start, start + part.stop), features
@@ -201,18 +200,19 @@ class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning
     def _embed(self, ids: Tensor, start: int) -> Tensor:
         model, dtype = self.model, DTYPES[self.dtype]
         positions = model.positional_embedding[start : start + ids.shape[1]]
-        embedded: Tensor = model.token_embedding(ids.to(self.device)).to(dtype) + positions.to(dtype)
+        embedded: Tensor = model.token_embedding(ids).to(dtype) + positions.to(dtype)
         return embedded
 
     @torch.inference_mode()
     def _text_prefix(self, ids: tuple[int, ...]) -> list[KeyValues]:
-        with exact_float32():
-            return run_prefix(self.model.transformer.resblocks, self._embed(torch.tensor([ids]), 0))
+        with exact_float32(self.device):
+            x = self._embed(torch.tensor([ids], device=self.device), 0)
+            return run_prefix(self.model.transformer.resblocks, x)
 
     def _text_forward(self, ids: Tensor, start: int, prefix: list[KeyValues]) -> Callable[[slice], Floats]:
         @torch.inference_mode()
         def forward(part: slice) -> Floats:
-            with exact_float32():
+            with exact_float32(self.device):
                 model = self.model
                 x = self._embed(ids[part], start)
                 x = run_pooled(model.transformer.resblocks, x, position=-1, causal=True, prefix=prefix)
@@ -244,7 +244,7 @@ class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning
         pictures = np.stack([self.preprocessing.pixels(picture) for picture in canary_pictures()])
         seen = self._picture_forward(pictures)(slice(None))
         said = self.encode_texts(TEXTS, cache=FeatureCache(0)).features
-        return np.asarray(unit(seen) @ unit(said).T, dtype=np.float32)
+        return cosines(seen, said)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         from safetensors.torch import save_file
@@ -289,7 +289,8 @@ def _fingerprint(config: dict[str, Any], checksum: str) -> str:
 def _tensors_checksum(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(name.encode() + tensors[name].cpu().contiguous().numpy().tobytes())
+        stored = tensors[name].cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
+        digest.update(name.encode() + stored.numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -11,8 +12,34 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @contextmanager
-def exact_float32() -> Iterator[None]:
-    """Switch off TF32 and its CPU kin, which a program may have allowed for its training."""
+def exact_float32(device: torch.device) -> Iterator[None]:
+    """Switch off TF32, its CPU kin and autocast, which a program may have allowed for its training."""
+    with ExitStack() as restored:
+        for kind in {device.type, "cpu"}:
+            if torch.is_autocast_enabled(kind):
+                restored.enter_context(torch.autocast(kind, enabled=False))
+        restored.enter_context(_by_operation() if hasattr(torch.backends, "fp32_precision") else _at_large())
+        yield
+
+
+@contextmanager
+def _by_operation() -> Iterator[None]:
+    # Where a program has used these switches of torch 2.9, the older ones refuse even to be read.
+    backends: Any = torch.backends  # whose stubs lack the newer places
+    places = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+    found = [(place, place.fp32_precision) for place in places]
+    changed = [(place, precision) for place, precision in found if precision not in ("none", "ieee")]
+    for place, _ in changed:
+        place.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for place, precision in changed:
+            place.fp32_precision = precision
+
+
+@contextmanager
+def _at_large() -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     convolution = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
