@@ -58,5 +58,7 @@ class BatchSize:
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    # The CPU allocator raises a plain RuntimeError.
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+    # The allocators of the CPU and of Apple GPUs raise a plain RuntimeError, each in its own words.
+    said = str(error)
+    told = ("not enough memory", "can't allocate memory", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(words in said for words in told)
