@@ -82,7 +82,7 @@ def encode_distinct(
             for row, (content, key) in enumerate(zip(found, keys, strict=True)):
                 error = content if isinstance(content, PictureError) else failed.get(key)
                 encoded.keys.append("" if isinstance(content, PictureError) else content)
-                encoded.errors.append(str(error) if error else None)
+                encoded.errors.append(_at(chunk[row][0], error, first.get(key)) if error else None)
                 if not error:
                     encoded.features[row] = known[key]
             return encoded
@@ -106,9 +106,13 @@ def _prepared_ahead(
 
     def load(picture: Picture) -> Pixels | PictureError:
         try:
-            return prepare(picture.load())
+            image = picture.load()
         except PictureError as error:
             return error
+        try:
+            return prepare(image)
+        except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
+            return PictureError(f"{picture.where}: cannot prepare {picture.name} ({image.mode}): {error}")
 
     waiting: deque[list[tuple[str, Future[Pixels | PictureError]]]] = deque()
     for batch in _chunks(pictures, size):
@@ -117,6 +121,12 @@ def _prepared_ahead(
             yield [(key, future.result()) for key, future in waiting.popleft()]
     while waiting:
         yield [(key, future.result()) for key, future in waiting.popleft()]
+
+
+def _at(picture: Picture, error: PictureError, told: Picture | None) -> str:
+    """The error of an equal picture, `told`, with this one's place in the input."""
+    reason = str(error)
+    return picture.where + reason.removeprefix(told.where) if told else reason
 
 
 def _key(picture: Picture) -> str | PictureError:
