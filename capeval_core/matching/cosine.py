@@ -21,7 +21,8 @@ def paired_cosine(x: Floats, y: Floats) -> Floats:
     array([1.        , 0.70710677], dtype=float32)
     """
     # Row by row, so that a pair's value does not depend on the other rows, as a blocked matmul's may.
-    return np.asarray(np.einsum("nd,nd->n", unit(x), unit(y)), dtype=np.float32)
+    # Clipped, since the rounded cosine of equal rows may come out beyond 1, where no score's range ends.
+    return np.asarray(np.clip(np.einsum("nd,nd->n", unit(x), unit(y)), -1, 1), dtype=np.float32)
 
 
 def grouped_cosine(x: Floats, groups: Floats, lengths: NDArray[np.int64]) -> Floats:
