@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -60,7 +61,9 @@ class Options:
     compat: Literal["released"] | None = option(
         None, "`released`: as the released script where it differs from the paper", sign="compat"
     )
-    evidence: bool = option(False, "keep what `result.explain(i)` shows")
+    evidence: bool = option(
+        False, "keep where each score comes from, for `result.explain(i)` and the command line's --json"
+    )
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -152,7 +155,8 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
 
 def _compact(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:g}"
-    # `|` separates the fields of a signature; quotes show where a text with spaces ends.
-    text = str(value).replace("|", "/")
-    return repr(text) if " " in text else text
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    text = str(value)
+    # `|` separates the fields of a signature; quotes show where any other than a simple text ends.
+    return text if re.fullmatch(r"[\w.-]+", text, re.ASCII) else ascii(text).replace("|", r"\x7c")
