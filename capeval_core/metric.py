@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -346,5 +347,5 @@ def _content(samples: Samples, row: int) -> str:
         picture = samples.pictures[row].key
     except PictureError:
         picture = ""  # its row will hold the error, and is computed again in the next run
-    parts = [samples.captions[row], picture, *references]
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+    parts = json.dumps([samples.captions[row], picture, references])
+    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+import warnings
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -26,6 +27,7 @@ COMMON = (
 
 _CONTENT = "content"
 _STAMP = "stamp.json"
+_PARTIAL = ".partial"
 
 
 def row_schema(*own: pa.Field) -> pa.Schema:
@@ -70,7 +72,13 @@ class RowStore:
             raise ValueError(f"rows={str(self.path)!r} is a file: pass a folder for the rows")
         note = self.path / _STAMP
         if note.is_file():
-            found = json.loads(note.read_text(encoding="utf-8"))
+            try:
+                found = dict(json.loads(note.read_text(encoding="utf-8")))
+            except (ValueError, TypeError) as error:
+                raise ValueError(
+                    f"rows={str(self.path)!r}: its {_STAMP} is damaged ({error}), so what its rows were made "
+                    "with is unknown: delete the folder or pass another one"
+                ) from error
             differing = [
                 f"{key}: {found.get(key)!r} there, {stamp.get(key)!r} now"
                 for key in sorted(found.keys() | stamp.keys())
@@ -82,7 +90,8 @@ class RowStore:
                     "pass another folder, or the same settings"
                 )
             return
-        if self.path.is_dir() and any(self.path.iterdir()):
+        # A run that was killed, or that starts at this moment, may have left files that are not whole.
+        if self.path.is_dir() and any(file.suffix != _PARTIAL for file in self.path.iterdir()):
             raise ValueError(
                 f"rows={str(self.path)!r} is a folder of something else: pass an empty or new one"
             )
@@ -111,11 +120,18 @@ class RowStore:
         """All rows without an error, one per index, and the content key of each index."""
         self.flush()
         schema = self.schema.append(pa.field(_CONTENT, pa.string()))
-        shards = [pq.read_table(shard, schema=schema) for shard in sorted(self.path.glob("*.parquet"))]
-        stored = canonical(pa.concat_tables(shards) if shards else schema.empty_table())
+        shards = [self._shard(path, schema) for path in sorted(self.path.glob("*.parquet"))]
+        stored = canonical(pa.concat_tables([schema.empty_table(), *shards]))
         stored = stored.filter(pa.compute.is_null(stored["error"]))
         content = dict(zip(stored["index"].to_pylist(), stored[_CONTENT].to_pylist(), strict=True))
         return stored.drop_columns([_CONTENT]), content
+
+    def _shard(self, path: Path, schema: pa.Schema) -> pa.Table:
+        try:
+            return pq.read_table(path, schema=schema)
+        except (pa.ArrowException, OSError) as error:  # e.g. the machine went down while the disk was writing
+            warnings.warn(f"rows: {path} is damaged, what it held is computed again ({error})", stacklevel=2)
+            return schema.empty_table()
 
     def __enter__(self) -> RowStore:
         return self
@@ -128,6 +144,6 @@ class RowStore:
 
 def _write_whole(path: Path, content: bytes | pa.Buffer) -> None:
     """Write a file that is either there as a whole or not at all."""
-    partial = path.with_suffix(".partial")
+    partial = path.with_name(f"{uuid.uuid4().hex}{_PARTIAL}")
     partial.write_bytes(content)
     partial.replace(path)
