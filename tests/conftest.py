@@ -1,0 +1,64 @@
+"""What several test modules share: small weights, pictures, and a home of their own for remembered things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+TINY = Path(__file__).parents[1] / "capeval_core" / "weights" / "tiny" / "pacs"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_checksums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Checksums are remembered in the user's cache folder: not those of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAPEVAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def seeded_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A weights folder of the seeded small CLIP (QuickGELU, pictures of 64x64); not to be changed."""
+    from tests.seeded import encoder
+
+    folder = tmp_path_factory.mktemp("seeded") / "weights"
+    encoder().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def weights(seeded_weights: Path) -> Iterator[str]:
+    """Weights for tests of what holds with any weights: the shipped ones, where they are built."""
+    from capeval_core.encoders.clip import ClipEncoder
+
+    name = "tiny" if (TINY / "model.safetensors").is_file() else str(seeded_weights)
+    kept = ClipEncoder.from_pretrained(name)  # a loaded encoder is shared as long as someone holds it
+    yield name
+    del kept
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Six different pictures of several sizes, modes and formats; not to be changed."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(7)
+    sizes = [
+        ("RGB", 90, 60),
+        ("L", 50, 80),
+        ("RGBA", 70, 70),
+        ("P", 64, 48),
+        ("RGB", 200, 31),
+        ("RGB", 33, 99),
+    ]
+    paths = []
+    for i, (mode, width, height) in enumerate(sizes):
+        blocks = rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)
+        drawn = Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST)
+        path = folder / f"{i}.{'jpg' if i == 0 else 'png'}"
+        drawn.convert(mode).save(path)
+        paths.append(path)
+    return paths

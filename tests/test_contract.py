@@ -1,0 +1,646 @@
+"""What holds for every metric. A metric is tested by being listed in `METRICS`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+import capeval_core
+from capeval_core.cache import FeatureCache
+from capeval_core.inputs.samples import check_samples
+from capeval_core.metric import METRICS, CaptionMetric, metric_class
+from capeval_core.options import describe_options
+from capeval_core.result import Result
+from capeval_core.rows import COMMON
+from capeval_core.weights.catalogue import WeightsEntry
+from tests.counting import counted
+
+EVERY = pytest.mark.parametrize("name", METRICS)
+CLOSE = 1e-6
+
+CAPTIONS = [
+    "a dog runs on grass",
+    "two red circles",
+    "A man is riding a horse on the beach , and a woman is looking at the sea .",
+    "dog",
+    "a blue square left of a green triangle",
+    "two red circles",
+    "¡Hola! 犬 😺",
+    "a dog runs on the grass",
+]
+REFERENCES: list[list[str] | str] = [
+    ["a dog on a lawn", "a brown dog runs", "a dog plays outside"],
+    ["two circles"],
+    ["a man on a horse", "a horse at the sea"],
+    "a bare string is one reference",
+    ["a square", "a triangle", "shapes", "a drawing", "a blue square left of a green triangle"],
+    ["two circles"],
+    ["hello", "a cat"],
+    ["a dog on a lawn", "a brown dog runs", "a dog plays outside"],
+]
+SHOWN = [0, 1, 2, 3, 4, 1, 5, 0]  # which picture each caption is about
+
+
+def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
+    """The metric on the CPU, with a cache of its own."""
+    return capeval_core.load(
+        name, **{"weights": weights, "device": "cpu", "cache": FeatureCache(), **options}
+    )
+
+
+def score(metric: CaptionMetric, pictures: list[Any], only: list[int] | None = None, **more: Any) -> Result:
+    """Score the captions above (or only some) on their pictures."""
+    chosen = range(len(CAPTIONS)) if only is None else only
+    return metric.score(
+        [CAPTIONS[i] for i in chosen],
+        [pictures[SHOWN[i]] for i in chosen],
+        [REFERENCES[i] for i in chosen] if metric.needs_references else None,
+        **more,
+    )
+
+
+def values(result: Result) -> dict[str, Any]:
+    """Scores and parts, for `pytest.approx`."""
+    return {"score": result.scores, **result.parts}
+
+
+def close(found: Result, expected: Result, within: float = CLOSE) -> bool:
+    return values(found) == {
+        key: pytest.approx(part, abs=within, nan_ok=True) for key, part in values(expected).items()
+    }
+
+
+@EVERY
+def test_says_what_it_is(name: str) -> None:
+    found = metric_class(name)
+    assert found.name == name
+    for attribute in ("title", "key", "summary", "paper", "tiny"):
+        said = getattr(found, attribute)
+        assert isinstance(said, str) and said.strip() == said != "", attribute
+    assert "http" in found.paper
+    assert found.key.isidentifier()
+    low, high = found.range
+    assert isinstance(low, float) and isinstance(high, float) and low < high
+    assert isinstance(found.higher_is_better, bool) and isinstance(found.needs_references, bool)
+    assert found.media and all(isinstance(medium, str) for medium in found.media)
+    assert isinstance(found.default_weights, WeightsEntry)
+    assert isinstance(found.ROW, pa.Schema) and list(found.ROW)[: len(COMMON)] == list(COMMON)
+    assert found.__doc__ and found.Options.__doc__
+
+
+def test_names_and_keys_are_different() -> None:
+    classes = [metric_class(name) for name in METRICS]
+    for attribute in ("key", "title", "summary"):
+        assert len({getattr(found, attribute) for found in classes}) == len(classes)
+
+
+@EVERY
+def test_every_option_is_described(name: str) -> None:
+    options = metric_class(name).Options
+    described = describe_options(options)
+    assert [d.name for d in described] == [field.name for field in dataclasses.fields(options)]
+    for d in described:
+        assert d.help and d.type and not d.help.endswith(".")
+        assert d.default is None or not d.choices or d.default in d.choices
+
+
+@EVERY
+def test_order_does_not_matter(name: str, weights: str, pictures: list[Path]) -> None:
+    order = [5, 2, 7, 0, 6, 1, 4, 3]
+    straight = score(opened(name, weights), pictures)
+    shuffled = score(opened(name, weights), pictures, order)
+    expected = {key: [part[i] for i in order] for key, part in values(straight).items()}
+    assert values(shuffled) == {key: pytest.approx(part, abs=CLOSE) for key, part in expected.items()}
+    assert shuffled.groups == [straight.groups[i] for i in order]
+    assert shuffled.mean == pytest.approx(straight.mean, abs=CLOSE)
+
+
+@EVERY
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_batch_size_does_not_matter(name: str, batch_size: int, weights: str, pictures: list[Path]) -> None:
+    automatic = score(opened(name, weights), pictures)
+    fixed = score(opened(name, weights, batch_size=batch_size), pictures)
+    assert close(fixed, automatic)
+
+
+@EVERY
+def test_one_caption_scores_as_among_others(name: str, weights: str, pictures: list[Path]) -> None:
+    together = score(opened(name, weights), pictures)
+    for row in range(len(CAPTIONS)):
+        alone = score(opened(name, weights), pictures, [row])
+        assert alone.counts.captions == len(alone.scores) == 1
+        assert alone.mean == alone.scores[0] == pytest.approx(together.scores[row], abs=CLOSE)
+
+
+@EVERY
+def test_equal_rows_score_equal_and_run_once(name: str, weights: str, pictures: list[Path]) -> None:
+    metric = opened(name, weights)
+    rows = [0, 1, 0, 2, 0, 1]
+    with counted(metric.encoder) as seen:  # type: ignore[attr-defined]
+        result = score(metric, pictures, rows)
+    for part in values(result).values():
+        assert part[0] == part[2] == part[4] and part[1] == part[5]
+    assert result.groups[0] == result.groups[2] != result.groups[1]
+    texts = {CAPTIONS[i] for i in rows}
+    if metric.needs_references:
+        texts |= {text for i in rows for text in REFERENCES[i]}
+    assert (seen.pictures, seen.texts) == (3, len(texts))
+
+
+@EVERY
+def test_equal_pictures_in_other_files_and_forms_run_once(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.png"
+    copy.write_bytes(pictures[4].read_bytes())
+    given = [pictures[4], copy, str(copy), copy.read_bytes(), {"bytes": copy.read_bytes(), "path": None}]
+    metric = opened(name, weights)
+    references = [["a"]] * 5 if metric.needs_references else None
+    with counted(metric.encoder) as seen:  # type: ignore[attr-defined]
+        result = metric.score(["a dog"] * 5, given, references)
+    assert seen.pictures == 1
+    assert len(set(result.groups)) == len(set(result.scores)) == 1
+
+
+@EVERY
+def test_a_bare_string_is_one_reference(name: str, weights: str, pictures: list[Path]) -> None:
+    metric = opened(name, weights)
+    if not metric.needs_references:
+        pytest.skip("without references")
+    bare = metric.score(["a dog"] * 2, pictures[:2], ["a cat", "a horse"])
+    listed = metric.score(["a dog"] * 2, pictures[:2], [["a cat"], ["a horse"]])
+    assert bare == listed
+    assert "|refs:1|" in bare.signature
+
+
+@EVERY
+def test_an_unneeded_reference_is_ignored_with_a_warning(
+    name: str, weights: str, pictures: list[Path]
+) -> None:
+    metric = opened(name, weights)
+    if metric.needs_references:
+        with pytest.raises(ValueError, match="references"):
+            metric.score(["a dog"], pictures[:1])
+        return
+    with pytest.warns(UserWarning, match=f"{name} needs no references") as caught:
+        given = metric.score(["a dog"], pictures[:1], [["a cat"]])
+    assert caught[0].filename == __file__
+    assert given == metric.score(["a dog"], pictures[:1])
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types_run_on_the_cpu_and_agree(
+    name: str, dtype: str, weights: str, pictures: list[Path]
+) -> None:
+    wide = score(opened(name, weights), pictures)
+    narrow = score(opened(name, weights, dtype=dtype), pictures)
+    assert close(narrow, wide, within=0.02)
+    assert f"|dtype:{dtype}|" in narrow.signature and "|dtype:float32|" in wide.signature
+
+
+@EVERY
+def test_pickles_without_tensors(name: str, weights: str, pictures: list[Path]) -> None:
+    metric = opened(name, weights, cache=None)
+    pickled = pickle.dumps(metric)
+    assert len(pickled) < 4096
+    again = pickle.loads(pickled)
+    assert again.options == metric.options and again.signature() == metric.signature()
+    result = score(metric, pictures)
+    assert score(again, pictures) == result
+    assert pickle.loads(pickle.dumps(result)) == result
+
+
+@pytest.fixture(scope="module")
+def two_processes() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def rows_of(metric: CaptionMetric, pictures: list[Path], chosen: list[int]) -> pa.Table:
+    """What one of several processes computes: rows that know their place in the whole input."""
+    samples = check_samples(
+        CAPTIONS, [pictures[i] for i in SHOWN], REFERENCES, needs_references=metric.needs_references
+    )
+    return pa.concat_tables(metric.encode(samples.select(chosen)))
+
+
+@EVERY
+def test_many_processes_give_what_one_gives(
+    name: str, weights: str, pictures: list[Path], two_processes: ProcessPoolExecutor
+) -> None:
+    metric = opened(name, weights, cache=None)
+    # Interleaved as a distributed sampler does, padded with rows of its beginning, gathered out of order.
+    shares = [[7, 5, 3, 1], [0, 2, 4, 6, 0, 1]]
+    running = [two_processes.submit(rows_of, metric, pictures, share) for share in shares]
+    gathered = metric.combine(pa.concat_tables([future.result() for future in reversed(running)]))
+    alone = score(metric, pictures)
+    assert close(gathered, alone)
+    assert gathered.signature == alone.signature and gathered.groups == alone.groups
+    assert gathered.counts == alone.counts
+
+
+@EVERY
+def test_rows_combine_in_any_order_and_the_last_of_an_index_counts(
+    name: str, weights: str, pictures: list[Path]
+) -> None:
+    metric = opened(name, weights)
+    rows = rows_of(metric, pictures, list(range(len(CAPTIONS))))
+    expected = metric.combine(rows)
+    assert expected == score(metric, pictures)
+    assert metric.combine(rows.take([7, 3, 5, 1, 0, 2, 6, 4])) == expected
+    assert metric.combine(pa.concat_tables([rows.slice(i, 1) for i in (3, 1, 2, 0, 7, 6, 5, 4)])) == expected
+    assert metric.combine(pa.concat_tables([rows, rows.slice(2, 3)])) == expected
+    stale = rows.set_column(
+        rows.schema.get_field_index("cosine"), rows.schema.field("cosine"), pa.array([0.5] * 8, pa.float32())
+    )
+    assert metric.combine(pa.concat_tables([stale, rows.take([6, 7, 0, 1, 2, 3, 4, 5])])) == expected
+    assert metric.combine(pa.concat_tables([rows, stale])) != expected
+
+
+@EVERY
+def test_no_rows_combine_to_an_empty_result(name: str, weights: str) -> None:
+    metric = opened(name, weights)
+    result = metric.combine(metric.ROW.empty_table())
+    assert math.isnan(result.mean)
+    assert result.scores == [] and result.counts.captions == 0 and result.errors == {}
+
+
+@EVERY
+def test_an_empty_list_is_refused(name: str, weights: str) -> None:
+    with pytest.raises(ValueError, match="captions is empty"):
+        opened(name, weights).score([], [], [] if metric_class(name).needs_references else None)
+
+
+@EVERY
+def test_the_input_is_checked_before_a_model_runs(name: str, weights: str, pictures: list[Path]) -> None:
+    metric = opened(name, weights)
+    references = [["a"], []] if metric.needs_references else None
+    with counted(metric.encoder) as seen, pytest.raises(ValueError) as caught:  # type: ignore[attr-defined]
+        metric.score(["a dog", ""], [pictures[0], "no-such-file.png"], references)
+    assert "captions[1]" in str(caught.value) and "images[1]" in str(caught.value)
+    assert ("references[1]" in str(caught.value)) is metric.needs_references
+    assert (seen.pictures, seen.texts) == (0, 0)
+
+
+@EVERY
+def test_the_range_is_never_left(name: str, weights: str, pictures: list[Path]) -> None:
+    metric = opened(name, weights)
+    low, high = metric.range
+    cosines = np.array([1, -1, 0, 0.5, -1e-9, 1 - 2**-24, 1, 0, -1, 1], np.float32)
+    columns: dict[str, Any] = {
+        "index": np.arange(len(cosines)),
+        "group": [str(i) for i in range(len(cosines))],
+        "error": [None] * len(cosines),
+        "truncated": np.zeros(len(cosines), np.int32),
+        "empty": [False] * len(cosines),
+        "cosine": cosines,
+    }
+    if metric.needs_references:
+        nearest = np.array([1, 1, 0, -0.5, -1, 1, -1, 1, -1, 0], np.float32)
+        columns["reference_cosines"] = pa.array([[value] for value in nearest], pa.list_(pa.float32()))
+    extreme = metric.combine(pa.table(columns, schema=metric.ROW)).scores
+    assert min(extreme) == low and max(extreme) == high
+    # A caption that is its own reference has a cosine of one, which rounding must not exceed.
+    own = metric.score(CAPTIONS, [pictures[i] for i in SHOWN], CAPTIONS if metric.needs_references else None)
+    assert all(low <= found <= high for found in [*own.scores, *score(metric, pictures).scores])
+    for part in ("cosine", "reference_cosine"):
+        assert all(-1 <= found <= 1 for found in own.parts.get(part, []))
+
+
+@EVERY
+def test_a_broken_picture_costs_its_own_row(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(pictures[0].read_bytes()[:300])
+    shown: list[Any] = list(pictures)
+    shown[2], shown[4] = broken, tmp_path / "missing.png"
+    metric = opened(name, weights, on_error="nan")
+    found, sound = score(metric, shown), score(opened(name, weights), pictures)
+    assert [i for i, s in enumerate(found.scores) if math.isnan(s)] == [2, 4] == sorted(found.errors)
+    assert "images[2]" in found.errors[2] and "truncated" in found.errors[2]
+    assert "images[4]" in found.errors[4] and "missing.png" in found.errors[4]
+    kept = [i for i in range(len(CAPTIONS)) if i not in found.errors]
+    assert [found.scores[i] for i in kept] == pytest.approx([sound.scores[i] for i in kept], abs=CLOSE)
+    assert found.mean == pytest.approx(np.mean([sound.scores[i] for i in kept]), abs=CLOSE)
+    assert found.counts.failed == 2 and found.counts.captions == len(CAPTIONS)
+    assert found.interval().pictures == 4
+    with pytest.raises(ValueError, match=r"(?s)images\[2\].*images\[4\]"):
+        score(opened(name, weights), shown)
+
+
+@EVERY
+def test_equal_broken_pictures_each_name_their_place(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(pictures[0].read_bytes()[:300])
+    metric = opened(name, weights, on_error="nan")
+    references = [["a"]] * 3 if metric.needs_references else None
+    result = metric.score(["a", "b", "c"], [broken, pictures[0], broken.read_bytes()], references)
+    assert sorted(result.errors) == [0, 2]
+    assert all(f"images[{row}]" in reason for row, reason in result.errors.items())
+
+
+@EVERY
+def test_a_picture_without_a_way_to_rgb_costs_its_own_row(
+    name: str, weights: str, pictures: list[Path]
+) -> None:
+    shown: list[Any] = list(pictures)
+    shown[2] = Image.new("La", (40, 30))  # grey with premultiplied alpha, which Pillow does not convert
+    result = score(opened(name, weights, on_error="nan"), shown)
+    assert list(result.errors) == [2]
+    assert result.errors[2].startswith("images[2]") and "La" in result.errors[2]
+    with pytest.raises(ValueError, match=r"images\[2\].*La"):
+        score(opened(name, weights), shown)
+
+
+@EVERY
+def test_empty_captions_score_on_request_and_are_counted(
+    name: str, weights: str, pictures: list[Path]
+) -> None:
+    metric = opened(name, weights, empty="score")
+    references = [["a", ""], ["b"], [""]] if metric.needs_references else None
+    result = metric.score(["", "a dog", " \n"], pictures[:3], references)
+    assert result.counts.empty == 2 and result.counts.failed == 0
+    assert all(math.isfinite(s) for s in result.scores)
+    plain = opened(name, weights).score(
+        ["a dog"], pictures[1:2], [["b"]] if metric.needs_references else None
+    )
+    assert plain.counts.empty == 0
+    assert result.scores[1] == pytest.approx(plain.scores[0], abs=CLOSE)
+
+
+@EVERY
+def test_truncation_is_counted_per_caption(name: str, weights: str, pictures: list[Path]) -> None:
+    metric = opened(name, weights)
+    long = "dog " * 90
+    captions = [long, "a dog", "a cat"]
+    references = [["a", long], ["a", long], ["a"]] if metric.needs_references else None
+    result = metric.score(captions, pictures[:3], references)
+    assert result.counts.truncated == (2 if metric.needs_references else 1)
+
+
+ALTERNATIVES: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "bfloat16",
+    "batch_size": 2,
+    "on_error": "nan",
+    "empty": "score",
+    "compat": "released",
+    "evidence": True,
+    "w": 2.000001,
+    "prompt": "An image that shows ",
+}
+"""A value other than the default for every option but those that name a place."""
+
+
+@EVERY
+def test_the_signature_differs_where_scores_may(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    metric = opened(name, weights)
+    few = [0, 1, 6]
+    usual = score(metric, pictures, few)
+    assert score(opened(name, weights), pictures, few).signature == usual.signature
+    assert usual.signature.startswith(metric.signature().rpartition("|")[0])
+    assert "\n" not in usual.signature and usual.signature.startswith(f"capeval:{name}|weights:")
+    changes = {**ALTERNATIVES, "cache": tmp_path / "cache", "rows": tmp_path / "rows"}
+    known = {spec.name: spec.metadata["sign"] for spec in dataclasses.fields(metric.Options)}
+    assert known.keys() - {"weights"} <= changes.keys(), "give the new option a value in ALTERNATIVES"
+    for option in known.keys() & changes.keys():
+        changed = score(opened(name, weights, **{option: changes[option]}), pictures, few)
+        if known[option]:
+            assert changed.signature != usual.signature, option
+        else:
+            assert changed.signature == usual.signature, option
+            assert close(changed, usual), option
+
+
+@EVERY
+def test_other_weights_of_the_same_name_have_another_signature(
+    name: str, seeded_weights: Path, tmp_path: Path
+) -> None:
+    from capeval_core.encoders.clip import ClipEncoder
+    from tests.seeded import release
+
+    found = release()
+    tensors = dict(found.tensors)
+    tensors["visual.proj"] = tensors["visual.proj"] * 1.5
+    tensors["text_projection"] = tensors["text_projection"].flip(0)
+    ClipEncoder(found.config, tensors, device="cpu").save_pretrained(tmp_path / seeded_weights.name)
+    here, there = (opened(name, str(folder)) for folder in (seeded_weights, tmp_path / seeded_weights.name))
+    assert here.signature() != there.signature()
+
+
+@EVERY
+def test_prompts_that_differ_sign_differently(name: str, weights: str) -> None:
+    prompts = ["", " ", "a", "a ", "a|", "a/", "a|w:9", "'a '", "a\n", "a\\n", "a\t", "a b", "'a b'", "a’b"]
+    signatures = [opened(name, weights, prompt=prompt).signature() for prompt in prompts]
+    assert len(set(signatures)) == len(prompts)
+    assert all(s.isprintable() and s.count("|") == signatures[0].count("|") for s in signatures)
+
+
+@EVERY
+def test_kept_rows_spare_the_second_run(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    metric = opened(name, weights)
+    first = score(metric, pictures, rows=tmp_path)
+    again = opened(name, weights)  # with an empty cache
+    with counted(again.encoder) as seen:  # type: ignore[attr-defined]
+        assert score(again, pictures, rows=tmp_path) == first
+        assert score(again, pictures, list(range(5)), rows=tmp_path).scores == first.scores[:5]
+    assert (seen.pictures, seen.texts) == (0, 0)
+    assert score(metric, pictures) == first
+    by_option = opened(name, weights, rows=tmp_path)
+    with counted(by_option.encoder) as seen:  # type: ignore[attr-defined]
+        assert score(by_option, pictures) == first
+    assert seen.pictures == 0
+
+
+@EVERY
+def test_w_and_compat_need_no_new_run(name: str, weights: str, pictures: list[Path], tmp_path: Path) -> None:
+    score(opened(name, weights), pictures, rows=tmp_path)
+    other = opened(name, weights, w=0.7, compat="released")
+    with counted(other.encoder) as seen:  # type: ignore[attr-defined]
+        kept = score(other, pictures, rows=tmp_path)
+    assert (seen.pictures, seen.texts) == (0, 0)
+    assert kept == score(opened(name, weights, w=0.7, compat="released"), pictures)
+
+
+@EVERY
+def test_a_changed_row_is_computed_again_and_no_other(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    needs = metric_class(name).needs_references
+    captions, shown = list(CAPTIONS), [pictures[i] for i in SHOWN]
+    references = [[r] if isinstance(r, str) else r for r in REFERENCES]
+
+    def run() -> tuple[Result, int, int]:
+        metric = opened(name, weights)
+        with counted(metric.encoder) as seen:  # type: ignore[attr-defined]
+            result = metric.score(captions, shown, references if needs else None, rows=tmp_path)
+        fresh = opened(name, weights).score(captions, shown, references if needs else None)
+        assert close(result, fresh)
+        return result, seen.pictures, seen.texts
+
+    run()
+    captions[3] = "a cat"
+    assert run()[1:] == (1, 2 if needs else 1)
+    shown[6] = pictures[2]
+    assert run()[1:] == (1, 3 if needs else 1)
+    if needs:
+        references[1] = ["two circles", "a drawing"]
+        assert run()[1:] == (1, 3)
+    assert run()[1:] == (0, 0)
+    captions[3], shown[6] = CAPTIONS[3], pictures[SHOWN[6]]  # back: only the last row of an index is kept
+    assert run()[1] == 2
+
+
+@EVERY
+def test_kept_failures_are_tried_again(name: str, weights: str, pictures: list[Path], tmp_path: Path) -> None:
+    late = tmp_path / "late.png"
+    shown: list[Any] = list(pictures)
+    shown[2] = late
+    metric = opened(name, weights, on_error="nan", rows=tmp_path / "rows")
+    assert list(score(metric, shown).errors) == [2]
+    late.write_bytes(pictures[2].read_bytes())
+    with counted(metric.encoder) as seen:  # type: ignore[attr-defined]
+        result = score(metric, shown)
+    assert result.errors == {} and seen.pictures == 1
+    late.write_bytes(b"no picture")
+    assert list(score(metric, shown).errors) == [2]
+    late.write_bytes(pictures[2].read_bytes())
+    assert score(metric, shown) == result
+
+
+@EVERY
+def test_rows_of_other_settings_are_refused(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    score(opened(name, weights), pictures, rows=tmp_path)
+    for change, told in ({"prompt": "It shows "}, "It shows "), ({"dtype": "bfloat16"}, "bfloat16"):
+        with pytest.raises(ValueError, match="other settings") as caught:
+            score(opened(name, weights, **change), pictures, rows=tmp_path)
+        assert told in str(caught.value) and str(tmp_path) in str(caught.value)
+    other = next(known for known in METRICS if known != name)
+    with pytest.raises(ValueError, match=f"metric: '{name}' there, '{other}' now"):
+        score(opened(other, weights), pictures, rows=tmp_path)
+
+
+@EVERY
+def test_a_damaged_shard_is_computed_again(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    expected = score(opened(name, weights), pictures, rows=tmp_path)
+    (shard,) = tmp_path.glob("*.parquet")
+    whole = shard.read_bytes()
+    for damage in (b"", whole[: len(whole) // 2], b"PAR1" + bytes(100)):
+        shard.write_bytes(damage)
+        with pytest.warns(UserWarning, match=shard.name):
+            assert close(score(opened(name, weights), pictures, rows=tmp_path), expected)
+        for new in tmp_path.glob("*.parquet"):
+            if new != shard:
+                assert len(pq.read_table(new)) == len(CAPTIONS)
+                new.unlink()
+
+
+@EVERY
+def test_what_was_computed_before_an_error_is_kept(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two captions at a time; the third window dies.
+    monkeypatch.setattr("capeval_core.metric._TEXTS_BETWEEN_ROWS", 2)
+    metric = opened(name, weights)
+    calls = 0
+
+    def die(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    hook = metric.encoder.model.visual.conv1.register_forward_pre_hook(die)  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            score(metric, pictures, rows=tmp_path)
+    finally:
+        hook.remove()
+    kept = [len(pq.read_table(shard)) for shard in tmp_path.glob("*.parquet")]
+    assert 0 < sum(kept) < len(CAPTIONS)
+    result = score(opened(name, weights), pictures, rows=tmp_path)
+    assert close(result, score(opened(name, weights), pictures))
+    assert sum(len(pq.read_table(shard)) for shard in tmp_path.glob("*.parquet")) == len(CAPTIONS)
+
+
+@EVERY
+def test_evidence_is_kept_on_request(name: str, weights: str, pictures: list[Path]) -> None:
+    result = score(opened(name, weights, evidence=True), pictures)
+    shown = result.explain(3)
+    assert shown["caption"] == CAPTIONS[3] and str(pictures[SHOWN[3]]) in shown["picture"]
+    for part, found in result.parts.items():
+        assert shown[part] == found[3]
+    assert result == dataclasses.replace(score(opened(name, weights), pictures), evidence=result.evidence)
+    without = score(opened(name, weights), pictures)
+    with pytest.raises(ValueError, match="evidence=True"):
+        without.explain(3)
+    for index in (-1, len(CAPTIONS)):
+        with pytest.raises(IndexError, match=str(index)):
+            result.explain(index)
+
+
+@EVERY
+def test_metrics_of_the_same_weights_share_an_encoder_and_its_features(
+    name: str, weights: str, pictures: list[Path]
+) -> None:
+    cache = FeatureCache()
+    first = opened("pacs", weights, cache=cache)
+    score(first, pictures)
+    second = opened(name, weights, cache=cache)
+    assert second.encoder is first.encoder  # type: ignore[attr-defined]
+    with counted(first.encoder) as seen:  # type: ignore[attr-defined]
+        score(second, pictures)
+    assert seen.pictures == 0
+
+
+@EVERY
+def test_the_settings_of_the_program_do_not_move_scores(
+    name: str, weights: str, pictures: list[Path]
+) -> None:
+    few = [0, 1, 6]
+    expected = score(opened(name, weights), pictures, few)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert close(score(opened(name, weights), pictures, few), expected)
+    for dtype in (torch.float64, torch.float16):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            assert close(score(opened(name, weights), pictures, few), expected)
+        finally:
+            torch.set_default_dtype(before)
+    with torch.device("meta"):  # as while a large model is built
+        assert close(score(opened(name, weights), pictures, few), expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"), [("pasc", "pacs"), ("RefPACS", "refpacs"), ("clip", "clips"), ("refclip", "refclips")]
+)
+def test_a_misspelt_metric_is_named(asked: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown metric '{asked}'.*did you mean '{meant}'") as caught:
+        capeval_core.load(asked)
+    assert all(known in str(caught.value) for known in METRICS)
