@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from capeval_core.inputs.decoding import described
 from capeval_core.inputs.folder import (
     FileError,
     Names,
@@ -34,7 +35,6 @@ from capeval_core.inputs.folder import (
     match_pictures,
     names_in,
 )
-from capeval_core.inputs.pictures import described
 from capeval_core.inputs.problems import Problems
 
 __all__ = [

@@ -1,0 +1,123 @@
+"""Pictures that are numpy arrays or torch tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from capeval_core.inputs.decoding import Refused
+from capeval_core.inputs.sources import Pixels
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
+
+
+class FromArray(Pixels):
+    """(H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of uint8 or float, numpy or torch."""
+
+    __slots__ = ("kind", "shape", "value")
+
+    def __init__(self, value: Any, kind: str, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.value = value
+        self.kind = kind
+        self.shape = shape
+
+    @property
+    def name(self) -> str:
+        return f"the {self.kind} of shape {self.shape}"
+
+    def image(self) -> Image.Image:
+        import numpy as np
+
+        value = self.value
+        if self.kind == "tensor" and not isinstance(value, np.ndarray):
+            value = value.cpu().float().numpy() if value.is_floating_point() else value.cpu().numpy()
+        array = as_uint8(value, self.kind)
+        if array.ndim == 3 and array.shape[2] == 1:
+            array = array[:, :, 0]
+        return Image.fromarray(np.ascontiguousarray(array))
+
+
+def source_of_array(value: Any) -> FromArray:
+    import numpy as np
+
+    array = np.asarray(value)
+    shape: tuple[int, ...] = array.shape
+    refuse_dtype(array.dtype.name, "numpy array")
+    if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
+        refuse_no_pixels(shape, "numpy array")
+        return FromArray(array, "array", shape)
+    mend = "expected (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)"
+    if len(shape) == 3 and shape[0] in (1, 3, 4):
+        mend += "; this looks like channels first: pass array.transpose(1, 2, 0)"
+    elif len(shape) == 4:
+        mend += "; this looks like a batch: pass array[0]"
+    raise Refused(f"the numpy array has shape {shape}: {mend}")
+
+
+def source_of_tensor(value: Any) -> FromArray:
+    shape = tuple(value.shape)
+    refuse_dtype(str(value.dtype).rpartition(".")[2], "tensor")
+    tensor = value.detach()
+    first = len(shape) == 3 and shape[0] in (1, 3)
+    last = len(shape) == 3 and shape[2] in (1, 3, 4)
+    if first and last:
+        raise Refused(
+            f"the tensor's shape {shape} can be read as (C, H, W) and as (H, W, C): "
+            "pass a numpy array (H, W, C)"
+        )
+    if not (first or last or len(shape) == 2):
+        mend = "; this looks like a batch: pass tensor[0]" if len(shape) == 4 else ""
+        raise Refused(
+            f"the tensor has shape {shape}: expected (3, H, W), (1, H, W), (H, W) or (H, W, 3){mend}"
+        )
+    refuse_no_pixels(shape, "tensor")
+    if first:
+        tensor = tensor.permute(1, 2, 0)
+    if tensor.device.type == "cpu" and tensor.dtype.itemsize != 2:
+        # A view that pickles its own pixels only; a tensor cut from a batch would pickle the whole batch.
+        tensor = tensor.numpy()
+    return FromArray(tensor, "tensor", shape)
+
+
+def refuse_no_pixels(shape: tuple[int, ...], kind: str) -> None:
+    if 0 in shape:
+        raise Refused(f"the {kind} of shape {shape} has no pixels")
+
+
+def refuse_dtype(dtype: str, kind: str) -> None:
+    if dtype == "uint8" or dtype.startswith(("float", "bfloat")):
+        return
+    if dtype == "bool":
+        mend = "for a mask of black and white pass it as uint8 times 255"
+    elif dtype == "uint16":
+        mend = "divide by 65535 to get floats"
+    elif dtype.startswith(("int", "uint")):
+        mend = "if the values are 0 to 255, convert it to uint8"
+    else:
+        mend = "convert it"
+    raise Refused(f"the {kind} has dtype {dtype}: expected uint8, or float in [0, 1]; {mend}")
+
+
+def as_uint8(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
+    """Floats in [0, 1] rounded to 0..255; Refused for NaN, inf and other ranges."""
+    import numpy as np
+
+    if array.dtype == np.uint8:
+        return array
+    low, high = float(array.min()), float(array.max())  # NaN passes through min
+    if not np.isfinite([low, high]).all():
+        found = "NaN" if np.isnan([low, high]).any() else "infinite values"
+        raise Refused(f"the {kind} of floats has {found}: expected values in [0, 1]")
+    if low < -ROUNDING or high > 1 + ROUNDING:
+        mend = "divide by 255" if low >= 0 else "pass the pixels as they were before normalisation"
+        raise Refused(
+            f"the {kind} of floats has values from {low:.4g} to {high:.4g}: expected [0, 1]; {mend}"
+        )
+    wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
+    rounded: np.ndarray[Any, Any] = np.rint(np.clip(wide, 0, 1) * 255).astype(np.uint8)
+    return rounded
