@@ -62,9 +62,8 @@ def report(name: str, folder: Path, device: str, pairs: int, peak: float) -> Non
     full = capeval_core.load("pacs", weights=weights, device=device, cache=NOTHING).score(captions, files)
     half = low.score(captions, files)
     a, b = np.array(full.scores), np.array(half.scores)
-    print(
-        f"{name}: bfloat16 against float32: |difference| <= {np.abs(a - b).max():.4f}, tau {kendall(a, b):.4f}"
-    )
+    agreement = f"|difference| {np.abs(a - b).max():.4f}, tau {kendall(a, b):.4f}"
+    print(f"{name}: bfloat16 to float32: {agreement}")
 
 
 def timed(run: object, device: str) -> float:

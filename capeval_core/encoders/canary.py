@@ -22,6 +22,12 @@ def canary_pictures() -> list[Image.Image]:
     return [Image.fromarray(ramps), Image.fromarray(np.stack([board, board // 2, 255 - board], axis=-1))]
 
 
+def cosines(seen: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(pictures, texts) cosines of un-normalised features."""
+    lengths = np.linalg.norm(seen, axis=1)[:, None] * np.linalg.norm(said, axis=1)
+    return np.asarray(seen @ said.T / lengths, dtype=np.float32)
+
+
 def check_canary(canary: dict[str, Any], found: NDArray[np.float32], dtype: str) -> None:
     """Refuse weights whose cosines are not those that were saved with them.
 

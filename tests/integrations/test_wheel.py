@@ -14,7 +14,7 @@ import evaluate
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = ("pyproject.toml", "setup.cfg", "setup.py", "LICENSE", "README.md")
+FILES = ("pyproject.toml", "setup.cfg", "LICENSE", "README.md")
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("pip")
