@@ -105,22 +105,21 @@ class Result:
             "key": self.key,
             "mean": plain(self.mean),
             "signature": self.signature,
-            "counts": vars(self.counts),
+            "counts": dict(vars(self.counts)),
             "scores": plain(self.scores),
             "parts": plain(self.parts),
-            "groups": self.groups,
+            "groups": list(self.groups),
             "errors": {str(index): reason for index, reason in self.errors.items()},
         }
 
     @staticmethod
     def from_dict(saved: Mapping[str, Any]) -> Result:
         """A result from what `to_dict` gave, e.g. a file of `capeval score --json`."""
-        nan = float("nan")
         return Result(
             metric=saved["metric"],
             key=saved["key"],
-            scores=[nan if score is None else score for score in saved["scores"]],
-            parts=dict(saved["parts"]),
+            scores=_numbers(saved["scores"]),
+            parts={name: _numbers(part) for name, part in saved["parts"].items()},
             groups=list(saved["groups"]),
             signature=saved["signature"],
             counts=Counts(**saved["counts"]),
@@ -144,3 +143,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _numbers(saved: Sequence[Any]) -> list[Any]:
+    """A component as it was: in a list of numbers, `plain` left None where there was NaN."""
+    numbers = all(isinstance(value, (int, float, type(None))) for value in saved)
+    return [float("nan") if numbers and value is None else value for value in saved]
