@@ -1,0 +1,113 @@
+"""`Result`: its mean, its files, its comparisons."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capeval_core.result import Counts, Result
+
+NAN = float("nan")
+
+
+def result(scores: list[float], groups: list[str] | None = None, **changes: Any) -> Result:
+    failed = {i: "broken" for i, score in enumerate(scores) if math.isnan(score)}
+    made: dict[str, Any] = {
+        "metric": "pacs",
+        "key": "pac_s",
+        "scores": scores,
+        "parts": {"cosine": [score / 2 for score in scores]},
+        "groups": groups or [str(i) for i in range(len(scores))],
+        "signature": "capeval:pacs|weights:x@1|v:1",
+        "counts": Counts(captions=len(scores), failed=len(failed)),
+        "errors": failed,
+    }
+    return Result(**{**made, **changes})
+
+
+def same(a: Result, b: Result) -> bool:
+    """Equality under which NaN equals NaN."""
+    return repr(a) == repr(b)
+
+
+def test_the_mean_is_over_finite_scores() -> None:
+    assert result([0.2, NAN, 0.4]).mean == pytest.approx(0.3)
+    assert result([0.2, float("inf"), 0.4]).mean == pytest.approx(0.3)
+    assert math.isnan(result([NAN, NAN]).mean)
+    assert math.isnan(result([]).mean)
+
+
+@given(st.lists(st.one_of(st.floats(-1, 2), st.just(NAN)), max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_comes_back_from_json_as_it_was(scores: list[float]) -> None:
+    first = result(scores)
+    text = json.dumps(first.to_dict(), allow_nan=False)  # NaN is not JSON
+    again = Result.from_dict(json.loads(text))
+    assert same(again, first)
+    assert again.to_dict() == first.to_dict()
+    assert {type(score) for score in again.scores} <= {float}
+
+
+def test_parts_of_any_kind_come_back() -> None:
+    parts = {"token": ["a", "ß"], "matches": [[1, 2.5], []], "member": [3, 4], "value": [NAN, 1.0]}
+    first = result([0.5, 0.6], parts=parts)
+    assert same(Result.from_dict(json.loads(json.dumps(first.to_dict()))), first)
+
+
+def test_a_saved_file_is_strict_json_in_utf_8(tmp_path: Path) -> None:
+    first = result([0.5, NAN], errors={1: "images[1]: cannot decode 'é.jpg' (truncated)"})
+    first.save(tmp_path / "out.json")
+    text = (tmp_path / "out.json").read_text(encoding="utf-8")
+    assert "é.jpg" in text and "NaN" not in text and text.endswith("}\n")
+    assert same(Result.from_dict(json.loads(text)), first)
+    assert json.loads(text)["mean"] == 0.5
+    result([NAN]).save(tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())["mean"] is None
+
+
+def test_what_to_dict_gives_is_the_callers_own() -> None:
+    first = result([0.5, 0.6])
+    given = first.to_dict()
+    given["counts"]["failed"] = 9
+    given["scores"][0] = given["parts"]["cosine"][0] = 9.0
+    given["groups"][0] = "other"
+    given["errors"]["0"] = "other"
+    assert same(first, result([0.5, 0.6]))
+
+
+def test_the_evidence_stays_here() -> None:
+    first = result([0.5], evidence={0: {"caption": "a"}})
+    assert first.explain(0) == {"caption": "a"}
+    assert "evidence" not in first.to_dict()
+    with pytest.raises(ValueError, match=r"load\('pacs', ..., evidence=True\)"):
+        Result.from_dict(first.to_dict()).explain(0)
+
+
+def test_intervals_resample_pictures() -> None:
+    rng = np.random.default_rng(0)
+    scores = [float(s) for s in np.repeat(rng.random(25), 4)]
+    clustered = result(scores, [str(i // 4) for i in range(100)]).interval()
+    single = result(scores).interval()
+    assert clustered.pictures == 25 and single.pictures == 100
+    assert clustered.high - clustered.low == pytest.approx(2 * (single.high - single.low), rel=0.15)
+    assert clustered.low < result(scores).mean < clustered.high
+
+
+def test_compares_systems_of_one_signature() -> None:
+    first, second = result([0.5, 0.6, 0.8]), result([0.4, 0.7, 0.5])
+    found = first.compare(second)
+    assert found.difference == pytest.approx(first.mean - second.mean)
+    assert found.pictures == 3 and found.left_out == 0
+    other = replace(second, signature="capeval:pacs|weights:y@2|v:1")
+    with pytest.raises(ValueError, match=r"(?s)not comparable.*x@1.*y@2"):
+        first.compare(other)
+    with pytest.raises(ValueError, match="0 pictures"):
+        first.compare(result([0.4, 0.5], ["p", "q"]))
