@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             status = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
+        print(end="", flush=True)  # what cannot be written shows now
         return status
     except BrokenPipeError:
         # Python flushes once more when it ends: let that go nowhere instead of failing loudly.
@@ -50,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         complain(str(error) or "out of memory")
         return NO_SCORE
-    except (ValueError, TypeError, OSError) as error:
+    except OSError as error:
+        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return BAD_INPUT
+    except (ValueError, TypeError) as error:
         complain(str(error))
         return BAD_INPUT
 
@@ -78,7 +81,6 @@ def _run(arguments: list[str]) -> int:
         status: int = import_module(f"capeval_core.commands.{name}").run(rest)
         return status
     except SystemExit as stop:  # argparse's own way out: help, version, wrong arguments
-        sys.stdout.flush()
         return int(stop.code or 0)
 
 

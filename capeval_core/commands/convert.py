@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from capeval_core.commands.parser import Parser
-from capeval_core.commands.tables import paragraph
+from capeval_core.commands.tables import paragraph, table
 from capeval_core.metric import METRICS, CaptionMetric, metric_class
 from capeval_core.weights.folder import CONFIG, TENSORS
 
@@ -81,7 +81,7 @@ def _told(metric: type[CaptionMetric], out: Path, config: dict[str, Any], notes:
     return "\n".join(
         [
             f"{out}: {_architecture(config)}",
-            *(paragraph(f"- {note}", indent="  ") for note in notes),
+            table([["-", note] for note in notes], indent="  "),
             "score with it:",
             f"  {command} --weights {shlex.quote(str(out))}",
         ]
@@ -119,18 +119,19 @@ def _refuse_to_overwrite(out: Path, force: bool) -> None:
 
 @contextmanager
 def _whole_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its place when the block ends well, and goes when it does not."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{uuid4().hex[:8]}")
-    replaced = partial.with_name(partial.name + ".replaced")
-    partial.mkdir()
+    """A folder whose files become those of `out` when the block ends well, and go when it does not."""
+    name = f".partial-{uuid4().hex[:8]}"
+    # An existing folder may be a mount or the one that the user is in: its files change, not the folder.
+    partial = out / name if out.is_dir() else out.with_name(name)
+    partial.mkdir(parents=True)
     try:
         yield partial
         # safetensors lets only the owner read its file; a folder of weights is shared as others are.
         (partial / TENSORS).chmod((partial / CONFIG).stat().st_mode)
-        if out.exists():
-            out.rename(replaced)
-        partial.rename(out)
+        if out.is_dir():
+            for file in partial.iterdir():
+                file.replace(out / file.name)
+        else:
+            partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)

@@ -63,9 +63,8 @@ def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
 def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["WEIGHTS", "LICENCE", "WHAT"]]
     rows += [[entry.repository, _licence(entry), entry.title] for entry in WEIGHTS]
-    small = [m.name for m in metrics if _has_tiny(m)]
-    if small:
-        rows.append(["tiny", "Apache-2.0", "packaged, needs no network; knows synthetic scenes only"])
+    if any(_has_tiny(metric) for metric in metrics):
+        rows.append(["tiny", "Apache-2.0", "packaged: needs no network, knows drawn scenes only"])
     return table(rows)
 
 

@@ -28,8 +28,7 @@ def run(arguments: list[str]) -> int:
         return _introduce(arguments)
     metric = metric_class(arguments[0])
     given = _parser(metric).read(arguments[1:])
-    if given.json is not None and not given.json.parent.is_dir():
-        raise FileNotFoundError(f"--json {given.json}: there is no folder {given.json.parent}")
+    _check_place(given.json)  # now, not after hours
     collection, result = _score(metric, given)
     if given.json is not None:
         _write(given.json, collection, result)
@@ -56,6 +55,13 @@ def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Coll
             how = f"interrupted; rows are kept in {options.rows}: run the same command again to resume"
         raise KeyboardInterrupt(how) from None
     return collection, result
+
+
+def _check_place(out: Path | None) -> None:
+    if out is not None and not out.parent.is_dir():
+        raise FileNotFoundError(f"--json {out}: there is no folder {out.parent}")
+    if out is not None and out.is_dir():
+        raise IsADirectoryError(f"--json {out} is a folder: name a file")
 
 
 def _write(path: Path, collection: Collection, result: Result) -> None:

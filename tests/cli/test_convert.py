@@ -77,6 +77,8 @@ def test_nothing_is_overwritten_unless_forced(capeval: Capeval, checkpoint: Path
     assert json.loads((out / "config.json").read_text())["format"] == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["w"]
 
+    assert not list(out.glob(".*"))
+
     (out / "thesis.tex").write_text("precious")
     ran = capeval("convert", "pacs", checkpoint, "--out", out, "--force")
     assert ran.status == 2
@@ -111,6 +113,7 @@ def test_a_failure_while_writing_leaves_the_old_weights(
     assert ran.status == 2
     assert "No space left on device" in ran.err
     assert (out / "config.json").read_bytes() == before
+    assert not list(out.glob(".*"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["w"]
 
 

@@ -53,6 +53,13 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_full_disk_is_told() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*COMMAND, "list"], env=environment(), stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (2, b"capeval: [Errno 28] No space left on device\n")
+
+
 def test_what_needs_no_model_does_not_load_torch(tmp_path: Path) -> None:
     program = (
         "import sys; from capeval_core.cli import main\n"

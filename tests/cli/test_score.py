@@ -220,6 +220,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["pacs", "--candidates", "c", "--images", "i", "--json", "no/o.json"],
         "--json no/o.json: there is no folder no",
     ),
+    "no file name": (["pacs", "--candidates", "c", "--images", "i", "--json", "."], "--json . is a folder"),
 }
 
 
