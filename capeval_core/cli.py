@@ -23,7 +23,7 @@ COMMANDS: dict[str, str] = {
 }
 """Every command and what it does. Command `x` is `capeval_core.commands.x.run(arguments) -> exit status`."""
 
-DONE, NO_SCORE, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+NO_SCORE, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

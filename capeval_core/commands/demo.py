@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike
 
 from capeval_core.commands.parser import Parser
-from capeval_core.commands.summary import interval_text
+from capeval_core.commands.summary import bounds, interval_of
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
 from capeval_core.metric import load, metric_class
 from capeval_core.result import Result
@@ -74,7 +74,7 @@ def _means_table(results: dict[str, dict[str, Result]], titles: list[str]) -> st
         cells = []
         for name in METRICS:
             result = results[name][kind]
-            cells.append(f"{result.mean:.3f} ({interval_text(result, 3).partition(' (')[0]})")
+            cells.append(f"{result.mean:.3f} ({bounds(interval_of(result), 3)})")
         rows.append([kind, *cells])
     return table(rows, width=WHOLE_LINES)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user, places_named
 from capeval_core.commands.parser import Parser, complain
-from capeval_core.commands.summary import interval_text, summary
+from capeval_core.commands.summary import interval_of, summary
 from capeval_core.commands.tables import paragraph, table
 from capeval_core.inputs.files import Collection, read_collection
 from capeval_core.metric import METRICS, CaptionMetric, metric_class
@@ -65,10 +65,10 @@ def _check_place(out: Path | None) -> None:
 
 
 def _write(path: Path, collection: Collection, result: Result) -> None:
-    interval = None if interval_text(result).startswith("n/a") else vars(result.interval())
+    interval = interval_of(result)
     content = {
         **result.to_dict(),
-        "interval": interval,
+        "interval": vars(interval) if interval else None,
         "ids": collection.ids,
         "captions": collection.captions,
     }

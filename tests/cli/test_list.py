@@ -71,3 +71,22 @@ def test_a_misspelt_command_or_flag(arguments: list[str], message: str, capeval:
     ran = capeval(*arguments)
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.startswith(f"capeval: {message}")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (MemoryError("the model needs 9 GB"), 1, "the model needs 9 GB"),
+        (MemoryError(), 1, "out of memory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (PermissionError(13, "Permission denied", "x.json"), 2, "x.json: Permission denied"),
+    ],
+)
+def test_an_error_is_one_line_and_a_status(
+    error: BaseException, status: int, message: str, capeval: Capeval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("capeval_core.commands.list.run", fail)
+    assert capeval("list") == Ran(status, "", f"capeval: {message}\n")
