@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -27,6 +28,9 @@ class FeatureCache:
         max_bytes: bound of the features held in memory (512 MB by default); 0 keeps none there.
         folder: keep every feature on disk too, in `features.sqlite` there; several processes may share it.
 
+    Raises:
+        ValueError: `max_bytes` below 0, or a folder that cannot be used.
+
     >>> cache = FeatureCache(max_bytes=1 << 20)
     >>> cache.put({"clip-1:dog": np.float32([1, 2])})
     >>> cache.get(["clip-1:dog", "clip-1:cat"])
@@ -34,6 +38,8 @@ class FeatureCache:
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES, folder: str | PathLike[str] | None = None) -> None:
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes={max_bytes}: expected at least 0")
         self.max_bytes = max_bytes
         self.folder = None if folder is None else Path(folder)
         self._rows: OrderedDict[str, Floats] = OrderedDict()
@@ -78,6 +84,7 @@ class FeatureCache:
                 row.setflags(write=False)
                 self._rows[key] = row
                 self._bytes += _cost(key, row)
+            self._rows.move_to_end(key)
         while self._bytes > self.max_bytes:
             key, row = self._rows.popitem(last=False)
             self._bytes -= _cost(key, row)
@@ -97,12 +104,33 @@ class _Disk:
     _QUERY = 500  # below SQLite's limit of variables in a statement
 
     def __init__(self, folder: Path) -> None:
+        if folder.is_file():
+            raise ValueError(f"cache={str(folder)!r} is a file: pass a folder for the features")
         folder.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(folder / "features.sqlite", timeout=60, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID"
-        )
+        file = folder / "features.sqlite"
+        self._connection = sqlite3.connect(file, timeout=60, check_same_thread=False)
+        try:
+            self._write_ahead()
+            self._connection.execute(
+                "CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID"
+            )
+        except sqlite3.DatabaseError as error:
+            raise ValueError(
+                f"cache={str(folder)!r}: {file.name} cannot be used ({error}): delete it if it is damaged, "
+                "or pass another folder"
+            ) from error
+
+    def _write_ahead(self) -> None:
+        # Of processes that make the file at the same time, SQLite refuses all but one without waiting.
+        for _ in range(600):
+            try:
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error):
+                    raise
+                time.sleep(0.1)
+        raise sqlite3.OperationalError("database is locked for a minute")
 
     def get(self, keys: list[str]) -> dict[str, Floats]:
         found: dict[str, Floats] = {}
