@@ -1,0 +1,233 @@
+"""`FeatureCache`: its bound, its order, its disk, and keys that keep settings apart."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capeval_core.cache import SHARED, FeatureCache, _cost
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.inputs.pictures import Picture
+from tests.cache_process import put_some, row
+from tests.counting import counted
+from tests.seeded import encoder, release
+
+
+def filled(cache: FeatureCache, *keys: str) -> FeatureCache:
+    for key in keys:
+        cache.put({key: row(key)})
+    return cache
+
+
+def held(cache: FeatureCache, keys: str) -> str:
+    """Which one-letter keys are there, without a change of the order in which they were used."""
+    return "".join(sorted(copy.deepcopy(cache._rows).keys() & set(keys)))
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.lists(st.integers(0, 30), max_size=8)),
+        st.tuples(st.just("get"), st.lists(st.integers(0, 30), max_size=8)),
+    ),
+    max_size=40,
+)
+
+
+@given(actions=ACTIONS, rows=st.integers(0, 12))
+@settings(max_examples=80, deadline=None)
+def test_the_bound_holds_and_the_least_recently_used_leave(
+    actions: list[tuple[str, list[int]]], rows: int
+) -> None:
+    each = _cost("00", row("00"))
+    cache = FeatureCache(max_bytes=rows * each)
+    model: OrderedDict[str, None] = OrderedDict()
+    for action, numbers in actions:
+        keys = [f"{number:02}" for number in numbers]
+        if action == "put":
+            cache.put({key: row(key) for key in keys})
+            touched = list(dict.fromkeys(keys))
+        else:
+            found = cache.get(keys)
+            assert found.keys() == model.keys() & set(keys)
+            for key, value in found.items():
+                assert np.array_equal(value, row(key))
+            touched = [key for key in keys if key in model]
+        for key in touched:
+            model[key] = None
+            model.move_to_end(key)
+        while len(model) > rows:
+            model.popitem(last=False)
+        assert list(cache._rows) == list(model)
+        assert cache.nbytes == len(model) * each <= cache.max_bytes
+
+
+def test_a_row_longer_than_the_bound_is_not_held() -> None:
+    cache = FeatureCache(max_bytes=2000)
+    cache.put({"a": row("a"), "long": row("long", 10_000), "b": row("b")})
+    assert cache.nbytes <= 2000
+    assert "long" not in cache.get(["a", "long", "b"])
+
+
+def test_nothing_is_held_with_no_bytes() -> None:
+    assert FeatureCache(max_bytes=0).nbytes == 0
+    assert filled(FeatureCache(max_bytes=0), "a").get(["a"]) == {}
+
+
+def test_fewer_than_no_bytes_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_bytes=-1"):
+        FeatureCache(max_bytes=-1)
+
+
+def test_what_is_held_can_not_be_changed_from_outside() -> None:
+    cache = FeatureCache()
+    batch = np.ones((3, 4), np.float32)
+    cache.put({"a": batch[1]})
+    batch[:] = 7
+    assert cache.get(["a"])["a"].tolist() == [1, 1, 1, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        cache.get(["a"])["a"][0] = 5
+    assert cache.get(["a"])["a"].base is None  # no view that keeps its batch alive
+
+
+def test_threads_share_a_cache() -> None:
+    cache = FeatureCache(max_bytes=20 * _cost("000", row("000")))
+
+    def work(start: int) -> None:
+        for i in range(start, start + 300):
+            key = f"{i % 50:03}"
+            cache.put({key: row(key)})
+            for found, value in cache.get([key, f"{(i * 7) % 50:03}"]).items():
+                assert np.array_equal(value, row(found))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, [0, 13, 26, 39]))
+    assert cache.nbytes == sum(_cost(key, value) for key, value in cache._rows.items()) <= cache.max_bytes
+
+
+def test_the_disk_survives_and_takes_what_memory_does_not(tmp_path: Path) -> None:
+    cache = filled(FeatureCache(max_bytes=0, folder=tmp_path / "new" / "folder"), "a", "b", "ß|'")
+    assert cache.nbytes == 0
+    for reader in (cache, FeatureCache(folder=tmp_path / "new" / "folder")):
+        found = reader.get(["a", "b", "c", "ß|'"])
+        assert found.keys() == {"a", "b", "ß|'"}
+        assert all(np.array_equal(found[key], row(key)) for key in found)
+
+
+def test_the_disk_keeps_every_bit(tmp_path: Path) -> None:
+    values = np.array([1e-45, -0.0, np.inf, np.nan, 3.4028235e38, 1 + 2**-23], np.float32)
+    FeatureCache(folder=tmp_path).put({"a": values})
+    assert FeatureCache(folder=tmp_path).get(["a"])["a"].tobytes() == values.tobytes()
+
+
+def test_the_disk_answers_more_keys_than_a_statement_takes(tmp_path: Path) -> None:
+    keys = [f"{i:04}" for i in range(2345)]
+    FeatureCache(folder=tmp_path).put({key: row(key) for key in keys})
+    found = FeatureCache(folder=tmp_path).get([*keys, "none"])
+    assert found.keys() == set(keys)
+
+
+def test_two_processes_share_a_disk(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.starmap(put_some, [(tmp_path, 0), (tmp_path, 30)]) == [0, 30]
+    keys = [f"{i:03}" for i in range(90)]
+    found = FeatureCache(folder=tmp_path).get(keys)
+    assert found.keys() == set(keys)
+    assert all(np.array_equal(found[key], row(key)) for key in keys)
+
+
+def test_a_folder_can_be_opened_at_the_same_time(tmp_path: Path) -> None:
+    for attempt in range(15):
+        start = threading.Barrier(8)
+
+        def open_it(folder: Path = tmp_path / str(attempt), start: threading.Barrier = start) -> FeatureCache:
+            start.wait()
+            return filled(FeatureCache(folder=folder), "a")
+
+        with ThreadPoolExecutor(8) as pool:
+            caches = [opening.result() for opening in [pool.submit(open_it) for _ in range(8)]]
+        assert all("a" in cache.get(["a"]) for cache in caches)
+
+
+def test_a_copy_starts_empty_and_shares_the_disk(tmp_path: Path) -> None:
+    memory = filled(FeatureCache(max_bytes=5000), "a")
+    again = pickle.loads(pickle.dumps(memory))
+    assert (again.max_bytes, again.nbytes, again.get(["a"])) == (5000, 0, {})
+    disk = filled(FeatureCache(max_bytes=5000, folder=tmp_path), "a")
+    again = pickle.loads(pickle.dumps(disk))
+    assert again.nbytes == 0 and np.array_equal(again.get(["a"])["a"], row("a"))
+
+
+def test_a_folder_that_can_not_be_one_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ValueError, match=r"cache=.*file' is a file"):
+        FeatureCache(folder=tmp_path / "file")
+    (tmp_path / "features.sqlite").write_bytes(b"not a database, but long enough to look like one" * 50)
+    with pytest.raises(ValueError, match=r"cache=.*features.sqlite.*delete"):
+        FeatureCache(folder=tmp_path)
+
+
+def test_the_shared_one_is_bounded() -> None:
+    assert SHARED.max_bytes == 512 << 20 and SHARED.folder is None
+
+
+TEXTS = ["A photo depicts a dog", "two red circles"]
+
+
+def test_a_changed_setting_never_meets_an_old_feature(pictures: list[Path]) -> None:
+    found = release()
+    moved = {**found.tensors, "ln_final.bias": found.tensors["ln_final.bias"] + 0.1}
+    moved["visual.ln_post.bias"] = moved["visual.ln_post.bias"] + 0.1
+    paler = {**found.config["preprocessing"], "mean": [0.4, 0.4, 0.4]}
+    encoders = {
+        "usual": encoder(),
+        "dtype": encoder(dtype="bfloat16"),
+        "activation": ClipEncoder({**found.config, "activation": "gelu"}, found.tensors, device="cpu"),
+        "weights": ClipEncoder(found.config, moved, device="cpu"),
+        "preprocessing": ClipEncoder({**found.config, "preprocessing": paler}, found.tensors, device="cpu"),
+    }
+    seen = [Picture.of(path) for path in pictures[:2]]
+    cache = FeatureCache()
+    for name, clip in encoders.items():
+        fresh = FeatureCache()
+        with counted(clip) as count:
+            texts = clip.encode_texts(TEXTS, cache=cache).features
+            (images,) = clip.encode_pictures(seen, cache=cache)
+        assert (count.pictures, count.texts) == (2, 2), name
+        assert np.array_equal(texts, clip.encode_texts(TEXTS, cache=fresh).features), name
+        assert np.array_equal(images.features, next(clip.encode_pictures(seen, cache=fresh)).features), name
+        with counted(clip) as count:
+            again = clip.encode_texts(TEXTS, cache=cache).features
+            (shown,) = clip.encode_pictures(seen, cache=cache)
+        assert (count.pictures, count.texts) == (0, 0), name
+        assert np.array_equal(again, texts) and np.array_equal(shown.features, images.features), name
+
+
+def test_equal_encoders_share_features() -> None:
+    found = release()
+    twin = ClipEncoder(dict(found.config), dict(found.tensors), device="cpu")
+    assert twin.fingerprint == encoder().fingerprint
+    cache = FeatureCache()
+    encoder().encode_texts(TEXTS, cache=cache)
+    with counted(twin) as count:
+        twin.encode_texts(TEXTS, cache=cache)
+    assert count.texts == 0
+
+
+def test_a_text_is_no_picture(tmp_path: Path, pictures: list[Path]) -> None:
+    cache = FeatureCache()
+    clip = encoder()
+    clip.encode_texts(TEXTS, cache=cache)
+    list(clip.encode_pictures([Picture.of(pictures[0])], cache=cache))
+    assert len(cache._rows) == 3
+    kinds = {key.split(":")[2] for key in cache._rows}
+    assert kinds == {"text", "picture"}
