@@ -50,7 +50,24 @@ class TextFeatures:
     dropped: list[int]
 
 
-class ClipEncoder(ModelHubMixin, library_name="capeval", tags=["image-captioning", "clip"]):
+_CARD = """---
+{{ card_data }}
+---
+
+# Weights of a caption metric
+
+The two encoders of a CLIP, in the format of the Python package `capeval`: `model.safetensors` holds the
+tensors, `config.json` the architecture, the preprocessing, where they come from and under which licence,
+and cosines that are computed again whenever they are loaded.
+
+    import capeval_core
+    metric = capeval_core.load("pacs", weights="this folder or repository")
+"""
+
+
+class ClipEncoder(
+    ModelHubMixin, library_name="capeval", tags=["image-captioning", "clip"], model_card_template=_CARD
+):
     """CLIP on open_clip's modules, with checked weights.
 
     Texts run at their real length, equal ones once (exact, since attention is causal); equal pictures

@@ -61,39 +61,76 @@ def encode_distinct(
     """
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="capeval-pictures") as pool:
 
-        def encode(chunk: list[tuple[Picture, Future[str | PictureError]]]) -> PictureFeatures:
-            found = [future.result() for _, future in chunk]
-            keys = [cache_key(key) if isinstance(key, str) else "" for key in found]
-            first = {
-                key: picture for key, (picture, _) in reversed(list(zip(keys, chunk, strict=True))) if key
-            }
-            known = cache.get(first)
-            missing = [(key, picture) for key, picture in first.items() if key not in known]
-            failed: dict[str, PictureError] = {}
-            for batch in _prepared_ahead(missing, prepare, pool, ahead):
-                failed |= {key: pixels for key, pixels in batch if isinstance(pixels, PictureError)}
+        def encode(read: list[tuple[Picture, Future[str | PictureError]]]) -> Iterator[PictureFeatures]:
+            chunk = _Chunk(read, dimension, cache, cache_key)
+            for batch in _prepared_ahead(chunk.missing(), prepare, pool, ahead):
+                chunk.failed |= {key: pixels for key, pixels in batch if isinstance(pixels, PictureError)}
                 readable = [(key, pixels) for key, pixels in batch if not isinstance(pixels, PictureError)]
                 if readable:
                     for part, features in forward(np.stack([pixels for _, pixels in readable])):
                         rows = {key: row for (key, _), row in zip(readable[part], features, strict=True)}
                         cache.put(rows)
-                        known.update(rows)
-            encoded = PictureFeatures(np.full((len(chunk), dimension), np.nan, dtype=np.float32))
-            for row, (content, key) in enumerate(zip(found, keys, strict=True)):
-                error = content if isinstance(content, PictureError) else failed.get(key)
-                encoded.keys.append("" if isinstance(content, PictureError) else content)
-                encoded.errors.append(_at(chunk[row][0], error, first.get(key)) if error else None)
-                if not error:
-                    encoded.features[row] = known[key]
-            return encoded
+                        chunk.known.update(rows)
+                yield from chunk.finished()
+            yield from chunk.finished()
 
         waiting: deque[list[tuple[Picture, Future[str | PictureError]]]] = deque()
-        for chunk in _chunks(pictures, _CHUNK):
-            waiting.append([(picture, pool.submit(_key, picture)) for picture in chunk])
+        for some in _chunks(pictures, _CHUNK):
+            waiting.append([(picture, pool.submit(_key, picture)) for picture in some])
             if len(waiting) > 1:  # the next chunk's files are read while this one is encoded
-                yield encode(waiting.popleft())
+                yield from encode(waiting.popleft())
         while waiting:
-            yield encode(waiting.popleft())
+            yield from encode(waiting.popleft())
+
+
+class _Chunk:
+    """Consecutive pictures whose keys are known; their rows are given out from the front as they finish."""
+
+    def __init__(
+        self,
+        read: list[tuple[Picture, Future[str | PictureError]]],
+        dimension: int,
+        cache: FeatureCache,
+        cache_key: Callable[[str], str],
+    ) -> None:
+        self.dimension = dimension
+        self.pictures = [picture for picture, _ in read]
+        self.contents = [future.result() for _, future in read]
+        self.keys = ["" if isinstance(found, PictureError) else cache_key(found) for found in self.contents]
+        self.first: dict[str, Picture] = {}
+        for key, picture in zip(self.keys, self.pictures, strict=True):
+            if key:
+                self.first.setdefault(key, picture)
+        self.known = cache.get(self.first)
+        self.failed: dict[str, PictureError] = {}
+        self.given = 0
+
+    def missing(self) -> list[tuple[str, Picture]]:
+        """Distinct pictures that have no features yet, in order."""
+        return [(key, picture) for key, picture in self.first.items() if key not in self.known]
+
+    def finished(self) -> Iterator[PictureFeatures]:
+        """The rows that have finished since the last call, if any."""
+        end = self.given
+        while end < len(self.keys) and self._is_done(self.keys[end]):
+            end += 1
+        if end > self.given:
+            yield self._features(range(self.given, end))
+            self.given = end
+
+    def _is_done(self, key: str) -> bool:
+        return not key or key in self.known or key in self.failed
+
+    def _features(self, rows: range) -> PictureFeatures:
+        part = PictureFeatures(np.full((len(rows), self.dimension), np.nan, dtype=np.float32))
+        for place, row in enumerate(rows):
+            content, key = self.contents[row], self.keys[row]
+            error = content if isinstance(content, PictureError) else self.failed.get(key)
+            part.keys.append("" if isinstance(content, PictureError) else content)
+            part.errors.append(_at(self.pictures[row], error, self.first.get(key)) if error else None)
+            if not error:
+                part.features[place] = self.known[key]
+        return part
 
 
 def _prepared_ahead(
