@@ -155,6 +155,8 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
 
 def _compact(value: Any) -> str:
     if isinstance(value, float):
+        if value.is_integer() and abs(value) < 1e15:
+            return str(int(value))  # as the same number given as an int
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     text = str(value)
