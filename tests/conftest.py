@@ -7,7 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
+
+settings.register_profile("no deadline", deadline=None)  # first calls import and load
+settings.load_profile("no deadline")
 
 TINY = Path(__file__).parents[1] / "capeval_core" / "weights" / "tiny" / "pacs"
 

@@ -44,7 +44,7 @@ ACTIONS = st.lists(
 
 
 @given(actions=ACTIONS, rows=st.integers(0, 12))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_bound_holds_and_the_least_recently_used_leave(
     actions: list[tuple[str, list[int]]], rows: int
 ) -> None:

@@ -46,7 +46,7 @@ def test_the_mean_is_over_finite_scores() -> None:
 
 
 @given(st.lists(st.one_of(st.floats(-1, 2), st.just(NAN)), max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_comes_back_from_json_as_it_was(scores: list[float]) -> None:
     first = result(scores)
     text = json.dumps(first.to_dict(), allow_nan=False)  # NaN is not JSON

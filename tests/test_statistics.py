@@ -130,7 +130,7 @@ def test_equal_scores_have_an_interval_of_no_width() -> None:
     level=st.floats(0.01, 0.99),
     captions=st.integers(1, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_interval_lies_among_the_scores(scores: list[float], level: float, captions: int) -> None:
     groups = [str(i // captions) for i in range(len(scores))]
     if len(set(groups)) < 2:

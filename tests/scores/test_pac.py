@@ -1,0 +1,125 @@
+"""The formulas of PAC-S and RefPAC-S, and what is special to these two and to CLIP-S."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import capeval_core
+from capeval_core.cache import FeatureCache
+from capeval_core.scores.pac import pac_score, ref_pac_score
+from capeval_core.weights.folder import WeightsError
+
+COSINES = st.floats(-1, 1)
+
+
+@given(COSINES, st.floats(0, 10))
+def test_eq_1(cosine: float, w: float) -> None:
+    (score,) = pac_score(np.array([cosine]), w)
+    assert score == w * max(cosine, 0)
+    assert 0 <= score <= w
+
+
+@given(COSINES, COSINES, st.floats(0.1, 10))
+def test_eq_4(cosine: float, reference: float, w: float) -> None:
+    pac = pac_score(np.array([cosine]), w)
+    (score,) = ref_pac_score(pac, np.array([reference]))
+    a, b = float(pac[0]), max(reference, 0)
+    low = 1e-150  # whose product is too small for a double
+    assert score == pytest.approx(2 * a * b / (a + b) if min(a, b) > low else 0, abs=1e-140)
+    assert 0 <= score <= 2 * w / (w + 1) + 1e-12
+    assert min(a, b) - 1e-12 <= score <= max(a, b) + 1e-12 or score == pytest.approx(0, abs=1e-140)
+
+
+def test_as_released_is_without_the_maximum() -> None:
+    pac, nearest = np.array([0.8, 0.8, 0.0, 0.3]), np.array([0.5, -0.2, -0.2, -0.2])
+    found = ref_pac_score(pac, nearest, released=True)
+    assert found == pytest.approx([2 * 0.8 * 0.5 / 1.3, -0.32 / 0.6, 0, -0.12 / 0.1])
+    assert ref_pac_score(pac, nearest) == pytest.approx([found[0], 0, 0, 0])
+
+
+def test_zero_by_zero_is_defined_and_silent() -> None:
+    with np.errstate(all="raise"):
+        for released in (False, True):
+            found = ref_pac_score(np.array([0.0, 0.0]), np.array([0.0, -0.0]), released=released)
+            assert found.tolist() == [0, 0]
+
+
+def test_failures_stay_failures() -> None:
+    assert math.isnan(pac_score(np.array([math.nan]))[0])
+    assert math.isnan(ref_pac_score(np.array([math.nan]), np.array([0.5]))[0])
+
+
+def load(name: str, weights: str, **options: Any) -> Any:
+    return capeval_core.load(name, weights=weights, device="cpu", cache=FeatureCache(), **options)
+
+
+def test_clip_s_is_pac_s_with_another_w(weights: str, pictures: list[Path]) -> None:
+    captions, references = ["a dog", "two red circles"], [["a cat", "a dog runs"], ["circles"]]
+    pac = load("pacs", weights).score(captions, pictures[:2])
+    clip = load("clips", weights).score(captions, pictures[:2])
+    assert clip.scores == pytest.approx([score * 1.25 for score in pac.scores])
+    assert load("clips", weights, w=2.0).score(captions, pictures[:2]).scores == pac.scores
+    ref_pac = load("refpacs", weights).score(captions, pictures[:2], references)
+    ref_clip = load("refclips", weights, w=2.0).score(captions, pictures[:2], references)
+    assert ref_clip.scores == ref_pac.scores and ref_clip.key != ref_pac.key
+
+
+def test_the_nearest_reference_counts(weights: str, pictures: list[Path]) -> None:
+    metric = load("refpacs", weights, evidence=True)
+    references = ["a cat sits", "two red circles on white", "a man"]
+    result = metric.score(["two red circles"], pictures[:1], [references])
+    alone = [metric.score(["two red circles"], pictures[:1], [one]) for one in references]
+    cosines = [single.parts["reference_cosine"][0] for single in alone]
+    assert result.parts["reference_cosine"][0] == pytest.approx(max(cosines), abs=1e-6)
+    assert result.explain(0)["references"] == {
+        text: pytest.approx(cosine, abs=1e-6) for text, cosine in zip(references, cosines, strict=True)
+    }
+    pac = load("pacs", weights).score(["two red circles"], pictures[:1])
+    assert result.parts["pac_s"][0] == pytest.approx(pac.scores[0], abs=1e-6)
+
+
+def test_a_caption_as_its_own_reference_has_cosine_one(weights: str, pictures: list[Path]) -> None:
+    result = load("refpacs", weights).score(["a dog runs"], pictures[:1], [["a cat", "a dog runs"]])
+    assert result.parts["reference_cosine"] == [pytest.approx(1, abs=1e-6)]
+
+
+def test_the_prompt_is_the_weights_own_unless_one_is_given(weights: str, pictures: list[Path]) -> None:
+    plain = load("pacs", weights)
+    assert plain.options.prompt == plain.weights.config["constants"]["prompt"]
+    bare = load("pacs", weights, prompt="").score([f"{plain.options.prompt}a dog"], pictures[:1])
+    assert bare.scores == pytest.approx(plain.score(["a dog"], pictures[:1]).scores, abs=1e-6)
+    assert load("pacs", weights, prompt=plain.options.prompt).signature() == plain.signature()
+
+
+def test_references_take_the_prompt_too(weights: str, pictures: list[Path]) -> None:
+    metric, bare = load("refpacs", weights), load("refpacs", weights, prompt="")
+    prompt = metric.options.prompt
+    with_it = metric.score(["a dog"], pictures[:1], [["a cat"]])
+    by_hand = bare.score([f"{prompt}a dog"], pictures[:1], [[f"{prompt}a cat"]])
+    assert by_hand.parts["reference_cosine"] == pytest.approx(with_it.parts["reference_cosine"], abs=1e-6)
+
+
+def test_windows_of_texts_change_nothing(
+    weights: str, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captions = ["a dog", "a cat", "two circles", "a man", "shapes"]
+    references = [["one"], ["one", "two", "three", "four"], ["one"], ["a", "b"], ["c"]]
+    usual = load("refpacs", weights).score(captions, pictures[:5], references)
+    for texts in (1, 3, 4):
+        monkeypatch.setattr("capeval_core.metric.TEXTS_AT_ONCE", texts)
+        found = load("refpacs", weights).score(captions, pictures[:5], references)
+        assert found.scores == pytest.approx(usual.scores, abs=1e-6)
+        assert found.groups == usual.groups
+
+
+def test_unknown_weights_are_an_error_and_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for weights in ("tinny", "Tiny", "pacs-clip-vit-b-32"):
+        with pytest.raises(WeightsError, match="did you mean"):
+            capeval_core.load("pacs", weights=weights)

@@ -1,0 +1,156 @@
+"""Options: what they accept, how they refuse, how they sign and are described."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capeval_core.cache import FeatureCache
+from capeval_core.options import Options, describe_options, option
+from capeval_core.scores.clips import ClipsOptions
+from capeval_core.scores.pac import PacOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(Options):
+    """As a metric's own options look."""
+
+    layer: int = option(-1, "layer of the features", sign="layer")
+    scale: float = option(1.0, "scale", sign="scale", minimum=0.5)
+    region: str | None = option(None, "region", sign="region")
+
+
+GOOD: list[dict[str, Any]] = [
+    {},
+    {"weights": "tiny"},
+    {"weights": Path("folder")},
+    {"device": "cuda:1", "dtype": "float16", "batch_size": 1},
+    {"cache": "folder"},
+    {"cache": Path("folder")},
+    {"cache": FeatureCache(max_bytes=0)},
+    {"rows": Path("folder"), "on_error": "nan", "empty": "score", "compat": "released", "evidence": True},
+    {"scale": 2, "layer": -3, "region": ""},
+    {"scale": np.float64(0.5)},
+]
+
+
+@pytest.mark.parametrize("given", GOOD)
+def test_takes_what_it_says_it_takes(given: dict[str, Any]) -> None:
+    options = Own.of("own", given)
+    assert {name: getattr(options, name) for name in given} == given
+    assert options == Own(**given)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"dtype": "float64"}, ValueError, "dtype='float64': expected 'float32' or 'bfloat16' or 'float16'"),
+    ({"dtype": "flaot16"}, ValueError, "did you mean 'float16'"),
+    ({"dtype": 16}, TypeError, "dtype=16"),
+    ({"dtype": None}, TypeError, "dtype=None"),
+    ({"on_error": "NaN"}, ValueError, "did you mean 'nan'"),
+    ({"compat": "paper"}, ValueError, "expected 'released'"),
+    ({"batch_size": 0}, ValueError, "at least 1"),
+    ({"batch_size": -4}, ValueError, "at least 1"),
+    ({"batch_size": 2.0}, TypeError, "batch_size=2.0: expected int or None"),
+    ({"batch_size": True}, TypeError, "batch_size=True"),
+    ({"batch_size": "8"}, TypeError, "batch_size='8'"),
+    ({"evidence": 1}, TypeError, "evidence=1"),
+    ({"evidence": "yes"}, TypeError, "evidence='yes': expected bool"),
+    ({"weights": 5}, TypeError, "weights=5: expected str or path or None"),
+    ({"device": 0}, TypeError, "device=0"),
+    ({"cache": 12}, TypeError, "cache=12"),
+    ({"scale": "2"}, TypeError, "scale='2'"),
+    ({"scale": 0.4}, ValueError, "at least 0.5"),
+    ({"scale": float("nan")}, ValueError, "scale=nan"),
+    ({"scale": float("inf")}, ValueError, "scale=inf"),
+    ({"scale": True}, TypeError, "scale=True"),
+    ({"region": 3}, TypeError, "region=3: expected str or None"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "said"), BAD)
+def test_refuses_the_rest(given: dict[str, Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind) as caught:
+        Own.of("own", given)
+    assert type(caught.value) is kind and said in str(caught.value)
+
+
+def test_an_array_is_refused_in_words() -> None:
+    for name in ("dtype", "batch_size", "scale", "weights", "compat"):
+        with pytest.raises(TypeError, match=f"{name}="):
+            Own(**{name: np.array([1.0, 2.0])})  # type: ignore[arg-type]
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match="3 problems") as caught:
+        Own.of("own", {"batch_size": 0, "dtype": "half", "evidence": 1})
+    assert all(name in str(caught.value) for name in ("batch_size=0", "dtype='half'", "evidence=1"))
+
+
+def test_an_unknown_option_is_named_with_the_known_ones() -> None:
+    with pytest.raises(TypeError, match="own has no option 'batchsize': did you mean 'batch_size'") as caught:
+        Own.of("own", {"batchsize": 3})
+    assert all(spec.name in str(caught.value) for spec in dataclasses.fields(Own))
+    with pytest.raises(TypeError, match="2 problems"):
+        Own.of("own", {"batchsize": 3, "zzz": 1})
+
+
+def test_options_are_frozen_and_keyword_only() -> None:
+    options = Own()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.layer = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Own("tiny")  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_defaults_differ_where_the_papers_do() -> None:
+    assert (PacOptions().w, ClipsOptions().w) == (2.0, 2.5)
+    assert PacOptions().compat is None and PacOptions().weights is None
+
+
+def test_signs_only_what_moves_the_score() -> None:
+    assert Own().signed() == ["dtype:float32", "layer:-1", "scale:1"]
+    assert Own(region="x", compat="released").signed() == [
+        "dtype:float32",
+        "compat:released",
+        "layer:-1",
+        "scale:1",
+        "region:x",
+    ]
+    quiet = Own(device="cpu", batch_size=3, cache="c", rows="r", on_error="nan", empty="score", evidence=True)
+    assert quiet.signed() == Own().signed()
+
+
+@given(st.text(max_size=8), st.text(max_size=8))
+def test_texts_sign_alike_only_if_they_are_equal(one: str, other: str) -> None:
+    first, second = (Own(region=text).signed()[-1] for text in (one, other))
+    assert (first == second) is (one == other)
+    assert first.isascii() and first.isprintable() and "|" not in first
+
+
+@given(st.floats(0.5, 1e9), st.floats(0.5, 1e9))
+def test_numbers_sign_alike_only_if_they_are_equal(one: float, other: float) -> None:
+    first, second = (Own(scale=number).signed()[-1] for number in (one, other))
+    assert (first == second) is (one == other)
+    assert float(first.removeprefix("scale:")) == one
+
+
+def test_whole_numbers_sign_alike_as_int_and_float() -> None:
+    assert Own(scale=2).signed() == Own(scale=2.0).signed()
+    assert Own(scale=1234567).signed() == Own(scale=1234567.0).signed()
+
+
+def test_descriptions_say_types_and_choices() -> None:
+    described = {d.name: d for d in describe_options(Own)}
+    assert described["weights"].type == "str | path | None"
+    assert described["dtype"].choices == ("float32", "bfloat16", "float16")
+    assert described["compat"].type == "'released' | None" and described["compat"].choices == ("released",)
+    assert described["evidence"].type == "bool" and described["evidence"].default is False
+    assert described["scale"].help == "scale"
