@@ -24,7 +24,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "black": (34, 34, 40),
 }
 """No colour begins with a vowel: a one-word change of colour never leaves a wrong article behind."""
-SIZES: dict[str, tuple[float, float]] = {"small": (0.13, 0.17), "large": (0.26, 0.32)}
+SIZES: dict[str, tuple[float, float]] = {"small": (0.16, 0.2), "large": (0.28, 0.34)}
 """The range of an object's extent, as a share of the picture's side."""
 BACKGROUNDS: dict[str, tuple[int, int, int]] = {
     "white": (255, 255, 255),

@@ -77,13 +77,13 @@ class Recipe:
     """The fixed inverse temperature; a low one spreads the cosines out."""
     wording_weight: float = 0.2
     question_weight: float = 1.0
-    questions_until: float = 0.6
+    questions_until: float = 0.8
     """The share of the training after which the questions have faded."""
-    look_until: float = 0.16
+    look_until: float = 0.27
     """Up to this share of the training the picture tower only answers questions; captions come after."""
-    lone_until: float = 0.22
+    lone_until: float = 0.31
     """Then scenes of one group only, up to this share; of at most two groups up to `few_until`."""
-    few_until: float = 0.34
+    few_until: float = 0.4
 
 
 class CaptionCodec:
@@ -116,15 +116,23 @@ class _Questions(nn.Module):
 
     def __init__(self, width: int, facts: int) -> None:
         super().__init__()
-        self.patch = nn.Linear(width, 1 + (len(SHAPES) + len(SIZES) + 4) * len(COLOURS))
+        self._split = (
+            1,
+            len(SHAPES),
+            len(COLOURS),
+            len(SIZES),
+            (len(SHAPES) + len(SIZES) + 4) * len(COLOURS),
+        )
+        self.patch = nn.Linear(width, sum(self._split))
         self.whole = nn.Linear(width, facts)
 
     def loss(self, patches: Tensor, whole: Tensor, objects: Tensor, facts: Tensor) -> Tensor:
         """patches (B, patches, width), whole (B, width); objects and facts as in `Lessons`, B rows."""
         answers = self.patch(functional.layer_norm(patches, patches.shape[-1:]))
+        there, *kinds, paired = answers.split(self._split, -1)
         row, slot = (objects[:, :, 0] >= 0).nonzero(as_tuple=True)
         cell, shape, colour, size = objects[row, slot].unbind(-1)
-        centred = torch.zeros_like(answers[..., 0])
+        centred = torch.zeros_like(there[..., 0])
         centred[row, cell] = 1
         across, down = cell % CELLS < CELLS // 2, cell < CELLS * CELLS // 2
         traits = torch.cat(
@@ -138,9 +146,13 @@ class _Questions(nn.Module):
         pairs = traits[:, :, None] * functional.one_hot(colour, len(COLOURS))[:, None]
         ask = functional.binary_cross_entropy_with_logits
         return (
-            4 * ask(answers[..., 0], centred)
-            + 15 * ask(answers[row, cell, 1:], pairs.flatten(1).float())
-            + 30 * ask(self.whole(whole), facts)
+            4 * ask(there[..., 0], centred)
+            + 15 * ask(paired[row, cell], pairs.flatten(1).float())
+            + sum(
+                1.5 * functional.cross_entropy(logits[row, cell], kind)
+                for logits, kind in zip(kinds, (shape, colour, size), strict=True)
+            )
+            + 60 * ask(self.whole(whole), facts)
         )
 
 
@@ -308,8 +320,9 @@ def _told(
     """The contrastive loss of pictures with captions and foils, and between two wordings of a scene."""
     batch, wording = len(rows), int(rng.integers(lessons.tokens.shape[1]))
     lengths = lessons.lengths[rows]
-    # Foils that exist come first, in random order; the rest is left out.
-    order = np.argsort(rng.random((batch, len(KINDS))) + (lengths[:, wording, 1:] == 0), axis=1)
+    # Foils that exist, in random order, colours (which are learnt soon) seldom; the rest is left out.
+    lots = rng.random((batch, len(KINDS))) + (np.array(KINDS) == "colour") * 0.5
+    order = np.argsort(lots + 2 * (lengths[:, wording, 1:] == 0), axis=1)
     chosen = 1 + order[:, : recipe.foils]
     ids = [
         lessons.tokens[rows, wording, 0],
