@@ -36,6 +36,7 @@ from capeval_core.weights.folder import (
     WeightsError,
     WeightsFolder,
     file_checksum,
+    fingerprint,
     open_weights,
 )
 
@@ -102,7 +103,7 @@ class ClipEncoder(
         self._stored_as = {name: tensor.dtype for name, tensor in tensors.items()}
         self.dimension: int = config["architecture"]["embed_dim"]
         self.tokenizer = ClipTokenizer(self.model.context_length)
-        self.fingerprint = _fingerprint(config, checksum or _tensors_checksum(tensors))
+        self.fingerprint = fingerprint(config, checksum or _tensors_checksum(tensors))
         """Names the weights, their architecture and preprocessing; features of equal ones are equal."""
         self._text_size: BatchSize | None = None
         self._picture_size: BatchSize | None = None
@@ -112,7 +113,7 @@ class ClipEncoder(
     @classmethod
     def open(cls, folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32") -> ClipEncoder:
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
-        key = (_fingerprint(folder.config, folder.checksum), str(resolve_device(device)), dtype)
+        key = (fingerprint(folder.config, folder.checksum), str(resolve_device(device)), dtype)
         encoder = _OPENED.get(key)
         if encoder is None:
             try:
@@ -295,12 +296,6 @@ class ClipEncoder(
 
 
 _OPENED: WeakValueDictionary[tuple[str, str, str], ClipEncoder] = WeakValueDictionary()
-
-
-def _fingerprint(config: dict[str, Any], checksum: str) -> str:
-    parts = {key: config[key] for key in ("architecture", "activation", "preprocessing")}
-    text = json.dumps(["clip", checksum, parts], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _tensors_checksum(tensors: dict[str, Tensor]) -> str:

@@ -23,14 +23,17 @@ def build_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -
     """
     architecture = config["architecture"]
     _check_architecture(architecture)
-    with torch.device("meta"):  # no memory and no random numbers for what is overwritten
-        model = CLIP(
-            architecture["embed_dim"],
-            architecture["vision"],
-            architecture["text"],
-            quick_gelu=config["activation"] == "quick_gelu",
-            cast_dtype=None if dtype == "float32" else DTYPES[dtype],
-        )
+    try:
+        with torch.device("meta"):  # no memory and no random numbers for what is overwritten
+            model = CLIP(
+                architecture["embed_dim"],
+                architecture["vision"],
+                architecture["text"],
+                quick_gelu=config["activation"] == "quick_gelu",
+                cast_dtype=None if dtype == "float32" else DTYPES[dtype],
+            )
+    except (TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:
+        raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
     _check_tensors(model.state_dict(), tensors)
     wide = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
     model.load_state_dict(wide, strict=True, assign=True)

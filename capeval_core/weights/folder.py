@@ -7,11 +7,13 @@ import hashlib
 import json
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.weights.catalogue import WEIGHTS, entry_of
+from capeval_core.weights.config import config_problems
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 CONFIG, TENSORS = "config.json", "model.safetensors"
 OPEN_CLIP_CONFIG, OPEN_CLIP_TENSORS = "open_clip_config.json", "open_clip_model.safetensors"
 TINY = Path(__file__).parent / "tiny"
+_SETTLED = 2.0
+"""Seconds after which a further change shows in a file's modification time on any file system."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
@@ -46,7 +50,7 @@ class WeightsFolder:
     @property
     def label(self) -> str:
         """Name and exact version, e.g. `capeval/pacs-clip-vit-b-32@1f3c9a2b`."""
-        return f"{self.name}@{(self.revision or self.checksum)[:8]}"
+        return f"{self.name}@{(self.revision or fingerprint(self.config, self.checksum))[:8]}"
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the folder, on the CPU, as stored."""
@@ -60,6 +64,13 @@ class WeightsFolder:
                 f"weights {self.name!r}: {self.tensor_file.name} cannot be read ({error}): "
                 "download or convert the weights again"
             ) from error
+
+
+def fingerprint(config: dict[str, Any], checksum: str) -> str:
+    """Names tensors, architecture, activation and preprocessing: features of equal ones are equal."""
+    parts = {key: config[key] for key in ("architecture", "activation", "preprocessing")}
+    text = json.dumps(["clip", checksum, parts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
@@ -76,7 +87,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
     name = os.fspath(weights)
     if name == "tiny":
         return _read(TINY / tiny, "tiny", None)
-    if Path(name).expanduser().is_dir():
+    if name and Path(name).expanduser().is_dir():
         path = Path(name).expanduser()
         return _read(path, path.resolve().name, None)
     if Path(name).is_file():
@@ -95,8 +106,9 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
 def _did_you_mean(name: str) -> str:
     known = {"tiny": "tiny"}
     for entry in WEIGHTS:
-        known[entry.repository] = known[entry.repository.split("/")[1]] = entry.repository
-    close = difflib.get_close_matches(name, known, n=1)
+        for known_as in (entry.repository, entry.repository.split("/")[1]):
+            known[known_as.lower()] = entry.repository
+    close = difflib.get_close_matches(name.lower(), known, n=1)
     return f": did you mean {known[close[0]]!r}?" if close else ""
 
 
@@ -105,6 +117,7 @@ def _download(name: str, metric: str) -> WeightsFolder:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -115,6 +128,8 @@ def _download(name: str, metric: str) -> WeightsFolder:
         path = Path(snapshot_download(repository, revision=revision or None, allow_patterns=["*config.json"]))
         tensors = OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS
         snapshot_download(repository, revision=path.name, allow_patterns=[tensors])
+    except HFValidationError as error:
+        raise WeightsError(f"weights={name!r} is neither a folder nor a Hub id: {error}") from error
     except GatedRepoError as error:
         why = f"is gated: accept its terms at its page on the Hub and log in with `hf auth login` ({error})"
         raise WeightsError(f"weights {repository!r} {why}") from error
@@ -156,7 +171,7 @@ def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
                 "made by `capeval convert`, or an open_clip repository"
             )
     else:
-        found = sorted(file.name for file in path.iterdir())[:5]
+        found = sorted(file.name for file in path.iterdir())[:5] if path.is_dir() else []
         raise WeightsError(
             f"weights {name!r}: {path} has no {CONFIG} (it holds {', '.join(found) or 'nothing'}): "
             "pass a folder made by `capeval convert`, or an open_clip repository"
@@ -164,6 +179,10 @@ def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
     tensor_file = path / file
     if not tensor_file.is_file():
         raise WeightsError(f"weights {name!r}: {path} has no {file}: download or convert the weights again")
+    if problems := config_problems(config):
+        raise WeightsError(
+            f"weights {name!r}: in the config, {'; '.join(problems)}: download or convert the weights again"
+        )
     checksum = file_checksum(tensor_file)
     expected = config.get("checksum", {}).get(file, checksum)
     if checksum != expected:
@@ -171,20 +190,13 @@ def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
             f"weights {name!r}: {file} has sha256 {checksum[:12]}..., but {CONFIG} says {expected[:12]}...: "
             "the file is damaged or was changed; download or convert it again"
         )
-    _check_activation(config, name)
-    return WeightsFolder(path, name, revision, config, tensor_file, checksum)
-
-
-def _check_activation(config: dict[str, Any], name: str) -> None:
-    activation = config.get("activation")
-    if activation not in ("quick_gelu", "gelu"):
-        raise WeightsError(f"weights {name!r}: activation is {activation!r}, expected 'quick_gelu' or 'gelu'")
     entry = entry_of(name)
-    if entry and entry.activation != activation:
+    if entry and entry.activation != config["activation"]:
         raise WeightsError(
-            f"weights {name!r} were trained with {entry.activation!r}, but their config says {activation!r}: "
-            "scores would be silently wrong; set the activation right in the config"
+            f"weights {name!r} were trained with {entry.activation!r}, but their config says "
+            f"{config['activation']!r}: scores would be silently wrong; set the activation right there"
         )
+    return WeightsFolder(path, name, revision, config, tensor_file, checksum)
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
@@ -205,6 +217,8 @@ def _translate_open_clip(config: dict[str, Any], name: str) -> dict[str, Any]:
         model, preprocess = config["model_cfg"], config["preprocess_cfg"]
         vision, text = model["vision_cfg"], model["text_cfg"]
         size = preprocess.get("size", vision["image_size"])
+        if isinstance(size, list) and len(set(size)) != 1:
+            raise WeightsError(f"weights {name!r}: size {size} is not square, as CLIP's pictures are")
         translated = {
             "format": 1,
             "encoder": "clip",
@@ -230,6 +244,8 @@ def _translate_open_clip(config: dict[str, Any], name: str) -> dict[str, Any]:
 def file_checksum(path: Path) -> str:
     """sha256 of a file, in hexadecimal; computed once per (path, size, modification time) and remembered."""
     stat = path.stat()
+    if time.time() - stat.st_mtime < _SETTLED:
+        return _sha256(path)
     key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
     memory = Path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")).expanduser() / "checksums"
     note = memory / hashlib.sha256(key.encode()).hexdigest()

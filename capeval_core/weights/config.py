@@ -1,0 +1,93 @@
+"""What a weights folder's config.json must hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+_PREPROCESSING = {"image_size", "mean", "std", "interpolation"}
+
+
+def config_problems(config: dict[str, Any]) -> list[str]:
+    """What is missing or of the wrong kind, in words; an empty list if all is well.
+
+    Whether the architecture can be built and the tensors fit it is asked when they are loaded.
+    """
+    problems = _architecture(config.get("architecture"))
+    activation = config.get("activation")
+    if activation not in ("quick_gelu", "gelu"):
+        problems.append(f"activation is {activation!r}, expected 'quick_gelu' or 'gelu'")
+    problems += _preprocessing(config.get("preprocessing"))
+    if not problems:
+        built_for = config["architecture"]["vision"].get("image_size")
+        size = config["preprocessing"]["image_size"]
+        if built_for not in (None, size):
+            problems.append(f"preprocessing.image_size is {size}, but architecture.vision's is {built_for}")
+    prompt = _object(config.get("constants", {})).get("prompt", "")
+    if not isinstance(prompt, str):
+        problems.append(f"constants.prompt is {prompt!r}, expected a text")
+    checksum = config.get("checksum", {})
+    if not isinstance(checksum, dict) or not all(isinstance(value, str) for value in checksum.values()):
+        problems.append("checksum is not an object of file names and sha256")
+    if "canary" in config and not _is_canary(config["canary"]):
+        problems.append("canary does not hold (2, 3) cosines and a tolerance per dtype")
+    return problems
+
+
+def _architecture(found: Any) -> list[str]:
+    if not isinstance(found, dict):
+        return ["architecture is missing"]
+    problems = [
+        f"architecture.{tower} is missing" for tower in ("vision", "text") if not _object(found.get(tower))
+    ]
+    if not _is_size(found.get("embed_dim")):
+        problems.append(f"architecture.embed_dim is {found.get('embed_dim')!r}, expected a positive integer")
+    return problems
+
+
+def _preprocessing(found: Any) -> list[str]:
+    if not isinstance(found, dict):
+        return ["preprocessing is missing"]
+    problems = []
+    if not _is_size(found.get("image_size")):
+        problems.append(
+            f"preprocessing.image_size is {found.get('image_size')!r}, expected a positive integer"
+        )
+    for name, low in (("mean", -math.inf), ("std", 0)):
+        values = found.get(name, (0.5, 0.5, 0.5))
+        if not _are_numbers(values, 3) or min(values) <= low:
+            problems.append(f"preprocessing.{name} is {values!r}, expected three numbers, one per channel")
+    if found.get("interpolation", "bicubic") != "bicubic":
+        problems.append(
+            f"preprocessing.interpolation is {found['interpolation']!r}, but only 'bicubic' is known"
+        )
+    if unknown := sorted(found.keys() - _PREPROCESSING):
+        problems.append(f"preprocessing has {', '.join(unknown)}, which is not known here")
+    return problems
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    return (
+        isinstance(values, (list, tuple))
+        and len(values) == count
+        and all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
+    )
+
+
+def _is_canary(canary: Any) -> bool:
+    cosines, tolerance = _object(canary).get("cosines"), _object(canary).get("tolerance")
+    return (
+        isinstance(cosines, list)
+        and len(cosines) == 2
+        and all(_are_numbers(row, 3) for row in cosines)
+        and isinstance(tolerance, dict)
+        and _are_numbers([tolerance.get(dtype) for dtype in ("float32", "float16", "bfloat16")], 3)
+    )
