@@ -1,0 +1,521 @@
+"""From what a user calls weights to a checked folder: local, embedded and from a Hub on the loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.inputs.pictures import Picture
+from capeval_core.weights.catalogue import PACS_B32, WEIGHTS, entry_of
+from capeval_core.weights.folder import WeightsError, WeightsFolder, file_checksum, open_weights
+from tests.hub import Hub, Repository, ask, commit, serving
+from tests.seeded import encoder, release
+
+Config = dict[str, Any]
+
+
+def opened(weights: str | Path) -> WeightsFolder:
+    return open_weights(weights, metric="pacs", tiny="pacs")
+
+
+def loaded(weights: str | Path) -> ClipEncoder:
+    """As a metric does it: checksum, strict tensors, canary."""
+    return ClipEncoder.open(opened(weights), device="cpu")
+
+
+@pytest.fixture
+def folder(seeded_weights: Path, tmp_path: Path) -> Path:
+    """A copy of the seeded weights, to be damaged."""
+    return Path(shutil.copytree(seeded_weights, tmp_path / "weights"))
+
+
+def edit(folder: Path, change: Callable[[Config], Any], file: str = "config.json") -> None:
+    config = json.loads((folder / file).read_text())
+    change(config)
+    (folder / file).write_text(json.dumps(config))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any], checksum: bool = True) -> None:
+    """Change the tensors, and by default the checksum with them."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    new = file_checksum(folder / "model.safetensors")
+    if checksum:
+        edit(folder, lambda config: config["checksum"].update({"model.safetensors": new}))
+
+
+def test_a_saved_encoder_comes_back(seeded_weights: Path) -> None:
+    found = opened(seeded_weights)
+    assert found.revision is None and found.name == "weights"
+    assert found.label.startswith("weights@") and len(found.label) == len("weights@") + 8
+    again = loaded(seeded_weights)
+    first, second = (clip.encode_texts(["a dog"]).features for clip in (encoder(), again))
+    assert first == pytest.approx(second, rel=1e-5, abs=1e-6)
+    assert loaded(seeded_weights) is again  # shared in the process while it is in use
+    assert opened(str(seeded_weights)).label == found.label
+
+
+def test_a_home_folder_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert opened("~/weights").path == folder
+
+
+def test_float16_and_bfloat16_tensors_are_read(folder: Path) -> None:
+    def narrow(tensors: dict[str, Any]) -> None:
+        for name in tensors:
+            tensors[name] = tensors[name].half()
+        tensors["ln_final.bias"] = tensors["ln_final.bias"].bfloat16()
+
+    rewrite(folder, narrow)
+    edit(folder, lambda config: config.pop("canary"))
+    narrowed = loaded(folder)
+    assert next(narrowed.model.parameters()).dtype.is_floating_point
+    wide = encoder().encode_texts(["a dog"]).features
+    assert narrowed.encode_texts(["a dog"]).features == pytest.approx(wide, abs=0.02)
+    narrowed.save_pretrained(folder.parent / "again")
+    kinds = {str(t.dtype) for t in load_file(folder.parent / "again" / "model.safetensors").values()}
+    assert kinds == {"torch.float16", "torch.bfloat16"}
+    direct = ClipEncoder(opened(folder).config, opened(folder).tensors(), device="cpu")
+    assert np.array_equal(direct.encode_texts(["a cat"]).features, narrowed.encode_texts(["a cat"]).features)
+
+
+def test_a_rounded_encoder_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="float32"):
+        encoder(dtype="bfloat16").save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tinny", "did you mean 'tiny'"),
+        ("TINY", "did you mean 'tiny'"),
+        ("pacs-clip-vit-b32", f"did you mean '{PACS_B32.repository}'"),
+        ("no such folder", "neither a folder, nor a Hub id"),
+        ("./weights", "neither a folder"),
+        ("../a/b", "neither a folder"),
+        ("/no/such/folder", "neither a folder"),
+        ("~/weights/of/mine", "neither a folder"),
+        ("", "neither a folder"),
+        ("a/b/c", "neither a folder"),
+        ("a/b@", "neither a folder"),
+        ("a/b@c d", "neither a folder"),
+        ("https://huggingface.co/a/b", "neither a folder"),
+        ("a--b/c..d", "neither a folder"),
+        ("-a/b.", "neither a folder"),
+    ],
+)
+def test_what_is_no_name_of_weights(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WeightsError) as caught:
+        opened(name)
+    assert said in str(caught.value) and repr(name) in str(caught.value)
+
+
+def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
+    (tmp_path / "clip.pth").write_bytes(b"checkpoint")
+    with pytest.raises(WeightsError, match=r"is a file: convert it with `capeval convert pacs \S+clip.pth"):
+        opened(tmp_path / "clip.pth")
+
+
+def test_an_empty_folder_and_one_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"no config.json.*it holds nothing"):
+        opened(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(WeightsError, match=r"no config.json.*pytorch_model.bin"):
+        opened(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    with pytest.raises(WeightsError, match="not one of ours"):
+        opened(tmp_path)
+
+
+def test_a_config_without_tensors(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"has no model.safetensors"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"format": 1'])
+def test_an_unreadable_config(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(WeightsError, match=r"weights 'weights': config.json"):
+        opened(folder)
+
+
+DAMAGE: list[tuple[Callable[[Config], Any], str]] = [
+    (lambda c: c.update(format=2), "format"),
+    (lambda c: c.pop("architecture"), "architecture"),
+    (lambda c: c["architecture"].pop("text"), "text"),
+    (lambda c: c["architecture"].pop("embed_dim"), "embed_dim"),
+    (lambda c: c.update(architecture="ViT-B/32"), "architecture"),
+    (lambda c: c["architecture"]["vision"].update(width="wide"), "architecture"),
+    (lambda c: c["architecture"]["vision"].update(timm_model_name="x"), "timm_model_name"),
+    (lambda c: c["architecture"]["text"].update(hf_model_name="x"), "hf_model_name"),
+    (lambda c: c["architecture"]["text"].update(vocab_size=100), "vocab_size"),
+    (lambda c: c["architecture"]["vision"].update(layers=3), "are missing"),
+    (lambda c: c["architecture"]["vision"].update(layers=1), "not part of the architecture"),
+    (lambda c: c["architecture"].update(embed_dim=16), "another shape"),
+    (lambda c: c.pop("activation"), "activation"),
+    (lambda c: c.update(activation="relu"), "activation"),
+    (lambda c: c.pop("preprocessing"), "preprocessing"),
+    (lambda c: c["preprocessing"].pop("image_size"), "image_size"),
+    (lambda c: c["preprocessing"].update(image_size=96), "image_size"),
+    (lambda c: c["preprocessing"].update(image_size="64"), "image_size"),
+    (lambda c: c["preprocessing"].update(mean=[0.5]), "mean"),
+    (lambda c: c["preprocessing"].update(std=[0.5, 0.5, 0]), "std"),
+    (lambda c: c["preprocessing"].update(interpolation="bilinear"), "interpolation"),
+    (lambda c: c["preprocessing"].update(crop=True), "crop"),
+    (lambda c: c["checksum"].update({"model.safetensors": "0" * 64}), "sha256"),
+    (lambda c: c.update(checksum="abc"), "checksum"),
+    (lambda c: c.update(canary={"cosines": [[1, 2]]}), "canary"),
+    (lambda c: c.update(canary="yes"), "canary"),
+    (lambda c: c.update(constants={"prompt": 5}), "prompt"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), DAMAGE)
+def test_a_damaged_config_is_told(folder: Path, change: Callable[[Config], Any], said: str) -> None:
+    edit(folder, change)
+    with pytest.raises(WeightsError) as caught:
+        loaded(folder)
+    assert said in str(caught.value) and "weights 'weights'" in str(caught.value)
+
+
+CANARY: list[Callable[[Config], Any]] = [
+    lambda c: c.update(activation="gelu"),
+    lambda c: c["preprocessing"].update(mean=[0.5, 0.5, 0.5]),
+    lambda c: c["preprocessing"].update(std=[0.5, 0.5, 0.5]),
+    lambda c: c["architecture"]["vision"].update(head_width=32),
+    lambda c: c["architecture"]["text"].update(heads=4),
+]
+
+
+@pytest.mark.parametrize("change", CANARY)
+def test_the_canary_tells_what_the_tensors_can_not(folder: Path, change: Callable[[Config], Any]) -> None:
+    edit(folder, change)
+    with pytest.raises(WeightsError, match="canary cosines are off by"):
+        loaded(folder)
+
+
+def test_without_a_canary_the_signature_tells(folder: Path) -> None:
+    edit(folder, lambda config: config.pop("canary"))
+    labels = {opened(folder).label}
+    for change in CANARY:
+        edit(folder, change)
+        labels.add(opened(folder).label)
+    assert len(labels) == 1 + len(CANARY)
+    edit(folder, lambda config: config.update(source={"name": "other"}))
+    assert opened(folder).label in labels
+
+
+def test_the_canary_tells_exchanged_and_broken_tensors(folder: Path) -> None:
+    def exchange(tensors: dict[str, Any]) -> None:
+        blocks = "transformer.resblocks.0.mlp.c_fc.weight", "transformer.resblocks.1.mlp.c_fc.weight"
+        tensors[blocks[0]], tensors[blocks[1]] = tensors[blocks[1]], tensors[blocks[0]]
+
+    rewrite(folder, exchange)
+    with pytest.raises(WeightsError, match="canary"):
+        loaded(folder)
+    rewrite(folder, lambda tensors: tensors["visual.proj"].fill_(float("nan")))
+    with pytest.raises(WeightsError, match="canary"):
+        loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("text_projection"), "1 tensors are missing (text_projection)"),
+        (lambda t: t.update(extra=t["visual.proj"].clone()), "not part of the architecture (extra)"),
+        (
+            lambda t: t.update({"visual.proj": t["visual.proj"].T.contiguous()}),
+            "visual.proj is (32, 128), expected (128, 32)",
+        ),
+    ],
+)
+def test_tensors_are_read_strictly(folder: Path, change: Callable[[Any], Any], said: str) -> None:
+    rewrite(folder, change)
+    with pytest.raises(WeightsError) as caught:
+        loaded(folder)
+    assert said in str(caught.value) and "convert the weights again" in str(caught.value)
+
+
+def test_unreadable_tensors(folder: Path) -> None:
+    edit(folder, lambda config: config.pop("checksum"))
+    tensors = folder / "model.safetensors"
+    whole = tensors.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"\0" * 100, whole[:8] + b"?" * 100):
+        tensors.write_bytes(content)
+        with pytest.raises(WeightsError, match=r"model.safetensors cannot be read"):
+            loaded(folder)
+
+
+def test_one_flipped_bit_is_noticed(folder: Path) -> None:
+    opened(folder)
+    tensors = folder / "model.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[-1000] ^= 1
+    tensors.write_bytes(content)
+    with pytest.raises(WeightsError, match=r"has sha256.*damaged or was changed"):
+        opened(folder)
+
+
+def test_changes_within_one_tick_of_the_file_systems_clock_are_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for i in range(300):
+        content = f"{i:03}".encode()
+        file.write_bytes(content)
+        assert file_checksum(file) == hashlib.sha256(content).hexdigest()
+
+
+def test_checksums_of_settled_files_are_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPEVAL_CACHE", str(folder.parent / "memory"))
+    tensors = folder / "model.safetensors"
+    an_hour_ago = tensors.stat().st_mtime - 3600
+    os.utime(tensors, (an_hour_ago, an_hour_ago))
+    first = file_checksum(tensors)
+    (note,) = (folder.parent / "memory" / "checksums").iterdir()
+    assert note.read_text() == first
+    note.write_text("0" * 64)
+    assert file_checksum(tensors) == "0" * 64  # it was not read again
+    note.write_text("half")
+    assert file_checksum(tensors) == first
+    os.utime(tensors, (an_hour_ago - 5, an_hour_ago - 5))
+    note.write_text("0" * 64)
+    assert file_checksum(tensors) == first
+
+
+def test_a_memory_that_can_not_be_written_costs_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "file").write_text("")
+    monkeypatch.setenv("CAPEVAL_CACHE", str(folder.parent / "file" / "below"))
+    opened(folder)
+
+
+@pytest.fixture(scope="session")
+def open_clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exact-GELU model in open_clip's own repository format."""
+    from open_clip.model import CLIP
+
+    found = release("pacs-openclip-tiny")
+    architecture, preprocessing = found.config["architecture"], found.config["preprocessing"]
+    cfg = {
+        "embed_dim": architecture["embed_dim"],
+        "vision_cfg": architecture["vision"],
+        "text_cfg": architecture["text"],
+    }
+    model = CLIP(cfg["embed_dim"], cfg["vision_cfg"], cfg["text_cfg"])
+    model.load_state_dict(found.tensors)
+    folder = tmp_path_factory.mktemp("open_clip")
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    preprocess = {
+        "mean": preprocessing["mean"],
+        "std": preprocessing["std"],
+        "size": [64, 64],
+        "mode": "RGB",
+        "interpolation": "bicubic",
+        "resize_mode": "shortest",
+        "fill_color": 0,
+    }
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": cfg, "preprocess_cfg": preprocess})
+    )
+    return folder
+
+
+def test_open_clips_own_format_gives_the_same_features(open_clip_folder: Path, pictures: list[Path]) -> None:
+    theirs, ours = loaded(open_clip_folder), encoder("pacs-openclip-tiny")
+    texts = ["a dog", "two red circles on a white ground"]
+    a, b = (clip.encode_texts(texts).features for clip in (theirs, ours))
+    assert a == pytest.approx(b, rel=1e-5, abs=1e-6)
+    shown = [Picture.of(path) for path in pictures]
+    a, b = (next(clip.encode_pictures(shown)).features for clip in (theirs, ours))
+    assert a == pytest.approx(b, rel=1e-5, abs=1e-6)
+    assert opened(open_clip_folder).label.startswith(f"{open_clip_folder.name}@")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.pop("preprocess_cfg"), "preprocess_cfg"),
+        (lambda c: c["model_cfg"].pop("text_cfg"), "text_cfg"),
+        (lambda c: c["preprocess_cfg"].pop("mean"), "mean"),
+        (lambda c: c.update(model_cfg=3), "open_clip_config.json"),
+        (lambda c: c["model_cfg"].update(vision_cfg="ViT"), "open_clip_config.json"),
+        (lambda c: c["preprocess_cfg"].update(resize_mode="squash"), "resize_mode 'squash'"),
+        (lambda c: c["preprocess_cfg"].update(interpolation="bilinear"), "bilinear"),
+        (lambda c: c["preprocess_cfg"].update(size=[64, 32]), "size"),
+        (lambda c: c["model_cfg"]["vision_cfg"].update(attentional_pool=True), "attentional_pool"),
+    ],
+)
+def test_what_is_not_plain_clip_there_is_refused(
+    open_clip_folder: Path, tmp_path: Path, change: Callable[[Config], Any], said: str
+) -> None:
+    folder = Path(shutil.copytree(open_clip_folder, tmp_path / "copy"))
+    edit(folder, change, "open_clip_config.json")
+    with pytest.raises(WeightsError) as caught:
+        loaded(folder)
+    assert said in str(caught.value) and "weights 'copy'" in str(caught.value)
+
+
+def test_the_catalogues_activation_is_kept(open_clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from capeval_core.weights.folder import _read
+
+    edit_me = json.loads((open_clip_folder / "open_clip_config.json").read_text())
+    assert "quick_gelu" not in edit_me["model_cfg"]
+    with pytest.raises(WeightsError, match="trained with 'quick_gelu', but their config says 'gelu'"):
+        _read(open_clip_folder, "timm/vit_base_patch32_clip_224.openai", commit("main"))
+
+
+def test_the_catalogue_is_sound() -> None:
+    assert len({entry.repository for entry in WEIGHTS}) == len(WEIGHTS)
+    for entry in WEIGHTS:
+        assert entry_of(entry.repository.upper()) is entry
+        assert entry.activation in ("gelu", "quick_gelu") and entry.original.startswith("https://")
+        told = entry.how_to_convert("pacs")
+        if entry.checkpoint is None:
+            assert told == ""
+        else:
+            assert entry.original in told
+            assert f"capeval convert pacs {entry.checkpoint}" in told
+
+
+OPEN = """
+import json
+from capeval_core.weights.folder import open_weights
+answers = {}
+for name in %s:
+    try:
+        found = open_weights(name, metric="pacs", tiny="pacs")
+        answers[name] = {"label": found.label, "revision": found.revision}
+    except Exception as error:
+        answers[name] = {"kind": type(error).__name__, "said": str(error)}
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def repositories(
+    seeded_weights: Path, open_clip_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Repository]:
+    bare, nothing = tmp_path_factory.mktemp("bare"), tmp_path_factory.mktemp("nothing")
+    shutil.copy(seeded_weights / "config.json", bare)
+    (nothing / "README.md").write_text("soon")
+    return {
+        "org/good": Repository({"main": seeded_weights, "v1": seeded_weights}),
+        "org/open-clip": Repository({"main": open_clip_folder}),
+        "org/gated": Repository({"main": seeded_weights}, gated=True),
+        "org/bare": Repository({"main": bare}),
+        "org/nothing": Repository({"main": nothing}),
+        "timm/vit_base_patch32_clip_224.openai": Repository({"main": open_clip_folder}),
+    }
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client's cache."""
+    return tmp_path_factory.mktemp("home")
+
+
+ASKED = [
+    "org/good",
+    "org/good@v1",
+    f"org/good@{commit('v1')}",
+    "org/good@v7",
+    "org/open-clip",
+    "org/gated",
+    "org/bare",
+    "org/nothing",
+    "org/missing",
+    PACS_B32.repository,
+    "timm/vit_base_patch32_clip_224.openai",
+]
+
+
+@pytest.fixture(scope="module")
+def online(repositories: dict[str, Repository], home: Path) -> tuple[dict[str, Any], Hub]:
+    """What the client gets while the Hub is up, and the Hub, which is down by now."""
+    with serving(repositories) as hub:
+        return ask(OPEN % ASKED, hub.address, home), hub
+
+
+def test_a_repository_and_a_pinned_revision_show_their_commit(online: tuple[dict[str, Any], Hub]) -> None:
+    answers, hub = online
+    assert answers["org/good"] == {
+        "label": f"org/good@{commit('main')[:8]}",
+        "revision": commit("main"),
+    }
+    for name in ("org/good@v1", f"org/good@{commit('v1')}"):
+        assert answers[name] == {"label": f"org/good@{commit('v1')[:8]}", "revision": commit("v1")}
+    assert answers["org/open-clip"]["label"] == f"org/open-clip@{commit('main')[:8]}"
+    assert not any("README" in request for request in hub.requests)  # only what is needed
+
+
+def test_what_the_hub_does_not_have(online: tuple[dict[str, Any], Hub]) -> None:
+    answers, _ = online
+    for name, said in {
+        "org/good@v7": ["'org/good'", "no revision 'v7'"],
+        "org/gated": ["'org/gated'", "gated", "hf auth login"],
+        "org/bare": ["'org/bare'", "model.safetensors"],
+        "org/nothing": ["'org/nothing'", "config.json"],
+        "org/missing": ["'org/missing'", "no such repository", 'weights="tiny"'],
+        PACS_B32.repository: [
+            repr(PACS_B32.repository),
+            "no such repository",
+            PACS_B32.original,
+            "capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu --out",
+        ],
+        "timm/vit_base_patch32_clip_224.openai": ["trained with 'quick_gelu'", "silently wrong"],
+    }.items():
+        assert answers[name].get("kind") == "WeightsError", (name, answers[name])
+        assert all(part in answers[name]["said"] for part in said), answers[name]["said"]
+
+
+def test_the_cache_serves_when_the_hub_is_gone(online: tuple[dict[str, Any], Hub], home: Path) -> None:
+    answers, hub = online
+    names = ["org/good", "org/good@v1", "org/open-clip", PACS_B32.repository]
+    offline = ask(OPEN % names, hub.address, home, HF_HUB_OFFLINE="1")
+    for name in names[:3]:
+        assert offline[name] == answers[name]
+    said = offline[PACS_B32.repository]["said"]
+    assert "not in the local cache" in said and "capeval convert pacs" in said
+
+
+def test_a_dead_hub_is_told_and_the_cache_still_serves(
+    online: tuple[dict[str, Any], Hub], home: Path
+) -> None:
+    answers, hub = online
+    names = ["org/good", "org/good@v1", PACS_B32.repository]
+    dead = ask(OPEN % names, hub.address, home)
+    assert dead["org/good"] == answers["org/good"] and dead["org/good@v1"] == answers["org/good@v1"]
+    said = dead[PACS_B32.repository]["said"]
+    assert "cannot be reached" in said and PACS_B32.original in said and "capeval convert pacs" in said
+
+
+SCORE = """
+import json, capeval_core
+metric = capeval_core.load("pacs", weights="org/good@v1", device="cpu")
+result = metric.score(["a dog"], [%r])
+print(json.dumps([result.signature, result.scores]))
+"""
+
+
+def test_weights_from_the_hub_score_as_those_from_a_folder(
+    repositories: dict[str, Repository], home: Path, seeded_weights: Path, pictures: list[Path]
+) -> None:
+    import capeval_core
+
+    with serving(repositories) as hub:
+        signature, scores = ask(SCORE % str(pictures[0]), hub.address, home)
+    local = capeval_core.load("pacs", weights=seeded_weights, device="cpu").score(["a dog"], pictures[:1])
+    assert scores == pytest.approx(local.scores, abs=1e-6)
+    assert f"|weights:org/good@{commit('v1')[:8]}|" in signature
