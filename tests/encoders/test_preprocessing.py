@@ -1,0 +1,83 @@
+"""Pixels against torchvision's own steps, as the original CLIP code chains them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
+
+from capeval_core.encoders.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
+from tests.seeded import encoder
+
+MODES = ["RGB", "L", "RGBA", "LA", "P", "1", "CMYK", "YCbCr", "HSV", "I", "F", "I;16", "PA", "RGBX"]
+
+
+def drawn(mode: str, width: int, height: int, seed: int) -> Image.Image:
+    """Noise of a mode; palettes, also with transparency, are made by Pillow's own quantiser."""
+    rng = np.random.default_rng(seed)
+    noise = Image.fromarray(rng.integers(0, 256, (height, width, 4), dtype=np.uint8), "RGBA")
+    if mode in ("P", "PA"):
+        palette = noise.quantize(16)
+        return palette if mode == "P" else palette.convert("PA")
+    if mode in ("I", "F", "I;16"):
+        wide = rng.integers(0, 60_000, (height, width))
+        kind = {"I": np.int32, "F": np.float32, "I;16": np.uint16}[mode]
+        return Image.fromarray(wide.astype(kind))
+    return noise.convert("RGB").convert(mode) if mode not in ("RGBA", "LA") else noise.convert(mode)
+
+
+def chain(size: int) -> Compose:
+    """What CLIP's own code does between a decoded file and the tensor, without its last step."""
+    return Compose(
+        [Resize(size, interpolation=InterpolationMode.BICUBIC), CenterCrop(size), lambda x: x.convert("RGB")]
+    )
+
+
+@given(
+    mode=st.sampled_from(MODES),
+    width=st.integers(1, 150),
+    height=st.integers(1, 150),
+    size=st.sampled_from([7, 32, 64]),
+    seed=st.integers(0, 99),
+)
+@example(mode="RGB", width=1, height=1, size=32, seed=0)
+@example(mode="RGB", width=1, height=150, size=32, seed=0)
+@example(mode="L", width=150, height=1, size=32, seed=0)
+@example(mode="P", width=64, height=64, size=64, seed=0)
+@example(mode="RGB", width=65, height=64, size=64, seed=0)
+@example(mode="RGB", width=64, height=67, size=64, seed=0)
+@settings(max_examples=150)
+def test_pixels_are_torchvisions(mode: str, width: int, height: int, size: int, seed: int) -> None:
+    picture = drawn(mode, width, height, seed)
+    expected = np.asarray(chain(size)(picture)).transpose(2, 0, 1)
+    before = picture.tobytes()
+    found = Preprocessing(size).pixels(picture)
+    assert found.dtype == np.uint8 and found.shape == (3, size, size) and found.flags.c_contiguous
+    assert np.array_equal(found, expected)
+    assert picture.tobytes() == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_tower_sees_is_torchvisions(mode: str) -> None:
+    picture = drawn(mode, 91, 77, 5)
+    expected = Compose([chain(64), ToTensor(), Normalize(CLIP_MEAN, CLIP_STD)])(picture)
+    found = encoder().preprocess(picture)
+    assert found.dtype == np.float32
+    assert torch.from_numpy(found).allclose(expected, atol=1e-6)
+
+
+def test_a_photograph_is_not_turned_upright() -> None:
+    picture = drawn("RGB", 90, 60, 1)
+    picture.getexif()[0x0112] = 6
+    turned = picture.copy()
+    turned.info.clear()
+    assert np.array_equal(Preprocessing(32).pixels(picture), Preprocessing(32).pixels(turned))
+
+
+def test_another_interpolation_is_refused() -> None:
+    with pytest.raises(ValueError, match="bilinear"):
+        Preprocessing(64, interpolation="bilinear")
