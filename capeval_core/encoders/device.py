@@ -26,6 +26,8 @@ def resolve_device(name: str | None) -> torch.device:
         raise ValueError(f"device={name!r}, but there are {torch.cuda.device_count()} CUDA GPUs here")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f'device={name!r}, but this machine has no Apple GPU: pass device="cpu"')
+    if device.type == "xpu" and not torch.xpu.is_available():
+        raise ValueError(f'device={name!r}, but this machine has no Intel GPU: pass device="cpu"')
     if device.type not in ("cpu", "cuda", "mps", "xpu"):
         raise ValueError(f"device={name!r} cannot run the encoders: use cpu, cuda, mps or xpu")
     return device

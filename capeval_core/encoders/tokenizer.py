@@ -33,7 +33,7 @@ class ClipTokenizer:
     differently, so there a caption with `<|endoftext|>` gets other ids).
 
     >>> ClipTokenizer().encode(["A photo depicts a dog", ""]).ids
-    [[49406, 320, 1125, 24970, 320, 1929, 49407], [49406, 49407]]
+    [[49406, 320, 1125, 29340, 320, 1929, 49407], [49406, 49407]]
     """
 
     def __init__(self, context_length: int = 77) -> None:
