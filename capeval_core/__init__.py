@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from capeval_core._version import __version__
 
 if TYPE_CHECKING:
-    from capeval_core.metric import list_metrics, load
+    from capeval_core.registry import list_metrics, load
     from capeval_core.result import Result
 
 __all__ = ["Result", "__version__", "list_metrics", "load"]
 
 _HOMES = {
-    "load": "capeval_core.metric",
-    "list_metrics": "capeval_core.metric",
+    "load": "capeval_core.registry",
+    "list_metrics": "capeval_core.registry",
     "Result": "capeval_core.result",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 import time
@@ -66,7 +67,7 @@ class FeatureCache:
         return found
 
     def put(self, rows: Mapping[str, Floats]) -> None:
-        """Keep these features, each a 1-d float32 array."""
+        """Keep these features, float32 arrays of any shape."""
         with self._lock:
             self._remember(rows)
             if self._disk:
@@ -112,7 +113,8 @@ class _Disk:
         try:
             self._write_ahead()
             self._connection.execute(
-                "CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID"
+                "CREATE TABLE IF NOT EXISTS features "
+                "(key TEXT PRIMARY KEY, shape TEXT, value BLOB) WITHOUT ROWID"
             )
         except sqlite3.DatabaseError as error:
             raise ValueError(
@@ -137,17 +139,17 @@ class _Disk:
         for start in range(0, len(keys), self._QUERY):
             part = keys[start : start + self._QUERY]
             marks = ",".join("?" * len(part))
-            for key, value in self._connection.execute(
-                f"SELECT key, value FROM features WHERE key IN ({marks})", part
+            for key, shape, value in self._connection.execute(
+                f"SELECT key, shape, value FROM features WHERE key IN ({marks})", part
             ):
-                found[key] = np.frombuffer(value, dtype="<f4").astype(np.float32)
+                found[key] = np.frombuffer(value, dtype="<f4").astype(np.float32).reshape(json.loads(shape))
         return found
 
     def put(self, rows: Mapping[str, Floats]) -> None:
         with self._connection:
             self._connection.executemany(
-                "INSERT OR IGNORE INTO features VALUES (?, ?)",
-                [(key, row.astype("<f4").tobytes()) for key, row in rows.items()],
+                "INSERT OR IGNORE INTO features VALUES (?, ?, ?)",
+                [(key, json.dumps(row.shape), row.astype("<f4").tobytes()) for key, row in rows.items()],
             )
 
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from capeval_core.metric import METRICS, metric_class
 from capeval_core.options import describe_options
+from capeval_core.registry import METRICS, metric_class
 from capeval_core.weights.catalogue import WEIGHTS
 
 Row = list[str]

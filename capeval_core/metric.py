@@ -1,16 +1,13 @@
-"""The contract of every metric, and the list of them."""
+"""The contract of every metric: from captions to rows, and from rows to a result."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from os import PathLike
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,30 +15,27 @@ from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.inputs.pictures import PictureError
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Counts, Result
-from capeval_core.rows import RowStore, canonical
-from capeval_core.suggestion import did_you_mean
+from capeval_core.rows import RowStore, canonical, content_key
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
-METRICS: dict[str, str] = {
-    "pacs": "capeval_core.scores.pac:PacS",
-    "refpacs": "capeval_core.scores.pac:RefPacS",
-    "clips": "capeval_core.scores.clips:ClipS",
-    "refclips": "capeval_core.scores.clips:RefClipS",
-}
-"""Every metric's name and class. To add a metric is to add its score file, module, card and a line here."""
+if TYPE_CHECKING:
+    from capeval_core.encoders.encoder import Encoder
 
 TEXTS_AT_ONCE = 65_536
 """Captions and references that are encoded together, which bounds memory for any number of captions."""
 _TEXTS_BETWEEN_ROWS = 8_192  # where rows are kept on disk, so that a kill loses less
 
 
-class CorpusStats:
-    """Base of what a metric learns from all texts before it encodes, e.g. an idf table."""
+@dataclass(frozen=True)
+class Model:
+    """A model that rows depend on: its label in the signature, and the fingerprint in stamps of rows."""
+
+    label: str
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class Values:
 class CaptionMetric(ABC):
     """A caption metric: what it is, and how captions become rows and rows a result.
 
-    A subclass states the class attributes, opens its encoders in `open_encoders`, and implements `encode`
+    A subclass states the class attributes, opens its models in `open_models`, and implements `encode`
     (neural, per caption) and `aggregate` (cheap, sees all rows).
     """
 
@@ -77,31 +71,35 @@ class CaptionMetric(ABC):
     ROW: ClassVar[pa.Schema]
 
     def __init__(self, options: CommonOptions) -> None:
-        chosen = options.weights if options.weights is not None else self.default_weights.repository
         self.options = options
-        self.weights: WeightsFolder = open_weights(chosen, metric=self.name, tiny=self.tiny)
         self.cache = _cache_of(options.cache)
-        self.open_encoders()
+        self.models = self.open_models()
+
+    @classmethod
+    @abstractmethod
+    def encoder_class(cls) -> type[Encoder]:
+        """The class of the encoder that the option `weights` is for, which `capeval convert` makes."""
 
     @abstractmethod
-    def open_encoders(self) -> None:
-        """Load the models that `encode` needs from `self.weights`."""
+    def open_models(self) -> dict[str, Model]:
+        """Load every model that rows depend on; the keys are their names in the signature."""
 
     @abstractmethod
-    def encoding(self) -> dict[str, Any]:
-        """Everything that rows depend on (weights, preprocessing, prompt, dtype), in JSON's types."""
-
-    @abstractmethod
-    def encode(self, batch: Samples, stats: CorpusStats | None = None) -> Iterator[pa.Table]:
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
         """Tables of schema `ROW` that cover the batch in order; a row does not depend on other rows."""
 
     @abstractmethod
-    def aggregate(self, rows: pa.Table, stats: CorpusStats | None) -> Values:
-        """Scores and parts of rows that are sorted by index; the formula of the paper."""
+    def aggregate(self, rows: pa.Table) -> Values:
+        """Scores and parts of rows that are sorted by index: the formula of the paper.
 
-    def prepare(self, texts: Iterable[str]) -> CorpusStats | None:
-        """Statistics of all texts that encoding or aggregation needs; no model runs."""
-        return None
+        It sees all rows, so statistics of the corpus (idf, z-scores) are made here, of what rows hold.
+        """
+
+    def weights_folder(self) -> WeightsFolder:
+        """The folder that the option `weights` means, by default the metric's published weights."""
+        chosen = self.options.weights
+        weights = self.default_weights.repository if chosen is None else chosen
+        return open_weights(weights, metric=self.name, tiny=self.tiny)
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
@@ -149,14 +147,12 @@ class CaptionMetric(ABC):
             on_error=self.options.on_error,
             empty=self.options.empty,
         )
-        stats = self.prepare(_texts(samples))
-        encoded = self.encode_all(samples, stats, rows=rows, progress=progress)
-        return self.combine(encoded, stats, samples=samples)
+        encoded = self.encode_all(samples, rows=rows, progress=progress)
+        return self.combine(encoded, samples=samples)
 
     def encode_all(
         self,
         samples: Samples,
-        stats: CorpusStats | None = None,
         *,
         rows: str | PathLike[str] | None = None,
         progress: bool = False,
@@ -165,7 +161,6 @@ class CaptionMetric(ABC):
 
         Args:
             samples: as `check_samples` gives them; their indices may be a part of a larger input's.
-            stats: what `prepare` gave.
             rows, progress: as for `score`.
 
         Raises:
@@ -176,35 +171,30 @@ class CaptionMetric(ABC):
             total=len(samples), desc=self.name, unit="caption", disable=None if progress else True
         ) as bar:
             if folder is None:
-                return self._encode_windows(samples, stats, TEXTS_AT_ONCE, bar)
-            return self._encode_missing(samples, stats, folder, bar)
+                return self._encode_windows(samples, TEXTS_AT_ONCE, bar)
+            return self._encode_missing(samples, folder, bar)
 
-    def _encode_windows(
-        self, samples: Samples, stats: CorpusStats | None, texts: int, bar: tqdm[Any]
-    ) -> pa.Table:
+    def _encode_windows(self, samples: Samples, texts: int, bar: tqdm[Any]) -> pa.Table:
         tables = []
         for window in _windows(samples, texts):
-            for table in self.encode(window, stats):
+            for table in self.encode(window):
                 self._refuse_errors(table)
                 tables.append(table)
                 bar.update(len(table))
         return pa.concat_tables(tables)
 
-    def _encode_missing(
-        self, samples: Samples, stats: CorpusStats | None, folder: str | PathLike[str], bar: tqdm[Any]
-    ) -> pa.Table:
-        stamp = {"metric": self.name, **self.encoding()}
+    def _encode_missing(self, samples: Samples, folder: str | PathLike[str], bar: tqdm[Any]) -> pa.Table:
         failed = []
-        with RowStore(folder, self.ROW, stamp) as store:
+        with RowStore(folder, self.ROW, self.stamp()) as store:
             _, known = store.read()
             missing = [
-                row for row, i in enumerate(samples.indices) if known.get(i) != _content(samples, row)
+                row for row, i in enumerate(samples.indices) if known.get(i) != content_key(samples, row)
             ]
             bar.update(len(samples) - len(missing))
             for window in _windows(samples.select(missing), _TEXTS_BETWEEN_ROWS):
                 start = 0
-                for table in self.encode(window, stats):
-                    content = [_content(window, start + i) for i in range(len(table))]
+                for table in self.encode(window):
+                    content = [content_key(window, start + i) for i in range(len(table))]
                     store.append(table, content)
                     self._refuse_errors(table)
                     failed.append(table.filter(pa.compute.is_valid(table["error"])))
@@ -220,15 +210,13 @@ class CaptionMetric(ABC):
             reasons = table["error"].drop_null().to_pylist()
             raise ValueError("\n".join(reasons))
 
-    def combine(
-        self, rows: pa.Table, stats: CorpusStats | None = None, *, samples: Samples | None = None
-    ) -> Result:
+    def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
         """The result of rows, gathered in any order and from any number of processes.
 
         Rows are sorted by index, and of several rows with one index the last counts.
         """
         rows = canonical(rows)
-        values = self.aggregate(rows, stats)
+        values = self.aggregate(rows)
         error = rows["error"].to_pylist()
         scores = [float(score) for score in values.scores]
         failed = {
@@ -259,72 +247,27 @@ class CaptionMetric(ABC):
 
     def signature(self, rows: pa.Table | None = None) -> str:
         """Everything that a score depends on, in one line; `rows` add the number of references."""
-        fields = [f"capeval:{self.name}", f"weights:{self.weights.label}", *self.options.signed()]
+        models = [f"{name}:{model.label}" for name, model in self.models.items()]
+        fields = [f"capeval:{self.name}", *models, *self.options.signed()]
         if self.needs_references and rows is not None and len(rows):
-            fields.append(f"refs:{self.reference_counts(rows)}")
+            fewest, most = pa.compute.min_max(rows["references"]).as_py().values()
+            fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
         return "|".join([*fields, f"v:{__version__}"])
 
-    def reference_counts(self, rows: pa.Table) -> str:
-        """References per caption, as `5` or `3-5`, for metrics whose rows have `reference_cosines`."""
-        counts = pa.compute.list_value_length(rows["reference_cosines"]).drop_null().to_numpy()
-        if not len(counts):
-            return "0"
-        low, high = counts.min(), counts.max()
-        return f"{low}" if low == high else f"{low}-{high}"
+    def stamp(self) -> dict[str, Any]:
+        """Everything that rows depend on beside their content, in JSON's types."""
+        models = {name: model.fingerprint for name, model in self.models.items()}
+        return {"metric": self.name, **models, **self.options.encoding()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Options are enough to open the metric in another process; tensors would be copied for nothing.
         return type(self), (self.options,)
 
 
-def metric_class(name: str) -> type[CaptionMetric]:
-    """The class of a metric by name; an unknown name is an error with the nearest known one."""
-    if name not in METRICS:
-        known = ", ".join(METRICS)
-        raise ValueError(f"unknown metric {name!r}{did_you_mean(str(name), METRICS)} (known: {known})")
-    module, _, class_name = METRICS[name].partition(":")
-    found: type[CaptionMetric] = getattr(import_module(module), class_name)
-    return found
-
-
-def load(name: str, **options: Any) -> CaptionMetric:
-    """Open a metric with its weights.
-
-    Args:
-        name: one of `list_metrics()`.
-        **options: see `metric_class(name).Options`: `weights`, `device`, `dtype`, ...
-
-    Raises:
-        ValueError: unknown metric or device, weights that cannot be had or read.
-        TypeError: unknown option, or a value of the wrong type.
-
-    >>> metric = load("pacs", weights="tiny")
-    >>> metric.signature()
-    "capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
-    """
-    found = metric_class(name)
-    return found(found.Options.of(name, options))
-
-
-def list_metrics() -> list[str]:
-    """Names of all metrics.
-
-    >>> list_metrics()
-    ['pacs', 'refpacs', 'clips', 'refclips']
-    """
-    return list(METRICS)
-
-
 def _cache_of(cache: str | PathLike[str] | FeatureCache | None) -> FeatureCache:
     if isinstance(cache, FeatureCache):
         return cache
     return SHARED if cache is None else FeatureCache(folder=cache)
-
-
-def _texts(samples: Samples) -> Iterator[str]:
-    yield from samples.captions
-    for references in samples.references or []:
-        yield from references
 
 
 def _windows(samples: Samples, texts: int) -> Iterator[Samples]:
@@ -338,14 +281,3 @@ def _windows(samples: Samples, texts: int) -> Iterator[Samples]:
         held += needed
     if len(samples) > start:
         yield samples.select(range(start, len(samples)))
-
-
-def _content(samples: Samples, row: int) -> str:
-    """Key of what row `row` was made from."""
-    references = samples.references[row] if samples.references else []
-    try:
-        picture = samples.pictures[row].key
-    except PictureError:
-        picture = ""  # its row will hold the error, and is computed again in the next run
-    parts = json.dumps([samples.captions[row], picture, references])
-    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()

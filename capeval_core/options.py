@@ -1,4 +1,4 @@
-"""Options of a metric: one frozen dataclass, from which everything that names them is generated."""
+"""Options as one frozen dataclass, from which everything that names them is generated."""
 
 from __future__ import annotations
 
@@ -14,26 +14,60 @@ from capeval_core.cache import FeatureCache
 from capeval_core.inputs.problems import Problems
 from capeval_core.suggestion import did_you_mean
 
-Self = TypeVar("Self", bound="Options")
+Self = TypeVar("Self", bound="Settings")
 
 
-def option(default: Any, help: str, *, sign: str | None = None, minimum: float | None = None) -> Any:
+def option(
+    default: Any,
+    help: str,
+    *,
+    sign: str | None = None,
+    encodes: bool = False,
+    minimum: float | None = None,
+) -> Any:
     """A field of an options class.
 
     help: one sentence for `--help`, cards and docstrings.
     sign: its name in the signature, for options that move the score.
+    encodes: whether rows depend on it, so that rows on disk of another value are refused.
     minimum: the least number allowed.
     """
-    return field(default=default, metadata={"help": help, "sign": sign, "minimum": minimum})
+    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What every metric can be told; a metric adds its own.
+class Settings:
+    """A dataclass whose fields are made by `option` and checked when they are set.
 
     Raises:
         TypeError, ValueError: a value of the wrong type or out of its range, named with what is expected.
     """
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        hints = typing.get_type_hints(type(self))
+        for spec in fields(self):
+            _check(problems, spec, hints[spec.name], getattr(self, spec.name))
+        problems.raise_if_any()
+
+    @classmethod
+    def of(cls: type[Self], whose: str, keywords: dict[str, Any]) -> Self:
+        """The options of keyword arguments; an unknown one is an error with the nearest known name."""
+        known = [spec.name for spec in fields(cls)]
+        problems = Problems()
+        for name in keywords.keys() - set(known):
+            hint = did_you_mean(name, known)
+            problems.add(
+                f"{whose} has no option {name!r}{hint} (options: {', '.join(known)})", kind=TypeError
+            )
+        problems.raise_if_any()
+        return cls(**keywords)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What every metric can be told; a metric adds its own."""
 
     weights: str | PathLike[str] | None = option(
         None,
@@ -41,7 +75,7 @@ class Options:
     )
     device: str | None = option(None, "torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU")
     dtype: Literal["float32", "bfloat16", "float16"] = option(
-        "float32", "numeric type of the encoders", sign="dtype"
+        "float32", "numeric type of the encoders", sign="dtype", encodes=True
     )
     batch_size: int | None = option(
         None, "pictures or texts per forward pass; None: as many as fit into memory", minimum=1
@@ -65,25 +99,9 @@ class Options:
         False, "keep where each score comes from, for `result.explain(i)` and the command line's --json"
     )
 
-    def __post_init__(self) -> None:
-        problems = Problems()
-        hints = typing.get_type_hints(type(self))
-        for spec in fields(self):
-            _check(problems, spec, hints[spec.name], getattr(self, spec.name))
-        problems.raise_if_any()
-
-    @classmethod
-    def of(cls: type[Self], metric: str, keywords: dict[str, Any]) -> Self:
-        """The options of keyword arguments; an unknown one is an error with the nearest known name."""
-        known = [spec.name for spec in fields(cls)]
-        problems = Problems()
-        for name in keywords.keys() - set(known):
-            hint = did_you_mean(name, known)
-            problems.add(
-                f"{metric} has no option {name!r}{hint} (options: {', '.join(known)})", kind=TypeError
-            )
-        problems.raise_if_any()
-        return cls(**keywords)
+    def encoding(self) -> dict[str, Any]:
+        """The options that rows depend on, and their values."""
+        return {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.metadata["encodes"]}
 
     def signed(self) -> list[str]:
         """`name:value` of each option that moves the score, in the order of the class."""
@@ -102,8 +120,8 @@ class OptionDescription:
     choices: tuple[Any, ...]
 
 
-def describe_options(options: type[Options]) -> list[OptionDescription]:
-    """Every option of a metric with its type, default and sentence.
+def describe_options(options: type[Settings]) -> list[OptionDescription]:
+    """Every option of a class with its type, default and sentence.
 
     >>> [d.name for d in describe_options(Options)][:3]
     ['weights', 'device', 'dtype']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import uuid
@@ -15,12 +16,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from capeval_core.inputs.pictures import PictureError
+from capeval_core.inputs.samples import Samples
 
 COMMON = (
     pa.field("index", pa.int64()),  # position of the caption in the input
     pa.field("group", pa.string()),  # content key of its picture
     pa.field("error", pa.string()),  # why it could not be encoded, null if it could
     pa.field("truncated", pa.int32()),  # token ids cut off, those of its references included
+    pa.field("references", pa.int32()),  # how many it is compared with, 0 for a metric without
     pa.field("empty", pa.bool_()),  # the caption is empty, which `empty="score"` allows
 )
 """The columns that every metric's rows begin with."""
@@ -33,6 +39,38 @@ _PARTIAL = ".partial"
 def row_schema(*own: pa.Field) -> pa.Schema:
     """The schema of a metric's rows: the common columns, then its own."""
     return pa.schema([*COMMON, *own])
+
+
+def common_columns(
+    batch: Samples,
+    part: slice,
+    *,
+    groups: list[str],
+    errors: list[str | None],
+    truncated: NDArray[np.integer[Any]],
+) -> dict[str, Any]:
+    """The common columns for a part of a batch; an encoder knows the keyword arguments."""
+    captions = batch.captions[part]
+    references = [[]] * len(captions) if batch.references is None else batch.references[part]
+    return {
+        "index": batch.indices[part],
+        "group": groups,
+        "error": errors,
+        "truncated": truncated.astype(np.int32),
+        "references": np.array([len(texts) for texts in references], dtype=np.int32),
+        "empty": [not caption.strip() for caption in captions],
+    }
+
+
+def content_key(samples: Samples, row: int) -> str:
+    """Key of what row `row` was made from."""
+    references = samples.references[row] if samples.references else []
+    try:
+        picture = samples.pictures[row].key
+    except PictureError:
+        picture = ""  # its row will hold the error, and is computed again in the next run
+    parts = json.dumps([samples.captions[row], picture, references])
+    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
 def canonical(rows: pa.Table) -> pa.Table:

@@ -21,8 +21,9 @@ from PIL import Image
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import check_samples
-from capeval_core.metric import METRICS, CaptionMetric, metric_class
+from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
+from capeval_core.registry import METRICS, metric_class
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 from capeval_core.weights.catalogue import WeightsEntry
@@ -306,6 +307,7 @@ def test_the_range_is_never_left(name: str, weights: str, pictures: list[Path]) 
         "group": [str(i) for i in range(len(cosines))],
         "error": [None] * len(cosines),
         "truncated": np.zeros(len(cosines), np.int32),
+        "references": np.full(len(cosines), int(metric.needs_references), np.int32),
         "empty": [False] * len(cosines),
         "cosine": cosines,
     }

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from capeval_core._version import __version__
 from capeval_core.documents import TABLES, filled, options_table
-from capeval_core.metric import METRICS, metric_class
 from capeval_core.options import describe_options
+from capeval_core.registry import METRICS, metric_class
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

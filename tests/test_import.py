@@ -40,7 +40,7 @@ def test_the_package_imports_nothing_heavy() -> None:
     [
         "capeval_core.list_metrics()",
         "capeval_core.Result",
-        "from capeval_core.metric import METRICS, metric_class; [metric_class(x).Options() for x in METRICS]",
+        "from capeval_core.registry import METRICS as M, metric_class as c; [c(m).Options() for m in M]",
         "from capeval_core.options import describe_options, Options; describe_options(Options)",
     ],
 )

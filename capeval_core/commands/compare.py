@@ -7,7 +7,7 @@ from pathlib import Path
 
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
-from capeval_core.metric import METRICS, metric_class
+from capeval_core.registry import METRICS, metric_class
 from capeval_core.result import Result
 
 

@@ -7,7 +7,7 @@ from os import PathLike
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.summary import bounds, interval_of
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
-from capeval_core.metric import load, metric_class
+from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
 from capeval_core.synthetic.demo import DemoItem, demo_set
 

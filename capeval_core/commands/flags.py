@@ -6,19 +6,21 @@ import argparse
 import re
 from typing import Any
 
-from capeval_core.options import OptionDescription, Options, describe_options
+from capeval_core.options import OptionDescription, Settings, describe_options
 
 _NUMBERS: dict[str, type[int] | type[float]] = {"int": int, "float": float}
 
 
-def add_flags(parser: argparse.ArgumentParser, options: type[Options]) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, options: type[Settings], title: str = "options of the metric"
+) -> None:
     """A flag for every option. The options class, not the flag, checks values and knows the defaults."""
-    group = parser.add_argument_group("options of the metric")
+    group = parser.add_argument_group(title)
     for option in describe_options(options):
         group.add_argument(flag_of(option.name), dest=option.name, default=argparse.SUPPRESS, **_kind(option))
 
 
-def chosen(arguments: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
+def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, Any]:
     """The options that the user gave."""
     given = vars(arguments)
     return {option.name: given[option.name] for option in describe_options(options) if option.name in given}
@@ -32,9 +34,10 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def in_flags(message: str, options: type[Options]) -> str:
+def in_flags(message: str, options: type[Settings]) -> str:
     """A message that speaks of keywords, in the words of the command line.
 
+    >>> from capeval_core.options import Options
     >>> in_flags('captions[0] is empty: write a caption or pass empty="score"', Options)
     'captions[0] is empty: write a caption or pass --empty score'
     """

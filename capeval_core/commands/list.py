@@ -7,7 +7,8 @@ from typing import Any
 
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.tables import paragraph, table
-from capeval_core.metric import METRICS, CaptionMetric, metric_class
+from capeval_core.metric import CaptionMetric
+from capeval_core.registry import METRICS, metric_class
 from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry
 from capeval_core.weights.folder import TINY
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from capeval_core.commands.flags import in_flags
-from capeval_core.options import Options
+from capeval_core.options import Settings
 
 _PLACE = re.compile(r"\b(captions|images|references)\[(\d+)\](?:\[(\d+)\])?")
 # The other captions of a broken picture: its id, which is named already, stands for all of them.
@@ -15,7 +15,7 @@ _ALSO = re.compile(r" \(also (?:images\[\d+\](?:, )?)+(?: and [\d,]+ more)?\)")
 
 
 @contextmanager
-def in_words_of_the_user(options: type[Options], ids: Sequence[str] = ()) -> Iterator[None]:
+def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> Iterator[None]:
     """Let errors about arguments name flags, and errors about `captions[3]` the image id of that row."""
     try:
         yield

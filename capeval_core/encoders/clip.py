@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
+from open_clip.model import CLIP
 from open_clip.transformer import VisionTransformer
 from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.batching import BatchSize
-from capeval_core.encoders.canary import TEXTS, TOLERANCE, canary_pictures, check_canary, cosines
+from capeval_core.encoders.canary import TEXTS, canary_pictures, cosines
+from capeval_core.encoders.clip_config import config_problems, translate_open_clip
 from capeval_core.encoders.clip_model import build_clip
-from capeval_core.encoders.device import resolve_device
+from capeval_core.encoders.encoder import Encoder
 from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
 from capeval_core.encoders.precision import DTYPES, exact_float32
 from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.encoders.tokenizer import ClipTokenizer
 from capeval_core.encoders.transformer import KeyValues, run_pooled, run_prefix
 from capeval_core.inputs.pictures import Picture
-from capeval_core.weights.folder import (
-    CONFIG,
-    TENSORS,
-    WeightsError,
-    WeightsFolder,
-    file_checksum,
-    fingerprint,
-    open_weights,
-)
+from capeval_core.weights.convert import ClipConversion
+from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 
 Floats = NDArray[np.float32]
 
@@ -51,79 +42,62 @@ class TextFeatures:
     dropped: list[int]
 
 
-_CARD = """---
-{{ card_data }}
----
-
-# Weights of a caption metric
-
-The two encoders of a CLIP, in the format of the Python package `capeval`: `model.safetensors` holds the
-tensors, `config.json` the architecture, the preprocessing, where they come from and under which licence,
-and cosines that are computed again whenever they are loaded.
-
-    import capeval_core
-    metric = capeval_core.load("pacs", weights="this folder or repository")
-"""
-
-
-class ClipEncoder(
-    ModelHubMixin, library_name="capeval", tags=["image-captioning", "clip"], model_card_template=_CARD
-):
-    """CLIP on open_clip's modules, with checked weights.
+class ClipEncoder(Encoder, tags=["image-captioning", "clip"]):
+    """CLIP on open_clip's modules.
 
     Texts run at their real length, equal ones once (exact, since attention is causal); equal pictures
     run once; every feature goes through a `FeatureCache`. In float32 a feature does not depend on what
     else is in the batch, up to rounding; bfloat16 and float16 halve memory and time on GPUs.
 
-    Args:
-        config: as in config.json of a weights folder.
-        tensors: open_clip's names; missing, extra or misshaped ones are an error.
-        checksum: sha256 that identifies the tensors; computed from them if it is not given.
-        device: torch device name; None means CUDA where available, else the CPU.
-        dtype: "float32", "bfloat16" or "float16".
-
-    Raises:
-        WeightsError: the tensors do not fit the config, or the canary's cosines come out different.
+    Arguments and errors are those of `Encoder`; tensors have open_clip's names.
     """
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        tensors: dict[str, Tensor],
-        *,
-        checksum: str | None = None,
-        device: str | None = None,
-        dtype: str = "float32",
-    ) -> None:
-        self.config = config
-        self.device = resolve_device(device)
-        self.dtype = dtype
-        self.preprocessing = Preprocessing(**config["preprocessing"])
-        self.model = build_clip(config, tensors, dtype).to(self.device)
-        self._stored_as = {name: tensor.dtype for name, tensor in tensors.items()}
-        self.dimension: int = config["architecture"]["embed_dim"]
+    kind = "clip"
+    depends_on = ("architecture", "activation", "preprocessing")
+    Conversion = ClipConversion
+    used_by = "pacs"
+    model: CLIP
+
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
+        return build_clip(config, tensors, self.dtype)
+
+    def prepare(self) -> None:
+        self.preprocessing = Preprocessing(**self.config["preprocessing"])
+        self.dimension: int = self.config["architecture"]["embed_dim"]
         self.tokenizer = ClipTokenizer(self.model.context_length)
-        self.fingerprint = fingerprint(config, checksum or _tensors_checksum(tensors))
-        """Names the weights, their architecture and preprocessing; features of equal ones are equal."""
         self._text_size: BatchSize | None = None
         self._picture_size: BatchSize | None = None
-        if "canary" in config:
-            check_canary(config["canary"], self.canary(), dtype)
 
     @classmethod
-    def open(cls, folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32") -> ClipEncoder:
-        """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
-        key = (fingerprint(folder.config, folder.checksum), str(resolve_device(device)), dtype)
-        encoder = _OPENED.get(key)
-        if encoder is None:
-            try:
-                encoder = cls(
-                    folder.config, folder.tensors(), checksum=folder.checksum, device=device, dtype=dtype
-                )
-            except WeightsError as error:
-                raise WeightsError(f"weights {folder.name!r}: {error}") from error
-            _OPENED[key] = encoder
-        return encoder
+    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
+        if folder.tensor_file.name == OPEN_CLIP_TENSORS:
+            config = translate_open_clip(folder.config)
+        else:
+            config = super().read_config(folder)
+        if problems := config_problems(config):
+            found = "; ".join(problems)
+            raise WeightsError(f"in the config, {found}: download or convert the weights again")
+        return config
+
+    @staticmethod
+    def describe(config: dict[str, Any]) -> str:
+        """The architecture in one line.
+
+        >>> vision = {"layers": 12, "width": 768, "patch_size": 32, "image_size": 224}
+        >>> text = {"layers": 12, "width": 512}
+        >>> shape = {"embed_dim": 512, "vision": vision, "text": text}
+        >>> ClipEncoder.describe({"architecture": shape, "activation": "quick_gelu"})
+        'ViT/32 12x768, 224 pixels; text 12x512; 512 dimensions; quick_gelu'
+        """
+        vision, text = config["architecture"]["vision"], config["architecture"]["text"]
+        if isinstance(vision["layers"], list):
+            tower = f"ResNet {'-'.join(map(str, vision['layers']))}, width {vision['width']}"
+        else:
+            tower = f"ViT/{vision['patch_size']} {vision['layers']}x{vision['width']}"
+        return (
+            f"{tower}, {vision['image_size']} pixels; text {text['layers']}x{text['width']}; "
+            f"{config['architecture']['embed_dim']} dimensions; {config['activation']}"
+        )
 
     def encode_texts(
         self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
@@ -263,47 +237,6 @@ class ClipEncoder(
         seen = self._picture_forward(pictures)(slice(None))
         said = self.encode_texts(TEXTS, cache=FeatureCache(0)).features
         return cosines(seen, said)
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        from safetensors.torch import save_file
-
-        if self.dtype != "float32":
-            raise ValueError(
-                f"an encoder opened in {self.dtype} has rounded weights: open it in float32 to save it"
-            )
-        tensors = self.model.state_dict()
-        save_file(
-            {k: t.cpu().to(self._stored_as[k]).contiguous() for k, t in tensors.items()},
-            save_directory / TENSORS,
-        )
-        canary = {"cosines": self.canary().astype(float).round(7).tolist(), "tolerance": TOLERANCE}
-        checksum = {TENSORS: file_checksum(save_directory / TENSORS)}
-        config = {**self.config, "checksum": checksum, "canary": canary}
-        (save_directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None = None,
-        device: str | None = None,
-        dtype: str = "float32",
-        **_download: Any,
-    ) -> ClipEncoder:
-        weights = f"{model_id}@{revision}" if revision else model_id
-        return cls.open(open_weights(weights, metric="pacs", tiny="pacs"), device=device, dtype=dtype)
-
-
-_OPENED: WeakValueDictionary[tuple[str, str, str], ClipEncoder] = WeakValueDictionary()
-
-
-def _tensors_checksum(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        stored = tensors[name].cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
-        digest.update(name.encode() + stored.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _rows(features: Tensor) -> Floats:

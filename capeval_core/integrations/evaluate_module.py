@@ -21,8 +21,9 @@ from datasets import Features, Value
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import Problems
 from capeval_core.inputs.samples import Samples, check_samples
-from capeval_core.metric import CaptionMetric, metric_class
+from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
+from capeval_core.registry import metric_class
 from capeval_core.result import Result
 from capeval_core.suggestion import did_you_mean
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
-from capeval_core.metric import CaptionMetric, CorpusStats, Values
+from capeval_core.metric import CaptionMetric, Model, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
-from capeval_core.rows import row_schema
+from capeval_core.rows import common_columns, row_schema
 from capeval_core.weights.catalogue import PACS_B32
 
 if TYPE_CHECKING:
@@ -59,7 +59,10 @@ class PacOptions(CommonOptions):
 
     w: float = option(2.0, "scale of the score, w of eq. 1", sign="w", minimum=0)
     prompt: str | None = option(
-        None, f"put before captions and references; None: the weights' own, else {PROMPT!r}", sign="prompt"
+        None,
+        f"put before captions and references; None: the weights' own, else {PROMPT!r}",
+        sign="prompt",
+        encodes=True,
     )
 
 
@@ -82,24 +85,24 @@ class PacS(CaptionMetric):
 
     options: PacOptions
 
-    def open_encoders(self) -> None:
+    @classmethod
+    def encoder_class(cls) -> type[ClipEncoder]:
         from capeval_core.encoders.clip import ClipEncoder
 
-        self.encoder: ClipEncoder = ClipEncoder.open(
-            self.weights, device=self.options.device, dtype=self.options.dtype
+        return ClipEncoder
+
+    def open_models(self) -> dict[str, Model]:
+        folder = self.weights_folder()
+        self.encoder: ClipEncoder = self.encoder_class().open(
+            folder, device=self.options.device, dtype=self.options.dtype
         )
         if self.options.prompt is None:
-            prompt = self.weights.config.get("constants", {}).get("prompt", PROMPT)
+            prompt = folder.config.get("constants", {}).get("prompt", PROMPT)
             self.options = dataclasses.replace(self.options, prompt=prompt)
+        fingerprint = self.encoder.fingerprint
+        return {"weights": Model(folder.label(fingerprint), fingerprint)}
 
-    def encoding(self) -> dict[str, Any]:
-        return {
-            "encoder": self.encoder.fingerprint,
-            "dtype": self.options.dtype,
-            "prompt": self.options.prompt,
-        }
-
-    def encode(self, batch: Samples, stats: CorpusStats | None = None) -> Iterator[pa.Table]:
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
         run: dict[str, Any] = {"cache": self.cache, "batch_size": self.options.batch_size}
         references = batch.references if self.needs_references else None
         lengths = np.array(
@@ -122,17 +125,11 @@ class PacS(CaptionMetric):
             cut = np.array(said.dropped[part]) + np.bincount(
                 owners, said.dropped[of_references], len(seen.keys)
             )
-            common = {
-                "index": batch.indices[part],
-                "group": seen.keys,
-                "error": seen.errors,
-                "truncated": cut.astype(np.int32),
-                "empty": [not caption.strip() for caption in batch.captions[part]],
-            }
+            common = common_columns(batch, part, groups=seen.keys, errors=seen.errors, truncated=cut)
             yield pa.table({**common, **columns}, schema=self.ROW)
             start = part.stop
 
-    def aggregate(self, rows: pa.Table, stats: CorpusStats | None) -> Values:
+    def aggregate(self, rows: pa.Table) -> Values:
         cosine = rows["cosine"].to_numpy().astype(np.float64)
         return Values(pac_score(cosine, self.options.w), {"cosine": cosine})
 
@@ -148,7 +145,7 @@ class RefPacS(PacS):
     needs_references = True
     ROW = row_schema(pa.field("cosine", pa.float32()), pa.field("reference_cosines", pa.list_(pa.float32())))
 
-    def aggregate(self, rows: pa.Table, stats: CorpusStats | None) -> Values:
+    def aggregate(self, rows: pa.Table) -> Values:
         cosine = rows["cosine"].to_numpy().astype(np.float64)
         lists = rows["reference_cosines"].combine_chunks()
         starts = lists.offsets.to_numpy()[:-1]
@@ -163,8 +160,9 @@ class RefPacS(PacS):
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
         shown = super().evidence_of(samples, rows, parts)
-        for sample, cosines in zip(samples, rows["reference_cosines"].to_pylist(), strict=True):
-            shown[sample.index]["references"] = dict(zip(sample.references or [], cosines, strict=True))
+        cosines = rows["reference_cosines"].to_pylist()
+        for row, sample in enumerate(samples):
+            shown[row]["references"] = dict(zip(sample.references or [], cosines[row], strict=True))
         return shown
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 NAMESPACE = os.environ.get("CAPEVAL_NAMESPACE", "capeval")
@@ -17,7 +18,8 @@ class WeightsEntry:
     original: where the authors' own release lives.
     checkpoint: file name of that release, None if the repository is the authors' or a known mirror.
     licence: as its authors state it, None if they state none.
-    activation: what the weights were trained with; a repository that says otherwise is refused.
+    settings: what a config must say of them; a repository that says otherwise is refused. They are also flags
+        of `capeval convert`, for what the tensors cannot tell.
     """
 
     repository: str
@@ -25,19 +27,22 @@ class WeightsEntry:
     original: str
     checkpoint: str | None
     licence: str | None
-    activation: str
+    settings: Mapping[str, str]
 
     def how_to_convert(self, metric: str) -> str:
         """The exact way to these weights when the Hub repository cannot be had; '' without one."""
         if self.checkpoint is None:
             return ""
         folder = self.repository.rsplit("/", 1)[-1]
+        flags = " ".join(f"--{name} {value}" for name, value in self.settings.items())
         return (
             f"The original release is {self.checkpoint} at {self.original} ; download it, run\n"
-            f"    capeval convert {metric} {self.checkpoint} --activation {self.activation} --out {folder}\n"
+            f"    capeval convert {metric} {self.checkpoint} {flags} --out {folder}\n"
             f"and pass weights={folder!r}."
         )
 
+
+_QUICK, _EXACT = {"activation": "quick_gelu"}, {"activation": "gelu"}
 
 # The release's repository and the folder that its README names for the checkpoints.
 _PACSCORE = (
@@ -49,17 +54,17 @@ _PLUSPLUS = "https://ailb-web.ing.unimore.it/publicfiles/pac++"
 
 def _pac(name: str, title: str, original: str, checkpoint: str, activation: str) -> WeightsEntry:
     # The authors state no licence for the weights: they are converted by each user, not hosted again.
-    return WeightsEntry(f"{NAMESPACE}/{name}", title, original, checkpoint, None, activation)
+    return WeightsEntry(f"{NAMESPACE}/{name}", title, original, checkpoint, None, {"activation": activation})
 
 
 def _openai(repository: str, title: str) -> WeightsEntry:
     original = "https://github.com/openai/CLIP"
-    return WeightsEntry(f"timm/{repository}", f"OpenAI CLIP {title}", original, None, "MIT", "quick_gelu")
+    return WeightsEntry(f"timm/{repository}", f"OpenAI CLIP {title}", original, None, "MIT", _QUICK)
 
 
 def _openclip(repository: str, title: str) -> WeightsEntry:
     original = "https://github.com/mlfoundations/open_clip"
-    return WeightsEntry(f"laion/{repository}", f"OpenCLIP {title}", original, None, "MIT", "gelu")
+    return WeightsEntry(f"laion/{repository}", f"OpenCLIP {title}", original, None, "MIT", _EXACT)
 
 
 PACS_B32 = _pac("pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", _PACSCORE, "clip_ViT-B-32.pth", "quick_gelu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import re
 import zipfile
@@ -50,15 +49,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     elif not head.startswith(_PICKLE):
         raise ValueError(f"{path} is not a checkpoint: {_describe(head)}")
     return _state_dict(_read_pickle(path), path)
-
-
-def sha256_of(path: str | Path) -> str:
-    """Hexadecimal SHA-256 of a file, read in pieces of one MiB."""
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _read_pickle(path: Path) -> Any:

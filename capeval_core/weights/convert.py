@@ -14,9 +14,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from capeval_core.options import option
 from capeval_core.weights.adapters import Adapters, is_adapter, merge_adapters
 from capeval_core.weights.architecture import expected_shapes, read_architecture
-from capeval_core.weights.checkpoint import name_some, read_checkpoint, sha256_of
+from capeval_core.weights.checkpoint import name_some, read_checkpoint
+from capeval_core.weights.checksum import sha256_of
+from capeval_core.weights.release import Conversion, Release
 
 Activation = Literal["quick_gelu", "gelu"]
 
@@ -33,20 +36,32 @@ _OPEN_CLIP_BLOCK = ("ln_1", "attn", "ln_2", "mlp")
 _PART = re.compile(r"((?:visual\.)?transformer\.resblocks\.\d+)\.(attn|ln_1|ln_2|mlp)\.")
 
 
-@dataclass(frozen=True)
-class Release:
-    """An original checkpoint in plain form.
+@dataclass(frozen=True, kw_only=True)
+class ClipConversion(Conversion):
+    """What a checkpoint's tensors may not show, and what is recorded with the weights."""
 
-    Attributes:
-        config: the weights folder's config.json, without checksum and canary.
-        tensors: name in `open_clip.model.CLIP` -> contiguous float32 tensor (BatchNorm's counters: int64),
-            complete and nothing else.
-        notes: what was inferred, merged, ignored or dropped, and why; also in ``config["source"]["notes"]``.
-    """
+    activation: Activation | None = option(None, "of the transformer blocks; None: told by the checkpoint")
+    head_width: int | None = option(None, "width of the vision tower's heads; None: 64", minimum=1)
+    text_heads: int | None = option(None, "heads of the text tower; None: its width / 64", minimum=1)
+    adapters: Adapters = option(
+        "released", "low-rank adapters to merge: those that the released PAC-S++ script applies, all, or none"
+    )
+    source: str | None = option(None, "name of the original; None: the file's")
+    url: str | None = option(None, "where it was downloaded")
+    licence: str | None = option(None, "as its authors state it")
 
-    config: dict[str, Any]
-    tensors: dict[str, torch.Tensor]
-    notes: list[str]
+    def read(self, path: Path) -> Release:
+        """The checkpoint at `path`, by these settings."""
+        return read_release(
+            path,
+            activation=self.activation,
+            head_width=self.head_width,
+            text_heads=self.text_heads,
+            adapters=self.adapters,
+            source_name=self.source,
+            url=self.url,
+            licence=self.licence,
+        )
 
 
 def read_release(

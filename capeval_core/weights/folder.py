@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import os
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.weights.catalogue import WEIGHTS, entry_of
-from capeval_core.weights.config import config_problems
+from capeval_core.weights.checksum import file_checksum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 CONFIG, TENSORS = "config.json", "model.safetensors"
 OPEN_CLIP_CONFIG, OPEN_CLIP_TENSORS = "open_clip_config.json", "open_clip_model.safetensors"
 TINY = Path(__file__).parent / "tiny"
-_SETTLED = 2.0
-"""Seconds after which a further change shows in a file's modification time on any file system."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
@@ -36,7 +32,7 @@ class WeightsFolder:
 
     name: what the signature shows: a repository id, a folder's name, or `tiny`.
     revision: commit on the Hub, None for a local folder.
-    config: as in config.json; open_clip's own format is translated.
+    config: what config.json holds, or open_clip_config.json where the folder is in that format.
     checksum: sha256 of the tensors' file.
     """
 
@@ -47,10 +43,12 @@ class WeightsFolder:
     tensor_file: Path
     checksum: str
 
-    @property
-    def label(self) -> str:
-        """Name and exact version, e.g. `capeval/pacs-clip-vit-b-32@1f3c9a2b`."""
-        return f"{self.name}@{(self.revision or fingerprint(self.config, self.checksum))[:8]}"
+    def label(self, fingerprint: str) -> str:
+        """Name and exact version, e.g. `capeval/pacs-clip-vit-b-32@1f3c9a2b`.
+
+        The version is the commit on the Hub, else the encoder's `fingerprint`, which also covers the config.
+        """
+        return f"{self.name}@{(self.revision or fingerprint)[:8]}"
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the folder, on the CPU, as stored."""
@@ -64,13 +62,6 @@ class WeightsFolder:
                 f"weights {self.name!r}: {self.tensor_file.name} cannot be read ({error}): "
                 "download or convert the weights again"
             ) from error
-
-
-def fingerprint(config: dict[str, Any], checksum: str) -> str:
-    """Names tensors, architecture, activation and preprocessing: features of equal ones are equal."""
-    parts = {key: config[key] for key in ("architecture", "activation", "preprocessing")}
-    text = json.dumps(["clip", checksum, parts], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
@@ -159,10 +150,7 @@ def _unavailable(repository: str, metric: str, reason: str) -> WeightsError:
 
 def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
     if (path / OPEN_CLIP_CONFIG).is_file():
-        config, file = (
-            _translate_open_clip(_read_json(path / OPEN_CLIP_CONFIG, name), name),
-            OPEN_CLIP_TENSORS,
-        )
+        config, file = _read_json(path / OPEN_CLIP_CONFIG, name), OPEN_CLIP_TENSORS
     elif (path / CONFIG).is_file():
         config, file = _read_json(path / CONFIG, name), TENSORS
         if config.get("format") != 1:
@@ -179,24 +167,22 @@ def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
     tensor_file = path / file
     if not tensor_file.is_file():
         raise WeightsError(f"weights {name!r}: {path} has no {file}: download or convert the weights again")
-    if problems := config_problems(config):
+    return WeightsFolder(path, name, revision, config, tensor_file, _checked_sum(tensor_file, config, name))
+
+
+def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str) -> str:
+    checksum, expected = file_checksum(tensor_file), config.get("checksum", {})
+    if not isinstance(expected, dict):
         raise WeightsError(
-            f"weights {name!r}: in the config, {'; '.join(problems)}: download or convert the weights again"
+            f"weights {name!r}: in the config, checksum is not an object of file names and sha256"
         )
-    checksum = file_checksum(tensor_file)
-    expected = config.get("checksum", {}).get(file, checksum)
-    if checksum != expected:
+    written = str(expected.get(tensor_file.name, checksum))
+    if checksum != written:
         raise WeightsError(
-            f"weights {name!r}: {file} has sha256 {checksum[:12]}..., but {CONFIG} says {expected[:12]}...: "
-            "the file is damaged or was changed; download or convert it again"
+            f"weights {name!r}: {tensor_file.name} has sha256 {checksum[:12]}..., but {CONFIG} says "
+            f"{written[:12]}...: the file is damaged or was changed; download or convert it again"
         )
-    entry = entry_of(name)
-    if entry and entry.activation != config["activation"]:
-        raise WeightsError(
-            f"weights {name!r} were trained with {entry.activation!r}, but their config says "
-            f"{config['activation']!r}: scores would be silently wrong; set the activation right there"
-        )
-    return WeightsFolder(path, name, revision, config, tensor_file, checksum)
+    return checksum
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
@@ -209,64 +195,3 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
             f"weights {name!r}: {path.name} holds a {type(config).__name__}, expected an object"
         )
     return config
-
-
-def _translate_open_clip(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """open_clip's repository format in ours."""
-    try:
-        model, preprocess = config["model_cfg"], config["preprocess_cfg"]
-        vision, text = model["vision_cfg"], model["text_cfg"]
-        size = preprocess.get("size", vision["image_size"])
-        if isinstance(size, list) and len(set(size)) != 1:
-            raise WeightsError(f"weights {name!r}: size {size} is not square, as CLIP's pictures are")
-        translated = {
-            "format": 1,
-            "encoder": "clip",
-            "architecture": {"embed_dim": model["embed_dim"], "vision": vision, "text": text},
-            "activation": "quick_gelu" if model.get("quick_gelu", False) else "gelu",
-            "preprocessing": {
-                "image_size": size[0] if isinstance(size, list) else size,
-                "mean": preprocess["mean"],
-                "std": preprocess["std"],
-                "interpolation": preprocess.get("interpolation", "bicubic"),
-            },
-            "source": {"name": name},
-        }
-    except (KeyError, TypeError) as error:
-        raise WeightsError(f"weights {name!r}: {OPEN_CLIP_CONFIG} lacks {error}") from error
-    if preprocess.get("resize_mode", "shortest") != "shortest":
-        raise WeightsError(
-            f"weights {name!r}: resize_mode {preprocess['resize_mode']!r} is not CLIP's 'shortest'"
-        )
-    return translated
-
-
-def file_checksum(path: Path) -> str:
-    """sha256 of a file, in hexadecimal; computed once per (path, size, modification time) and remembered."""
-    stat = path.stat()
-    if time.time() - stat.st_mtime < _SETTLED:
-        return _sha256(path)
-    key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    memory = Path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")).expanduser() / "checksums"
-    note = memory / hashlib.sha256(key.encode()).hexdigest()
-    try:
-        remembered = note.read_text()
-        if len(remembered) == 64:
-            return remembered
-    except OSError:
-        pass
-    checksum = _sha256(path)
-    try:
-        memory.mkdir(parents=True, exist_ok=True)
-        note.write_text(checksum)
-    except OSError:
-        pass  # A read-only home costs a second hashing, nothing else.
-    return checksum
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -9,7 +9,7 @@ import pytest
 
 import capeval_core
 from capeval_core.cli import COMMANDS
-from capeval_core.metric import METRICS, metric_class
+from capeval_core.registry import METRICS, metric_class
 from capeval_core.weights.catalogue import WEIGHTS
 from tests.cli.conftest import Ran
 

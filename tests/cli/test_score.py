@@ -292,5 +292,5 @@ def test_flags_follow_any_options_class() -> None:
     ],
 )
 def test_messages_speak_of_flags(message: str, expected: str) -> None:
-    options = capeval_core.metric.metric_class("pacs").Options
+    options = capeval_core.registry.metric_class("pacs").Options
     assert in_flags(message, options) == expected

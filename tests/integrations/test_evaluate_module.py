@@ -21,8 +21,8 @@ from evaluate.loading import get_imports
 from PIL import Image
 
 import capeval_core
-from capeval_core.metric import metric_class
 from capeval_core.options import describe_options
+from capeval_core.registry import metric_class
 from tests.integrations.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]

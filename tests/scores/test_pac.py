@@ -92,7 +92,7 @@ def test_a_caption_as_its_own_reference_has_cosine_one(weights: str, pictures: l
 
 def test_the_prompt_is_the_weights_own_unless_one_is_given(weights: str, pictures: list[Path]) -> None:
     plain = load("pacs", weights)
-    assert plain.options.prompt == plain.weights.config["constants"]["prompt"]
+    assert plain.options.prompt == plain.encoder.config["constants"]["prompt"]
     bare = load("pacs", weights, prompt="").score([f"{plain.options.prompt}a dog"], pictures[:1])
     assert bare.scores == pytest.approx(plain.score(["a dog"], pictures[:1]).scores, abs=1e-6)
     assert load("pacs", weights, prompt=plain.options.prompt).signature() == plain.signature()

@@ -1,0 +1,201 @@
+"""What every encoder is: weights in, features out, opened once, identified by a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from abc import ABC, abstractmethod
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from huggingface_hub import ModelHubMixin
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from capeval_core.encoders.canary import TOLERANCE, check_canary
+from capeval_core.encoders.device import resolve_device
+from capeval_core.weights.catalogue import entry_of
+from capeval_core.weights.checksum import file_checksum
+from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, WeightsFolder, open_weights
+from capeval_core.weights.release import Conversion
+
+Self = TypeVar("Self", bound="Encoder")
+
+_CARD = """---
+{{ card_data }}
+---
+
+# Weights of a caption metric
+
+In the format of the Python package `capeval`: `model.safetensors` holds the tensors, `config.json` the
+architecture, the preprocessing, where they come from and under which licence, and a few values (a canary)
+that are computed again whenever the weights are loaded.
+
+    import capeval_core
+    metric = capeval_core.load("pacs", weights="this folder or repository")
+"""
+
+
+class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_CARD):
+    """A model with checked weights.
+
+    Args:
+        config: as `read_config` gives it.
+        tensors: exactly those of the architecture; missing, extra or misshaped ones are an error.
+        checksum: sha256 that identifies the tensors; computed from them if it is not given.
+        device: torch device name; None means CUDA where available, else the CPU.
+        dtype: "float32", "bfloat16" or "float16".
+
+    Raises:
+        WeightsError: the tensors do not fit the config, or the canary comes out different.
+    """
+
+    kind: ClassVar[str]
+    """What `encoder` in config.json calls this class."""
+    depends_on: ClassVar[tuple[str, ...]]
+    """Keys of the config that features depend on."""
+    Conversion: ClassVar[type[Conversion]]
+    """How an original checkpoint becomes its config and tensors."""
+    used_by: ClassVar[str]
+    """A metric that uses it: whose `tiny` it opens, and whose name messages about conversion give."""
+
+    fingerprint: str
+    """Names tensors, architecture and preprocessing: features of equal ones are equal."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        tensors: dict[str, Tensor],
+        *,
+        checksum: str | None = None,
+        device: str | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        self.config = config
+        self.device = resolve_device(device)
+        self.dtype = dtype
+        self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
+        self._stored_as = {name: tensor.dtype for name, tensor in tensors.items()}
+        self.model = self.build(config, tensors).to(self.device)
+        self.prepare()
+        if "canary" in config:
+            check_canary(config["canary"], self.canary(), dtype)
+
+    @abstractmethod
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+        """The model of a config, filled strictly with tensors, in `self.dtype`."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What an encoder needs beside its model: tokenizer, preprocessing."""
+
+    @staticmethod
+    @abstractmethod
+    def describe(config: dict[str, Any]) -> str:
+        """The architecture in one line."""
+
+    @abstractmethod
+    def canary(self) -> NDArray[np.float32]:
+        """Some outputs for fixed inputs: values that any change of the weights moves."""
+
+    @classmethod
+    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
+        """The folder's config, checked.
+
+        Raises:
+            WeightsError: these are weights of another encoder, or the config lacks something.
+        """
+        if folder.config.get("encoder") != cls.kind:
+            raise WeightsError(
+                f"these are weights of encoder {folder.config.get('encoder')!r}, expected {cls.kind!r}: pass "
+                "weights that were made for this metric"
+            )
+        return folder.config
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls: type[Self],
+        weights: str | PathLike[str],
+        *,
+        revision: str | None = None,
+        device: str | None = None,
+        dtype: str = "float32",
+    ) -> Self:
+        """The encoder of a Hub repository (`org/name[@revision]`), a folder, or `"tiny"`; see `open`.
+
+        Raises:
+            WeightsError: weights that cannot be had, read or trusted.
+        """
+        # The mixin's own would ask the Hub for a repository called tiny, and knows no `@revision`.
+        name = f"{fspath(weights)}@{revision}" if revision else weights
+        folder = open_weights(name, metric=cls.used_by, tiny=cls.used_by)
+        return cls.open(folder, device=device, dtype=dtype)
+
+    @classmethod
+    def open(
+        cls: type[Self], folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32"
+    ) -> Self:
+        """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
+        try:
+            config = cls.read_config(folder)
+            _check_settings(folder.name, config)
+            key = (cls._fingerprint(config, folder.checksum), str(resolve_device(device)), dtype)
+            encoder = _OPENED.get(key)
+            if encoder is None:
+                tensors = folder.tensors()
+                encoder = cls(config, tensors, checksum=folder.checksum, device=device, dtype=dtype)
+                _OPENED[key] = encoder
+        except WeightsError as error:
+            if str(error).startswith("weights "):
+                raise
+            raise WeightsError(f"weights {folder.name!r}: {error}") from error
+        return cast(Self, encoder)
+
+    @classmethod
+    def _fingerprint(cls, config: dict[str, Any], checksum: str) -> str:
+        text = json.dumps([cls.kind, checksum, {key: config[key] for key in cls.depends_on}], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        from safetensors.torch import save_file
+
+        if self.dtype != "float32":
+            raise ValueError(
+                f"an encoder opened in {self.dtype} has rounded weights: open it in float32 to save it"
+            )
+        tensors = self.model.state_dict().items()
+        stored = {name: tensor.cpu().to(self._stored_as[name]).contiguous() for name, tensor in tensors}
+        save_file(stored, save_directory / TENSORS)
+        canary = {"cosines": self.canary().astype(float).round(7).tolist(), "tolerance": TOLERANCE}
+        checksum = {TENSORS: file_checksum(save_directory / TENSORS)}
+        config = {**self.config, "checksum": checksum, "canary": canary}
+        (save_directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        # safetensors' file is its owner's alone; other users shall read both files or neither.
+        shutil.copymode(save_directory / CONFIG, save_directory / TENSORS)
+
+
+_OPENED: WeakValueDictionary[tuple[str, str, str], Encoder] = WeakValueDictionary()
+
+
+def _check_settings(name: str, config: dict[str, Any]) -> None:
+    """Refuse a listed repository whose config contradicts the catalogue."""
+    entry = entry_of(name)
+    for key, value in entry.settings.items() if entry else ():
+        if config.get(key) != value:
+            raise WeightsError(
+                f"their {key} is {value!r}, but their config says {config.get(key)!r}: scores would be "
+                "silently wrong; set it right there"
+            )
+
+
+def _tensors_checksum(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        stored = tensors[name].cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
+        digest.update(name.encode() + stored.numpy().tobytes())
+    return digest.hexdigest()
