@@ -51,7 +51,7 @@ def make_weights(name: str, folder: Path) -> Path:
     from open_clip.model import CLIP
 
     from capeval_core.encoders.clip import ClipEncoder
-    from capeval_core.encoders.preprocessing import CLIP_MEAN, CLIP_STD
+    from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
 
     architecture = ARCHITECTURES[name]
     torch.manual_seed(0)

@@ -6,11 +6,13 @@ import json
 import sqlite3
 import threading
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +63,11 @@ class FeatureCache:
                     self._rows.move_to_end(key)
                     found[key] = row
             if self._disk and missing:
-                from_disk = self._disk.get(missing)
+                try:
+                    from_disk = self._disk.get(missing)
+                except sqlite3.Error as error:
+                    self._give_up(error)
+                    from_disk = {}
                 self._remember(from_disk)
                 found.update(from_disk)
         return found
@@ -71,7 +77,18 @@ class FeatureCache:
         with self._lock:
             self._remember(rows)
             if self._disk:
-                self._disk.put(rows)
+                try:
+                    self._disk.put(rows)
+                except sqlite3.Error as error:
+                    self._give_up(error)
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        """A cache is no reason to lose a run: go on in memory."""
+        self._disk = None
+        warnings.warn(
+            f"cache={str(self.folder)!r} cannot be used any more ({error}): features are kept in memory only",
+            stacklevel=4,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -107,7 +124,12 @@ class _Disk:
     def __init__(self, folder: Path) -> None:
         if folder.is_file():
             raise ValueError(f"cache={str(folder)!r} is a file: pass a folder for the features")
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"cache={str(folder)!r}: no folder can be made there ({error.strerror})"
+            ) from error
         file = folder / "features.sqlite"
         self._connection = sqlite3.connect(file, timeout=60, check_same_thread=False)
         try:
@@ -155,3 +177,17 @@ class _Disk:
 
 SHARED = FeatureCache()
 """What metrics use when they are not given a cache: one for the process, so that they share features."""
+_BY_FOLDER: WeakValueDictionary[Path, FeatureCache] = WeakValueDictionary()
+
+
+def shared_cache(cache: str | PathLike[str] | FeatureCache | None) -> FeatureCache:
+    """The cache that an option means: itself, the one of a folder (one per process), or the common one."""
+    if isinstance(cache, FeatureCache):
+        return cache
+    if cache is None:
+        return SHARED
+    path = Path(cache).resolve()
+    opened = _BY_FOLDER.get(path)
+    if opened is None:
+        opened = _BY_FOLDER[path] = FeatureCache(folder=path)
+    return opened

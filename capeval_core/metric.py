@@ -7,14 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from tqdm import tqdm
 
 from capeval_core._version import __version__
-from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.cache import shared_cache
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Counts, Result
@@ -72,8 +74,9 @@ class CaptionMetric(ABC):
 
     def __init__(self, options: CommonOptions) -> None:
         self.options = options
-        self.cache = _cache_of(options.cache)
+        self.cache = shared_cache(options.cache)
         self.models = self.open_models()
+        self._stores: dict[Path, RowStore] = {}
 
     @classmethod
     @abstractmethod
@@ -131,10 +134,20 @@ class CaptionMetric(ABC):
             progress: show a progress bar, on a terminal only.
 
         Returns:
-            A `Result` with one score per caption, in input order.
+            A `Result` with one score per caption, in input order, each within `self.range` at the
+            default options.
 
         Raises:
             ValueError, TypeError: what is wrong with the input, all of it at once, before any model runs.
+            ValueError: a picture that broke after it was checked, if `on_error` is "raise".
+            MemoryError: the given `batch_size`, or a single item, does not fit into memory.
+
+        >>> import capeval_core, numpy as np
+        >>> metric = capeval_core.load("pacs", weights="tiny")
+        >>> grey = np.full((48, 48, 3), 128, dtype="uint8")
+        >>> result = metric.score(["a red circle", "a grey wall"], [grey, grey])
+        >>> len(result.scores), result.counts.captions
+        (2, 2)
         """
         if references is not None and not self.needs_references:
             warnings.warn(f"{self.name} needs no references: they are ignored", stacklevel=2)
@@ -148,6 +161,7 @@ class CaptionMetric(ABC):
             empty=self.options.empty,
         )
         encoded = self.encode_all(samples, rows=rows, progress=progress)
+        self.flush()
         return self.combine(encoded, samples=samples)
 
     def encode_all(
@@ -184,25 +198,34 @@ class CaptionMetric(ABC):
         return pa.concat_tables(tables)
 
     def _encode_missing(self, samples: Samples, folder: str | PathLike[str], bar: tqdm[Any]) -> pa.Table:
-        failed = []
-        with RowStore(folder, self.ROW, self.stamp()) as store:
-            _, known = store.read()
-            missing = [
-                row for row, i in enumerate(samples.indices) if known.get(i) != content_key(samples, row)
-            ]
-            bar.update(len(samples) - len(missing))
+        store = self._store(folder)
+        reused, missing = store.reuse(samples.indices, lambda row: content_key(samples, row))
+        bar.update(len(reused))
+        tables = [reused]
+        try:
             for window in _windows(samples.select(missing), _TEXTS_BETWEEN_ROWS):
                 start = 0
                 for table in self.encode(window):
-                    content = [content_key(window, start + i) for i in range(len(table))]
-                    store.append(table, content)
+                    store.append(table, [content_key(window, start + i) for i in range(len(table))])
                     self._refuse_errors(table)
-                    failed.append(table.filter(pa.compute.is_valid(table["error"])))
+                    tables.append(table)
                     start += len(table)
                     bar.update(len(table))
-            stored, _ = store.read()
-        ours = stored.filter(pa.compute.is_in(stored["index"], pa.array(samples.indices, pa.int64())))
-        return pa.concat_tables([ours, *failed])
+        except BaseException:
+            store.flush()  # on errors and Ctrl-C too: nothing that was computed is lost
+            raise
+        return pa.concat_tables(tables)
+
+    def _store(self, folder: str | PathLike[str]) -> RowStore:
+        path = Path(folder).resolve()
+        if path not in self._stores:
+            self._stores[path] = RowStore(folder, self.ROW, self.stamp())
+        return self._stores[path]
+
+    def flush(self) -> None:
+        """Write rows that are not on disk yet; `score` does it at its end."""
+        for store in self._stores.values():
+            store.flush()
 
     def _refuse_errors(self, table: pa.Table) -> None:
         """A picture that broke after it was checked: an error, unless the user wants NaN."""
@@ -227,7 +250,8 @@ class CaptionMetric(ABC):
         parts = {name: np.asarray(part).tolist() for name, part in values.parts.items()}
         evidence = None
         if self.options.evidence and samples is not None:
-            evidence = self.evidence_of(samples, rows, parts)
+            order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
+            evidence = self.evidence_of(samples.select(order.tolist()), rows, parts)
         return Result(
             metric=self.name,
             key=self.key,
@@ -250,7 +274,7 @@ class CaptionMetric(ABC):
         models = [f"{name}:{model.label}" for name, model in self.models.items()]
         fields = [f"capeval:{self.name}", *models, *self.options.signed()]
         if self.needs_references and rows is not None and len(rows):
-            fewest, most = pa.compute.min_max(rows["references"]).as_py().values()
+            fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
         return "|".join([*fields, f"v:{__version__}"])
 
@@ -262,12 +286,6 @@ class CaptionMetric(ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         # Options are enough to open the metric in another process; tensors would be copied for nothing.
         return type(self), (self.options,)
-
-
-def _cache_of(cache: str | PathLike[str] | FeatureCache | None) -> FeatureCache:
-    if isinstance(cache, FeatureCache):
-        return cache
-    return SHARED if cache is None else FeatureCache(folder=cache)
 
 
 def _windows(samples: Samples, texts: int) -> Iterator[Samples]:

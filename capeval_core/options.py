@@ -56,12 +56,14 @@ class Settings:
         """The options of keyword arguments; an unknown one is an error with the nearest known name."""
         known = [spec.name for spec in fields(cls)]
         problems = Problems()
-        for name in keywords.keys() - set(known):
+        for name in [name for name in keywords if name not in known]:
             hint = did_you_mean(name, known)
             problems.add(
                 f"{whose} has no option {name!r}{hint} (options: {', '.join(known)})", kind=TypeError
             )
         problems.raise_if_any()
+        if type(keywords.get("device")).__module__ == "torch":
+            keywords = keywords | {"device": str(keywords["device"])}
         return cls(**keywords)
 
 

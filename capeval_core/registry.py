@@ -19,7 +19,7 @@ METRICS: dict[str, str] = {
 
 def metric_class(name: str) -> type[CaptionMetric]:
     """The class of a metric by name; an unknown name is an error with the nearest known one."""
-    if name not in METRICS:
+    if not isinstance(name, str) or name not in METRICS:
         known = ", ".join(METRICS)
         raise ValueError(f"unknown metric {name!r}{did_you_mean(str(name), METRICS)} (known: {known})")
     module, _, class_name = METRICS[name].partition(":")

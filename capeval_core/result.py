@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,12 +121,6 @@ class Result:
             signature=saved["signature"],
             counts=Counts(**saved["counts"]),
             errors={int(index): reason for index, reason in saved["errors"].items()},
-        )
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write `to_dict()` as JSON."""
-        Path(path).write_text(
-            json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
         )
 
     def _clusters(self) -> Clusters:

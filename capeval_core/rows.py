@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -102,8 +103,10 @@ class RowStore:
         self.path = Path(path)
         self.schema = schema
         self._waiting: list[pa.Table] = []
+        self._rows: list[pa.Table] = []  # everything that this store has read or been given
+        self._known: dict[int, str] | None = None  # content of each index's row, read when it is first needed
         self._written_at = time.monotonic()
-        self._claim({**stamp, "columns": {field.name: str(field.type) for field in schema}})
+        self._claim({**stamp, "columns": ", ".join(f"{field.name} {field.type}" for field in schema)})
 
     def _claim(self, stamp: dict[str, Any]) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -129,15 +132,55 @@ class RowStore:
                 )
             return
         # A run that was killed, or that starts at this moment, may have left files that are not whole.
-        if self.path.is_dir() and any(file.suffix != _PARTIAL for file in self.path.iterdir()):
+        there = {file.name for file in self.path.iterdir()} if self.path.is_dir() else set()
+        if _STAMP in there:  # another run has just claimed it
+            self._claim(stamp)
+            return
+        if any(not name.endswith(_PARTIAL) for name in there):
             raise ValueError(
                 f"rows={str(self.path)!r} is a folder of something else: pass an empty or new one"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"rows={str(self.path)!r}: no folder can be made there ({error.strerror})"
+            ) from error
         _write_whole(note, json.dumps(stamp, indent=1).encode())
 
-    def append(self, rows: pa.Table, content: Iterable[str]) -> None:
-        """Keep rows; `content` names each one's caption, picture and references."""
+    def reuse(self, indices: Sequence[int], content: Callable[[int], str]) -> tuple[pa.Table, list[int]]:
+        """The stored rows of these indices, and the places of those that have none of the same content.
+
+        `content` gives the key of what stands at a place; it is only asked where there is a row.
+        """
+        known = self._contents()
+        reused = {row for row, i in enumerate(indices) if i in known and known[i] == content(row)}
+        missing = [row for row in range(len(indices)) if row not in reused]
+        if not reused:
+            return self.schema.empty_table(), missing
+        self._rows = [canonical(pa.concat_tables(self._rows))]
+        wanted = pa.array([indices[row] for row in reused], pa.int64())
+        return self._rows[0].filter(pc.is_in(self._rows[0]["index"], wanted)), missing
+
+    def _contents(self) -> dict[int, str]:
+        if self._known is None:
+            rows, self._known = self.read()
+            self._rows = [rows]
+        return self._known
+
+    def append(self, rows: pa.Table, content: Sequence[str]) -> None:
+        """Keep rows; `content` names each one's caption, picture and references.
+
+        A row with an error is written, but not reused.
+        """
+        known = self._contents()
+        self._rows.append(rows)
+        for index, key, error in zip(
+            rows["index"].to_pylist(), content, rows["error"].to_pylist(), strict=True
+        ):
+            known.pop(index, None)
+            if error is None:
+                known[index] = key
         self._waiting.append(rows.append_column(_CONTENT, pa.array(content, pa.string())))
         waited = time.monotonic() - self._written_at
         if waited > self._SECONDS or sum(map(len, self._waiting)) >= self._ROWS:
@@ -160,7 +203,7 @@ class RowStore:
         schema = self.schema.append(pa.field(_CONTENT, pa.string()))
         shards = [self._shard(path, schema) for path in sorted(self.path.glob("*.parquet"))]
         stored = canonical(pa.concat_tables([schema.empty_table(), *shards]))
-        stored = stored.filter(pa.compute.is_null(stored["error"]))
+        stored = stored.filter(pc.is_null(stored["error"]))
         content = dict(zip(stored["index"].to_pylist(), stored[_CONTENT].to_pylist(), strict=True))
         return stored.drop_columns([_CONTENT]), content
 

@@ -84,11 +84,17 @@ def paired_comparison(
     """Approximate randomisation test and bootstrap interval of a difference of means.
 
     Each picture's scores are exchanged between the systems with probability 1/2 (all exchanges are
-    enumerated where there are no more than `resamples`); p = (1 + as extreme) / (1 + resamples).
+    enumerated where there are no more than `resamples`); p = (1 + as extreme) / (1 + resamples),
+    or the exact share where they are enumerated.
     """
     _check(level, resamples)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
     n = len(a)
+    if not n and first.names and second.names:
+        raise ValueError(
+            f"the results have no picture in common ({len(first.names)} and {len(second.names)}): score both "
+            "systems on the same pictures, given in the same form (files, or decoded)"
+        )
     _need_two(n)
     left_out = len(first.names) + len(second.names) - 2 * n
     sums, counts = (first.sums[a], second.sums[b]), (first.counts[a], second.counts[b])
@@ -125,7 +131,7 @@ def _check(level: float, resamples: int) -> None:
 
 def _need_two(pictures: int) -> None:
     if pictures < 2:
-        raise ValueError(f"{pictures} pictures with a score: an interval or a test needs at least two")
+        raise ValueError(f"an interval or a test needs at least two pictures with a score, found {pictures}")
 
 
 def _percentiles(values: Doubles, level: float) -> tuple[float, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,15 +61,13 @@ def test_parts_of_any_kind_come_back() -> None:
     assert same(Result.from_dict(json.loads(json.dumps(first.to_dict()))), first)
 
 
-def test_a_saved_file_is_strict_json_in_utf_8(tmp_path: Path) -> None:
+def test_a_result_is_strict_json() -> None:
     first = result([0.5, NAN], errors={1: "images[1]: cannot decode 'é.jpg' (truncated)"})
-    first.save(tmp_path / "out.json")
-    text = (tmp_path / "out.json").read_text(encoding="utf-8")
-    assert "é.jpg" in text and "NaN" not in text and text.endswith("}\n")
+    text = json.dumps(first.to_dict(), ensure_ascii=False, allow_nan=False)
+    assert "é.jpg" in text
     assert same(Result.from_dict(json.loads(text)), first)
     assert json.loads(text)["mean"] == 0.5
-    result([NAN]).save(tmp_path / "out.json")
-    assert json.loads((tmp_path / "out.json").read_text())["mean"] is None
+    assert result([NAN]).to_dict()["mean"] is None
 
 
 def test_what_to_dict_gives_is_the_callers_own() -> None:
@@ -109,5 +106,5 @@ def test_compares_systems_of_one_signature() -> None:
     other = replace(second, signature="capeval:pacs|weights:y@2|v:1")
     with pytest.raises(ValueError, match=r"(?s)not comparable.*x@1.*y@2"):
         first.compare(other)
-    with pytest.raises(ValueError, match="0 pictures"):
+    with pytest.raises(ValueError, match="no picture in common"):
         first.compare(result([0.4, 0.5], ["p", "q"]))

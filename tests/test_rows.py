@@ -26,6 +26,7 @@ def rows(*numbers: int, value: float = 0.5, error: str | None = None) -> pa.Tabl
             "group": f"g{i}",
             "error": error,
             "truncated": 0,
+            "references": 0,
             "empty": False,
             "cosine": value,
             "near": [value] * (i % 3),
@@ -83,6 +84,25 @@ def test_rows_are_written_when_an_error_ends_the_run(tmp_path: Path) -> None:
         store.append(rows(0), ["c0"])
         raise KeyboardInterrupt
     assert kept(tmp_path) == {0: (0.5, "c0")}
+
+
+def test_rows_are_reused_for_the_same_content_only(tmp_path: Path) -> None:
+    with opened(tmp_path) as first:
+        first.append(rows(0, 1, 2, 3), ["c0", "c1", "c2", "c3"])
+    for store in (opened(tmp_path), first):  # from the disk, and by the store that was given them
+        asked: list[int] = []
+
+        def content(place: int, asked: list[int] = asked) -> str:
+            asked.append(place)
+            return ["c3", "other", "c7"][place]
+
+        found, missing = store.reuse([3, 1, 7], content)
+        assert found["index"].to_pylist() == [3] and missing == [1, 2]
+        assert asked == [0, 1]  # nothing is read of what cannot be there
+    first.append(rows(3, error="broken"), ["c3"])
+    assert first.reuse([3], lambda _: "c3")[1] == [0]
+    first.append(rows(3, value=0.75), ["c3"])
+    assert first.reuse([3], lambda _: "c3")[0]["cosine"].to_pylist() == [0.75]
 
 
 def test_many_rows_are_written_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from capeval_core.commands.flags import add_flags, chosen
@@ -15,6 +16,7 @@ from capeval_core.inputs.files import Collection, read_collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.result import Result, plain
+from capeval_core.statistics import Interval
 
 FILES = (
     "Files are JSON ({image id: caption}, {image id: [captions or references]}, COCO results, COCO "
@@ -31,10 +33,11 @@ def run(arguments: list[str]) -> int:
     given = _parser(metric).read(arguments[1:])
     _check_place(given.json)  # now, not after hours
     collection, result = _score(metric, given)
-    if given.json is not None:
-        _write(given.json, collection, result)
-    print(summary(metric.title, result))
+    interval = interval_of(result)
+    print(summary(metric.title, result, interval), flush=True)  # first: a full disk must not cost the score
     _tell_failures(collection, result)
+    if given.json is not None:
+        _write(given.json, collection, result, interval)
     return 0 if result.counts.failed < result.counts.captions else 1
 
 
@@ -63,10 +66,11 @@ def _check_place(out: Path | None) -> None:
         raise FileNotFoundError(f"--json {out}: there is no folder {out.parent}")
     if out is not None and out.is_dir():
         raise IsADirectoryError(f"--json {out} is a folder: name a file")
+    if out is not None and not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise PermissionError(f"--json {out} cannot be written (permission denied)")
 
 
-def _write(path: Path, collection: Collection, result: Result) -> None:
-    interval = interval_of(result)
+def _write(path: Path, collection: Collection, result: Result, interval: Interval | None) -> None:
     content = {
         **result.to_dict(),
         "interval": vars(interval) if interval else None,
@@ -75,7 +79,10 @@ def _write(path: Path, collection: Collection, result: Result) -> None:
     }
     if result.evidence is not None:
         content["evidence"] = plain([result.evidence[i] for i in range(len(collection.ids))])
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    try:
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OSError(f"--json {path} cannot be written ({error.strerror})") from error
 
 
 def _tell_failures(collection: Collection, result: Result) -> None:

@@ -7,11 +7,10 @@ from capeval_core.result import Result
 from capeval_core.statistics import Interval
 
 
-def summary(title: str, result: Result) -> str:
+def summary(title: str, result: Result, interval: Interval | None) -> str:
     """Mean, interval, counts and signature in four lines."""
     counts = result.counts
     special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
-    interval = interval_of(result)
     extent = f" ({interval.level:.0%}, {interval.pictures:,} pictures)" if interval else ""
     rows = [
         [title, f"{result.mean:.4f}" if counts.failed < counts.captions else "n/a"],

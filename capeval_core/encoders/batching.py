@@ -33,12 +33,16 @@ class BatchSize:
         start = 0
         while start < count:
             part = slice(start, min(count, start + max(1, self.size // cost)))
+            refused: RuntimeError | None = None
             try:
                 output = forward(part)
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise
-                self._shrink(part.stop - part.start, cost, error)
+                # Without its traceback, which would keep the batch that did not fit in memory.
+                refused = error.with_traceback(None)
+            if refused is not None:
+                self._shrink(part.stop - part.start, cost, refused)
                 continue
             yield part, output
             start = part.stop

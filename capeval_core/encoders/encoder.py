@@ -57,6 +57,8 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
 
     kind: ClassVar[str]
     """What `encoder` in config.json calls this class."""
+    revision: ClassVar[int] = 1
+    """Raised whenever a change of the code changes features: those that were kept are then not reused."""
     depends_on: ClassVar[tuple[str, ...]]
     """Keys of the config that features depend on."""
     Conversion: ClassVar[type[Conversion]]
@@ -158,7 +160,9 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
 
     @classmethod
     def _fingerprint(cls, config: dict[str, Any], checksum: str) -> str:
-        text = json.dumps([cls.kind, checksum, {key: config[key] for key in cls.depends_on}], sort_keys=True)
+        text = json.dumps(
+            [cls.kind, cls.revision, checksum, {key: config[key] for key in cls.depends_on}], sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _save_pretrained(self, save_directory: Path) -> None:

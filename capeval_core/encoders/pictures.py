@@ -59,21 +59,22 @@ def encode_distinct(
         cache: where features are looked up and kept.
         cache_key: the cache's key for a picture's content key.
     """
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="capeval-pictures") as pool:
+    pool = ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="capeval-pictures")
 
-        def encode(read: list[tuple[Picture, Future[str | PictureError]]]) -> Iterator[PictureFeatures]:
-            chunk = _Chunk(read, dimension, cache, cache_key)
-            for batch in _prepared_ahead(chunk.missing(), prepare, pool, ahead):
-                chunk.failed |= {key: pixels for key, pixels in batch if isinstance(pixels, PictureError)}
-                readable = [(key, pixels) for key, pixels in batch if not isinstance(pixels, PictureError)]
-                if readable:
-                    for part, features in forward(np.stack([pixels for _, pixels in readable])):
-                        rows = {key: row for (key, _), row in zip(readable[part], features, strict=True)}
-                        cache.put(rows)
-                        chunk.known.update(rows)
-                yield from chunk.finished()
+    def encode(read: list[tuple[Picture, Future[str | PictureError]]]) -> Iterator[PictureFeatures]:
+        chunk = _Chunk(read, dimension, cache, cache_key)
+        for batch in _prepared_ahead(chunk.missing(), prepare, pool, ahead):
+            chunk.failed |= {key: pixels for key, pixels in batch if isinstance(pixels, PictureError)}
+            readable = [(key, pixels) for key, pixels in batch if not isinstance(pixels, PictureError)]
+            if readable:
+                for part, features in forward(np.stack([pixels for _, pixels in readable])):
+                    rows = {key: row for (key, _), row in zip(readable[part], features, strict=True)}
+                    cache.put(rows)
+                    chunk.known.update(rows)
             yield from chunk.finished()
+        yield from chunk.finished()
 
+    try:
         waiting: deque[list[tuple[Picture, Future[str | PictureError]]]] = deque()
         for some in _chunks(pictures, _CHUNK):
             waiting.append([(picture, pool.submit(_key, picture)) for picture in some])
@@ -81,6 +82,8 @@ def encode_distinct(
                 yield from encode(waiting.popleft())
         while waiting:
             yield from encode(waiting.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupted run does not wait for what was read ahead
 
 
 class _Chunk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,8 +19,33 @@ def exact_float32(device: torch.device) -> Iterator[None]:
         for kind in {device.type, "cpu"}:
             if torch.is_autocast_enabled(kind):
                 restored.enter_context(torch.autocast(kind, enabled=False))
-        restored.enter_context(_by_operation() if hasattr(torch.backends, "fp32_precision") else _at_large())
-        yield
+        with _SWITCH:
+            yield
+
+
+class _Switch:
+    """The process-wide switches: off while any thread computes, restored by the last one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._restore = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                newer = hasattr(torch.backends, "fp32_precision")
+                self._restore.enter_context(_by_operation() if newer else _at_large())
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._restore.close()
+
+
+_SWITCH = _Switch()
 
 
 @contextmanager

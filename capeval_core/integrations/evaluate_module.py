@@ -182,6 +182,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if any(value is not None for value in given):
             self.add_batch(predictions=predictions, images=images, references=references)
         self._open_writer()  # a process that never added takes part with no rows
+        if "metric" in vars(self):  # its weights are open, so there may be rows to write
+            self.metric.flush()
         try:
             output: dict[str, Any] | None = super().compute(per_caption=per_caption)
         except pa.ArrowInvalid as error:

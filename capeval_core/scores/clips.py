@@ -44,6 +44,7 @@ class RefClipS(RefPacS):
     name = "refclips"
     title = "RefCLIP-S"
     key = "refclip_s"
+    free_key = ClipS.key
     summary = "Harmonic mean of CLIP-S and the cosine of the caption with its nearest reference."
     paper = _PAPER
     range = (0.0, 10 / 7)  # w = 2.5 and cosines of 1: 2 * 2.5 * 1 / (2.5 + 1)

@@ -21,12 +21,12 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.rows import common_columns, row_schema
 from capeval_core.weights.catalogue import PACS_B32
+from capeval_core.weights.constants import PROMPT
 
 if TYPE_CHECKING:
     from capeval_core.encoders.clip import ClipEncoder
 
 Doubles = NDArray[np.float64]
-PROMPT = "A photo depicts "
 
 
 def pac_score(cosine: Doubles, w: float = 2.0) -> Doubles:
@@ -143,6 +143,8 @@ class RefPacS(PacS):
     summary = "Harmonic mean of PAC-S and the cosine of the caption with its nearest reference."
     range = (0.0, 4 / 3)  # w = 2 and cosines of 1: 2 * 2 * 1 / (2 + 1)
     needs_references = True
+    free_key = PacS.key
+    """Name of the reference-free score among the parts."""
     ROW = row_schema(pa.field("cosine", pa.float32()), pa.field("reference_cosines", pa.list_(pa.float32())))
 
     def aggregate(self, rows: pa.Table) -> Values:
@@ -153,7 +155,7 @@ class RefPacS(PacS):
         nearest = np.maximum.reduceat(flat, starts) if len(starts) else flat
         pac = pac_score(cosine, self.options.w)
         score = ref_pac_score(pac, nearest, released=self.options.compat == "released")
-        parts = {"cosine": cosine, PacS.key: pac, "reference_cosine": nearest}
+        parts = {"cosine": cosine, self.free_key: pac, "reference_cosine": nearest}
         return Values(score, parts)
 
     def evidence_of(

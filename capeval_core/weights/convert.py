@@ -19,13 +19,10 @@ from capeval_core.weights.adapters import Adapters, is_adapter, merge_adapters
 from capeval_core.weights.architecture import expected_shapes, read_architecture
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.checksum import sha256_of
+from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, PROMPT
 from capeval_core.weights.release import Conversion, Release
 
 Activation = Literal["quick_gelu", "gelu"]
-
-PROMPT = "A photo depicts "
-CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
-CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
 
 _ANCHOR = "visual.conv1.weight"
 # Sizes that OpenAI's archives keep among the tensors, and a mask that old versions saved.

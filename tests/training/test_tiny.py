@@ -22,7 +22,7 @@ from capeval_core.training.tiny import (
     contrast,
     folder_of,
     normalised,
-    text_features,
+    text_tokens,
     train,
 )
 from capeval_core.training.tiny_report import REQUIRED, Comparison, measure_encoder, missed, table
@@ -108,7 +108,8 @@ def test_training_sees_what_the_encoder_sees() -> None:
         model.load_state_dict({name: t.half().float() for name, t in model.state_dict().items()})
         lengths = torch.tensor([len(row) for row in ids])
         padded = torch.tensor([row + [0] * (40 - len(row)) for row in ids])
-        texts = text_features(model, model.token_embedding.weight, padded, lengths).numpy()
+        ends = text_tokens(model, model.token_embedding.weight, padded, lengths, parts=3)
+        texts = (ends @ model.text_projection).numpy()
     expected = encoder.encode_texts([PROMPT + caption for caption in captions]).features
     np.testing.assert_allclose(texts, expected, atol=1e-4)
     picture = draw(scenes[0], 192)
@@ -125,6 +126,11 @@ def test_lessons_say_what_is_in_the_scene() -> None:
     for tokens, length in zip(lessons.tokens.reshape(-1, 48), lessons.lengths.reshape(-1), strict=True):
         assert (tokens[:length] > 0).all()
         assert (tokens[length:] == 0).all()
+    facts = lessons.facts[:, None] > 0
+    assert (facts | ~lessons.stated[:, :, 0]).all(), "captions state what is true"
+    position = lessons.lengths[:, :, 1 + KINDS.index("position")] > 0
+    false = lessons.stated[:, :, 1 + KINDS.index("position")] & ~facts
+    assert (false.any(-1) == position).all(), "a foil states what is false"
     assert [bin(members).count("1") for members in lessons.members] == lessons.groups.tolist()
 
 
