@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import sqlite3
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capeval_core.cache import SHARED, FeatureCache, _cost
+from capeval_core.cache import SHARED, FeatureCache, _cost, shared_cache
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.inputs.pictures import Picture
 from tests.cache_process import put_some, row
@@ -231,3 +232,33 @@ def test_a_text_is_no_picture(tmp_path: Path, pictures: list[Path]) -> None:
     assert len(cache._rows) == 3
     kinds = {key.split(":")[2] for key in cache._rows}
     assert kinds == {"text", "picture"}
+
+
+def test_a_disk_that_fails_is_left_with_a_warning(tmp_path: Path) -> None:
+    cache = FeatureCache(folder=tmp_path)
+    cache.put({"a": np.float32([1])})
+    other = sqlite3.connect(tmp_path / "features.sqlite")
+    other.execute("DROP TABLE features")
+    other.commit()
+    with pytest.warns(UserWarning, match="kept in memory only"):
+        cache.put({"b": np.float32([2])})
+    cache.put({"c": np.float32([3])})
+    assert sorted(cache.get(["a", "b", "c"])) == ["a", "b", "c"]
+
+
+def test_a_shape_survives_the_disk(tmp_path: Path) -> None:
+    found = np.arange(12, dtype=np.float32).reshape(3, 4)
+    FeatureCache(folder=tmp_path).put({"a": found})
+    assert np.array_equal(FeatureCache(folder=tmp_path).get(["a"])["a"], found)
+
+
+def test_one_cache_per_folder_in_a_process(tmp_path: Path) -> None:
+    cache = shared_cache(tmp_path)
+    assert shared_cache(str(tmp_path)) is cache and shared_cache(cache) is cache
+    assert shared_cache(None) is SHARED
+
+
+def test_a_place_where_no_folder_can_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cache=.*no folder can be made there"):
+        FeatureCache(folder=tmp_path / "file" / "below")

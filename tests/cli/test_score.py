@@ -128,6 +128,13 @@ def test_evidence_goes_into_the_json(scored: Scored) -> None:
     assert "evidence" not in scored("pacs")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
+def test_a_full_disk_does_not_cost_the_score(score: Score) -> None:
+    ran = score("pacs", "--json", "/dev/full")
+    assert ran.status == 2 and ran.out.startswith("PAC-S")
+    assert ran.err == "capeval: --json /dev/full cannot be written (No space left on device)\n"
+
+
 def test_references_are_ignored_with_one_warning_where_none_are_needed(score: Score, files: Path) -> None:
     ran = score("pacs", "--references", files / "no such file")
     assert ran.status == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,31 @@ def test_float32_is_exact_inside_and_as_it_was_outside(allow: str) -> None:
         assert torch.get_float32_matmul_precision() == allow
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@needs_new_switches
+def test_the_switches_wait_for_the_last_thread() -> None:
+    backends: Any = torch.backends
+    before = backends.mkldnn.matmul.fp32_precision
+    inside, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with exact_float32(torch.device("cpu")):
+            inside.set()
+            leave.wait(10)
+
+    try:
+        backends.mkldnn.matmul.fp32_precision = "tf32"
+        thread = threading.Thread(target=first)
+        thread.start()
+        inside.wait(10)
+        with exact_float32(torch.device("cpu")):
+            leave.set()
+            thread.join(10)
+            assert backends.mkldnn.matmul.fp32_precision == "ieee"
+        assert backends.mkldnn.matmul.fp32_precision == "tf32"
+    finally:
+        backends.mkldnn.matmul.fp32_precision = before
 
 
 @needs_new_switches

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 import capeval_core
 from capeval_core.cache import FeatureCache
+from capeval_core.inputs.samples import check_samples
 from capeval_core.scores.pac import pac_score, ref_pac_score
 from capeval_core.weights.folder import WeightsError
 
@@ -123,3 +127,41 @@ def test_unknown_weights_are_an_error_and_no_fallback(monkeypatch: pytest.Monkey
     for weights in ("tinny", "Tiny", "pacs-clip-vit-b-32"):
         with pytest.raises(WeightsError, match="did you mean"):
             capeval_core.load("pacs", weights=weights)
+
+
+@pytest.mark.parametrize(("name", "free"), [("refpacs", "pac_s"), ("refclips", "clip_s")])
+def test_the_reference_free_part_has_its_own_name(
+    name: str, free: str, weights: str, pictures: list[Path]
+) -> None:
+    result = load(name, weights).score(["two red circles"], pictures[:1], ["a dog"])
+    assert list(result.parts) == ["cosine", free, "reference_cosine"]
+    alone = load(free.replace("_", ""), weights).score(["two red circles"], pictures[:1])
+    assert result.parts[free] == pytest.approx(alone.scores, abs=1e-6)
+
+
+def test_evidence_goes_with_its_row_in_whatever_order_samples_come(
+    weights: str, pictures: list[Path]
+) -> None:
+    metric = load("refpacs", weights, evidence=True)
+    samples = check_samples(
+        ["one", "two", "three"], pictures[:3], [["a"], ["b"], ["c"]], needs_references=True
+    ).select([2, 0, 1])
+    result = metric.combine(metric.encode_all(samples), samples=samples)
+    for i, (caption, reference) in enumerate([("one", "a"), ("two", "b"), ("three", "c")]):
+        shown = result.explain(i)
+        assert shown["caption"] == caption and list(shown["references"]) == [reference]
+        assert shown["cosine"] == result.parts["cosine"][i]
+
+
+def test_equal_tensors_with_another_activation_sign_differently(seeded_weights: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(seeded_weights, tmp_path / seeded_weights.name))
+    config = json.loads((other / "config.json").read_text())
+    config["activation"] = "gelu"
+    del config["canary"]  # as a folder made by other means would be
+    (other / "config.json").write_text(json.dumps(config))
+    signatures = [
+        capeval_core.load("pacs", weights=path, device="cpu").signature() for path in (seeded_weights, other)
+    ]
+    assert signatures[0] != signatures[1]
+    for signature in signatures:
+        assert re.search(r"\|weights:weights@[0-9a-f]{8}\|", signature)
