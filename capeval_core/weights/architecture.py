@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from open_clip.model import CLIP
+
 Shape = tuple[int, ...]
 
 # CLIP's towers have attention heads of this width, up to ViT-L/14; wider ones differ (80, 88, 104, ...).
@@ -14,7 +17,6 @@ HEAD_WIDTH = 64
 WIDEST_REGULAR = 1024
 # The modified ResNet shrinks the picture 32 times before its attention pool.
 RESNET_STRIDE = 32
-_EXPANSION = 4
 
 
 def read_architecture(
@@ -55,19 +57,10 @@ def read_architecture(
 
 
 def expected_shapes(architecture: Mapping[str, Any]) -> dict[str, Shape]:
-    """Names and shapes of every tensor in the state dict of a CLIP of this architecture."""
-    embed, vision, text = architecture["embed_dim"], architecture["vision"], architecture["text"]
-    width = text["width"]
-    tower = _resnet_shapes if isinstance(vision["layers"], list | tuple) else _vit_shapes
-    return {
-        "positional_embedding": (text["context_length"], width),
-        "text_projection": (width, embed),
-        "logit_scale": (),
-        **{f"visual.{name}": shape for name, shape in tower(vision, embed).items()},
-        **_blocks(width, text["layers"], int(width * text["mlp_ratio"])),
-        "token_embedding.weight": (text["vocab_size"], width),
-        **_norm("ln_final", width),
-    }
+    """Names and shapes of every tensor in the state dict of open_clip's CLIP of this architecture."""
+    with torch.device("meta"):  # shapes alone, no memory
+        model = CLIP(architecture["embed_dim"], architecture["vision"], architecture["text"])
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _read_vit(shapes: Mapping[str, Shape], head_width: int | None) -> tuple[dict[str, Any], str]:
@@ -110,84 +103,6 @@ def _read_resnet(shapes: Mapping[str, Shape], head_width: int | None) -> tuple[d
         f"vision tower: modified ResNet, blocks {vision['layers']}, width {width}, image "
         f"{grid * RESNET_STRIDE}, {heads} heads in the attention pool ({_whence(head_width)})"
     )
-
-
-def _vit_shapes(vision: Mapping[str, Any], embed: int) -> dict[str, Shape]:
-    width, patch = vision["width"], vision["patch_size"]
-    return {
-        "class_embedding": (width,),
-        "positional_embedding": ((vision["image_size"] // patch) ** 2 + 1, width),
-        "proj": (width, embed),
-        "conv1.weight": (width, 3, patch, patch),
-        **_norm("ln_pre", width),
-        **_blocks(width, vision["layers"], int(width * vision["mlp_ratio"])),
-        **_norm("ln_post", width),
-    }
-
-
-def _resnet_shapes(vision: Mapping[str, Any], embed: int) -> dict[str, Shape]:
-    width = vision["width"]
-    half = width // 2
-    shapes: dict[str, Shape] = {
-        "conv1.weight": (half, 3, 3, 3),
-        **_batch_norm("bn1", half),
-        "conv2.weight": (half, half, 3, 3),
-        **_batch_norm("bn2", half),
-        "conv3.weight": (width, half, 3, 3),
-        **_batch_norm("bn3", width),
-    }
-    channels = width
-    for stage, count in enumerate(vision["layers"]):
-        planes = width * 2**stage
-        for block in range(count):
-            name = f"layer{stage + 1}.{block}"
-            wide = planes * _EXPANSION
-            shapes[f"{name}.conv1.weight"] = (planes, channels, 1, 1)
-            shapes |= _batch_norm(f"{name}.bn1", planes)
-            shapes[f"{name}.conv2.weight"] = (planes, planes, 3, 3)
-            shapes |= _batch_norm(f"{name}.bn2", planes)
-            shapes[f"{name}.conv3.weight"] = (wide, planes, 1, 1)
-            shapes |= _batch_norm(f"{name}.bn3", wide)
-            if block == 0:
-                shapes[f"{name}.downsample.0.weight"] = (wide, channels, 1, 1)
-                shapes |= _batch_norm(f"{name}.downsample.1", wide)
-            channels = wide
-    shapes["attnpool.positional_embedding"] = ((vision["image_size"] // RESNET_STRIDE) ** 2 + 1, channels)
-    for name, size in {"k_proj": channels, "q_proj": channels, "v_proj": channels, "c_proj": embed}.items():
-        shapes |= {f"attnpool.{name}.weight": (size, channels), f"attnpool.{name}.bias": (size,)}
-    return shapes
-
-
-def _blocks(width: int, layers: int, hidden: int) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {}
-    for layer in range(layers):
-        name = f"transformer.resblocks.{layer}"
-        shapes |= {
-            **_norm(f"{name}.ln_1", width),
-            f"{name}.attn.in_proj_weight": (3 * width, width),
-            f"{name}.attn.in_proj_bias": (3 * width,),
-            f"{name}.attn.out_proj.weight": (width, width),
-            f"{name}.attn.out_proj.bias": (width,),
-            **_norm(f"{name}.ln_2", width),
-            f"{name}.mlp.c_fc.weight": (hidden, width),
-            f"{name}.mlp.c_fc.bias": (hidden,),
-            f"{name}.mlp.c_proj.weight": (width, hidden),
-            f"{name}.mlp.c_proj.bias": (width,),
-        }
-    return shapes
-
-
-def _norm(name: str, width: int) -> dict[str, Shape]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
-def _batch_norm(name: str, width: int) -> dict[str, Shape]:
-    return {
-        **_norm(name, width),
-        f"{name}.running_mean": (width,),
-        f"{name}.running_var": (width,),
-        f"{name}.num_batches_tracked": (),
-    }
 
 
 def _shape(shapes: Mapping[str, Shape], name: str, dimensions: int) -> Shape:
