@@ -25,16 +25,11 @@ PROMPT = "A photo depicts "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fraction", type=float, default=1.0, help="part of the workload")
-    parser.add_argument(
-        "--side", choices=("ours", "plain", "text-ours", "text-plain"), help=argparse.SUPPRESS
-    )
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        side = {"ours": ours, "plain": plain, "text-ours": text_ours, "text-plain": text_plain}[
-            arguments.side
-        ]
-        print(json.dumps(side(arguments.folder, arguments.fraction)))
+        print(json.dumps(SIDES[arguments.side](arguments.folder, arguments.fraction)))
         return
     with tempfile.TemporaryDirectory() as folder:
         make_weights("ViT-B-32", Path(folder))
@@ -48,11 +43,9 @@ def compare(folder: Path, fraction: float) -> None:
         f"ViT-B/32, float32: {len(workload.captions)} captions, {len(workload.pictures)} JPEGs, {texts} texts"
     )
     found = {}
-    for side in ("ours", "plain", "text-ours", "text-plain"):
-        output = in_own_process(
-            __file__, "--side", side, "--folder", str(folder), "--fraction", str(fraction)
-        )
-        found[side] = json.loads(output)
+    for side in SIDES:
+        where = ["--folder", str(folder), "--fraction", str(fraction)]
+        found[side] = json.loads(in_own_process("benchmarks.pacs", "--side", side, *where))
     for what, a, b in (("whole workload", "plain", "ours"), ("distinct texts", "text-plain", "text-ours")):
         plain_way, our_way = found[a], found[b]
         difference = np.abs(np.array(plain_way["values"]) - np.array(our_way["values"])).max()
