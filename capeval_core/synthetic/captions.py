@@ -47,7 +47,9 @@ _ELEMENT = re.compile(f"{_PHRASE}|(?:{_PLACE})(?P<fronted> there (?:is|are)| (?:
 
 
 @dataclass(frozen=True)
-class _Phrase:
+class Phrase:
+    """One phrase of a caption: "two small red stars on the left". What is not said is None."""
+
     number: int
     size: str | None
     colour: str
@@ -168,9 +170,12 @@ def _apart(relation: str, first: SceneObject, second: SceneObject) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _read(caption: str) -> tuple[tuple[_Phrase, ...], tuple[tuple[int, str], ...]]:
-    """The phrases of a caption, and its relations as (index of the phrase before, name)."""
-    phrases: list[_Phrase] = []
+def read(caption: str) -> tuple[tuple[Phrase, ...], tuple[tuple[int, str], ...]]:
+    """The phrases of a caption, and its relations as (index of the phrase before, name).
+
+    Raises ValueError for a caption that `describe` could not have written.
+    """
+    phrases: list[Phrase] = []
     relations: list[tuple[int, str]] = []
     ahead: str | None = None
     for found in _ELEMENT.finditer(caption.lower()):
@@ -179,13 +184,13 @@ def _read(caption: str) -> tuple[tuple[_Phrase, ...], tuple[tuple[int, str], ...
         if words["colour"]:
             size = _SIZE_WORDS[words["size"]] if words["size"] else None
             number, shape = _NUMBERS[words["number"]], _SHAPE_WORDS[words["shape"]]
-            phrases.append(_Phrase(number, size, words["colour"], shape, ahead))
+            phrases.append(Phrase(number, size, words["colour"], shape, ahead))
             ahead = None
         elif region and words["fronted"]:
             ahead = region
         elif region and phrases:
             last = phrases[-1]
-            phrases[-1] = _Phrase(last.number, last.size, last.colour, last.shape, region)
+            phrases[-1] = Phrase(last.number, last.size, last.colour, last.shape, region)
         elif phrases:
             relations.append((len(phrases) - 1, words["beside"] or words["stacked"]))
     if not phrases:
@@ -208,7 +213,7 @@ def holds(scene: Scene, caption: str, margin: float = MARGIN) -> bool:
     >>> holds(scene, "a small red star on the left"), holds(scene, "two red stars")
     (True, False)
     """
-    phrases, relations = _read(caption)
+    phrases, relations = read(caption)
     for phrase in phrases:
         count = sum(
             phrase.fits(thing) and (phrase.region is None or _depth(phrase.region, thing) >= margin)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from capeval_core.synthetic import KINDS, Scene, describe, draw, foil, sample_scene
+from capeval_core.synthetic.captions import read
 from capeval_core.synthetic.scenes import COLOURS, MOST_ALIKE, MOST_OBJECTS, SHAPES, SIZES
 
 LONGEST = 48
@@ -20,7 +21,7 @@ _DRAWN_AT = (72, 96, 128, 192, 256)
 _REGIONS = ("left", "right", "top", "bottom")
 
 _FACTS = (len(SHAPES) + len(SIZES) + MOST_ALIKE + len(_REGIONS)) * len(COLOURS) + len(SHAPES) * MOST_ALIKE
-"""Yes-or-no questions about a scene, see `_facts`."""
+"""Yes-or-no questions about a scene, see `_numbers`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class Lessons:
     groups: npt.NDArray[np.int64]
     """(N,): number of groups, 1 to 3."""
     objects: npt.NDArray[np.int64]
-    """(N, MOST_OBJECTS, 4): patch of the centre, shape, colour, size; -1 where there are fewer objects."""
+    """(N, MOST_OBJECTS, 5): patch of the centre, shape, colour, size, number of others alike; -1 behind."""
+    stated: npt.NDArray[np.bool_]
+    """(N, WORDINGS, 1 + kinds, facts): the facts that a caption or foil states, true or not."""
     facts: npt.NDArray[np.float32]
     """(N, facts): 1 where the fact is true of the scene."""
 
@@ -59,7 +62,8 @@ def make_lessons(
         lengths=np.zeros((count, WORDINGS, texts), np.int64),
         members=np.zeros(count, np.int64),
         groups=np.zeros(count, np.int64),
-        objects=np.full((count, MOST_OBJECTS, 4), -1, np.int64),
+        objects=np.full((count, MOST_OBJECTS, 5), -1, np.int64),
+        stated=np.zeros((count, WORDINGS, texts, _FACTS), np.bool_),
         facts=np.zeros((count, _FACTS), np.float32),
     )
     for index in range(count):
@@ -73,16 +77,19 @@ def make_lessons(
                     ids = encode(text)
                     lessons.lengths[index, wording, slot] = len(ids)
                     lessons.tokens[index, wording, slot, : len(ids)] = ids
+                    lessons.stated[index, wording, slot, _stated(text)] = True
         groups = scene.groups()
         lessons.groups[index] = len(groups)
         lessons.members[index] = sum(1 << _pair(group[0].shape, group[0].colour) for group in groups)
-        for slot, thing in enumerate(scene.objects):
+        members = [(thing, len(group)) for group in groups for thing in group]
+        for slot, (thing, alike) in enumerate(members):
             column, row = (min(int(value * cells), cells - 1) for value in thing.centre)
             lessons.objects[index, slot] = (
                 row * cells + column,
                 SHAPES.index(thing.shape),
                 list(COLOURS).index(thing.colour),
                 list(SIZES).index(thing.size),
+                alike - 1,
             )
         lessons.facts[index, _facts(scene)] = 1
     return lessons
@@ -100,24 +107,36 @@ def _pair(shape: str, colour: str) -> int:
 
 
 def _facts(scene: Scene) -> list[int]:
-    """The numbers of the facts that are true: which shape, size, count and side go with which colour, and
-    which count with which shape, group by group."""
+    """The numbers of the facts that are true, group by group."""
     true = []
     for group in scene.groups():
-        colour, shape = list(COLOURS).index(group[0].colour), SHAPES.index(group[0].shape)
-        row = [
-            shape,
-            len(SHAPES) + list(SIZES).index(group[0].size),
-            len(SHAPES) + len(SIZES) + len(group) - 1,
-        ]
-        beyond = len(SHAPES) + len(SIZES) + MOST_ALIKE
         sides = (
             all(thing.centre[0] < 0.45 for thing in group),
             all(thing.centre[0] > 0.55 for thing in group),
             all(thing.centre[1] < 0.45 for thing in group),
             all(thing.centre[1] > 0.55 for thing in group),
         )
-        row += [beyond + place for place, yes in enumerate(sides) if yes]
-        true += [fact * len(COLOURS) + colour for fact in row]
-        true.append((beyond + len(_REGIONS)) * len(COLOURS) + shape * MOST_ALIKE + len(group) - 1)
+        regions = [region for region, yes in zip(_REGIONS, sides, strict=True) if yes]
+        true += _numbers(group[0].colour, group[0].shape, group[0].size, len(group), regions)
     return true
+
+
+def _stated(caption: str) -> list[int]:
+    """The numbers of the facts that the caption states."""
+    stated = []
+    for phrase in read(caption)[0]:
+        regions = [region for region in _REGIONS if region in (phrase.region or "").split()]
+        stated += _numbers(phrase.colour, phrase.shape, phrase.size, phrase.number, regions)
+    return stated
+
+
+def _numbers(colour: str, shape: str, size: str | None, count: int, regions: list[str]) -> list[int]:
+    """Numbers of facts: which shape, size, count, side go with which colour; which count with which shape."""
+    column, row = list(COLOURS).index(colour), SHAPES.index(shape)
+    rows = [row, len(SHAPES) + len(SIZES) + count - 1]
+    if size is not None:
+        rows.append(len(SHAPES) + list(SIZES).index(size))
+    beyond = len(SHAPES) + len(SIZES) + MOST_ALIKE
+    rows += [beyond + _REGIONS.index(region) for region in regions]
+    last = (beyond + len(_REGIONS)) * len(COLOURS)
+    return [*(fact * len(COLOURS) + column for fact in rows), last + row * MOST_ALIKE + count - 1]
