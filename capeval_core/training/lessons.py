@@ -48,7 +48,7 @@ class Lessons:
 
 def shrink(picture: Image.Image, side: int) -> npt.NDArray[np.uint8]:
     """A square picture at `side` pixels as the encoder's preprocessing makes it: Pillow's bicubic resize."""
-    return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC))
+    return np.array(picture.resize((side, side), Image.Resampling.BICUBIC))
 
 
 def make_lessons(
