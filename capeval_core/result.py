@@ -50,6 +50,12 @@ class Result:
     errors: dict[int, str]
     evidence: Mapping[int, Mapping[str, Any]] | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        found = (
+            f"{self.key}={self.mean:.4f}, {self.counts.captions:,} captions, {self.counts.failed:,} failed"
+        )
+        return f"Result({found}, signature={self.signature!r})"
+
     @property
     def mean(self) -> float:
         """The number to report: mean of the finite scores, NaN if there are none."""
@@ -74,6 +80,8 @@ class Result:
         Raises:
             ValueError: the signatures differ (the numbers are not comparable), or no common pictures.
         """
+        if not isinstance(other, Result):
+            raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
         if self.signature != other.signature:
             raise ValueError(
                 "these results are not comparable, their signatures differ:\n"
@@ -89,6 +97,8 @@ class Result:
         Raises:
             ValueError: the evidence was not kept. IndexError: no such caption.
         """
+        if not isinstance(index, int):
+            raise TypeError(f"explain({index!r}): expected the number of a caption")
         if not 0 <= index < len(self.scores):
             raise IndexError(f"explain({index}): there are {len(self.scores)} captions, counted from 0")
         if self.evidence is None:
@@ -111,7 +121,17 @@ class Result:
 
     @staticmethod
     def from_dict(saved: Mapping[str, Any]) -> Result:
-        """A result from what `to_dict` gave, e.g. a file of `capeval score --json`."""
+        """A result from what `to_dict` gave, e.g. a file of `capeval score --json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: something is missing, or does not fit the rest.
+        """
+        columns = {"scores": saved["scores"], "groups": saved["groups"], **saved["parts"]}
+        if len({len(column) for column in columns.values()}) != 1:
+            lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+            raise ValueError(f"it has {lengths}, which should be equally many")
+        if not all(score is None or isinstance(score, (int, float)) for score in saved["scores"]):
+            raise ValueError("some score is not a number")
         return Result(
             metric=saved["metric"],
             key=saved["key"],

@@ -124,6 +124,7 @@ class RowStore:
                 f"{key}: {found.get(key)!r} there, {stamp.get(key)!r} now"
                 for key in sorted(found.keys() | stamp.keys())
                 if found.get(key) != stamp.get(key)
+                and (key != "columns" or found.get("metric") == stamp.get("metric"))
             ]
             if differing:
                 raise ValueError(

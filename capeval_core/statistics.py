@@ -29,6 +29,7 @@ class Interval:
 class Comparison:
     """Two systems on the same pictures.
 
+    means: of the first and the second, over the pictures that are compared.
     difference: mean of the first minus mean of the second.
     interval: bootstrap interval of the difference.
     p_value: two-sided, of the difference under random exchange of the systems picture by picture.
@@ -36,6 +37,7 @@ class Comparison:
     left_out: pictures without a score in one of them, not part of the comparison.
     """
 
+    means: tuple[float, float]
     difference: float
     interval: Interval
     p_value: float
@@ -100,7 +102,8 @@ def paired_comparison(
     sums, counts = (first.sums[a], second.sums[b]), (first.counts[a], second.counts[b])
     total, size = sums[0].sum(), counts[0].sum()
     other_total, other_size = sums[1].sum(), counts[1].sum()
-    difference = total / size - other_total / other_size
+    means = float(total / size), float(other_total / other_size)
+    difference = means[0] - means[1]
 
     rng = np.random.default_rng(seed)
     gain, growth = sums[1] - sums[0], counts[1] - counts[0]
@@ -119,7 +122,7 @@ def paired_comparison(
         for drawn in _draws(n, resamples, rng)
     ]
     low, high = _percentiles(np.concatenate(drawn_differences), level)
-    return Comparison(float(difference), Interval(low, high, level, n), p_value, n, left_out)
+    return Comparison(means, difference, Interval(low, high, level, n), p_value, n, left_out)
 
 
 def _check(level: float, resamples: int) -> None:

@@ -108,3 +108,20 @@ def test_compares_systems_of_one_signature() -> None:
         first.compare(other)
     with pytest.raises(ValueError, match="no picture in common"):
         first.compare(result([0.4, 0.5], ["p", "q"]))
+
+
+def test_a_damaged_saved_result_is_told() -> None:
+    saved = result([0.5, 0.6]).to_dict()
+    with pytest.raises(ValueError, match="1 scores, 2 groups"):
+        Result.from_dict(saved | {"scores": [0.5]})
+    with pytest.raises(ValueError, match="not a number"):
+        Result.from_dict(saved | {"scores": [0.5, "x"]})
+    with pytest.raises(TypeError, match="expected another Result, found a dict"):
+        result([0.5, 0.6]).compare(saved)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected the number of a caption"):
+        result([0.5]).explain("0")  # type: ignore[arg-type]
+
+
+def test_a_result_shows_itself_in_a_line() -> None:
+    shown = repr(result([0.5] * 5000))
+    assert "=0.5000, 5,000 captions, 0 failed" in shown and len(shown) < 300

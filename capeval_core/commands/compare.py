@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from capeval_core.commands.parser import Parser
+from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.result import Result
@@ -27,8 +27,8 @@ def run(arguments: list[str]) -> int:
     title = metric_class(a.metric).title if a.metric in METRICS else a.metric
     low, high = test.interval.low, test.interval.high
     rows = [
-        [title, f"{a.mean:.4f} ({given.a})"],
-        ["", f"{b.mean:.4f} ({given.b})"],
+        [title, f"{test.means[0]:.4f} ({given.a})"],
+        ["", f"{test.means[1]:.4f} ({given.b})"],
         ["difference", f"{test.difference:+.4f}"],
         ["interval", f"{low:+.4f} to {high:+.4f} ({test.interval.level:.0%})"],
         ["p-value", f"{test.p_value:.4f}" if test.p_value >= 1e-4 else "< 0.0001"],
@@ -36,6 +36,11 @@ def run(arguments: list[str]) -> int:
         ["signature", a.signature],
     ]
     print(table(rows, width=WHOLE_LINES))
+    if test.left_out:
+        complain(
+            f"warning: {test.left_out:,} pictures have a score in only one of the files: they are left out, "
+            "of the means too"
+        )
     return 0
 
 
@@ -48,4 +53,6 @@ def read_result(path: Path) -> Result:
     try:
         return Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is not a file of `capeval score --json`") from error
+        raise ValueError(
+            f"{path} is not a file of `capeval score --json`, or is damaged ({error})"
+        ) from error

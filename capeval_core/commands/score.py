@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
         return _introduce(arguments)
     metric = metric_class(arguments[0])
     given = _parser(metric).read(arguments[1:])
-    _check_place(given.json)  # now, not after hours
+    _check_place(given)  # now, not after hours
     collection, result = _score(metric, given)
     interval = interval_of(result)
     print(summary(metric.title, result, interval), flush=True)  # first: a full disk must not cost the score
@@ -61,12 +61,21 @@ def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Coll
     return collection, result
 
 
-def _check_place(out: Path | None) -> None:
-    if out is not None and not out.parent.is_dir():
+def _check_place(given: argparse.Namespace) -> None:
+    out: Path | None = given.json
+    if out is None:
+        return
+    if str(out) == "-":
+        raise ValueError("--json - : name a file, standard output shows the summary")
+    if not out.parent.is_dir():
         raise FileNotFoundError(f"--json {out}: there is no folder {out.parent}")
-    if out is not None and out.is_dir():
+    if out.is_dir():
         raise IsADirectoryError(f"--json {out} is a folder: name a file")
-    if out is not None and not os.access(out if out.exists() else out.parent, os.W_OK):
+    for flag in ("candidates", "references"):
+        read = getattr(given, flag)
+        if read is not None and out.resolve() == Path(read).resolve():
+            raise ValueError(f"--json {out} is the file of --{flag}, which it would overwrite: name another")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
         raise PermissionError(f"--json {out} cannot be written (permission denied)")
 
 

@@ -18,7 +18,8 @@ def resolve_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        hint = did_you_mean(name, ["cpu", "cuda", "cuda:0", "mps", "xpu"])
+        meant = "cuda" if name.lower().startswith("gpu") else name
+        hint = did_you_mean(meant, ["cpu", "cuda", "cuda:0", "mps", "xpu"])
         raise ValueError(f"device={name!r} is not a device{hint}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f'device={name!r}, but no CUDA GPU can be used here: pass device="cpu"')

@@ -156,7 +156,8 @@ def source_of(value: Any) -> Source:
         return source_of_tensor(value)
     if hasattr(value, "__array_interface__") and hasattr(value, "shape") and value.shape:
         return source_of_array(value)
-    raise Refused(f"is {described(value)}: expected {ACCEPTED}", joint=" ", kind=TypeError)
+    mend = "; this looks like an open file: pass its .read()" if hasattr(value, "read") else ""
+    raise Refused(f"is {described(value)}: expected {ACCEPTED}{mend}", joint=" ", kind=TypeError)
 
 
 def local_path(value: str | os.PathLike[Any]) -> str:

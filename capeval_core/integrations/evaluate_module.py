@@ -41,7 +41,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     Args:
         timeout: seconds that the processes of a distributed evaluation wait for each other.
         **keywords: evaluate's own (`num_process`, `experiment_id`, ...) and the metric's options (`weights`,
-            `device`, ...). Options are checked now; the weights are opened at the first batch.
+            `device`, ...). The weights are opened now.
 
     Raises:
         TypeError, ValueError: an unknown keyword, or an option's value that is none.
@@ -58,8 +58,14 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
                 "evidence=True: evaluate keeps numbers only, use "
                 f"capeval_core.load({self.metric_name!r}, evidence=True) for result.explain()"
             )
+        if config_name not in (None, "default"):
+            raise ValueError(
+                f"config_name={config_name!r}: these modules have no configurations; did you mean "
+                f"weights={config_name!r}?"
+            )
         self._told_about_references = False
         super().__init__(config_name, timeout=timeout, **own)
+        _ = self.metric  # now: what is wrong with the weights must not be told after an epoch of training
 
     @classmethod
     def metric_type(cls) -> type[CaptionMetric]:
@@ -68,7 +74,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     @cached_property
     def metric(self) -> CaptionMetric:
-        """The metric behind this module; its weights are opened at the first access, i.e. the first batch."""
+        """The metric behind this module."""
         return self.metric_type()(self.options)
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
@@ -182,8 +188,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if any(value is not None for value in given):
             self.add_batch(predictions=predictions, images=images, references=references)
         self._open_writer()  # a process that never added takes part with no rows
-        if "metric" in vars(self):  # its weights are open, so there may be rows to write
-            self.metric.flush()
+        self.metric.flush()
         try:
             output: dict[str, Any] | None = super().compute(per_caption=per_caption)
         except pa.ArrowInvalid as error:

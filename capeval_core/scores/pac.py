@@ -99,6 +99,9 @@ class PacS(CaptionMetric):
         if self.options.prompt is None:
             prompt = folder.config.get("constants", {}).get("prompt", PROMPT)
             self.options = dataclasses.replace(self.options, prompt=prompt)
+        room = self.encoder.tokenizer.context_length
+        if len(self.encoder.tokenizer.encode([str(self.options.prompt)]).ids[0]) >= room:
+            raise ValueError(f"prompt: it fills all {room} token ids and leaves no room for a caption")
         fingerprint = self.encoder.fingerprint
         return {"weights": Model(folder.label(fingerprint), fingerprint)}
 

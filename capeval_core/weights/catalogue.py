@@ -30,9 +30,14 @@ class WeightsEntry:
     settings: Mapping[str, str]
 
     def how_to_convert(self, metric: str) -> str:
-        """The exact way to these weights when the Hub repository cannot be had; '' without one."""
+        """The exact way to these weights when the Hub repository cannot be had here."""
         if self.checkpoint is None:
-            return ""
+            folder = self.repository.rsplit("/", 1)[-1]
+            return (
+                f"Where there is a network, download it with\n"
+                f"    hf download {self.repository} --local-dir {folder}\n"
+                f"copy the folder here, and pass weights={folder!r}."
+            )
         folder = self.repository.rsplit("/", 1)[-1]
         flags = " ".join(f"--{name} {value}" for name, value in self.settings.items())
         return (

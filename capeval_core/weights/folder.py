@@ -130,7 +130,7 @@ def _download(name: str, metric: str) -> WeightsFolder:
         raise _unavailable(repository, metric, "no such repository on the Hub, or it is private") from error
     except (OSError, HfHubHTTPError, RuntimeError) as error:
         # OSError covers refused connections, time-outs, offline mode and a file that is not cached.
-        reason = f"not in the local cache, and the Hub cannot be reached: {type(error).__name__}"
+        reason = "not in the local cache, and the Hub cannot be reached"
         raise _unavailable(repository, metric, reason) from error
     return _read(path, repository, path.name)
 

@@ -135,6 +135,17 @@ def test_a_full_disk_does_not_cost_the_score(score: Score) -> None:
     assert ran.err == "capeval: --json /dev/full cannot be written (No space left on device)\n"
 
 
+@pytest.mark.parametrize("flag", ["candidates", "references"])
+def test_an_input_file_is_not_overwritten(flag: str, score: Score, files: Path) -> None:
+    path = files / ("captions.json" if flag == "candidates" else "references.json")
+    before = path.read_bytes()
+    more = ["--references", path] if flag == "references" else []
+    ran = score("refpacs" if more else "pacs", *more, "--json", path)
+    assert ran.status == 2 and f"is the file of --{flag}" in ran.err
+    assert path.read_bytes() == before
+    assert score("pacs", "--json", "-").status == 2
+
+
 def test_references_are_ignored_with_one_warning_where_none_are_needed(score: Score, files: Path) -> None:
     ran = score("pacs", "--references", files / "no such file")
     assert ran.status == 0

@@ -23,6 +23,7 @@ from PIL import Image
 import capeval_core
 from capeval_core.options import describe_options
 from capeval_core.registry import metric_class
+from tests.counting import counted
 from tests.integrations.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -271,11 +272,10 @@ def test_wrong_options_are_refused_at_load(
         load("pacs", **options)
 
 
-def test_a_module_describes_itself_without_its_weights(tmp_path: Path) -> None:
+def test_a_module_describes_itself(weights: str, tmp_path: Path) -> None:
     for name in NAMES:
         metric = metric_class(name)
-        missing = str(tmp_path / "none")
-        module = evaluate.load(str(ROOT / "metrics" / name), weights=missing, cache_dir=str(tmp_path))
+        module = evaluate.load(str(ROOT / "metrics" / name), weights=weights, cache_dir=str(tmp_path))
         inputs = ["predictions", "images", "references"][: 3 if metric.needs_references else 2]
         assert list(module.features) == inputs
         assert metric.title in module.description and metric.summary in module.description
@@ -285,10 +285,14 @@ def test_a_module_describes_itself_without_its_weights(tmp_path: Path) -> None:
             assert (f"\n    {option.name} (" in module.inputs_description) == (option.name != "evidence")
         assert ("references: per caption" in module.inputs_description) == metric.needs_references
         assert metric.key in module.compute.__doc__
-        with pytest.raises(ValueError, match="neither a folder"):
-            module.compute(
-                predictions=["x"], images=[np.zeros((4, 4, 3), np.uint8)], **needed(name, ["a reference"])
-            )
+
+
+def test_wrong_weights_are_told_at_load() -> None:
+    for wrong, message in (("tinny", "did you mean 'tiny'"), ("no/where/at/all", "neither a folder")):
+        with pytest.raises(ValueError, match=message):
+            evaluate.load(str(ROOT / "metrics" / "pacs"), weights=wrong)
+    with pytest.raises(ValueError, match="did you mean weights='tiny'"):
+        evaluate.load(str(ROOT / "metrics" / "pacs"), "tiny")
 
 
 # Wrong input
@@ -358,13 +362,13 @@ def picture() -> np.ndarray[Any, Any]:
         ),
     ],
 )
-def test_wrong_input_is_refused_before_any_model_is_opened(
+def test_wrong_input_is_refused_before_any_model_runs(
     name: str, given: dict[str, Any], kind: type[Exception], message: str, load: Load
 ) -> None:
     module = load(name)
-    with pytest.raises(kind, match=f"^{re.escape(message)}"):
+    with counted(module.metric.encoder) as seen, pytest.raises(kind, match=f"^{re.escape(message)}"):
         module.compute(**given)
-    assert "metric" not in vars(module)
+    assert (seen.pictures, seen.texts) == (0, 0)
     assert len(module) == 0
 
 

@@ -165,3 +165,8 @@ def test_equal_tensors_with_another_activation_sign_differently(seeded_weights: 
     assert signatures[0] != signatures[1]
     for signature in signatures:
         assert re.search(r"\|weights:weights@[0-9a-f]{8}\|", signature)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(weights: str) -> None:
+    with pytest.raises(ValueError, match="leaves no room for a caption"):
+        load("pacs", weights, prompt="x " * 100)

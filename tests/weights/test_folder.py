@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.inputs.pictures import Picture
 from capeval_core.weights.catalogue import PACS_B32, WEIGHTS, entry_of
@@ -62,7 +63,10 @@ def test_a_saved_encoder_comes_back(seeded_weights: Path) -> None:
     assert found.revision is None and found.name == "weights"
     again = loaded(seeded_weights)
     assert re.fullmatch(r"weights@[0-9a-f]{8}", found.label(again.fingerprint))
-    first, second = (clip.encode_texts(["a dog"]).features for clip in (encoder(), again))
+    # Without a cache: a feature kept from another batch may differ in its last digits.
+    first, second = (
+        clip.encode_texts(["a dog"], cache=FeatureCache(0)).features for clip in (encoder(), again)
+    )
     assert first == pytest.approx(second, rel=1e-5, abs=1e-6)
     assert loaded(seeded_weights) is again  # shared in the process while it is in use
     assert ClipEncoder.from_pretrained(seeded_weights, device="cpu") is again
@@ -395,7 +399,7 @@ def test_the_catalogue_is_sound() -> None:
         )
         told = entry.how_to_convert("pacs")
         if entry.checkpoint is None:
-            assert told == ""
+            assert f"hf download {entry.repository} --local-dir" in told
         else:
             assert entry.original in told
             assert f"capeval convert pacs {entry.checkpoint}" in told
