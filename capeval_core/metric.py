@@ -152,17 +152,27 @@ class CaptionMetric(ABC):
         if references is not None and not self.needs_references:
             warnings.warn(f"{self.name} needs no references: they are ignored", stacklevel=2)
             references = None
-        samples = check_samples(
+        samples = self.check(captions, images, references)
+        encoded = self.encode_all(samples, rows=rows, progress=progress)
+        self.flush()
+        return self.combine(encoded, samples=samples)
+
+    def check(
+        self, captions: Any, images: Any, references: Any = None, *, called: str = "captions"
+    ) -> Samples:
+        """Everything that a user handed in, checked by this metric's needs and options.
+
+        `called` is what messages call the captions. Errors are those of `score`, before any model runs.
+        """
+        return check_samples(
             captions,
             images,
             references,
             needs_references=self.needs_references,
             on_error=self.options.on_error,
             empty=self.options.empty,
+            called=called,
         )
-        encoded = self.encode_all(samples, rows=rows, progress=progress)
-        self.flush()
-        return self.combine(encoded, samples=samples)
 
     def encode_all(
         self,

@@ -20,7 +20,7 @@ from datasets import Features, Value
 
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import Problems
-from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.registry import metric_class
@@ -143,15 +143,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if all(_has_no_rows(given) for given in (predictions, images, references or [])):
             self._open_writer()
             return
-        samples = check_samples(
-            predictions,
-            images,
-            references,
-            needs_references=metric.needs_references,
-            on_error=self.options.on_error,
-            empty=self.options.empty,
-            called="predictions",
-        )
+        samples = self.metric.check(predictions, images, references, called="predictions")
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
         rows = self.metric.encode_all(self._placed(samples))
         columns = {name: pa.nulls(len(rows)) for name in self.features}

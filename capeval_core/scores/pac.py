@@ -30,7 +30,7 @@ Doubles = NDArray[np.float64]
 
 
 def pac_score(cosine: Doubles, w: float = 2.0) -> Doubles:
-    """Eq. 1: Score(t, v) = w max(cos(t, v), 0), in [0, w].
+    """Eq. 1: Score(t, v) = w max(cos(t, v), 0), in [0, w], for cosines of any shape.
 
     >>> pac_score(np.array([0.4, -0.1]))
     array([0.8, 0. ])
@@ -153,9 +153,10 @@ class RefPacS(PacS):
     def aggregate(self, rows: pa.Table) -> Values:
         cosine = rows["cosine"].to_numpy().astype(np.float64)
         lists = rows["reference_cosines"].combine_chunks()
-        starts = lists.offsets.to_numpy()[:-1]
-        flat = lists.values.to_numpy().astype(np.float64)
-        nearest = np.maximum.reduceat(flat, starts) if len(starts) else flat
+        ends = np.cumsum(lists.value_lengths().to_numpy())
+        flat = lists.flatten().to_numpy().astype(np.float64)  # of these rows only, also in a slice
+        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+        nearest = np.maximum.reduceat(flat, starts) if len(ends) else flat
         pac = pac_score(cosine, self.options.w)
         score = ref_pac_score(pac, nearest, released=self.options.compat == "released")
         parts = {"cosine": cosine, self.free_key: pac, "reference_cosine": nearest}
