@@ -110,7 +110,15 @@ def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     command = [*COMMAND, *long_run, "--rows", str(rows)]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=end, text=True)
+    process = subprocess.Popen(
+        command,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=end,
+        text=True,
+        # A job in the background of a script ignores Ctrl-C and hands that on: a terminal's does not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(end)
     wait_for(rows, "stamp.json", process)
     process.send_signal(signal.SIGINT)
