@@ -47,7 +47,7 @@ class ClipEncoder(Encoder, tags=["image-captioning", "clip"]):
 
     Texts run at their real length, equal ones once (exact, since attention is causal); equal pictures
     run once; every feature goes through a `FeatureCache`. In float32 a feature does not depend on what
-    else is in the batch, up to rounding; bfloat16 and float16 halve memory and time on GPUs.
+    else is in the batch, up to rounding; bfloat16 and float16 take half the memory for weights and states.
 
     Arguments and errors are those of `Encoder`; tensors have open_clip's names.
     """
