@@ -41,6 +41,21 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A value that a paper reports, so that a reader can place another one beside it.
+
+    captions: whose captions were scored. value: their mean. dataset: on which pictures. weights: with which
+    weights, a repository of the catalogue. source: paper and table.
+    """
+
+    captions: str
+    value: float
+    dataset: str
+    weights: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Values:
     """scores: (n,) float64, NaN where a row failed. parts: named components, (n,) each."""
 
@@ -71,6 +86,8 @@ class CaptionMetric(ABC):
     """Folder of the embedded small model that `weights="tiny"` means."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
+    published: ClassVar[tuple[Published, ...]] = ()
+    """What papers report for this metric at its default options, lowest first."""
 
     def __init__(self, options: CommonOptions) -> None:
         self.options = options

@@ -35,6 +35,7 @@ class ClipS(PacS):
     paper = _PAPER
     range = (0.0, 2.5)
     default_weights = CLIP_B32
+    published = ()  # the tables at hand do not say with which w and prompt CLIP-S was computed
     Options = ClipsOptions
 
 
@@ -49,4 +50,5 @@ class RefClipS(RefPacS):
     paper = _PAPER
     range = (0.0, 10 / 7)  # w = 2.5 and cosines of 1: 2 * 2.5 * 1 / (2.5 + 1)
     default_weights = CLIP_B32
+    published = ()  # the tables at hand do not say with which w and prompt CLIP-S was computed
     Options = ClipsOptions

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
-from capeval_core.metric import CaptionMetric, Model, Values
+from capeval_core.metric import CaptionMetric, Model, Published, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.rows import common_columns, row_schema
@@ -66,6 +66,10 @@ class PacOptions(CommonOptions):
     )
 
 
+def _table_7(captions: str, value: float) -> Published:
+    return Published(captions, value, "COCO, Karpathy test split", PACS_B32.repository, "the paper's table 7")
+
+
 class PacS(CaptionMetric):
     """PAC-S: w max(cos(caption, picture), 0), eq. 1, without references."""
 
@@ -82,6 +86,13 @@ class PacS(CaptionMetric):
     tiny = "pacs"
     Options: ClassVar[type[CommonOptions]] = PacOptions
     ROW = row_schema(pa.field("cosine", pa.float32()))
+    published = (
+        _table_7("Show and Tell", 0.772),
+        _table_7("Up-Down", 0.794),
+        _table_7("M² Transformer", 0.806),
+        _table_7("people", 0.818),
+        _table_7("VinVL", 0.821),
+    )
 
     options: PacOptions
 
@@ -149,6 +160,13 @@ class RefPacS(PacS):
     free_key = PacS.key
     """Name of the reference-free score among the parts."""
     ROW = row_schema(pa.field("cosine", pa.float32()), pa.field("reference_cosines", pa.list_(pa.float32())))
+    published = (
+        _table_7("Show and Tell", 0.826),
+        _table_7("Up-Down", 0.847),
+        _table_7("M² Transformer", 0.854),
+        _table_7("people", 0.857),
+        _table_7("VinVL", 0.869),
+    )
 
     def aggregate(self, rows: pa.Table) -> Values:
         cosine = rows["cosine"].to_numpy().astype(np.float64)
