@@ -2,7 +2,9 @@
 
 Every folder pins the behaviour of an original implementation. The module that knows a folder is found by
 the folder's name: the longest run of its leading words that is a module here, so that `pacs-vit-tiny` is run
-by `pacs.py`. A module for another family needs one function, ``run_case(folder) -> Iterator[Comparison]``.
+by `pacs.py`. A module for another family needs two functions: ``run_case(folder) -> Iterator[Comparison]``,
+and ``expected_quantities(folder) -> set[str]``, what a run must have compared: the outputs that the folder
+pins, less what no public door shows. The tests hold runs to it: no output is passed over unnoticed.
 
 Prints ``CASE  quantity  max_abs_error  tolerance  ok|FAIL`` and exits with 0 (all agree), 1 (some do
 not) or 2 (a folder cannot be run).
@@ -15,23 +17,22 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
-from tests.golden.comparison import Comparison, UnreadableCaseError
-
-RunCase = Callable[[Path], Iterator[Comparison]]
+from tests.golden.comparison import UnreadableCaseError
 
 
-def find_run(case: str) -> RunCase:
-    """The function that runs cases of this name."""
+def find_module(case: str) -> ModuleType:
+    """The module that runs cases of this name."""
     words = re.split(r"\W+", case.lower())
     for count in range(len(words), 0, -1):
         name = "_".join(words[:count])
         if name.isidentifier() and importlib.util.find_spec(f"tests.golden.{name}"):
-            run: RunCase | None = getattr(importlib.import_module(f"tests.golden.{name}"), "run_case", None)
-            if run:
-                return run
+            module = importlib.import_module(f"tests.golden.{name}")
+            if hasattr(module, "run_case"):
+                return module
     raise UnreadableCaseError("no module of tests/golden knows a case of this name")
 
 
@@ -42,7 +43,7 @@ def run_folder(folder: Path) -> int:
         if not folder.is_dir():
             raise UnreadableCaseError("no such folder")
         status = 0
-        for found in find_run(case)(folder):
+        for found in find_module(case).run_case(folder):
             status |= not found.ok
             print(
                 f"{case}  {found.quantity}  {found.error:.2e}  {found.tolerance:.0e}  {found.verdict}",

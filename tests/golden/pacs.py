@@ -53,6 +53,10 @@ TOLERANCES = {
     "mean_refpac_s": "refpac_s_atol",
 }
 
+# Inputs rather than outputs, or states inside the original that no public door shows.
+NOT_COMPARED = ("debug_", "alllora_debug_", "pair_image", "reference_offsets", "arith_reference_offsets",
+                "arith_image_features", "arith_text_features", "arith_reference_features")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Case:
@@ -149,6 +153,11 @@ class Case:
         given: dict[str, Any] = {name: value for name, value in found.items() if value != usual[name]}
         # open_clip's own models have the exact GELU; one that holds OpenAI's weights has to say so.
         return {**given, "activation": "quick_gelu"} if model.get("quick_gelu") else given
+
+
+def expected_quantities(folder: Path) -> set[str]:
+    """What a run must have compared."""
+    return {name for name in Case.read(folder).outputs if not name.startswith(NOT_COMPARED)}
 
 
 def run_case(folder: Path) -> Iterator[Comparison]:
