@@ -8,6 +8,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -22,24 +23,54 @@ from numpy.typing import NDArray
 from capeval_core.inputs.pictures import PictureError
 from capeval_core.inputs.samples import Samples
 
-COMMON = (
-    pa.field("index", pa.int64()),  # position of the caption in the input
-    pa.field("group", pa.string()),  # content key of its picture
-    pa.field("error", pa.string()),  # why it could not be encoded, null if it could
-    pa.field("truncated", pa.int32()),  # token ids cut off, those of its references included
-    pa.field("references", pa.int32()),  # how many it is compared with, 0 for a metric without
-    pa.field("empty", pa.bool_()),  # the caption is empty, which `empty="score"` allows
-)
-"""The columns that every metric's rows begin with."""
-
+_MEANING = "meaning"  # key of a column's metadata
 _CONTENT = "content"
 _STAMP = "stamp.json"
 _PARTIAL = ".partial"
 
 
+def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
+    """A column of rows; `meaning` says in the documents what one value is."""
+    return pa.field(name, type, metadata={_MEANING: meaning})
+
+
+COMMON = (
+    column("index", pa.int64(), "position of the caption in the input"),
+    column("group", pa.string(), "content key of its picture, empty if it could not be read"),
+    column("error", pa.string(), "why it could not be encoded, null if it could"),
+    column("truncated", pa.int32(), "token ids cut off, those of its references included"),
+    column("references", pa.int32(), "how many references it is compared with, 0 for a metric without"),
+    column("empty", pa.bool_(), 'whether the caption is empty, which `empty="score"` allows'),
+)
+"""The columns that every metric's rows begin with."""
+
+
 def row_schema(*own: pa.Field) -> pa.Schema:
     """The schema of a metric's rows: the common columns, then its own."""
     return pa.schema([*COMMON, *own])
+
+
+@dataclass(frozen=True)
+class ColumnDescription:
+    """One column of rows in words, for the documents."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+def describe_columns(schema: pa.Schema) -> list[ColumnDescription]:
+    """Every column of a row schema with its type and its meaning.
+
+    >>> describe_columns(row_schema())[0]
+    ColumnDescription(name='index', type='int64', meaning='position of the caption in the input')
+    """
+    return [
+        ColumnDescription(
+            spec.name, str(spec.type), (spec.metadata or {}).get(_MEANING.encode(), b"").decode()
+        )
+        for spec in schema
+    ]
 
 
 def common_columns(

@@ -7,9 +7,10 @@ from typing import Any
 
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.tables import paragraph, table
+from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry
+from capeval_core.weights.catalogue import WEIGHTS
 from capeval_core.weights.folder import TINY
 
 
@@ -54,16 +55,15 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
 def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["METRIC", "TITLE", "RANGE", "REFS", "MEDIA", "DEFAULT WEIGHTS"]]
     for m in metrics:
-        low, high = m.range
+        told = describe_metric(m)
         needs = "yes" if m.needs_references else "no"
-        weights = m.default_weights.repository
-        rows.append([m.name, m.title, f"{low:.3g}-{high:.3g}", needs, ", ".join(m.media), weights])
+        rows.append([m.name, m.title, told.range.replace(" to ", "-"), needs, told.media, told.weights])
     return table(rows)
 
 
 def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["WEIGHTS", "LICENCE", "WHAT"]]
-    rows += [[entry.repository, _licence(entry), entry.title] for entry in WEIGHTS]
+    rows += [[entry.repository, licence_in_words(entry), entry.title] for entry in WEIGHTS]
     if any(_has_tiny(metric) for metric in metrics):
         rows.append(["tiny", "Apache-2.0", "packaged: needs no network, knows drawn scenes only"])
     return table(rows)
@@ -75,10 +75,6 @@ def _papers(metrics: list[type[CaptionMetric]]) -> str:
         papers.setdefault(metric.paper, []).append(metric.name)
     told = [", ".join(names) + "\n" + paragraph(paper, indent="  ") for paper, names in papers.items()]
     return "\n".join(["PAPERS", *told])
-
-
-def _licence(entry: WeightsEntry) -> str:
-    return entry.licence or "not stated"
 
 
 def _has_tiny(metric: type[CaptionMetric]) -> bool:

@@ -18,6 +18,7 @@ import evaluate
 import pyarrow as pa
 from datasets import Features, Value
 
+from capeval_core.description import describe_metric
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import Problems
 from capeval_core.inputs.samples import Samples
@@ -79,12 +80,13 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
         metric = self.metric_type()
+        described = describe_metric(metric)
         info = evaluate.EvaluationModuleInfo(
-            description=_description(metric),
+            description=str(described),
             citation=metric.paper,
             inputs_description=_inputs_description(metric),
             features=_features(metric),
-            reference_urls=[word.strip(".,") for word in metric.paper.split() if word.startswith("http")],
+            reference_urls=[described.address],
         )
         # Set afterwards: evaluate allows a format for flat features only, which matters for numpy, not here.
         info.format = "arrow"
@@ -263,13 +265,6 @@ def _features(metric: type[CaptionMetric]) -> Features:
     row = Features.from_arrow_schema(metric.ROW)
     others = ["images", "references"] if metric.needs_references else ["images"]
     return Features({"predictions": dict(row), **{name: Value("null") for name in others}})
-
-
-def _description(metric: type[CaptionMetric]) -> str:
-    low, high = metric.range
-    better = "higher is better" if metric.higher_is_better else "lower is better"
-    needs = "with references" if metric.needs_references else "without references"
-    return f"{metric.title}: {metric.summary} {needs.capitalize()}, from {low:g} to {high:.3g}, {better}."
 
 
 def _inputs_description(metric: type[CaptionMetric]) -> str:

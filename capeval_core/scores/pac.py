@@ -19,7 +19,7 @@ from capeval_core.matching.cosine import grouped_cosine, paired_cosine
 from capeval_core.metric import CaptionMetric, Model, Published, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
-from capeval_core.rows import common_columns, row_schema
+from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.weights.catalogue import PACS_B32
 from capeval_core.weights.constants import PROMPT
 
@@ -66,6 +66,9 @@ class PacOptions(CommonOptions):
     )
 
 
+_COSINE = column("cosine", pa.float32(), "cosine of caption and picture, null where the picture failed")
+
+
 def _table_7(captions: str, value: float) -> Published:
     return Published(captions, value, "COCO, Karpathy test split", PACS_B32.repository, "the paper's table 7")
 
@@ -85,7 +88,7 @@ class PacS(CaptionMetric):
     default_weights = PACS_B32
     tiny = "pacs"
     Options: ClassVar[type[CommonOptions]] = PacOptions
-    ROW = row_schema(pa.field("cosine", pa.float32()))
+    ROW = row_schema(_COSINE)
     published = (
         _table_7("Show and Tell", 0.772),
         _table_7("Up-Down", 0.794),
@@ -159,7 +162,12 @@ class RefPacS(PacS):
     needs_references = True
     free_key = PacS.key
     """Name of the reference-free score among the parts."""
-    ROW = row_schema(pa.field("cosine", pa.float32()), pa.field("reference_cosines", pa.list_(pa.float32())))
+    ROW = row_schema(
+        _COSINE,
+        column(
+            "reference_cosines", pa.list_(pa.float32()), "cosine of the caption with each of its references"
+        ),
+    )
     published = (
         _table_7("Show and Tell", 0.826),
         _table_7("Up-Down", 0.847),

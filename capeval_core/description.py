@@ -1,0 +1,67 @@
+"""What a metric is, in words: written once for the command line, `evaluate`, the documents and the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from capeval_core.metric import CaptionMetric
+from capeval_core.weights.catalogue import WeightsEntry
+
+
+@dataclass(frozen=True)
+class MetricDescription:
+    """The class attributes of a metric, as people read them.
+
+    name: as `load` knows it. title: as papers write it. summary: one sentence.
+    range: of the score at the default options, e.g. `0 to 1.33`. better: `higher is better` or `lower ...`.
+    references: `with references` or `without references`. media: what it looks at, e.g. `image`.
+    weights: repository of the default weights. licence: of these weights, or `not stated`.
+    citation: authors, title and venue of the paper. address: its URL.
+    """
+
+    name: str
+    title: str
+    summary: str
+    range: str
+    better: str
+    references: str
+    media: str
+    weights: str
+    licence: str
+    citation: str
+    address: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.title}: {self.summary} {self.references.capitalize()}, from {self.range}, {self.better}."
+        )
+
+
+def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
+    """A metric in words.
+
+    >>> from capeval_core.registry import metric_class
+    >>> found = describe_metric(metric_class("refpacs"))
+    >>> found.range, found.better, found.references, found.licence
+    ('0 to 1.33', 'higher is better', 'with references', 'not stated')
+    """
+    low, high = metric.range
+    citation, address = metric.paper.rsplit(" ", 1)
+    return MetricDescription(
+        name=metric.name,
+        title=metric.title,
+        summary=metric.summary,
+        range=f"{low:.3g} to {high:.3g}",
+        better=f"{'higher' if metric.higher_is_better else 'lower'} is better",
+        references=f"{'with' if metric.needs_references else 'without'} references",
+        media=", ".join(metric.media),
+        weights=metric.default_weights.repository,
+        licence=licence_in_words(metric.default_weights),
+        citation=citation.rstrip(","),
+        address=address,
+    )
+
+
+def licence_in_words(weights: WeightsEntry) -> str:
+    """The licence of weights; silence of their authors is no permission, so it is said."""
+    return weights.licence or "not stated"
