@@ -1,0 +1,346 @@
+"""Phrases by rules alone: noun phrases with their place in the picture, and what relates them.
+
+No model and no network: for the small weights that ship with the package, and for a quick look. English only.
+The rules know the closed classes (articles, prepositions, conjunctions, pronouns) and guess verbs from their
+endings and neighbours; a scene-graph parser (`capeval_core.phrases.scene_graph`) knows more.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from capeval_core.phrases.sentences import sentences
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One phrase of a caption.
+
+    text: the phrase, without articles.
+    subject: which noun phrase of the caption it is about, counted from 0.
+    object: the noun phrase that it relates the subject to, if any.
+    noun: whether it is that noun phrase itself.
+    """
+
+    text: str
+    subject: int
+    object: int | None = None
+    noun: bool = True
+
+
+def chunks(caption: str) -> list[Chunk]:
+    """The phrases of a caption in its order, no text twice.
+
+    Each noun phrase is one phrase, with its count, its adjectives and its place in the picture, because such
+    a phrase is what one region can show. Each relation is one more, "subject predicate object", spelt with
+    both whole noun phrases, so that it cannot be confused with another pair; a predicate without an object
+    gives "subject predicate". Frames that name nothing to see ("a picture of", "there are", "on a plain
+    background") are left out.
+
+    >>> [c.text for c in chunks("a picture of a big red circle to the left of two blue squares")]
+    ['big red circle', 'two blue squares', 'big red circle to the left of two blue squares']
+    >>> [c.text for c in chunks("On the left there are two stars and the brown dog is running.")]
+    ['two stars on the left', 'brown dog', 'brown dog running']
+    >>> chunks("...")
+    []
+    """
+    reader = _Reader()
+    for sentence in sentences(caption):
+        reader.read(sentence)
+    return reader.chunks()
+
+
+_DROPPED = frozenset("a an the this that these those his her its their my your our".split())
+_COUNTS = frozenset(
+    "no one two three four five six seven eight nine ten eleven twelve several many some few both all "
+    "another other each every more".split()
+)
+_BREAKS = frozenset("and or but while as then so yet when where because nor plus".split())
+_BE = frozenset("is are was were be been being am 's".split())
+_FIRST = frozenset("he she they it".split())  # stand for the noun phrase that the sentence began with
+_RELATIVE = frozenset("who which that".split())
+_EMPTY = frozenset("him them himself herself itself themselves there something someone".split())
+_LINKS = frozenset(
+    "on in at with by near under over above below beneath beside behind between among amongst around across "
+    "along alongside through into onto inside outside against toward towards from for to down up off past "
+    "without within underneath atop beyond about out".split()
+)
+_SIDES = "top|bottom|left|right|middle|center|centre|front|back|side|edge|corner|end|foot"
+_JOINED_LINK = re.compile(
+    rf"(?:to|on|in|at|near|by|from)(?: the)? (?:(?:{_SIDES}) )?(?:{_SIDES})(?: side)? of\b"
+    rf"|(?:{_SIDES}) of\b|next to\b|close to\b|on top of\b|in between\b|out of\b|away from\b|up to\b"
+)
+_PLACE = re.compile(
+    r"(?:on|in|at|near|to) the (?:far |upper |lower )?"
+    r"(?:(?:top|bottom|left|right|middle|center|centre|back|front|background|foreground|distance|upper|lower)\b"
+    r" ?)+(?:(?:hand )?(?:side|corner|half|part|edge)\b)?"
+)
+_FRAME = re.compile(
+    r"^(?:(?:this|it) is |here is |there (?:is|are) )?"
+    r"(?:(?:an?|the|this) (?:[\w-]+ )?(?:picture|photo|photograph|image|view|shot|drawing|close-up|close up)"
+    r"(?: that)? (?:of|shows|showing|depicts|depicting|features|featuring|contains) )?",
+    re.IGNORECASE,
+)
+_NOTHING = re.compile(r"\s*,? ?\b(?:on|against|with) an? plain background\b", re.IGNORECASE)
+_TOKEN = re.compile(r"\w+(?:[-.]\w+)*(?:['’]\w+)?|[^\w\s]")
+_ADJECTIVES = frozenset(
+    "red yellow green blue purple pink brown black white gray grey orange golden silver dark light bright small "
+    "large big little tiny huge tall short long old young new wooden metal plastic empty full open closed round "
+    "square thick thin colorful colourful striped wet dry dirty clean busy crowded beautiful plain snowy grassy "
+    "sandy rocky sunny".split()
+)
+_ING_NOUNS = frozenset(
+    "building ceiling clothing painting railing wedding ring string king wing swing morning evening thing "
+    "something anything spring parking awning crossing icing pudding sling drawing lighting flooring".split()
+)
+_VERBS = frozenset(
+    "sit sits sat stand stands stood run runs ran walk walks ride rides rode hold holds held wear wears wore "
+    "play plays jump jumps eat eats ate look looks lie lies lay lays swim swims fly flies drive drives carry "
+    "carries catch catches throw throws hit hits kick kicks pull pulls push pushes watch watches smile smiles "
+    "sleep sleeps rest rests chase chases climb climbs pose poses wait waits hang hangs hung lean leans drink "
+    "drinks show shows have has had face faces cover covers contain contains read reads cut cuts talk talks "
+    "sing sings make makes take takes go goes gather gathers dance dances shine shines".split()
+)
+_ADVERBS = frozenset(
+    "together alone away apart nearby outdoors indoors upright outside inside around".split()
+)
+
+
+@dataclass(frozen=True)
+class _Noun:
+    words: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.words} {self.place}".rstrip()
+
+
+class _Reader:
+    """Reads sentence after sentence, token after token, and keeps what it has found."""
+
+    def __init__(self) -> None:
+        self.nouns: list[_Noun] = []
+        self.found: list[
+            tuple[int, str, int | None]
+        ] = []  # subject, predicate, object; predicate "" is the noun
+        self._forget()
+
+    def _forget(self) -> None:
+        self.first: int | None = None  # the noun phrase that the sentence began with
+        self.subject: int | None = None
+        self.predicate: list[str] = []
+        self.related = False  # whether the subject is the object of a relation
+        self.relative = False  # whether a relative clause is about it
+        self.says = False  # whether the predicate would stand without an object
+        self.ahead = ""  # a place named before what is there
+
+    def chunks(self) -> list[Chunk]:
+        made: dict[str, Chunk] = {}
+        for subject, predicate, object in self.found:
+            text = str(self.nouns[subject])
+            if predicate:
+                end = "" if object is None else self.nouns[object].words
+                text = f"{self.nouns[subject].words} {predicate} {end}".rstrip()
+            made.setdefault(text.casefold(), Chunk(text, subject, object, not predicate))
+        return list(made.values())
+
+    def read(self, sentence: str) -> None:
+        self._forget()
+        text = _NOTHING.sub("", sentence.strip())
+        self.tokens = _TOKEN.findall(_FRAME.sub("", text, count=1))
+        self.at = 0
+        while self.at < len(self.tokens):
+            self._step()
+        self._close()
+
+    def _step(self) -> None:
+        word = self._word()
+        if self._place() or self._joined_link():
+            return
+        if not word[0].isalnum() or word in _BREAKS:
+            self._close()
+            self.at += 1
+        elif word in _FIRST:
+            self._close()
+            self.subject = self.first
+            self.at += 1
+        elif word in _RELATIVE and self.at and self._word(1) in _BE | _VERBS:
+            self.relative = True
+            self.at += 1
+        elif word in _EMPTY or word in ("each", "one") and self._word(1) in ("other", "another"):
+            if word in ("each", "one"):
+                self.predicate += self.tokens[self.at : self.at + 2]
+                self.at += 1
+            self._close()
+            self.at += 1
+        elif word in _BE:
+            self._be(word)
+        elif word in _LINKS or word == "of":
+            self.predicate.append(self.tokens[self.at])
+            self.at += 1
+        else:
+            self._words()
+
+    def _word(self, further: int = 0) -> str:
+        at = self.at + further
+        return self.tokens[at].lower() if at < len(self.tokens) else ""
+
+    def _rest(self) -> str:
+        return " ".join(self.tokens[self.at : self.at + 7]).lower()
+
+    def _place(self) -> bool:
+        """A place, "on the left": of the noun phrase before, or of the one that follows."""
+        match = _PLACE.match(self._rest())
+        if not match:
+            return False
+        words = len(match[0].split())
+        if self._word(words) == "of":
+            return False
+        place = " ".join(self.tokens[self.at : self.at + words]).lower()
+        self.at += words
+        start = self.at - words
+        apart = start == 0 or not self.tokens[start - 1][0].isalnum() or self._word(-words - 1) in _BREAKS
+        noun_follows = self._word() in _BE | _DROPPED | _COUNTS | {"there"}
+        if self.subject is None or (apart and noun_follows):
+            self._close()
+            self.ahead = place
+            while self._word() in _BE | {"there", ","}:
+                self.at += 1
+            self.subject = None
+        elif self.says:
+            self._close(place)
+        else:
+            self._close()
+            self.nouns[self.subject] = replace(self.nouns[self.subject], place=place)
+        return True
+
+    def _joined_link(self) -> bool:
+        match = _JOINED_LINK.match(self._rest())
+        if not match:
+            return False
+        words = len(match[0].split())
+        self.predicate += self.tokens[self.at : self.at + words]
+        self.at += words
+        return True
+
+    def _be(self, word: str) -> None:
+        self._finite()
+        self.at += 1
+        if not self.predicate and self._plain(self._word()) and not _JOINED_LINK.match(self._rest()):
+            self.predicate.append(word)
+
+    def _finite(self) -> None:
+        """A finite verb belongs to the noun phrase that the clause began with: "a man in a hat | is ..."."""
+        if self.related and not self.relative:
+            self._close()
+            self.subject = self.first
+
+    def _plain(self, word: str) -> bool:
+        """Whether the word is of an open class: a noun, adjective, verb or adverb."""
+        closed = _DROPPED | _BREAKS | _BE | _FIRST | _EMPTY | _LINKS | {"of"}
+        return bool(word) and word[0].isalnum() and word not in closed
+
+    def _words(self) -> None:
+        """A run of open-class words, with or without an article: a noun phrase, a predicate, or both."""
+        article = self._word()
+        opened = article in _DROPPED or article in _COUNTS or article.isdigit()
+        run: list[str] = []
+        while self._word() in _DROPPED:
+            self.at += 1
+        while self._plain(self._word()):
+            if run and (_JOINED_LINK.match(self._rest()) or _PLACE.match(self._rest())):
+                break
+            starts = self._word() in _COUNTS or self._word().isdigit()
+            if run and starts and run[-1].lower() not in _COUNTS:
+                break
+            run.append(self.tokens[self.at])
+            self.at += 1
+            if self._adjectives(run) and self._word() in ("and", ",") and self._plain(self._word(1)):
+                run.append("and")
+                self.at += 1
+        if run:
+            self._split(run, opened, article in ("a", "an", "one"))
+
+    def _adjectives(self, run: list[str]) -> bool:
+        return all(word.lower() in _ADJECTIVES | _COUNTS | {"and"} for word in run)
+
+    def _split(self, run: list[str], opened: bool, single: bool) -> None:
+        if not opened and self.subject is not None and self.predicate in (["is"], ["are"], ["was"], ["were"]):
+            if self._adjectives(run):
+                self.predicate += run
+                self.says = True
+                self._close()
+                return
+        verb = self._find_verb(run, opened, single)
+        if verb is None:
+            verb = len(run)
+        if verb:
+            self._noun(run[:verb])
+        if verb == len(run):
+            return
+        if run[verb].lower() in _VERBS and not self.predicate:
+            self._finite()
+        predicate, rest = [run[verb]], run[verb + 1 :]
+        while rest and (rest[0].lower() in _ADVERBS or rest[0].lower().endswith("ly")):
+            predicate.append(rest.pop(0))
+        if _is_verb(run[verb].lower()):
+            self.predicate = [word for word in self.predicate if word.lower() not in _BE]
+        self.predicate += predicate
+        self.says = True
+        if rest:
+            self._split(rest, False, False)
+
+    def _find_verb(self, run: list[str], opened: bool, single: bool) -> int | None:
+        """Where in the run the predicate begins: what cannot be part of the noun phrase before it."""
+        following = self._word()
+        for index, word in enumerate(map(str.lower, run)):
+            last = index == len(run) - 1
+            if index == 0:
+                # "a running dog" begins with an adjective, "is running" with a predicate.
+                if not opened and self.subject is not None and not (self.predicate and self.says):
+                    if _is_verb(word) or (last and self.predicate and self.predicate[-1].lower() in _BE):
+                        return 0
+                continue
+            if run[index - 1].lower() in _ADJECTIVES | _COUNTS | {"and"}:
+                continue
+            if _is_verb(word):
+                return index
+            if last and (following in _DROPPED | _COUNTS or following.isdigit()):
+                return index
+            if last and following in _LINKS:
+                if word.endswith("ed") or (single and re.search(r"[^sui]s$", word)):
+                    return index
+        return None
+
+    def _noun(self, run: list[str]) -> None:
+        if not self.predicate and self.subject is not None and self.says:
+            self._close()
+        words = " ".join(run)
+        # "a group of people" is one noun phrase.
+        if self.predicate == ["of"] and self.found and self.subject is not None:
+            whole = self.nouns[self.subject]
+            self.nouns[self.subject] = replace(whole, words=f"{whole.words} of {words}")
+            self.predicate = []
+            return
+        predicate, subject = " ".join(self.predicate), self.subject
+        self.nouns.append(_Noun(words, self.ahead))
+        self.ahead, self.predicate, self.says = "", [], False
+        index = len(self.nouns) - 1
+        self.found.append((index, "", None))
+        if predicate and subject is not None:
+            self.found.append((subject, predicate, index))
+        self.related, self.relative = bool(predicate) and subject is not None, False
+        self.subject = index
+        if self.first is None:
+            self.first = index
+
+    def _close(self, place: str = "") -> None:
+        """Where a predicate ends without an object."""
+        if self.says and self.subject is not None:
+            self.found.append((self.subject, " ".join([*self.predicate, place]).strip(), None))
+        self.predicate, self.says = [], False
+
+
+def _is_verb(word: str) -> bool:
+    return word in _VERBS or (len(word) > 4 and word.endswith("ing") and word not in _ING_NOUNS)
