@@ -9,9 +9,8 @@ from capeval_core.commands.summary import bounds, interval_of
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
-from capeval_core.synthetic.demo import DemoItem, demo_set
+from capeval_core.synthetic.demo import KINDS, DemoItem, demo_set, score_kinds
 
-KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
 METRICS = ("pacs", "refpacs")
 
 
@@ -28,7 +27,7 @@ def run(arguments: list[str]) -> int:
 def report(weights: str | PathLike[str]) -> str:
     """The demo as text."""
     items = demo_set()
-    results = {name: _score(name, weights, items) for name in METRICS}
+    results = {name: score_kinds(load(name, weights=weights), items) for name in METRICS}
     titles = [metric_class(name).title for name in METRICS]
     return "\n".join(
         [
@@ -46,17 +45,6 @@ def report(weights: str | PathLike[str]) -> str:
             *_next_steps(),
         ]
     )
-
-
-def _score(name: str, weights: str | PathLike[str], items: list[DemoItem]) -> dict[str, Result]:
-    """One result per kind of caption."""
-    metric = load(name, weights=weights)
-    images = [item.picture for item in items]
-    references = [item.references for item in items] if metric.needs_references else None
-    return {
-        kind: metric.score([getattr(item, field) for item in items], images, references)
-        for kind, field in KINDS.items()
-    }
 
 
 def _captions_table(items: list[DemoItem], results: dict[str, dict[str, Result]], titles: list[str]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +14,15 @@ from capeval_core.synthetic.captions import describe, foil, holds
 from capeval_core.synthetic.drawing import draw
 from capeval_core.synthetic.scenes import Scene, sample_scene
 
+if TYPE_CHECKING:
+    from capeval_core.metric import CaptionMetric
+    from capeval_core.result import Result
+
 FOLDER = Path(__file__).with_name("demo")
 """Where the packaged pictures and `demo.json` lie."""
 SEED = 2024
+KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
+"""The kinds of captions, best first, and the field of `DemoItem` that holds each."""
 _CHANGES = ("colour", "count", "shape", "position")
 _SIDE = 192
 
@@ -50,6 +57,16 @@ def demo_set() -> list[DemoItem]:
         DemoItem(**{**item, "picture": FOLDER / item["picture"], "references": tuple(item["references"])})
         for item in items
     ]
+
+
+def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
+    """One result per kind of caption, of the same pictures (and references)."""
+    images = [item.picture for item in items]
+    references = [item.references for item in items] if metric.needs_references else None
+    return {
+        kind: metric.score([getattr(item, field) for item in items], images, references)
+        for kind, field in KINDS.items()
+    }
 
 
 def write_demo_set(folder: Path, seed: int = SEED) -> None:
