@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from open_clip.transformer import ResidualAttentionBlock
+from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
 from torch import Tensor
 from torch.nn import functional
 
@@ -60,6 +60,16 @@ def run_pooled(
         attended = functional.scaled_dot_product_attention(query, keys, values, attn_mask=rows)
         x = _finish(block, x[:, position : position + 1] if last else x, attended)
     return x[:, -1]
+
+
+def run_vision(visual: VisionTransformer, patches: Tensor) -> Tensor:
+    """(batch, dimension) features of patch embeddings (batch, width, rows, columns)."""
+    x = patches.flatten(2).transpose(1, 2)
+    x = torch.cat([visual.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
+    x = visual.ln_pre(x + visual.positional_embedding.to(x.dtype))
+    x = run_pooled(visual.transformer.resblocks, x, position=0, causal=False)
+    pooled: Tensor = visual.ln_post(x) @ visual.proj
+    return pooled
 
 
 def _causal_mask(x: Tensor, before: int) -> Tensor:

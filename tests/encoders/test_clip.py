@@ -19,7 +19,8 @@ from open_clip.model import CLIP
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.clip import ClipEncoder, _common_prefix
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.clip_towers import _common_prefix
 from capeval_core.encoders.precision import exact_float32
 from capeval_core.inputs.pictures import Picture
 from capeval_core.matching.cosine import paired_cosine
