@@ -6,12 +6,14 @@ import difflib
 import json
 import os
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.weights.catalogue import WEIGHTS, entry_of
 from capeval_core.weights.checksum import file_checksum
+from capeval_core.weights.hub import failures, fetch, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,10 +106,8 @@ def _did_you_mean(name: str) -> str:
 
 
 def _download(name: str, metric: str) -> WeightsFolder:
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -116,9 +116,7 @@ def _download(name: str, metric: str) -> WeightsFolder:
     repository, _, revision = name.partition("@")
     try:
         # Small files first: they say which format the tensors have.
-        path = Path(snapshot_download(repository, revision=revision or None, allow_patterns=["*config.json"]))
-        tensors = OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS
-        snapshot_download(repository, revision=path.name, allow_patterns=[tensors])
+        found = fetch(repository, revision or None, ["*config.json"], _tensor_file)
     except HFValidationError as error:
         raise WeightsError(f"weights={name!r} is neither a folder nor a Hub id: {error}") from error
     except GatedRepoError as error:
@@ -128,11 +126,20 @@ def _download(name: str, metric: str) -> WeightsFolder:
         raise WeightsError(f"weights {repository!r} have no revision {revision!r} on the Hub") from error
     except RepositoryNotFoundError as error:
         raise _unavailable(repository, metric, "no such repository on the Hub, or it is private") from error
-    except (OSError, HfHubHTTPError, RuntimeError) as error:
-        # OSError covers refused connections, time-outs, offline mode and a file that is not cached.
-        reason = "not in the local cache, and the Hub cannot be reached"
-        raise _unavailable(repository, metric, reason) from error
-    return _read(path, repository, path.name)
+    except failures() as error:
+        raise _unavailable(repository, metric, f"not in the local cache; {reason(error)}") from error
+    if found.unasked:
+        warnings.warn(
+            f"weights {name!r}: the Hub could not be asked for the newest version ({found.unasked}). Commit "
+            f"{found.commit} of the local cache is used. To stay at it, pass "
+            f"weights='{repository}@{found.commit}'; to work offline on purpose, set HF_HUB_OFFLINE=1",
+            stacklevel=2,
+        )
+    return _read(found.path, repository, found.commit)
+
+
+def _tensor_file(path: Path) -> str:
+    return OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS
 
 
 def _unavailable(repository: str, metric: str, reason: str) -> WeightsError:
@@ -167,10 +174,12 @@ def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
     tensor_file = path / file
     if not tensor_file.is_file():
         raise WeightsError(f"weights {name!r}: {path} has no {file}: download or convert the weights again")
-    return WeightsFolder(path, name, revision, config, tensor_file, _checked_sum(tensor_file, config, name))
+    return WeightsFolder(
+        path, name, revision, config, tensor_file, _checked_sum(tensor_file, config, name, revision)
+    )
 
 
-def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str) -> str:
+def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str, revision: str | None) -> str:
     checksum, expected = file_checksum(tensor_file), config.get("checksum", {})
     if not isinstance(expected, dict):
         raise WeightsError(
@@ -178,9 +187,12 @@ def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str) -> str:
         )
     written = str(expected.get(tensor_file.name, checksum))
     if checksum != written:
+        again = "download or convert it again"
+        if revision:  # or the client's cache would give the same file again
+            again = f"run `hf download {name} {tensor_file.name} --revision {revision} --force-download`"
         raise WeightsError(
             f"weights {name!r}: {tensor_file.name} has sha256 {checksum[:12]}..., but {CONFIG} says "
-            f"{written[:12]}...: the file is damaged or was changed; download or convert it again"
+            f"{written[:12]}...: the file is damaged or was changed; {again}"
         )
     return checksum
 

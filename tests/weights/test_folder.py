@@ -427,12 +427,12 @@ def repositories(
     shutil.copy(seeded_weights / "config.json", bare)
     (nothing / "README.md").write_text("soon")
     return {
-        "org/good": Repository({"main": seeded_weights, "v1": seeded_weights}),
-        "org/open-clip": Repository({"main": open_clip_folder}),
-        "org/gated": Repository({"main": seeded_weights}, gated=True),
-        "org/bare": Repository({"main": bare}),
-        "org/nothing": Repository({"main": nothing}),
-        "timm/vit_base_patch32_clip_224.openai": Repository({"main": open_clip_folder}),
+        "org/good": Repository.of({"main": seeded_weights, "v1": seeded_weights}),
+        "org/open-clip": Repository.of({"main": open_clip_folder}),
+        "org/gated": Repository.of({"main": seeded_weights}, gated=True),
+        "org/bare": Repository.of({"main": bare}),
+        "org/nothing": Repository.of({"main": nothing}),
+        "timm/vit_base_patch32_clip_224.openai": Repository.of({"main": open_clip_folder}),
     }
 
 

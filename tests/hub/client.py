@@ -1,0 +1,40 @@
+"""A process of its own that talks to the loopback Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def ask(code: str, address: str, home: Path, **environment: str) -> Any:
+    """What `code` prints as its last line, in JSON, in a process whose Hub is at `address`.
+
+    The endpoint is read when huggingface_hub and evaluate are imported, hence the process. It works in `home`,
+    where no folder can shadow a module of the Hub.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=home,
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+            "HF_ENDPOINT": address,
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+            "PYTHONPATH": str(ROOT),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
