@@ -1,0 +1,146 @@
+"""Regions without a network: patches of one colour, for drawn pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capeval_core.inputs.pictures import Picture
+from capeval_core.regions import rle
+from capeval_core.regions.regions import Regions
+from capeval_core.regions.source import RegionSource
+
+Array = NDArray[np.int64]
+
+_REVISION = 1
+_ALIKE = 6  # levels of 255, per channel: noise inside one patch
+_SHADOW = 32  # levels by which shadows differ from the background that they fall on
+_SPECK = 0.001  # share of the picture below which a patch is no object
+_GROWTH = 4  # pixels that a patch may gain at its soft edge
+_NEIGHBOURS = ((0, 1), (0, -1), (1, 0), (-1, 0))
+
+
+class ColourRegions(RegionSource):
+    """Connected patches of nearly one colour, without the background and its shadows, without specks.
+
+    For drawn scenes such as those that the embedded weights know; a photograph has hardly any such patches.
+    Regions are ordered by their topmost row, then from left to right; `quality` is the share of the picture.
+    Touching objects of one colour are one region. Any number of threads may use it.
+
+    >>> from capeval_core.synthetic.drawing import draw
+    >>> from capeval_core.synthetic.scenes import Scene, SceneObject
+    >>> square = SceneObject("square", "red", "large", (0.3, 0.3), 0.3)
+    >>> star = SceneObject("star", "blue", "large", (0.7, 0.7), 0.3)
+    >>> regions = ColourRegions().segment(draw(Scene((square, star), "mint")))
+    >>> len(regions), regions.boxes[0].tolist()
+    (2, [31.0, 31.0, 84.0, 84.0])
+    """
+
+    name = "colours"
+    fingerprint = f"colours-{_REVISION}"
+
+    def find(self, picture: Picture) -> Regions:
+        pixels = np.asarray(picture.load().convert("RGB"), dtype=np.int16)
+        patches, colours = _patches(pixels)
+        size = (pixels.shape[0], pixels.shape[1])
+        runs = [rle.encode(patches == patch) for patch in _objects(patches, colours)]
+        return Regions.of_runs(runs, size, quality=[rle.area(each) / patches.size for each in runs])
+
+
+def _patches(pixels: NDArray[np.int16]) -> tuple[Array, NDArray[np.float64]]:
+    """Per pixel the number of its patch, -1 for none, and the mean colour of each patch (n, 3).
+
+    A patch starts from flat pixels, whose eight neighbours are alike: a soft edge, which changes from one
+    colour to another by small steps, is not flat and joins nothing. Then patches grow over their edges.
+    """
+    flat = _flat(pixels)
+    across = flat[:, 1:] & flat[:, :-1] & _alike(pixels[:, 1:], pixels[:, :-1])
+    down = flat[1:] & flat[:-1] & _alike(pixels[1:], pixels[:-1])
+    labels = components(across, down)
+    counts = np.bincount(labels[flat], minlength=int(labels.max()) + 1)
+    large = counts >= max(1.0, _SPECK * flat.size)
+    number = np.where(large, np.cumsum(large) - 1, -1)
+    patches = np.where(flat, number[labels], -1)
+    inside = patches >= 0
+    sums = [
+        np.bincount(patches[inside], weights=pixels[..., channel][inside], minlength=int(large.sum()))
+        for channel in range(3)
+    ]
+    colours = np.stack(sums, axis=1) / counts[large][:, None]
+    return _grown(patches, pixels, colours), colours
+
+
+def _flat(pixels: NDArray[np.int16]) -> NDArray[np.bool_]:
+    """Which pixels resemble all their neighbours (outside the picture lies its edge, repeated)."""
+    padded = np.pad(pixels, ((1, 1), (1, 1), (0, 0)), mode="edge")
+    height, width = pixels.shape[:2]
+    rows = [padded[shift : height + shift] for shift in range(3)]
+    low, high = np.minimum.reduce(rows), np.maximum.reduce(rows)
+    lows = np.minimum.reduce([low[:, shift : width + shift] for shift in range(3)])
+    highs = np.maximum.reduce([high[:, shift : width + shift] for shift in range(3)])
+    flat: NDArray[np.bool_] = (highs - lows <= _ALIKE).all(axis=-1)
+    return flat
+
+
+def _alike(left: NDArray[np.int16], right: NDArray[np.int16]) -> NDArray[np.bool_]:
+    alike: NDArray[np.bool_] = (np.abs(left - right) <= _ALIKE).all(axis=-1)
+    return alike
+
+
+def components(across: NDArray[np.bool_], down: NDArray[np.bool_]) -> Array:
+    """Connected components of a grid of pixels, numbered in reading order.
+
+    Args:
+        across: (h, w - 1), whether a pixel is linked to the one on its right.
+        down: (h - 1, w), whether it is linked to the one below.
+
+    >>> components(np.array([[True, False]]), np.zeros((0, 3), dtype=bool)).tolist()
+    [[0, 0, 1]]
+    """
+    height, width = across.shape[0], down.shape[1]
+    starts = np.ones((height, width), dtype=np.bool_)
+    starts[:, 1:] = ~across
+    run = np.cumsum(starts.reshape(-1)).reshape(height, width) - 1  # linked pixels of one row share a number
+    above, below = run[:-1][down], run[1:][down]
+    runs = int(run.max()) + 1
+    links = np.stack(np.divmod(np.unique(above * runs + below), runs), axis=1)
+    parent = np.arange(runs)
+    while True:
+        ends = parent[links]
+        low, high = ends.min(axis=1), ends.max(axis=1)
+        if (low == high).all():
+            break
+        np.minimum.at(parent, high, low)
+        while (parent[parent] != parent).any():
+            parent = parent[parent]
+    numbered = np.unique(parent, return_inverse=True)[1].reshape(-1)
+    labels: Array = numbered[run]
+    return labels
+
+
+def _grown(patches: Array, pixels: NDArray[np.int16], colours: NDArray[np.float64]) -> Array:
+    """Give each pixel beside a patch to the one whose colour it is closest to, a few times over."""
+    if not len(colours):
+        return patches
+    for _ in range(_GROWTH):
+        rows, columns = np.nonzero(patches < 0)
+        if not len(rows):
+            break
+        padded = np.pad(patches, 1, constant_values=-1)
+        beside = np.stack([padded[rows + 1 + dy, columns + 1 + dx] for dy, dx in _NEIGHBOURS], axis=1)
+        distance = np.abs(pixels[rows, columns][:, None] - colours[beside]).sum(axis=-1)
+        distance[beside < 0] = np.inf
+        nearest = distance.argmin(axis=1)
+        patches = patches.copy()
+        patches[rows, columns] = beside[np.arange(len(rows)), nearest]
+    return patches
+
+
+def _objects(patches: Array, colours: NDArray[np.float64]) -> list[int]:
+    """The patches that are not background: of another colour than the one that most of the border has."""
+    border = np.concatenate([patches[0], patches[-1], patches[:, 0], patches[:, -1]])
+    border = border[border >= 0]
+    if not len(border):
+        return list(range(len(colours)))
+    background = colours[np.bincount(border).argmax()]
+    return [patch for patch, colour in enumerate(colours) if np.abs(colour - background).max() > _SHADOW]

@@ -1,0 +1,253 @@
+"""Regions that were made before: masks or boxes from a file or from Python, by picture."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capeval_core.inputs.folder import FileError, Names
+from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk
+from capeval_core.regions import rle
+from capeval_core.regions.regions import Regions
+from capeval_core.regions.source import RegionsError, RegionSource
+
+_SCORES = ("predicted_iou", "score")
+_EXPECTED = (
+    "expected a boolean array (h, w), run lengths {'size': [h, w], 'counts': ...}, or an annotation with "
+    "'segmentation' or 'bbox' ([x, y, width, height])"
+)
+
+
+class PrecomputedRegions(RegionSource):
+    """Regions from a file or from Python.
+
+    Args:
+        masks: picture id -> its regions. An id is a file name with or without folder and extension, or a COCO
+            number, as for captions. A region is a boolean array (h, w), COCO's run lengths
+            `{"size": [h, w], "counts": [...] or "..."}`, or an annotation: such runs under `segmentation`,
+            or a `bbox` ([x, y, width, height]) alone, which stands for its rectangle. An annotation's
+            `predicted_iou` or `score` is the region's quality, otherwise 1.
+        name: what the signature calls it.
+
+    Masks have the size of the picture. Empty ones are dropped and counted; a picture with an empty list has
+    no regions; a picture that is not among the ids is an error.
+
+    Raises:
+        ValueError, TypeError: what is wrong with the masks, all of it at once.
+
+    >>> from PIL import Image
+    >>> made = {"cat": [{"size": [2, 3], "counts": [2, 2, 2]}]}
+    >>> picture = Image.new("RGB", (3, 2))
+    >>> picture.filename = "pictures/cat.png"
+    >>> PrecomputedRegions(made).segment(picture).masks().tolist()
+    [[[False, True, False], [False, True, False]]]
+    """
+
+    def __init__(self, masks: Mapping[str, Sequence[Any]], *, name: str = "precomputed") -> None:
+        problems = Problems()
+        for key, entries in masks.items():
+            if isinstance(entries, (str, bytes, Mapping)) or not isinstance(entries, (Sequence, np.ndarray)):
+                problems.add(f"masks[{key!r}] is a {type(entries).__name__}: expected a list", kind=TypeError)
+                continue
+            for index, entry in enumerate(entries):
+                if problem := _problem(entry):
+                    problems.add(f"masks[{key!r}][{index}] {problem}", kind=TypeError)
+        problems.raise_if_any()
+        self.name = name
+        self._masks = {str(key): list(entries) for key, entries in masks.items()}
+        self._names = Names(self._masks)
+        self.fingerprint = f"precomputed-{_digest(self._masks)}"
+
+    @classmethod
+    def of(cls, images: Sequence[Any], masks: Sequence[Sequence[Any]]) -> PrecomputedRegions:
+        """Regions of pictures in the same order as the pictures, which are told apart by their content.
+
+        Raises:
+            ValueError: not as many lists of masks as pictures, or two different ones for equal pictures.
+        """
+        if len(images) != len(masks):
+            raise ValueError(f"len(masks)={len(masks)} but len(images)={len(images)}")
+        problems = Problems()
+        by_key: dict[str, Sequence[Any]] = {}
+        digests: dict[str, str] = {}
+        for index, (image, entries) in enumerate(zip(images, masks, strict=True)):
+            key = Picture.of(image, f"images[{index}]").key
+            digest = _digest({"": entries})
+            if digests.setdefault(key, digest) != digest:
+                problems.add(
+                    f"masks[{index}] differ from those of an earlier, equal picture (images[{index}])"
+                )
+            by_key[key] = entries
+        problems.raise_if_any()
+        return cls(by_key)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> PrecomputedRegions:
+        """Regions from a JSON file: `{image id: [regions]}`, COCO results or a COCO annotation file.
+
+        COCO results are a list of `{"image_id", "segmentation" or "bbox", "score"}`. An annotation file's
+        `images` say which file an id means; otherwise the id itself is looked for among the pictures' names.
+
+        Raises:
+            FileError: the file cannot be read as any of these.
+        """
+        path = Path(path)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise FileError(f"{path}: cannot be read as JSON ({error})") from error
+        name = f"precomputed:{path.name}"
+        try:
+            return cls(_by_image(content), name=name)
+        except (ValueError, TypeError) as error:
+            raise FileError(f"{path}: {error}") from error
+
+    def find(self, picture: Picture) -> Regions:
+        entries = self._entries(picture)
+        width, height = picture.load().size
+        size = (height, width)
+        problems: list[str] = []
+        found = []
+        for index, entry in enumerate(entries):
+            try:
+                found.append(_read(entry, size))
+            except ValueError as error:
+                problems.append(f"{picture.where}: mask {index} of {picture.name} {error}")
+        if problems:
+            raise RegionsError("\n".join(problems))
+        runs = [each for each, _, _ in found]
+        boxes = [box or rle.bounding_box(each, size) for each, _, box in found]
+        return Regions.of_runs(runs, size, quality=[quality for _, quality, _ in found], boxes=boxes)
+
+    def _entries(self, picture: Picture) -> list[Any]:
+        path = _path_of(picture)
+        for name in [path, os.path.basename(path)] if path else []:  # noqa: PTH119  (ids are no paths)
+            found = self._names.find(name)
+            if len(found) > 1:
+                raise RegionsError(
+                    f"{picture.where}: {picture.name} may mean any of the masks of {', '.join(found[:3])}: "
+                    "name them as the file is named"
+                )
+            if found:
+                return self._masks[found[0]]
+        if any(key.startswith(("file:", "pixels:")) for key in self._masks) and picture.key in self._masks:
+            return self._masks[picture.key]
+        known = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
+        raise RegionsError(
+            f"{picture.where}: there are no precomputed masks of {picture.name} (there are those of "
+            f"{len(self._masks)} pictures: {known}); give it an empty list if it has no regions"
+        )
+
+
+def _path_of(picture: Picture) -> str | None:
+    source = picture.source
+    if isinstance(source, (OnDisk, InMemory)):
+        return source.path
+    filename = getattr(source.value, "filename", "") if isinstance(source, FromPIL) else ""
+    return os.fsdecode(filename) or None
+
+
+def _problem(entry: Any) -> str | None:
+    """What an entry is that cannot be a region, else None."""
+    if isinstance(entry, np.ndarray):
+        good = entry.ndim == 2 and entry.dtype == np.bool_
+        return None if good else f"is an array {entry.dtype}{entry.shape}: {_EXPECTED}"
+    if not isinstance(entry, Mapping):
+        return f"is a {type(entry).__name__}: {_EXPECTED}"
+    if isinstance(entry.get("segmentation"), list):
+        return "is a polygon: write it as run lengths (pycocotools: mask.frPyObjects, then mask.merge)"
+    runs = entry.get("segmentation", entry)
+    if isinstance(runs, Mapping) and {"size", "counts"} <= set(runs):
+        return None
+    return None if "bbox" in entry and "segmentation" not in entry else f"is unknown: {_EXPECTED}"
+
+
+def _read(
+    entry: Any, size: tuple[int, int]
+) -> tuple[rle.Runs, float, tuple[float, float, float, float] | None]:
+    """Runs, quality and box of one region; ValueError says what it is that does not fit."""
+    if isinstance(entry, np.ndarray):
+        if entry.shape != size:
+            raise ValueError(_sizes(entry.shape, size))
+        return rle.encode(entry), 1.0, None
+    quality = next((float(entry[key]) for key in _SCORES if entry.get(key) is not None), 1.0)
+    box = _box(entry["bbox"]) if entry.get("bbox") is not None else None
+    runs = entry.get("segmentation", entry)
+    if "counts" in runs:
+        return _runs(runs, size), quality, box
+    box = _box(entry["bbox"])
+    return rle.of_box(box, size), quality, box
+
+
+def _runs(written: Mapping[str, Any], size: tuple[int, int]) -> rle.Runs:
+    theirs = tuple(int(side) for side in written["size"])
+    if theirs != size:
+        raise ValueError(_sizes(theirs, size))
+    counts = written["counts"]
+    if isinstance(counts, bytes):
+        counts = counts.decode("ascii")
+    runs = rle.decompress(counts) if isinstance(counts, str) else [int(count) for count in counts]
+    if any(run < 0 for run in runs) or sum(runs) != size[0] * size[1]:
+        raise ValueError(f"has damaged counts: they cover {sum(runs)} pixels, expected {size[0]} * {size[1]}")
+    return np.array(runs, dtype=np.uint32)
+
+
+def _sizes(theirs: tuple[int, ...], size: tuple[int, int]) -> str:
+    return (
+        f"is {theirs[0]} high and {theirs[1]} wide, but the picture is {size[0]} high and {size[1]} wide: "
+        "make the mask at the size of the picture as it is stored, without its EXIF orientation"
+    )
+
+
+def _box(written: Any) -> tuple[float, float, float, float]:
+    numbers = [float(number) for number in written]
+    if len(numbers) != 4 or not np.isfinite(numbers).all() or min(numbers[2:]) < 0:
+        raise ValueError(f"has the bbox {written}: expected [x, y, width, height]")
+    x, y, width, height = numbers
+    return x, y, x + width, y + height
+
+
+def _by_image(content: Any) -> dict[str, list[Any]]:
+    """{image id: [regions]} of what a JSON file holds."""
+    files: dict[Any, str] = {}
+    if isinstance(content, dict) and "annotations" in content:
+        files = {image["id"]: image["file_name"] for image in content.get("images", [])}
+        found: dict[str, list[Any]] = {name: [] for name in files.values()}
+        content = content["annotations"]
+    elif isinstance(content, dict):
+        return content
+    else:
+        found = {}
+    if not isinstance(content, list):
+        raise ValueError(f"it holds a {type(content).__name__}, expected a list of annotations")
+    for index, entry in enumerate(content):
+        if not isinstance(entry, dict) or "image_id" not in entry:
+            raise ValueError(f"annotation {index} has no image_id")
+        found.setdefault(files.get(entry["image_id"], str(entry["image_id"])), []).append(entry)
+    return found
+
+
+def _digest(masks: Mapping[str, Any]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for key in sorted(masks):
+        digest.update(key.encode())
+        for entry in masks[key]:
+            if isinstance(entry, np.ndarray):
+                digest.update(repr(entry.shape).encode() + np.packbits(entry).tobytes())
+            else:
+                text = json.dumps(entry, sort_keys=True, default=_plain)
+                digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """What json cannot write of annotations made in Python: bytes, and numpy's arrays and numbers."""
+    return value.decode("ascii") if isinstance(value, bytes) else np.asarray(value).tolist()

@@ -1,0 +1,136 @@
+"""COCO's run-length encoding of masks: column by column, runs of zeros and ones in turn, zeros first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+Runs = NDArray[np.uint32]
+
+
+def encode(mask: Mask) -> Runs:
+    """The runs of a boolean mask (h, w); their sum is h * w.
+
+    >>> encode(np.array([[False, True], [True, True]])).tolist()
+    [1, 3]
+    """
+    flat = np.ascontiguousarray(mask.T).reshape(-1)
+    if not flat.size:
+        return np.zeros(0, dtype=np.uint32)
+    changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    first = [0, 0] if flat[0] else [0]
+    return np.diff(np.concatenate([first, changes, [flat.size]])).astype(np.uint32)
+
+
+def decode(runs: Runs, size: tuple[int, int]) -> Mask:
+    """The mask (h, w) of runs that sum to h * w.
+
+    >>> decode(np.array([1, 3], dtype=np.uint32), (2, 2)).tolist()
+    [[False, True], [True, True]]
+    """
+    height, width = size
+    values = (np.arange(len(runs)) % 2).astype(np.bool_)
+    columns: Mask = np.repeat(values, runs).reshape(width, height)
+    mask: Mask = columns.T
+    return mask
+
+
+def of_rectangle(x0: int, y0: int, x1: int, y1: int, size: tuple[int, int]) -> Runs:
+    """The runs of the rectangle of columns x0 to x1 and rows y0 to y1, ends excluded, inside (h, w)."""
+    height, width = size
+    if x0 >= x1 or y0 >= y1:
+        return np.array([height * width], dtype=np.uint32)
+    if y1 - y0 == height:
+        return np.array([x0 * height, (x1 - x0) * height, (width - x1) * height], dtype=np.uint32)
+    ones = np.full(x1 - x0, y1 - y0)
+    zeros = np.full(x1 - x0, height - (y1 - y0))
+    zeros[0] = x0 * height + y0
+    runs = np.stack([zeros, ones], axis=1).reshape(-1)
+    return np.append(runs, (width - x1) * height + height - y1).astype(np.uint32)
+
+
+def of_box(box: Sequence[float], size: tuple[int, int]) -> Runs:
+    """The runs of the pixels whose centres lie in the box x0, y0, x1, y1, inside (h, w); there may be none.
+
+    >>> of_box((0.6, 0.0, 2.0, 1.0), (1, 3)).tolist()
+    [1, 1, 1]
+    """
+    height, width = size
+    first, last = np.ceil(np.asarray(box, dtype=np.float64).reshape(2, 2) - 0.5)
+    (x0, y0), (x1, y1) = np.clip(first, 0, (width, height)), np.clip(last, 0, (width, height))
+    return of_rectangle(int(x0), int(y0), int(x1), int(y1), size)
+
+
+def area(runs: Runs) -> int:
+    """How many pixels the mask has."""
+    return int(runs[1::2].sum(dtype=np.int64))
+
+
+def bounding_box(runs: Runs, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """x0, y0, x1, y1 of the smallest box around the mask, ends excluded; zeros for an empty one.
+
+    >>> bounding_box(np.array([1, 3], dtype=np.uint32), (2, 2))
+    (0, 0, 2, 2)
+    """
+    height = size[0]
+    bounds = np.cumsum(runs, dtype=np.int64)
+    starts, ends = bounds[:-1:2], bounds[1::2]
+    ones = ends > starts
+    starts, ends = starts[ones], ends[ones]
+    if not len(starts):
+        return 0, 0, 0, 0
+    left, right = int(starts[0] // height), int((ends[-1] - 1) // height) + 1
+    if (
+        starts // height != (ends - 1) // height
+    ).any():  # over the end of a column: the last row and the first
+        return left, 0, right, height
+    return left, int((starts % height).min()), right, int(((ends - 1) % height).max()) + 1
+
+
+def compress(runs: Runs) -> str:
+    """COCO's compact text: differences to the run before the last one, in groups of five bits.
+
+    >>> compress(np.array([6, 1, 40, 4, 5, 1], dtype=np.uint32))
+    '61X13mNM'
+    """
+    text = []
+    for i, run in enumerate(runs.tolist()):
+        value = run - int(runs[i - 2]) if i > 2 else run
+        more = True
+        while more:
+            bits = value & 0x1F
+            value >>= 5
+            more = value != (-1 if bits & 0x10 else 0)
+            text.append(chr((bits | (0x20 if more else 0)) + 48))
+    return "".join(text)
+
+
+def decompress(text: str) -> list[int]:
+    """The runs of COCO's compact text.
+
+    Raises:
+        ValueError: a character that cannot occur, or the text ends inside a number.
+
+    >>> decompress("61X13mNM")
+    [6, 1, 40, 4, 5, 1]
+    """
+    runs: list[int] = []
+    value = shift = 0
+    for place, character in enumerate(text):
+        bits = ord(character) - 48
+        if not 0 <= bits < 64:
+            raise ValueError(f"character {character!r} at {place} is none of COCO's")
+        value |= (bits & 0x1F) << shift
+        shift += 5
+        if bits & 0x20:
+            continue
+        if bits & 0x10:
+            value -= 1 << shift
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = shift = 0
+    if shift:
+        raise ValueError("it ends inside a number")
+    return runs

@@ -1,0 +1,78 @@
+"""Patches of one colour, against the masks that drawn scenes know."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import ndimage
+
+from capeval_core.regions.colours import ColourRegions, components
+from capeval_core.synthetic.drawing import draw, masks
+from capeval_core.synthetic.scenes import BACKGROUNDS, Scene, SceneObject, sample_scene
+
+
+@pytest.mark.parametrize(("size", "least"), [(192, 0.8), (224, 0.8), (400, 0.85)])
+def test_every_drawn_object_is_one_region(size: int, least: float) -> None:
+    rng = np.random.default_rng(size)
+    for _ in range(12):
+        scene = sample_scene(rng)
+        regions = ColourRegions().segment(draw(scene, size))
+        truth = masks(scene, size)
+        found = regions.masks()
+        assert len(found) == len(truth)  # objects never overlap, so none merge
+        shared = (found[:, None] & truth).sum((2, 3)) / (found[:, None] | truth).sum((2, 3))
+        assert shared.max(axis=0).min() > least
+        assert sorted(shared.argmax(axis=0)) == list(range(len(truth)))
+
+
+def test_order_is_that_of_reading_and_quality_the_share() -> None:
+    def square(colour: str, x: float, y: float) -> SceneObject:
+        return SceneObject("square", colour, "small", (x, y), 0.18)
+
+    scene = Scene((square("red", 0.8, 0.8), square("blue", 0.2, 0.2), square("red", 0.8, 0.2)), "cream")
+    first, second = (ColourRegions().segment(draw(scene)) for _ in range(2))
+    assert [tuple(box[:2] > 96) for box in first.boxes] == [(False, False), (True, False), (True, True)]
+    assert (first.masks() == second.masks()).all()
+    assert first.quality == pytest.approx(first.areas / 192**2)
+
+
+def test_touching_objects_of_one_colour_merge() -> None:
+    two = [SceneObject("circle", "green", "large", (x, 0.5), 0.3) for x in (0.4, 0.6)]
+    assert len(ColourRegions().segment(draw(Scene(tuple(two), "white")))) == 1
+    other = SceneObject("circle", "brown", "large", (0.6, 0.5), 0.3)
+    assert len(ColourRegions().segment(draw(Scene((two[0], other), "white")))) == 2
+
+
+@pytest.mark.parametrize("background", BACKGROUNDS)
+def test_a_background_alone_has_no_region(background: str) -> None:
+    assert len(ColourRegions().segment(Image.new("RGB", (64, 48), BACKGROUNDS[background]))) == 0
+
+
+def test_specks_noise_and_small_pictures() -> None:
+    speck = np.full((200, 200, 3), 255, np.uint8)
+    speck[20:24, 20:24] = 0
+    assert len(ColourRegions().segment(speck)) == 0
+    noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    assert len(ColourRegions().segment(noise)) == 0
+    for size in ((2, 2), (2, 9), (3, 2)):
+        assert len(ColourRegions().segment(np.zeros((*size, 3), np.uint8))) == 0
+
+
+def test_compressed_and_palette_pictures() -> None:
+    import io
+
+    scene = Scene((SceneObject("square", "blue", "large", (0.4, 0.6), 0.3),), "white")
+    file = io.BytesIO()
+    draw(scene).save(file, "JPEG", quality=90)
+    assert len(ColourRegions().segment(file.getvalue())) == 1
+    assert len(ColourRegions().segment(draw(scene).quantize(64, dither=Image.Dither.NONE))) == 1
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_components_are_scipys(share: float) -> None:
+    grid = np.random.default_rng(0).random((40, 30)) < share
+    labels = components(grid[:, 1:] & grid[:, :-1], grid[1:] & grid[:-1])
+    theirs, count = ndimage.label(grid)
+    assert len(np.unique(labels[grid])) == count
+    assert len({*zip(labels[grid].tolist(), theirs[grid].tolist(), strict=True)}) == count
