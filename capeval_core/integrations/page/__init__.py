@@ -1,0 +1,15 @@
+"""The page of a metric: a picture and a caption in, the score on its scale out.
+
+`app.py` of a Space, and a user's own machine:
+
+    demo = page.build("pacs")
+    page.launch(demo)
+
+Everything that the page says of a metric comes from its class, so a metric in the registry has its page.
+"""
+
+from __future__ import annotations
+
+from capeval_core.integrations.page.blocks import build, launch
+
+__all__ = ["build", "launch"]

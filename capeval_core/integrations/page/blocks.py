@@ -1,0 +1,203 @@
+"""The page itself: where things stand, and what a press of Score does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from capeval_core.integrations.page import views
+from capeval_core.integrations.page.scorer import Scored, Scorer
+from capeval_core.integrations.page.words import in_words_of_the_page
+from capeval_core.synthetic.demo import FOLDER, KINDS, demo_set
+from capeval_core.weights.folder import WeightsError
+
+LARGEST_UPLOAD = "20mb"
+WAITING = 64
+"""Visitors in the queue; one is served at a time."""
+_FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
+_MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
+
+
+def build(name: str, weights: str | os.PathLike[str] | None = None) -> gr.Blocks:
+    """The page of a metric. It opens no weights: the first Score does.
+
+    Args:
+        name: one of `list_metrics()`.
+        weights: those that are chosen at first, as `load` takes them; None: the environment variable
+            `CAPEVAL_WEIGHTS`, else the metric's published weights. `tiny` can always be chosen too.
+
+    Raises:
+        ValueError: unknown metric.
+    """
+    scorer = Scorer(name, weights or os.environ.get("CAPEVAL_WEIGHTS") or None)
+    with gr.Blocks(title=f"{scorer.metric.title} of a caption", analytics_enabled=False) as page:
+        _Page(scorer)
+    return page
+
+
+def launch(page: gr.Blocks, **settings: Any) -> None:
+    """Serve a page that `build` gave, until it is stopped; `settings` are those of Gradio's `launch`."""
+    own = {
+        "theme": gr.themes.Base(primary_hue="indigo", neutral_hue="slate", font=_FONT, font_mono=_MONO),
+        "css_paths": [Path(__file__).with_name("page.css")],
+        "allowed_paths": [str(FOLDER)],  # the examples
+        "max_file_size": LARGEST_UPLOAD,
+        "footer_links": ["api"],
+    }
+    page.queue(max_size=WAITING).launch(**(own | settings))
+
+
+class _Page:
+    """The components of a page, made inside of a `gr.Blocks`, and what happens between them."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        gr.HTML(views.heading(scorer.metric))
+        with gr.Row(elem_id="bench"):
+            with gr.Column(scale=5, min_width=320):
+                self._inputs()
+            with gr.Column(scale=6, min_width=320):
+                self._outputs()
+        self._examples()
+        with gr.Accordion("Weights", open=False):
+            self.weights = gr.Radio(
+                [(_in_words(weights), weights) for weights in scorer.offered],
+                value=scorer.first,
+                label="Weights",
+                show_label=False,
+                info="Opened at the first Score, then kept.",
+            )
+        self._events()
+
+    def _inputs(self) -> None:
+        self.picture = gr.Image(
+            label="Picture",
+            type="filepath",
+            sources=["upload", "clipboard"],
+            height=280,
+            elem_id="picture",
+        )
+        self.caption = gr.Textbox(
+            label="Caption", lines=2, max_lines=6, placeholder="What the picture shows", elem_id="caption"
+        )
+        self.references = gr.Textbox(
+            label="References, one per line",
+            lines=3,
+            max_lines=10,
+            placeholder="What people wrote of the same picture",
+            visible=self.scorer.metric.needs_references,
+            elem_id="references",
+        )
+        self.press = gr.Button("Score", variant="primary", elem_id="score")
+
+    def _outputs(self) -> None:
+        self.shown = gr.HTML(views.empty(self.scorer.metric), elem_id="result")
+        self.go_on = gr.Button("Go on with tiny, the demonstration weights", visible=False, elem_id="go-on")
+        self.signature = gr.Textbox(
+            label="Signature: all that the number depends on",
+            interactive=False,
+            buttons=["copy"],
+            lines=1,
+            max_lines=6,
+            visible=False,
+            elem_id="signature",
+        )
+
+    def _examples(self) -> None:
+        gr.HTML('<h2>Examples</h2>')
+        with gr.Row(elem_id="examples"):
+            self.kind = gr.Radio(
+                [(f"{kind} caption", kind) for kind in KINDS],
+                value=next(iter(KINDS)),
+                label="Each with a caption that is",
+                show_label=False,
+            )
+            self.examples = [
+                gr.Button(f"Example: {item.good}", icon=item.picture, elem_classes="example")
+                for item in demo_set()
+            ]
+        self.chosen = gr.State()
+
+    def _events(self) -> None:
+        inputs = [self.picture, self.caption, self.references, self.weights]
+        outputs = [self.shown, self.signature, self.go_on]
+        # The picture is handed over as its file: Gradio's own reading would turn and convert it.
+        quiet: dict[str, Any] = {"preprocess": False, "api_visibility": "private"}
+        gr.on(
+            [self.press.click, self.caption.submit, self.references.submit],
+            self.score,
+            inputs,
+            outputs,
+            show_progress="minimal",
+            **quiet,
+        )
+        self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private").then(
+            self.score, inputs, outputs, show_progress="minimal", **quiet
+        )
+        filled = [self.picture, self.caption, self.references, self.chosen]
+        for index, button in enumerate(self.examples):
+            button.click(self._filled(index), self.kind, filled, api_visibility="private")
+        self.kind.input(self.refill, [self.chosen, self.kind], self.caption, api_visibility="private")
+        # A result as data, for programs: buttons are pressed by people.
+        answer, ask = gr.JSON(visible=False), gr.Button(visible=False)
+        ask.click(self.answer, inputs, answer, preprocess=False, api_name="score")
+
+    def score(
+        self, picture: dict[str, Any] | None, caption: str, references: str, weights: str
+    ) -> Iterator[tuple[Any, Any, Any]]:
+        """What a press of Score shows."""
+        hidden = gr.update(visible=False)
+        if not self.scorer.is_open(weights):
+            yield views.opening(weights), hidden, hidden
+        try:
+            scored = self._scored(picture, caption, references, weights)
+        except (ValueError, TypeError, MemoryError) as error:
+            way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
+            yield views.problem(_message(error, picture)), hidden, gr.update(visible=way_out)
+            return
+        signature = gr.update(value=scored.result.signature, visible=True)
+        yield views.score(scored, weights), signature, hidden
+
+    def answer(
+        self, picture: dict[str, Any] | None, caption: str, references: str, weights: str
+    ) -> dict[str, Any]:
+        """Score one caption of one picture; references one per line, for metrics that need them."""
+        try:
+            return self._scored(picture, caption, references, weights).result.to_dict()
+        except (ValueError, TypeError, MemoryError) as error:
+            raise gr.Error(_message(error, picture), print_exception=False) from error
+
+    def _scored(
+        self, picture: dict[str, Any] | None, caption: str, references: str, weights: str
+    ) -> Scored:
+        lines = [line.strip() for line in (references or "").splitlines()]
+        return self.scorer.score(_path(picture), caption, list(filter(None, lines)), weights)
+
+    def _filled(self, index: int) -> Any:
+        """What a press of an example's button does."""
+        item = demo_set()[index]
+
+        def fill(kind: str) -> tuple[str, str, str, int]:
+            return str(item.picture), self.refill(index, kind), "\n".join(item.references), index
+
+        return fill
+
+    def refill(self, index: int | None, kind: str) -> Any:
+        """The caption of that kind of the example that was chosen."""
+        return gr.skip() if index is None else getattr(demo_set()[index], KINDS[kind])
+
+
+def _path(picture: dict[str, Any] | None) -> str | None:
+    return picture["path"] if picture else None
+
+
+def _message(error: Exception, picture: dict[str, Any] | None) -> str:
+    return in_words_of_the_page(str(error) or type(error).__name__, _path(picture))
+
+
+def _in_words(weights: str) -> str:
+    return "tiny (demonstration: knows drawn scenes only)" if weights == "tiny" else weights

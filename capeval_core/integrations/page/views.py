@@ -1,0 +1,71 @@
+"""What the result's place shows: nothing yet, weights being opened, a score, or what is wrong."""
+
+from __future__ import annotations
+
+from html import escape
+
+from capeval_core.description import describe_metric
+from capeval_core.integrations.page.panels import panels
+from capeval_core.integrations.page.scale import number, scale
+from capeval_core.integrations.page.scorer import Scored
+from capeval_core.metric import CaptionMetric
+
+TINY_KNOWS = "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
+
+
+def heading(metric: type[CaptionMetric]) -> str:
+    """The metric's name, and in a sentence what its number means."""
+    told = describe_metric(metric)
+    return (
+        f'<header class="heading"><h1>{escape(told.title)}</h1><p>{escape(told.summary)}</p>'
+        f'<p class="facts"><span>{told.range}</span><span>{told.better}</span><span>{told.references}</span>'
+        f'<span><a href="{escape(told.address)}" target="_blank" rel="noreferrer">the paper</a></span>'
+        "</p></header>"
+    )
+
+
+def empty(metric: type[CaptionMetric]) -> str:
+    """Before the first score: the scale alone."""
+    needs = "a picture, a caption and references" if metric.needs_references else "a picture and a caption"
+    return _place(
+        f'<p class="what">{escape(metric.title)}</p><p class="score none">–</p>{scale(metric)}'
+        f'<p class="note">Give {needs}, or take an example, and press Score.</p>'
+    )
+
+
+def opening(weights: str) -> str:
+    """While weights are opened for the first time."""
+    return _place(
+        f'<p class="what">One moment</p><p class="said">Opening the weights <b>{escape(weights)}</b>.</p>'
+        '<p class="note">This happens once; weights that are not on this machine yet are downloaded.</p>'
+    )
+
+
+def score(scored: Scored, weights: str) -> str:
+    """The score on its scale, with its parts."""
+    if scored.result.errors:
+        return problem(scored.result.errors[0])
+    notes = [scored.marks.source]
+    if scored.result.counts.truncated:
+        notes.append("A text is longer than the text encoder reads: its end was cut off.")
+    if weights == "tiny":
+        notes.append(TINY_KNOWS)
+    return _place(
+        f'<p class="what">{escape(scored.metric.title)} of</p>'
+        f"<blockquote>{escape(scored.caption)}</blockquote>"
+        f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
+        f"{scale(scored.metric, scored)}"
+        + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+        + panels(scored)
+    )
+
+
+def problem(message: str) -> str:
+    """What is wrong, in the library's words: its first line, and what follows as it is."""
+    first, _, rest = message.partition("\n")
+    more = f"<pre>{escape(rest)}</pre>" if rest else ""
+    return _place(f'<div class="problem" role="alert"><p>{escape(first)}</p>{more}</div>')
+
+
+def _place(content: str) -> str:
+    return f'<section class="result" aria-live="polite">{content}</section>'
