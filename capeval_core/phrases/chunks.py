@@ -10,6 +10,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from capeval_core.phrases.english import (
+    ADJECTIVES,
+    ADVERBS,
+    BE,
+    BREAKS,
+    COUNTS,
+    DROPPED,
+    ING_NOUNS,
+    OBJECT_PRONOUNS,
+    PREPOSITIONS,
+    RELATIVES,
+    SUBJECT_PRONOUNS,
+    VERBS,
+)
 from capeval_core.phrases.sentences import sentences
 
 
@@ -51,21 +65,6 @@ def chunks(caption: str) -> list[Chunk]:
     return reader.chunks()
 
 
-_DROPPED = frozenset("a an the this that these those his her its their my your our".split())
-_COUNTS = frozenset(
-    "no one two three four five six seven eight nine ten eleven twelve several many some few both all "
-    "another other each every more".split()
-)
-_BREAKS = frozenset("and or but while as then so yet when where because nor plus".split())
-_BE = frozenset("is are was were be been being am 's".split())
-_FIRST = frozenset("he she they it".split())  # stand for the noun phrase that the sentence began with
-_RELATIVE = frozenset("who which that".split())
-_EMPTY = frozenset("him them himself herself itself themselves there something someone".split())
-_LINKS = frozenset(
-    "on in at with by near under over above below beneath beside behind between among amongst around across "
-    "along alongside through into onto inside outside against toward towards from for to down up off past "
-    "without within underneath atop beyond about out".split()
-)
 _SIDES = "top|bottom|left|right|middle|center|centre|front|back|side|edge|corner|end|foot"
 _JOINED_LINK = re.compile(
     rf"(?:to|on|in|at|near|by|from)(?: the)? (?:(?:{_SIDES}) )?(?:{_SIDES})(?: side)? of\b"
@@ -84,27 +83,6 @@ _FRAME = re.compile(
 )
 _NOTHING = re.compile(r"\s*,? ?\b(?:on|against|with) an? plain background\b", re.IGNORECASE)
 _TOKEN = re.compile(r"\w+(?:[-.]\w+)*(?:['’]\w+)?|[^\w\s]")
-_ADJECTIVES = frozenset(
-    "red yellow green blue purple pink brown black white gray grey orange golden silver dark light bright small "
-    "large big little tiny huge tall short long old young new wooden metal plastic empty full open closed round "
-    "square thick thin colorful colourful striped wet dry dirty clean busy crowded beautiful plain snowy grassy "
-    "sandy rocky sunny".split()
-)
-_ING_NOUNS = frozenset(
-    "building ceiling clothing painting railing wedding ring string king wing swing morning evening thing "
-    "something anything spring parking awning crossing icing pudding sling drawing lighting flooring".split()
-)
-_VERBS = frozenset(
-    "sit sits sat stand stands stood run runs ran walk walks ride rides rode hold holds held wear wears wore "
-    "play plays jump jumps eat eats ate look looks lie lies lay lays swim swims fly flies drive drives carry "
-    "carries catch catches throw throws hit hits kick kicks pull pulls push pushes watch watches smile smiles "
-    "sleep sleeps rest rests chase chases climb climbs pose poses wait waits hang hangs hung lean leans drink "
-    "drinks show shows have has had face faces cover covers contain contains read reads cut cuts talk talks "
-    "sing sings make makes take takes go goes gather gathers dance dances shine shines".split()
-)
-_ADVERBS = frozenset(
-    "together alone away apart nearby outdoors indoors upright outside inside around".split()
-)
 
 
 @dataclass(frozen=True)
@@ -158,25 +136,25 @@ class _Reader:
         word = self._word()
         if self._place() or self._joined_link():
             return
-        if not word[0].isalnum() or word in _BREAKS:
+        if not word[0].isalnum() or word in BREAKS:
             self._close()
             self.at += 1
-        elif word in _FIRST:
+        elif word in SUBJECT_PRONOUNS:
             self._close()
             self.subject = self.first
             self.at += 1
-        elif word in _RELATIVE and self.at and self._word(1) in _BE | _VERBS:
+        elif word in RELATIVES and self.at and self._word(1) in BE | VERBS:
             self.relative = True
             self.at += 1
-        elif word in _EMPTY or word in ("each", "one") and self._word(1) in ("other", "another"):
+        elif word in OBJECT_PRONOUNS or (word in ("each", "one") and self._word(1) in ("other", "another")):
             if word in ("each", "one"):
                 self.predicate += self.tokens[self.at : self.at + 2]
                 self.at += 1
             self._close()
             self.at += 1
-        elif word in _BE:
+        elif word in BE:
             self._be(word)
-        elif word in _LINKS or word == "of":
+        elif word in PREPOSITIONS or word == "of":
             self.predicate.append(self.tokens[self.at])
             self.at += 1
         else:
@@ -200,12 +178,12 @@ class _Reader:
         place = " ".join(self.tokens[self.at : self.at + words]).lower()
         self.at += words
         start = self.at - words
-        apart = start == 0 or not self.tokens[start - 1][0].isalnum() or self._word(-words - 1) in _BREAKS
-        noun_follows = self._word() in _BE | _DROPPED | _COUNTS | {"there"}
+        apart = start == 0 or not self.tokens[start - 1][0].isalnum() or self._word(-words - 1) in BREAKS
+        noun_follows = self._word() in BE | DROPPED | COUNTS | {"there"}
         if self.subject is None or (apart and noun_follows):
             self._close()
             self.ahead = place
-            while self._word() in _BE | {"there", ","}:
+            while self._word() in BE | {"there", ","}:
                 self.at += 1
             self.subject = None
         elif self.says:
@@ -238,21 +216,21 @@ class _Reader:
 
     def _plain(self, word: str) -> bool:
         """Whether the word is of an open class: a noun, adjective, verb or adverb."""
-        closed = _DROPPED | _BREAKS | _BE | _FIRST | _EMPTY | _LINKS | {"of"}
+        closed = DROPPED | BREAKS | BE | SUBJECT_PRONOUNS | OBJECT_PRONOUNS | PREPOSITIONS | {"of"}
         return bool(word) and word[0].isalnum() and word not in closed
 
     def _words(self) -> None:
         """A run of open-class words, with or without an article: a noun phrase, a predicate, or both."""
         article = self._word()
-        opened = article in _DROPPED or article in _COUNTS or article.isdigit()
+        opened = article in DROPPED or article in COUNTS or article.isdigit()
         run: list[str] = []
-        while self._word() in _DROPPED:
+        while self._word() in DROPPED:
             self.at += 1
         while self._plain(self._word()):
             if run and (_JOINED_LINK.match(self._rest()) or _PLACE.match(self._rest())):
                 break
-            starts = self._word() in _COUNTS or self._word().isdigit()
-            if run and starts and run[-1].lower() not in _COUNTS:
+            starts = self._word() in COUNTS or self._word().isdigit()
+            if run and starts and run[-1].lower() not in COUNTS:
                 break
             run.append(self.tokens[self.at])
             self.at += 1
@@ -263,15 +241,15 @@ class _Reader:
             self._split(run, opened, article in ("a", "an", "one"))
 
     def _adjectives(self, run: list[str]) -> bool:
-        return all(word.lower() in _ADJECTIVES | _COUNTS | {"and"} for word in run)
+        return all(word.lower() in ADJECTIVES | COUNTS | {"and"} for word in run)
 
     def _split(self, run: list[str], opened: bool, single: bool) -> None:
-        if not opened and self.subject is not None and self.predicate in (["is"], ["are"], ["was"], ["were"]):
-            if self._adjectives(run):
-                self.predicate += run
-                self.says = True
-                self._close()
-                return
+        described = not opened and self.subject is not None and self.predicate and self.predicate[-1] in BE
+        if described and self._adjectives(run):
+            self.predicate += run
+            self.says = True
+            self._close()
+            return
         verb = self._find_verb(run, opened, single)
         if verb is None:
             verb = len(run)
@@ -279,13 +257,13 @@ class _Reader:
             self._noun(run[:verb])
         if verb == len(run):
             return
-        if run[verb].lower() in _VERBS and not self.predicate:
+        if run[verb].lower() in VERBS and not self.predicate:
             self._finite()
         predicate, rest = [run[verb]], run[verb + 1 :]
-        while rest and (rest[0].lower() in _ADVERBS or rest[0].lower().endswith("ly")):
+        while rest and (rest[0].lower() in ADVERBS or rest[0].lower().endswith("ly")):
             predicate.append(rest.pop(0))
         if _is_verb(run[verb].lower()):
-            self.predicate = [word for word in self.predicate if word.lower() not in _BE]
+            self.predicate = [word for word in self.predicate if word.lower() not in BE]
         self.predicate += predicate
         self.says = True
         if rest:
@@ -298,19 +276,20 @@ class _Reader:
             last = index == len(run) - 1
             if index == 0:
                 # "a running dog" begins with an adjective, "is running" with a predicate.
-                if not opened and self.subject is not None and not (self.predicate and self.says):
-                    if _is_verb(word) or (last and self.predicate and self.predicate[-1].lower() in _BE):
-                        return 0
+                begins = not opened and self.subject is not None and not (self.predicate and self.says)
+                described = last and self.predicate and self.predicate[-1] in BE
+                if begins and (_is_verb(word) or described):
+                    return 0
                 continue
-            if run[index - 1].lower() in _ADJECTIVES | _COUNTS | {"and"}:
+            if run[index - 1].lower() in ADJECTIVES | COUNTS | {"and"}:
                 continue
             if _is_verb(word):
                 return index
-            if last and (following in _DROPPED | _COUNTS or following.isdigit()):
+            if last and (following in DROPPED | COUNTS or following.isdigit()):
                 return index
-            if last and following in _LINKS:
-                if word.endswith("ed") or (single and re.search(r"[^sui]s$", word)):
-                    return index
+            finite = word.endswith("ed") or (single and re.search(r"[^sui]s$", word))
+            if last and following in PREPOSITIONS and finite:
+                return index
         return None
 
     def _noun(self, run: list[str]) -> None:
@@ -343,4 +322,4 @@ class _Reader:
 
 
 def _is_verb(word: str) -> bool:
-    return word in _VERBS or (len(word) > 4 and word.endswith("ing") and word not in _ING_NOUNS)
+    return word in VERBS or (len(word) > 4 and word.endswith("ing") and word not in ING_NOUNS)

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import re
 
-_ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof st sr jr vs etc e.g i.e approx no vol fig inc ltd co corp mt ft ave blvd rd a.m p.m "
-    "u.s u.k jan feb mar apr jun jul aug sep sept oct nov dec min max cm mm km kg lb lbs oz in".split()
-)
-# Words that often end a sentence too: a capital after them begins a new one.
-_MAY_END = frozenset(
-    "etc inc ltd co corp a.m p.m u.s u.k ave blvd rd jr sr in min max cm mm km kg lb lbs oz ft no".split()
-)
+from capeval_core.phrases.english import ABBREVIATIONS, MAY_END
+
 _CLOSERS = "\"'”’»)\\]}"
 _END = re.compile(rf"(?P<mark>\.{{2,}}|…|[.!?]+|[。！？]+)(?P<closers>[{_CLOSERS}]*)(?=\s|$|(?<=[。！？]))")
 _BULLET = re.compile(r"^\s*(?:[-*•‣▪–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z][.)])\s+")
@@ -21,9 +15,9 @@ _LINE = re.compile(r"[\r\n\u2028\u2029]+")
 def sentences(text: str) -> list[str]:
     """The sentences of a text, stripped, in order; every word of the text is in one of them.
 
-    A new line ends a sentence, and the mark of a list ("1.", "-", "•") is left out. A full stop does not where
-    it belongs to an abbreviation ("Dr. Who"), an initial ("J. Smith") or a number ("2.5 m"); an ellipsis
-    does only before a capital letter or a digit. A text without any word gives no sentence.
+    A new line ends a sentence, and the mark of a list ("1.", "-", "•") is left out. A full stop ends none
+    where it belongs to an abbreviation ("Dr. Who"), an initial ("J. Smith") or a number ("2.5 m"); an
+    ellipsis does only before a capital letter or a digit. A text without any word gives no sentence.
 
     >>> sentences('A dog runs. "Stop!" says Mr. Fox... and 2.5 cats wait.')
     ['A dog runs.', '"Stop!" says Mr. Fox... and 2.5 cats wait.']
@@ -56,9 +50,8 @@ def _ends(line: str, match: re.Match[str]) -> bool:
         # "Stop!" says the man: the quotation ends, the sentence does not.
         return begins or not match["closers"]
     word = re.search(r"[\w.]*$", line[: match.start()])
-    last = word[0].lower() if word else ""
-    if last in _ABBREVIATIONS:
-        return last in _MAY_END and begins and not (last == "no" and opening.isdigit())
-    if re.fullmatch(r"[a-z]|(?:[a-z]\.)+[a-z]", last) and last not in ("i",):
-        return False  # an initial
-    return True
+    last = word[0] if word else ""
+    if last.lower() in ABBREVIATIONS:
+        return last.lower() in MAY_END and begins and not (last.lower() == "no" and opening.isdigit())
+    initial = re.fullmatch(r"[A-HJ-Z]|(?:[A-Za-z]\.)+[A-Za-z]", last)
+    return initial is None

@@ -1,0 +1,57 @@
+"""Words of English that the rules of this room know."""
+
+from __future__ import annotations
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+DROPPED = _words("a an the this that these those his her its their my your our")
+"""Articles and what stands in their place: a phrase does without them."""
+COUNTS = _words(
+    "no one two three four five six seven eight nine ten eleven twelve several many some few both all "
+    "another other each every more"
+)
+"""What begins a noun phrase and is part of what it says."""
+BREAKS = _words("and or but while as then so yet when where because nor plus")
+BE = _words("is are was were be been being am 's")
+SUBJECT_PRONOUNS = _words("he she they it")
+OBJECT_PRONOUNS = _words("him them himself herself itself themselves there something someone")
+RELATIVES = _words("who which that")
+PREPOSITIONS = _words(
+    "on in at with by near under over above below beneath beside behind between among amongst around "
+    "across along alongside through into onto inside outside against toward towards from for to down up "
+    "off past without within underneath atop beyond about out"
+)
+ADJECTIVES = _words(
+    "red yellow green blue purple pink brown black white gray grey orange golden silver dark light bright "
+    "small large big little tiny huge tall short long old young new wooden metal plastic empty full open "
+    "closed round square thick thin colorful colourful striped wet dry dirty clean busy crowded beautiful "
+    "plain snowy grassy sandy rocky sunny"
+)
+"""The most common ones of captions: the word after one of them is no verb."""
+ING_NOUNS = _words(
+    "building ceiling clothing painting railing wedding ring string king wing swing morning evening thing "
+    "something anything spring parking awning crossing icing pudding sling drawing lighting flooring"
+)
+VERBS = _words(
+    "sit sits sat stand stands stood run runs ran walk walks ride rides rode hold holds held wear wears "
+    "wore play plays jump jumps eat eats ate look looks lie lies lay lays swim swims fly flies drive "
+    "drives carry carries catch catches throw throws hit hits kick kicks pull pulls push pushes watch "
+    "watches smile smiles sleep sleeps rest rests chase chases climb climbs pose poses wait waits hang "
+    "hangs hung lean leans drink drinks show shows have has had face faces cover covers contain contains "
+    "read reads cut cuts talk talks sing sings make makes take takes go goes gather gathers dance dances "
+    "shine shines"
+)
+"""The most common ones of captions, in the forms that have no ending of their own."""
+ADVERBS = _words("together alone away apart nearby outdoors indoors upright outside inside around")
+
+ABBREVIATIONS = _words(
+    "mr mrs ms dr prof st sr jr vs etc e.g i.e approx no vol fig inc ltd co corp mt ft ave blvd rd a.m "
+    "p.m u.s u.k jan feb mar apr jun jul aug sep sept oct nov dec min max cm mm km kg lb lbs oz in"
+)
+MAY_END = _words(
+    "etc inc ltd co corp a.m p.m u.s u.k ave blvd rd jr sr in min max cm mm km kg lb lbs oz ft no"
+)
+"""Abbreviations, and words written like one, with which a sentence may end."""
