@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+Output = TypeVar("Output")
 
 
 class BatchSize:
@@ -23,8 +22,8 @@ class BatchSize:
         self.automatic = automatic
 
     def run(
-        self, count: int, forward: Callable[[slice], Floats], *, cost: int = 1
-    ) -> Iterator[tuple[slice, Floats]]:
+        self, count: int, forward: Callable[[slice], Output], *, cost: int = 1
+    ) -> Iterator[tuple[slice, Output]]:
         """Outputs of `forward` over slices that cover `count` items of `cost` units each.
 
         Raises:
