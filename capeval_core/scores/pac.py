@@ -19,6 +19,7 @@ from capeval_core.matching.cosine import grouped_cosine, paired_cosine
 from capeval_core.metric import CaptionMetric, Model, Published, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
+from capeval_core.ragged import Ragged
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.weights.catalogue import PACS_B32
 from capeval_core.weights.constants import PROMPT
@@ -178,11 +179,7 @@ class RefPacS(PacS):
 
     def aggregate(self, rows: pa.Table) -> Values:
         cosine = rows["cosine"].to_numpy().astype(np.float64)
-        lists = rows["reference_cosines"].combine_chunks()
-        ends = np.cumsum(lists.value_lengths().to_numpy())
-        flat = lists.flatten().to_numpy().astype(np.float64)  # of these rows only, also in a slice
-        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-        nearest = np.maximum.reduceat(flat, starts) if len(ends) else flat
+        nearest = Ragged.of(rows["reference_cosines"]).max()
         pac = pac_score(cosine, self.options.w)
         score = ref_pac_score(pac, nearest, released=self.options.compat == "released")
         parts = {"cosine": cosine, self.free_key: pac, "reference_cosine": nearest}

@@ -1,0 +1,76 @@
+"""Lists of numbers of different lengths, one per row, and what rows are made of by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Doubles = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """n lists of numbers, one after the other.
+
+    values: (sum of lengths,) float64. lengths: (n,) of each list, 0 allowed.
+
+    >>> lists = Ragged.of(pa.array([[1.0, 3.0], [], [2.0]]))
+    >>> lists.mean(), lists.max(), lists.argmax()
+    (array([2., 0., 2.]), array([ 3., -inf,  2.]), array([ 1, -1,  2]))
+    """
+
+    values: Doubles
+    lengths: Integers
+
+    @classmethod
+    def of(cls, column: pa.ListArray | pa.ChunkedArray) -> Ragged:
+        """The lists of a column, also of a slice of one; a null counts as an empty list."""
+        lists, lengths = inner(column)
+        return cls(lists.to_numpy(zero_copy_only=False).astype(np.float64), lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def owner(self) -> Integers:
+        """(sum of lengths,) which list each value belongs to."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def sum(self) -> Doubles:
+        """(n,) sums."""
+        return np.bincount(self.owner, self.values, len(self.lengths))
+
+    def mean(self) -> Doubles:
+        """(n,) means, 0 of an empty list."""
+        return self.sum() / np.maximum(self.lengths, 1)
+
+    def max(self) -> Doubles:
+        """(n,) maxima, minus infinity of an empty list."""
+        maxima = np.full(len(self.lengths), -np.inf)
+        np.maximum.at(maxima, self.owner, self.values)
+        return maxima
+
+    def argmax(self) -> Integers:
+        """(n,) place among `values` of each list's first maximum, -1 of an empty list."""
+        places = np.full(len(self.lengths), -1, dtype=np.int64)
+        best = np.flatnonzero(self.values == self.max()[self.owner])[::-1]
+        places[self.owner[best]] = best  # the first of several is written last
+        return places
+
+    def joined(self, lengths: Integers) -> Ragged:
+        """Consecutive lists joined: `lengths[i]` of them make list i."""
+        ends = np.cumsum(lengths)
+        counts = np.concatenate([[0], np.cumsum(self.lengths)])
+        return Ragged(self.values, counts[ends] - counts[ends - lengths])
+
+
+def inner(column: pa.ListArray | pa.ChunkedArray) -> tuple[pa.Array, Integers]:
+    """What the lists of a column hold, one after the other, and the length of each list."""
+    lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lists.flatten(), lengths
