@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
+import sys
 import threading
 import time
 import warnings
@@ -110,6 +112,62 @@ class FeatureCache:
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process starts empty in memory and shares the disk.
         return FeatureCache, (self.max_bytes, self.folder)
+
+
+def feature_key(fingerprint: str, dtype: str, kind: str, content: bytes) -> str:
+    """The key of a feature: the encoder that made it, what it is of (`picture`, `text`), and the content."""
+    return f"{fingerprint}:{dtype}:{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
+
+
+def kind_of(key: str) -> str:
+    """What a feature is of, by its key; '' for a key of another make.
+
+    >>> kind_of(feature_key("1f3c", "float32", "text", b"a dog"))
+    'text'
+    """
+    parts = key.split(":")
+    return parts[2] if len(parts) == 4 else ""
+
+
+class RecentFeatures(FeatureCache):
+    """Features of the run that is going on and of the one before, however many.
+
+    For runs over the same pictures with ever new captions, as in training: what all runs need is never lost,
+    whatever its size, and what only one run needed does not pile up.
+
+    >>> cache = RecentFeatures()
+    >>> cache.put({"picture": np.float32([1]), "caption": np.float32([2])})
+    >>> cache.forget_unused()
+    >>> list(cache.get(["picture"]))
+    ['picture']
+    >>> cache.forget_unused()
+    >>> list(cache.get(["picture", "caption"]))
+    ['picture']
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_bytes=sys.maxsize)
+        self._used: set[str] = set()
+
+    def get(self, keys: Iterable[str]) -> dict[str, Floats]:
+        """The features that are there; a key that is not there is left out."""
+        found = super().get(keys)
+        with self._lock:
+            self._used.update(found)
+        return found
+
+    def put(self, rows: Mapping[str, Floats]) -> None:
+        """Keep these features, float32 arrays of any shape."""
+        super().put(rows)
+        with self._lock:
+            self._used.update(rows)
+
+    def forget_unused(self) -> None:
+        """End a run: forget what was neither asked for nor put since the end of the last one."""
+        with self._lock:
+            for key in self._rows.keys() - self._used:
+                self._bytes -= _cost(key, self._rows.pop(key))
+            self._used.clear()
 
 
 def _cost(key: str, row: Floats) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from open_clip.model import CLIP
 from torch import Tensor
 
-from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.batching import BatchSize
 from capeval_core.encoders.encoder import Encoder
 from capeval_core.encoders.precision import DTYPES, exact_float32
@@ -160,8 +159,7 @@ class ClipTowers(Encoder):
         return self._picture_size
 
     def _key(self, kind: str, content: bytes) -> str:
-        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-        return f"{self.fingerprint}:{self.dtype}:{kind}:{digest}"
+        return feature_key(self.fingerprint, self.dtype, kind, content)
 
 
 def rows_of(features: Tensor) -> Floats:
