@@ -1,0 +1,67 @@
+"""Metrics for training: opened from whatever a user names them by, empty captions allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from capeval_core.cache import FeatureCache
+from capeval_core.inputs.decoding import described
+from capeval_core.inputs.problems import Problems
+from capeval_core.metric import CaptionMetric
+from capeval_core.registry import load
+
+_WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
+
+
+def open_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) -> list[CaptionMetric]:
+    """Metrics in the order of `given`, each with `empty="score"`: a young captioner may say nothing.
+
+    Args:
+        given: a name, a dict with `name` and options, a metric that is open already, or a list of those.
+        options: of every metric that is given by name; a dict's own come first.
+        cache: for the metrics that are told no other one.
+
+    Raises:
+        TypeError, ValueError: none is given, or something else; two give the same key; `load` refuses one.
+    """
+    listed = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    problems = Problems()
+    if not listed:
+        problems.add("metrics is empty: name at least one")
+    for i, one in enumerate(listed):
+        if not isinstance(one, (str, Mapping, CaptionMetric)):
+            problems.add(f"metrics[{i}] is {described(one)}: expected {_WAYS}", TypeError)
+        elif isinstance(one, Mapping) and "name" not in one:
+            problems.add(f'metrics[{i}] has no "name": expected {_WAYS}')
+    if options and listed and all(isinstance(one, CaptionMetric) for one in listed):
+        problems.add(
+            f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load",
+            TypeError,
+        )
+    problems.raise_if_any()
+    opened = [_open(one, options, cache) for one in listed]
+    keys = [metric.key for metric in opened]
+    for i, key in enumerate(keys):
+        if key in keys[:i]:
+            problems.add(
+                f"metrics[{i}] gives {key} as metrics[{keys.index(key)}] does: name each metric once"
+            )
+    problems.raise_if_any()
+    return opened
+
+
+def _open(
+    given: str | Mapping[str, Any] | CaptionMetric, options: Mapping[str, Any], cache: FeatureCache
+) -> CaptionMetric:
+    if isinstance(given, CaptionMetric):
+        # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
+        chosen = given.options if given.options.cache is not None else replace(given.options, cache=cache)
+        return type(given)(replace(chosen, empty="score"))
+    own = {"name": given} if isinstance(given, str) else dict(given)
+    name = own.pop("name")
+    told: dict[str, Any] = {"empty": "score", **options, **own}
+    if told.get("cache") is None:
+        told["cache"] = cache
+    return load(name, **told)

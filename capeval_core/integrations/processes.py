@@ -1,0 +1,63 @@
+"""Work shared by the processes of a distributed training: each does its part, all have the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+
+def processes() -> tuple[int, int]:
+    """The number of this process, and how many there are: (0, 1) where nothing is distributed."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def share(count: int) -> range:
+    """This process's part of `count` rows: neighbours, since captions of one picture often are."""
+    rank, size = processes()
+    return range(count * rank // size, count * (rank + 1) // size)
+
+
+def gather_tables(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
+    """Tables that `work` gives here, each with those of the same place in all other processes.
+
+    Every process must call this. One that fails takes part nevertheless, so that no other waits for it.
+
+    Raises:
+        Exception: what `work` raised here. RuntimeError: `work` failed in another process.
+    """
+    _, size = processes()
+    if size == 1:
+        return work()
+    from torch import distributed
+
+    tables: list[bytes] = []
+    failure: Exception | None = None
+    try:
+        tables = [_to_bytes(table) for table in work()]
+    except Exception as error:
+        failure = error
+    gathered: list[Any] = [None] * size
+    distributed.all_gather_object(gathered, (tables, failure and f"{type(failure).__name__}: {failure}"))
+    if failure is not None:
+        raise failure
+    for other, (_, told) in enumerate(gathered):
+        if told is not None:
+            raise RuntimeError(f"process {other} of {size} could not score its captions: {told}")
+    return [
+        pa.concat_tables([pa.ipc.open_stream(parts[place]).read_all() for parts, _ in gathered])
+        for place in range(len(tables))
+    ]
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written

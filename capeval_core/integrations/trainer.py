@@ -1,0 +1,229 @@
+"""`compute_metrics` of a `transformers` Trainer: the captions of every evaluation, scored while training."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from capeval_core.cache import RecentFeatures
+from capeval_core.inputs.decoding import described
+from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.samples import (
+    Samples,
+    check_captions,
+    check_images,
+    check_pictures,
+    check_references,
+)
+from capeval_core.integrations.generated import Row, rows_of, rows_of_evaluation
+from capeval_core.integrations.opening import open_metrics
+from capeval_core.integrations.processes import gather_tables, processes, share
+from capeval_core.metric import CaptionMetric
+from capeval_core.result import Result
+
+
+class CaptionMetrics:
+    """Caption metrics for `Trainer(compute_metrics=...)` and `Seq2SeqTrainer`.
+
+        trainer = Seq2SeqTrainer(
+            ...,
+            args=Seq2SeqTrainingArguments(
+                predict_with_generate=True, metric_for_best_model="pac_s", greater_is_better=True, ...
+            ),
+            compute_metrics=CaptionMetrics(processor, images=pictures, references=references),
+        )
+
+    Pictures and references are encoded at the first evaluation and kept as long as this object lives,
+    whatever their number; later evaluations encode new captions only. Memory holds the features of pictures,
+    references and the captions of one evaluation (about 2.5 KB each with ViT-B/32).
+
+    Works with `batch_eval_metrics=True` too. With several processes each scores its share and all return the
+    same numbers. A Trainer calls it only where the evaluation set has labels.
+
+    Args:
+        processor: decodes captions: a tokenizer, a processor, or anything with
+            `batch_decode(ids, skip_special_tokens=True)`.
+        images: pictures of the evaluation set, one for each of its rows and in its order: whatever
+            `CaptionMetric.score` takes, such as paths or a `datasets` column. Read and checked now.
+        references: per row a list of texts, or one text, for metrics that compare with references; None: the
+            row's labels, decoded, are its only reference.
+        metrics: names, dicts such as `{"name": "pacs", "w": 2.5}`, or metrics of `capeval_core.load`.
+        **options: of all metrics that are given by name, e.g. `weights`, `device`, `batch_size`. Empty
+            captions are scored as the bare prompt: `empty="score"` unless told otherwise.
+
+    Raises:
+        TypeError, ValueError: everything that is wrong with pictures and references, before training starts;
+            a metric or an option that does not exist; weights that cannot be had.
+
+    The order matters: captions meet pictures by their place. `train_sampling_strategy="group_by_length"`
+    reorders evaluation sets too, so it cannot be used.
+
+    >>> import numpy as np
+    >>> from types import SimpleNamespace
+    >>> class Words:
+    ...     def batch_decode(self, ids, skip_special_tokens):
+    ...         return [" ".join(["a", "red", "circle"][i] for i in row) for row in ids]
+    >>> grey = np.full((48, 48, 3), 128, dtype="uint8")
+    >>> metrics = CaptionMetrics(Words(), images=[grey], metrics=["pacs"], weights="tiny")
+    >>> evaluation = SimpleNamespace(predictions=np.array([[0, 1, 2, -100]]), label_ids=np.array([[0, 2]]))
+    >>> list(metrics(evaluation)), metrics.captions
+    (['pac_s'], ['a red circle'])
+    """
+
+    captions: list[str]
+    """Captions of the last evaluation, decoded."""
+    results: dict[str, Result]
+    """By the metric's name, the last evaluation: scores of each caption, signature, interval, comparison."""
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        images: Any,
+        references: Any = None,
+        metrics: Any = ("pacs", "refpacs"),
+        **options: Any,
+    ) -> None:
+        if not hasattr(processor, "batch_decode"):
+            raise TypeError(f"processor is {described(processor)}: expected a tokenizer or processor")
+        self.processor = processor
+        self._cache = RecentFeatures()
+        self.metrics = open_metrics(metrics, options, self._cache)
+        self._pictures, self._references = self._check(images, references)
+        self._batches: list[list[Row]] = []
+        self._labels: list[str] | None = None
+        self.captions, self.results = [], {}
+
+    def __call__(self, evaluation: Any, compute_result: bool | None = None) -> dict[str, float]:
+        """The mean of each metric by its key, e.g. `{"pac_s": 0.81, "refpac_s": 0.84}`.
+
+        Args:
+            evaluation: an `EvalPrediction`, or what `trainer.predict` returns.
+            compute_result: with `batch_eval_metrics=True`, whether this batch is the last one; the others are
+                kept and give `{}`. A Trainer passes it.
+
+        Raises:
+            TypeError, ValueError: logits where token ids are expected, a number of captions that is not the
+                number of pictures, labels that belong to other pictures. What was kept of this evaluation is
+                forgotten.
+        """
+        batches, self._batches = self._batches if compute_result is not None else [], []
+        batches.append(rows_of(evaluation, self.processor))
+        if compute_result is not None and not compute_result:
+            self._batches = batches
+            return {}
+        rank, size = processes()
+        samples = self._samples(rows_of_evaluation(batches, len(self._pictures), size))
+        tables = gather_tables(lambda: [self._encode(metric, samples) for metric in self.metrics])
+        self.captions = samples.captions
+        self.results = {
+            metric.name: metric.combine(table, samples=_seen_by(metric, samples))
+            for metric, table in zip(self.metrics, tables, strict=True)
+        }
+        self._cache.forget_unused()
+        for result in self.results.values() if rank == 0 else ():
+            _warn_of_failures(result)
+        return {result.key: result.mean for result in self.results.values()}
+
+    def _check(self, images: Any, references: Any) -> tuple[list[Picture], list[list[str]] | None]:
+        """Pictures and references of the evaluation set, by the options of the metrics that look at them."""
+        problems = Problems()
+        pictures = check_images(images, problems)
+        if pictures == []:
+            problems.add("images is empty: there is nothing to caption")
+        compared = None
+        if references is not None and self._compares():
+            count = None if pictures is None else len(pictures)
+            compared = check_references(references, count, self._empty(), problems, called="images")
+        elif references is not None:
+            names = ", ".join(metric.name for metric in self.metrics)
+            warnings.warn(f"{names}: no references are needed, they are ignored", stacklevel=3)
+        known = [picture for picture in pictures or [] if picture is not None]
+        if any(metric.options.on_error == "raise" for metric in self.metrics):
+            check_pictures(known, problems)
+        problems.raise_if_any()
+        return known, compared
+
+    def _compares(self) -> bool:
+        return any(metric.needs_references for metric in self.metrics)
+
+    def _empty(self) -> str:
+        return "error" if any(metric.options.empty == "error" for metric in self.metrics) else "score"
+
+    def _samples(self, rows: list[Row]) -> Samples:
+        """The evaluation set with the captions of these rows."""
+        problems = Problems()
+        captions = check_captions([row.caption for row in rows], self._empty(), problems, "predictions")
+        problems.raise_if_any()
+        labels = [row.label for row in rows if row.label is not None]
+        references = self._references
+        if references is None and self._compares():
+            if len(labels) != len(rows):
+                raise ValueError(
+                    "the labels of this evaluation are no token ids, so they cannot be the references: pass "
+                    "CaptionMetrics(..., references=[[...], ...])"
+                )
+            references = [[label] for label in labels]
+        if len(labels) == len(rows):
+            self._compare_with_first(labels)
+        return Samples(
+            captions=[caption for caption in captions or [] if caption is not None],
+            pictures=self._pictures,
+            references=references,
+            indices=range(len(rows)),
+        )
+
+    def _compare_with_first(self, labels: list[str]) -> None:
+        """Labels tell whether captions meet their own pictures, as far as that can be told."""
+        if self._labels is None:
+            if self._references is not None:
+                _refuse_misplaced(labels, self._references)
+            self._labels = labels
+        elif labels != self._labels:
+            warnings.warn(
+                "the labels differ from those of the first evaluation: if this is another evaluation set, "
+                "its captions are scored against the wrong pictures; make one CaptionMetrics for each set",
+                stacklevel=4,
+            )
+
+    def _encode(self, metric: CaptionMetric, samples: Samples) -> pa.Table:
+        """Rows of this process's share of the captions."""
+        part = _seen_by(metric, samples).select(share(len(samples)))
+        if not len(part):
+            return metric.ROW.empty_table()
+        table = metric.encode_all(part)
+        metric.flush()
+        return table
+
+
+def _seen_by(metric: CaptionMetric, samples: Samples) -> Samples:
+    return samples if metric.needs_references else replace(samples, references=None)
+
+
+def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
+    """Labels that are references of other pictures tell that the evaluation set has another order."""
+    everywhere = {text.strip() for texts in references for text in texts}
+    own = [label in {text.strip() for text in texts} for label, texts in zip(labels, references, strict=True)]
+    elsewhere = [not at_home and label in everywhere for label, at_home in zip(labels, own, strict=True)]
+    if sum(elsewhere) > max(sum(own), len(labels) / 2):
+        first = elsewhere.index(True)
+        raise ValueError(
+            f"{sum(elsewhere):,} of {len(labels):,} labels are references of another picture, the first is "
+            f"row {first} ({labels[first]!r}): images and references must be in the order of the evaluation "
+            'set, which train_sampling_strategy="group_by_length" changes'
+        )
+
+
+def _warn_of_failures(result: Result) -> None:
+    if result.counts.failed:
+        index, reason = next(iter(result.errors.items()))
+        warnings.warn(
+            f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score "
+            f"and are left out of the mean; the first is row {index} ({reason}), "
+            f".results[{result.metric!r}].errors tells all",
+            stacklevel=3,
+        )
