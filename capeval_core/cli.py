@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "compare": "test whether one system is better than another",
     "list": "show the metrics and the known weights",
     "convert": "make a weights folder of an original checkpoint",
+    "publish": "put modules, weights and cards onto the Hugging Face Hub",
 }
 """Every command and what it does. Command `x` is `capeval_core.commands.x.run(arguments) -> exit status`."""
 

@@ -1,9 +1,9 @@
 """Files of a Hub repository, at a commit that is known: never an old version without a word.
 
 What huggingface_hub does by itself (read in 2.4): when it cannot learn which commit a name means now (dead
-server, 503, time-out), `snapshot_download` silently returns the commit that the name meant last time. Lists and
-headers of files are asked for six times over 23 seconds, even where no server is, but the first question and a
-file that is answered with 503 only once. So the first question is asked here, and files are fetched by commit.
+server, 503, time-out), `snapshot_download` silently returns the commit that the name meant last time. Lists
+and headers of files are asked for six times over 23 seconds, even where no server is, but the first question
+and a file that is answered with 503 only once. So the first question is asked here, and files by commit.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def newest_commit(repository: str, revision: str | None) -> str:
 def patiently(call: Callable[[], T]) -> T:
     """What `call` returns; it is repeated while the server answers that it is busy, four times in all.
 
-    A server that cannot be reached is not asked again: it rarely helps, and delays every start without a network.
+    A server that cannot be reached is not asked again: it rarely helps, and delays starts without a network.
     """
     for seconds in _WAITS:
         try:

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 def ask(code: str, address: str, home: Path, **environment: str) -> Any:
     """What `code` prints as its last line, in JSON, in a process whose Hub is at `address`.
 
-    The endpoint is read when huggingface_hub and evaluate are imported, hence the process. It works in `home`,
-    where no folder can shadow a module of the Hub.
+    The endpoint is read when huggingface_hub and evaluate are imported, hence the process. It works in
+    `home`, where no folder can shadow a module of the Hub.
     """
     done = subprocess.run(
         [sys.executable, "-c", code],

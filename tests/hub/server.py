@@ -203,7 +203,8 @@ class _Answer(BaseHTTPRequestHandler):
                 repository.large.add(path)
             else:
                 changes[path] = base64.b64decode(line["value"]["content"])
-        sha = repository.add(revision, changes, header["value"]["summary"])
+        message = "\n\n".join(filter(None, [header["value"]["summary"], header["value"]["description"]]))
+        sha = repository.add(revision, changes, message)
         url = f"{self.hub.address}/{key}/commit/{sha}"
         return self.say({"success": True, "commitOid": sha, "commitUrl": url})
 

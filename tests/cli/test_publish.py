@@ -1,0 +1,276 @@
+"""`capeval publish`, with the real client, to a Hub on the loopback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from capeval_core._version import __version__
+from capeval_core.registry import METRICS
+from tests.cli.conftest import Ran
+from tests.hub import READER, WRITER, Fault, Hub, Repository, serving
+
+Capeval = Callable[..., Ran]
+SOURCE = "git+https://example.org/someone/capeval@1f3c9a2b"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """An empty Hub that this process is logged in to."""
+    with serving({}) as running:
+        # Read from the environment when huggingface_hub is imported, which it is already.
+        monkeypatch.setattr(constants, "ENDPOINT", running.address)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "tokens"))
+        monkeypatch.setattr("capeval_core.weights.hub._WAITS", (0.0, 0.0, 0.0))
+        monkeypatch.setenv("HF_TOKEN", WRITER)
+        yield running
+
+
+@pytest.fixture
+def folder(seeded_weights: Path, tmp_path: Path) -> Path:
+    """Weights of someone's own, with a licence and a card."""
+    copy = Path(shutil.copytree(seeded_weights, tmp_path / "mine"))
+    state(copy, "apache-2.0")
+    (copy / "README.md").write_text("---\nlicense: apache-2.0\n---\nload capeval/mine, capeval/pacs\n")
+    return copy
+
+
+def state(folder: Path, licence: str | None, **source: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["source"] |= {"licence": licence, **source}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def files(hub: Hub, repository: str) -> dict[str, bytes]:
+    found = hub.repositories[repository].find("main")
+    assert found is not None
+    return {path: content for path, content in found[1].items() if path != ".gitattributes"}
+
+
+def no_tags(hub: Hub) -> bool:
+    return not any("/tag/" in request for request in hub.requests)
+
+
+def test_modules_become_spaces(capeval: Capeval, hub: Hub) -> None:
+    ran = capeval("publish", "modules", "--namespace", "someone", "--install-from", SOURCE)
+    assert (ran.status, ran.err) == (0, "")
+    assert list(hub.repositories) == [f"spaces/someone/{name}" for name in METRICS]
+    for name, line in zip(METRICS, ran.out.splitlines(), strict=True):
+        repository = hub.repositories[f"spaces/someone/{name}"]
+        assert repository.sdk == "gradio" and list(repository.names) == ["main"]
+        assert line == f"spaces/someone/{name}: commit {repository.names['main']}"
+        held = files(hub, f"spaces/someone/{name}")
+        assert {f"{name}.py", "README.md", "requirements.txt"} <= held.keys()
+        assert f"From: {SOURCE}\n" in held[f"{name}.py"].decode()
+        assert f"capeval @ {SOURCE}" in held["requirements.txt"].decode().replace("[page]", "")
+        assert b"capeval/" + name.encode() not in held["README.md"]
+    assert no_tags(hub)
+
+
+def test_what_is_there_already_makes_no_commit(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    modules = ["publish", "modules", "pacs", "clips", "--install-from", "pypi"]
+    weights = ["publish", "weights", folder, "--namespace", "other"]
+    first = capeval(*modules), capeval(*weights)
+    assert [ran.status for ran in first] == [0, 0]
+    messages = {key: list(repository.messages) for key, repository in hub.repositories.items()}
+    assert messages["other/mine"][1:] == [
+        f"Weights {checksum(folder)}, capeval {__version__}"
+    ]  # beside the Hub's own first one
+    again = capeval(*modules), capeval(*weights)
+    assert {key: repository.messages for key, repository in hub.repositories.items()} == messages
+    for before, after in zip(first, again, strict=True):
+        assert after.out == before.out.replace(": commit", ": unchanged, at")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\nbetter\n")
+    assert capeval(*weights, "--message", "A better card").out.startswith("other/mine: commit ")
+    assert hub.repositories["other/mine"].messages[2:] == ["A better card"]
+    assert no_tags(hub)
+
+
+def checksum(folder: Path) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    return str(config["checksum"]["model.safetensors"])[:12]
+
+
+def test_weights_become_a_model_with_its_card(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    ran = capeval("publish", "weights", folder, "--namespace", "other")
+    assert ran.status == 0, ran.err
+    held = files(hub, "other/mine")
+    assert held.keys() == {"README.md", "config.json", "model.safetensors"}
+    for name in ("config.json", "model.safetensors"):
+        assert held[name] == (folder / name).read_bytes()
+    assert held["README.md"].endswith(b"load other/mine, other/pacs\n")
+    assert hub.repositories["other/mine"].large == {"model.safetensors"}
+
+
+def test_a_listed_card_wins_and_goes_alone(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    missing = capeval("publish", "cards", "pacs-tiny")
+    assert missing.status == 2 and "capeval/pacs-tiny: there is no such repository: publish" in missing.err
+    assert hub.repositories == {}
+    assert capeval("publish", "weights", folder, "--name", "pacs-tiny").status == 0
+    card = files(hub, "capeval/pacs-tiny")["README.md"]
+    assert b"capeval tiny" in card
+    hub.repositories["capeval/pacs-tiny"].add("main", {"README.md": b"old"}, "changed by hand")
+    assert capeval("publish", "cards", "pacs-tiny").status == 0
+    assert files(hub, "capeval/pacs-tiny")["README.md"] == card
+    unknown = capeval("publish", "cards", "pacs-tinny")
+    assert unknown.status == 2 and "did you mean 'pacs-tiny'" in unknown.err
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("pacs-clip-vit-b-32", {}),  # by the repository's name
+        ("mine", {"file": "clip_ViT-B-32.pth"}),  # by the original, whatever the folder is called
+        ("PACS-CLIP-ViT-B-32", {}),
+    ],
+)
+def test_weights_without_a_licence_are_not_hosted_again(
+    name: str, source: dict[str, str], capeval: Capeval, hub: Hub, folder: Path
+) -> None:
+    state(folder, "mit", **source)  # whatever `convert --licence` was told
+    ran = capeval("publish", "weights", folder, "--name", name)
+    assert ran.status == 2 and not hub.requests
+    for said in (name, "state no licence", "github.com/aimagelab/pacscore", "--private", "--permission"):
+        assert said in ran.err
+
+
+@pytest.mark.parametrize("stated", [None, "not stated by the original"])
+def test_unlisted_weights_say_their_licence(
+    stated: str | None, capeval: Capeval, hub: Hub, folder: Path
+) -> None:
+    state(folder, stated)
+    ran = capeval("publish", "weights", folder)
+    assert ran.status == 2 and "mine: the authors of the original state no licence" in ran.err
+    ran = capeval("publish", "weights", folder, "--permission", "the authors, by letter")
+    assert ran.status == 0, ran.err
+    assert "with permission: the authors, by letter" in hub.repositories["capeval/mine"].messages[-1]
+
+
+def test_a_private_copy_stays_private(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    state(folder, None)
+    assert capeval("publish", "weights", folder, "--private", "--namespace", "someone").status == 0
+    assert hub.repositories["someone/mine"].private
+    hub.repositories["other/mine"] = Repository()
+    hub.repositories["other/mine"].add("main", {"a": b""}, "public")
+    ran = capeval("publish", "weights", folder, "--private", "--namespace", "other")
+    assert ran.status == 2 and "other/mine: the repository exists and is public" in ran.err
+    assert hub.repositories["other/mine"].messages == ["public"]
+
+
+def test_damaged_weights_are_not_sent(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"activation": "gelu"}))
+    ran = capeval("publish", "weights", folder)
+    assert ran.status == 2 and "canary cosines are off" in ran.err
+    (folder / "model.safetensors").write_bytes(b"")
+    ran = capeval("publish", "weights", folder)
+    assert ran.status == 2 and "model.safetensors has sha256" in ran.err
+    (folder / "config.json").write_text(json.dumps(config | {"encoder": "eclip"}))
+    assert not hub.requests
+
+
+def test_a_dry_run_asks_nobody(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    ran = capeval("publish", "modules", "refpacs", "--install-from", "pypi", "--dry-run")
+    assert ran.status == 0
+    first, *rest = ran.out.splitlines()
+    assert first == "spaces/capeval/refpacs"
+    assert {"README.md", "refpacs.py", "requirements.txt"} <= {line.split()[0] for line in rest}
+    ran = capeval("publish", "weights", folder, "--dry-run")
+    size = (folder / "model.safetensors").stat().st_size
+    assert f"  model.safetensors  {size:,} bytes" in ran.out.splitlines()
+    assert not hub.requests
+
+
+def test_a_branch_is_made_and_main_stays(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    assert capeval("publish", "weights", folder).status == 0
+    repository = hub.repositories["capeval/mine"]
+    main = repository.names["main"]
+    (folder / "README.md").write_text("---\n---\nnew\n")
+    for _ in range(2):
+        assert capeval("publish", "weights", folder, "--branch", "trial").status == 0
+    assert repository.names["main"] == main and len(repository.messages) == 3
+    assert repository.commits[repository.names["trial"]]["README.md"].endswith(b"new\n")
+    for version in ("v0.4.6", "0.4.6", "v1.0"):
+        ran = capeval("publish", "weights", folder, "--branch", version)
+        assert ran.status == 2 and "reads like a version" in ran.err
+    assert list(repository.names) == ["main", "trial"] and no_tags(hub)
+
+
+@pytest.mark.parametrize(
+    ("token", "namespace", "said"),
+    [
+        ("", "capeval", "not logged in to the Hub: run `hf auth login`"),
+        ("hf_old", "capeval", "the Hub refuses the token: log in with `hf auth login`"),
+        (READER, "capeval", "the token may only read"),
+        (WRITER, "stranger", "logged in as 'someone', who may not write to 'stranger'"),
+        (WRITER, "a/b", "'a/b' is no name on the Hub"),
+    ],
+)
+def test_who_may_not(
+    token: str, namespace: str, said: str, capeval: Capeval, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    ran = capeval("publish", "modules", "pacs", "--install-from", "pypi", "--namespace", namespace)
+    assert ran.status == 2 and said in ran.err, ran.err
+    assert hub.repositories == {} and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault("POST .*clips/commit", status=503), "answers with HTTP status 503: try again later"),
+        (Fault("POST /api/spaces/capeval/clips/", status=403), "the token may not write to capeval/clips"),
+    ],
+)
+def test_what_went_well_before_an_error_is_told(fault: Fault, said: str, capeval: Capeval, hub: Hub) -> None:
+    hub.faults.append(fault)
+    publish = ["publish", "modules", "pacs", "clips", "--install-from", "pypi"]
+    ran = capeval(*publish)
+    assert ran.status == 2 and ran.out.startswith("spaces/capeval/pacs: commit ")
+    assert f"spaces/capeval/clips: {said}" in ran.err.replace(hub.address + " ", "")
+    assert "sent before that: spaces/capeval/pacs" in ran.err
+    hub.faults.clear()
+    assert [line.split()[1] for line in capeval(*publish).out.splitlines()] == ["unchanged,", "commit"]
+
+
+def test_a_busy_hub_is_asked_again(capeval: Capeval, hub: Hub) -> None:
+    hub.faults.append(Fault("POST .*commit/main", status=503, times=2))
+    assert capeval("publish", "modules", "pacs", "--install-from", "pypi").status == 0
+    assert len(hub.repositories["spaces/capeval/pacs"].messages) == 2
+
+
+def test_nobody_is_there(capeval: Capeval, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    ran = capeval("publish", "modules", "pacs", "--install-from", "pypi")
+    assert ran.status == 2 and "http://127.0.0.1:9 cannot be reached" in ran.err
+
+
+def test_a_card_that_the_hub_refuses(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    (folder / "README.md").write_text("no metadata")
+    ran = capeval("publish", "weights", folder)
+    assert ran.status == 2 and "capeval/mine: Invalid metadata in README.md" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "what comes first: capeval publish {modules,weights,cards}"),
+        (["module"], "what comes first"),
+        (["modules"], "--install-from"),
+        (["modules", "pasc", "--install-from", "pypi"], "unknown metric 'pasc': did you mean 'pacs'?"),
+        (["modules", "--install-from", "capeval"], "install from 'capeval': expected 'pypi', or an address"),
+        (["weights"], "FOLDER"),
+        (["weights", "no/such"], "no/such is not a folder"),
+        (["cards"], "NAME"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], said: str, capeval: Capeval) -> None:
+    ran = capeval("publish", *arguments)
+    assert (ran.status, ran.out) == (2, "") and said in ran.err
