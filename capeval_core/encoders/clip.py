@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.canary import TEXTS, canary_pictures, cosines
-from capeval_core.encoders.clip_config import config_problems, translate_open_clip
+from capeval_core.encoders.clip_config import config_problems
 from capeval_core.encoders.clip_model import build_clip
 from capeval_core.encoders.clip_towers import ClipTowers, rows_of
 from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
@@ -24,6 +24,7 @@ from capeval_core.encoders.transformer import run_vision
 from capeval_core.inputs.pictures import Picture
 from capeval_core.weights.convert import ClipConversion
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
+from capeval_core.weights.open_clip_format import translate_open_clip
 
 Floats = NDArray[np.float32]
 

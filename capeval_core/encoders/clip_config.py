@@ -1,11 +1,9 @@
-"""The configuration of a CLIP: what it must hold, and open_clip's format translated into it."""
+"""The configuration of a CLIP: what it must hold."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
-
-from capeval_core.weights.folder import OPEN_CLIP_CONFIG, WeightsError
 
 _PREPROCESSING = {"image_size", "mean", "std", "interpolation"}
 
@@ -33,35 +31,12 @@ def config_problems(config: dict[str, Any]) -> list[str]:
     return problems
 
 
-def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
-    """open_clip's repository format in ours.
-
-    Raises:
-        WeightsError: something is missing, or the preprocessing is not CLIP's.
-    """
-    try:
-        model, preprocess = config["model_cfg"], config["preprocess_cfg"]
-        vision, text = model["vision_cfg"], model["text_cfg"]
-        size = preprocess.get("size", vision["image_size"])
-        if isinstance(size, list) and len(set(size)) != 1:
-            raise WeightsError(f"size {size} is not square, as CLIP's pictures are")
-        translated = {
-            "format": 1,
-            "encoder": "clip",
-            "architecture": {"embed_dim": model["embed_dim"], "vision": vision, "text": text},
-            "activation": "quick_gelu" if model.get("quick_gelu", False) else "gelu",
-            "preprocessing": {
-                "image_size": size[0] if isinstance(size, list) else size,
-                "mean": preprocess["mean"],
-                "std": preprocess["std"],
-                "interpolation": preprocess.get("interpolation", "bicubic"),
-            },
-        }
-    except (KeyError, TypeError) as error:
-        raise WeightsError(f"{OPEN_CLIP_CONFIG} lacks {error}") from error
-    if preprocess.get("resize_mode", "shortest") != "shortest":
-        raise WeightsError(f"resize_mode {preprocess['resize_mode']!r} is not CLIP's 'shortest'")
-    return translated
+def mask_problems(found: Any) -> list[str]:
+    """What is wrong with the scaling of masks in an Alpha-CLIP's config, in words."""
+    mean, std = _object(found).get("mean"), _object(found).get("std")
+    if _are_numbers([mean, std], 2) and isinstance(std, (int, float)) and std > 0:
+        return []
+    return [f"mask is {found!r}, expected the mean and the standard deviation (above 0) of masks"]
 
 
 def _architecture(found: Any) -> list[str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from open_clip.model import CLIP, convert_weights_to_lp
-from torch import Tensor
+from open_clip.transformer import VisionTransformer
+from torch import Tensor, nn
 
 from capeval_core.encoders.precision import DTYPES
 from capeval_core.weights.folder import WeightsError
@@ -15,8 +16,12 @@ _VISION_KEYS = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "ima
 _TEXT_KEYS = {"layers", "width", "heads", "mlp_ratio", "context_length", "vocab_size"}
 
 
-def build_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> CLIP:
+def build_clip(
+    config: dict[str, Any], tensors: dict[str, Tensor], dtype: str, *, mask_channel: bool = False
+) -> CLIP:
     """open_clip's CLIP with exactly these tensors, in eval mode.
+
+    With `mask_channel` its picture tower, a ViT, also holds `conv1_alpha`, the patch embedding of masks.
 
     Raises:
         WeightsError: an architecture that is not plain CLIP; tensors that are missing, extra or misshaped.
@@ -32,6 +37,8 @@ def build_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -
                 quick_gelu=config["activation"] == "quick_gelu",
                 cast_dtype=None if dtype == "float32" else DTYPES[dtype],
             )
+            if mask_channel:
+                _add_mask_channel(model.visual)
     except (TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:
         raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
     _check_tensors(model.state_dict(), tensors)
@@ -41,6 +48,15 @@ def build_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -
     if dtype != "float32":
         convert_weights_to_lp(model, DTYPES[dtype])
     return model.eval().requires_grad_(False)
+
+
+def _add_mask_channel(visual: nn.Module) -> None:
+    if not isinstance(visual, VisionTransformer):
+        raise WeightsError("the picture tower is a ResNet, but only a ViT can have a mask channel")
+    of_pictures = visual.conv1
+    visual.conv1_alpha = nn.Conv2d(
+        1, of_pictures.out_channels, of_pictures.kernel_size, of_pictures.stride, bias=False
+    )
 
 
 def _check_architecture(architecture: dict[str, Any]) -> None:

@@ -76,8 +76,8 @@ def encode_distinct(
 
     try:
         waiting: deque[list[tuple[Picture, Future[str | PictureError]]]] = deque()
-        for some in _chunks(pictures, _CHUNK):
-            waiting.append([(picture, pool.submit(_key, picture)) for picture in some])
+        for some in chunks(pictures, _CHUNK):
+            waiting.append([(picture, pool.submit(content_key, picture)) for picture in some])
             if len(waiting) > 1:  # the next chunk's files are read while this one is encoded
                 yield from encode(waiting.popleft())
         while waiting:
@@ -130,7 +130,7 @@ class _Chunk:
             content, key = self.contents[row], self.keys[row]
             error = content if isinstance(content, PictureError) else self.failed.get(key)
             part.keys.append("" if isinstance(content, PictureError) else content)
-            part.errors.append(_at(self.pictures[row], error, self.first.get(key)) if error else None)
+            part.errors.append(told_at(self.pictures[row], error, self.first.get(key)) if error else None)
             if not error:
                 part.features[place] = self.known[key]
         return part
@@ -155,7 +155,7 @@ def _prepared_ahead(
             return PictureError(f"{picture.where}: cannot prepare {picture.name} ({image.mode}): {error}")
 
     waiting: deque[list[tuple[str, Future[Pixels | PictureError]]]] = deque()
-    for batch in _chunks(pictures, size):
+    for batch in chunks(pictures, size):
         waiting.append([(key, pool.submit(load, picture)) for key, picture in batch])
         if len(waiting) > 2:
             yield [(key, future.result()) for key, future in waiting.popleft()]
@@ -163,20 +163,22 @@ def _prepared_ahead(
         yield [(key, future.result()) for key, future in waiting.popleft()]
 
 
-def _at(picture: Picture, error: PictureError, told: Picture | None) -> str:
+def told_at(picture: Picture, error: PictureError, told: Picture | None) -> str:
     """The error of an equal picture, `told`, with this one's place in the input."""
     reason = str(error)
     return picture.where + reason.removeprefix(told.where) if told else reason
 
 
-def _key(picture: Picture) -> str | PictureError:
+def content_key(picture: Picture) -> str | PictureError:
+    """The picture's key, or why it cannot be read."""
     try:
         return picture.key
     except PictureError as error:
         return error
 
 
-def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Consecutive items, `size` at a time."""
     chunk: list[T] = []
     for item in items:
         chunk.append(item)

@@ -19,7 +19,7 @@ from capeval_core.weights.adapters import Adapters, is_adapter, merge_adapters
 from capeval_core.weights.architecture import expected_shapes, read_architecture
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.checksum import sha256_of
-from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, PROMPT
+from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, LICENCE_NOT_STATED, PROMPT
 from capeval_core.weights.release import Conversion, Release
 
 Activation = Literal["quick_gelu", "gelu"]
@@ -98,14 +98,14 @@ def read_release(
     try:
         names, notes = _plain_names(content)
         content = {name: content[original] for name, original in names.items()}
-        floats, widened = _as_float32(content)
+        floats, widened = as_float32(content)
         merged = merge_adapters(floats, adapters)
         architecture, sizes = read_architecture(
             {name: tuple(tensor.shape) for name, tensor in merged.tensors.items()},
             head_width=head_width,
             text_heads=text_heads,
         )
-        tensors, filled = _complete(merged.tensors, expected_shapes(architecture))
+        tensors, filled = complete(merged.tensors, expected_shapes(architecture))
         found, evidence = _tell_activation(list(content), activation)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -130,7 +130,7 @@ def read_release(
             "file": path.name,
             "size": path.stat().st_size,
             "sha256": sha256_of(path),
-            "licence": licence or "not stated by the original",
+            "licence": licence or LICENCE_NOT_STATED,
             "notes": list(notes),
         },
     }
@@ -165,7 +165,7 @@ def _plain_names(content: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]
     return names, notes
 
 
-def _as_float32(content: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
+def as_float32(content: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The same tensors in float32, each in memory of its own (counters stay integers), and notes."""
     changed: set[str] = set()
     tensors: dict[str, torch.Tensor] = {}
@@ -233,7 +233,7 @@ def _block_orders(names: Iterable[str]) -> set[tuple[str, ...]]:
     return {tuple(order) for order in parts.values()}
 
 
-def _complete(
+def complete(
     tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Exactly the expected tensors, in order, and notes; anything else is an error."""
