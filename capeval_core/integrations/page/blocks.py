@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from capeval_core.integrations.page import views
-from capeval_core.integrations.page.scorer import Scored, Scorer
+from capeval_core.integrations.page.scorer import Scored, Scorer, published_marks
 from capeval_core.integrations.page.words import in_words_of_the_page
 from capeval_core.synthetic.demo import FOLDER, KINDS, demo_set
 from capeval_core.weights.folder import WeightsError
@@ -18,6 +19,7 @@ from capeval_core.weights.folder import WeightsError
 LARGEST_UPLOAD = "20mb"
 WAITING = 64
 """Visitors in the queue; one is served at a time."""
+_LOG = logging.getLogger(__name__)
 _FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
 _MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 
@@ -34,7 +36,8 @@ def build(name: str, weights: str | os.PathLike[str] | None = None) -> gr.Blocks
         ValueError: unknown metric.
     """
     scorer = Scorer(name, weights or os.environ.get("CAPEVAL_WEIGHTS") or None)
-    with gr.Blocks(title=f"{scorer.metric.title} of a caption", analytics_enabled=False) as page:
+    page = gr.Blocks(title=f"{scorer.metric.title} of a caption", analytics_enabled=False)
+    with page:
         _Page(scorer)
     return page
 
@@ -56,21 +59,15 @@ class _Page:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
-        gr.HTML(views.heading(scorer.metric))
+        gr.HTML(views.heading(scorer.metric), apply_default_css=False)
         with gr.Row(elem_id="bench"):
-            with gr.Column(scale=5, min_width=320):
+            with gr.Column(elem_id="given"):
                 self._inputs()
-            with gr.Column(scale=6, min_width=320):
+            with gr.Column(elem_id="found"):
                 self._outputs()
-        self._examples()
-        with gr.Accordion("Weights", open=False):
-            self.weights = gr.Radio(
-                [(_in_words(weights), weights) for weights in scorer.offered],
-                value=scorer.first,
-                label="Weights",
-                show_label=False,
-                info="Opened at the first Score, then kept.",
-            )
+            with gr.Column(elem_id="more"):
+                self._examples()
+                self._weights()
         self._events()
 
     def _inputs(self) -> None:
@@ -78,7 +75,8 @@ class _Page:
             label="Picture",
             type="filepath",
             sources=["upload", "clipboard"],
-            height=280,
+            height=260,
+            placeholder="# Drop a picture here\nor click to choose one",
             elem_id="picture",
         )
         self.caption = gr.Textbox(
@@ -95,10 +93,15 @@ class _Page:
         self.press = gr.Button("Score", variant="primary", elem_id="score")
 
     def _outputs(self) -> None:
-        self.shown = gr.HTML(views.empty(self.scorer.metric), elem_id="result")
+        self.shown = gr.HTML(
+            views.empty(self.scorer.metric, published_marks(self.scorer.metric, [self.scorer.first])),
+            elem_id="result",
+            apply_default_css=False,
+        )
         self.go_on = gr.Button("Go on with tiny, the demonstration weights", visible=False, elem_id="go-on")
         self.signature = gr.Textbox(
-            label="Signature: all that the number depends on",
+            label="Signature",
+            info="All that the number depends on: compare numbers whose signatures are equal.",
             interactive=False,
             buttons=["copy"],
             lines=1,
@@ -108,19 +111,29 @@ class _Page:
         )
 
     def _examples(self) -> None:
-        gr.HTML('<h2>Examples</h2>')
+        self.kind = gr.Radio(
+            list(KINDS),
+            value=next(iter(KINDS)),
+            label="Examples, each with a caption that is",
+            elem_id="kind",
+        )
         with gr.Row(elem_id="examples"):
-            self.kind = gr.Radio(
-                [(f"{kind} caption", kind) for kind in KINDS],
-                value=next(iter(KINDS)),
-                label="Each with a caption that is",
-                show_label=False,
-            )
             self.examples = [
-                gr.Button(f"Example: {item.good}", icon=item.picture, elem_classes="example")
+                gr.Button(f"Example: {item.good}", icon=item.picture, elem_classes="example", min_width=0)
                 for item in demo_set()
             ]
         self.chosen = gr.State()
+
+    def _weights(self) -> None:
+        with gr.Accordion("Weights", open=False):
+            self.weights = gr.Radio(
+                [(_in_words(weights), weights) for weights in self.scorer.offered],
+                value=self.scorer.first,
+                label="Weights",
+                show_label=False,
+                container=False,
+                elem_id="weights",
+            )
 
     def _events(self) -> None:
         inputs = [self.picture, self.caption, self.references, self.weights]
@@ -159,6 +172,10 @@ class _Page:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
             yield views.problem(_message(error, picture)), hidden, gr.update(visible=way_out)
             return
+        except Exception:
+            _LOG.exception("%s: scoring failed", self.scorer.metric.name)
+            yield views.problem("The page itself failed; the log of its server says why."), hidden, hidden
+            return
         signature = gr.update(value=scored.result.signature, visible=True)
         yield views.score(scored, weights), signature, hidden
 
@@ -171,9 +188,7 @@ class _Page:
         except (ValueError, TypeError, MemoryError) as error:
             raise gr.Error(_message(error, picture), print_exception=False) from error
 
-    def _scored(
-        self, picture: dict[str, Any] | None, caption: str, references: str, weights: str
-    ) -> Scored:
+    def _scored(self, picture: dict[str, Any] | None, caption: str, references: str, weights: str) -> Scored:
         lines = [line.strip() for line in (references or "").splitlines()]
         return self.scorer.score(_path(picture), caption, list(filter(None, lines)), weights)
 

@@ -30,7 +30,7 @@ def references(scored: Scored) -> str:
 
 
 OF_EVIDENCE: dict[str, Panel] = {"references": references}
-"""The panel of each kind of evidence, by its name in `result.explain(i)`; a metric that keeps it is shown it."""
+"""The panel of each kind of evidence, by its name in `result.explain(i)`."""
 
 
 def panels(scored: Scored) -> str:

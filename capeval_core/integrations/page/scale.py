@@ -1,18 +1,19 @@
-"""A score on its scale, drawn in HTML: sharp at every size, in the page's colours, read aloud as a sentence."""
+"""A score on its scale, drawn in HTML: sharp at every size, and read aloud as a sentence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 
-from capeval_core.integrations.page.scorer import Mark, Scored
+from capeval_core.description import describe_metric
+from capeval_core.integrations.page.scorer import Mark
 from capeval_core.metric import CaptionMetric
 
 DIGITS = 3
 """As papers report these metrics."""
 _STEPS = (0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
-_MOST_TICKS = 6
+_MOST = 5  # steps; more numbers would run into each other on a phone
 
 
 def number(value: float) -> str:
@@ -29,60 +30,46 @@ def ticks(low: float, high: float) -> list[float]:
     >>> ticks(0, 2), ticks(0, 4 / 3)
     ([0, 0.5, 1.0, 1.5, 2], [0, 0.5, 1.0, 1.3333333333333333])
     """
-    step = next((step for step in _STEPS if (high - low) / step < _MOST_TICKS), (high - low) / 4)
+    step = next((step for step in _STEPS if (high - low) / step <= _MOST), (high - low) / 4)
     first = math.floor(low / step) + 1
     inner = [i * step for i in range(first, math.ceil(high / step))]
     room = 0.4 * step  # a tick this near to an end would run into its number
     return [low, *(tick for tick in inner if tick - low > room and high - tick > room), high]
 
 
-def scale(metric: type[CaptionMetric], scored: Scored | None = None) -> str:
-    """The scale of a metric; with a scored caption its place on it, over what typical captions get."""
-    rows = list(_rows(metric, scored)) if scored else []
-    told = _in_words(metric, scored)
-    low, high = metric.range
+def scale(metric: type[CaptionMetric], marks: Sequence[Mark], score: float | None = None) -> str:
+    """The scale of a metric: a row for a score, and one for each mark below it, over a common axis."""
+    own = [_row(metric, "this caption", score, "bar")] if score is not None else []
+    others = [_row(metric, mark.label, mark.value, "dot") for mark in marks]
+    rows = "".join(own + others) or '<div class="track"></div>'
     axis = "".join(
-        f'<span style="--at:{_percent(metric, tick)}">{tick:.3g}</span>' for tick in ticks(low, high)
+        f'<span style="--at:{_place(metric, tick)}">{tick:.3g}</span>' for tick in ticks(*metric.range)
     )
-    empty = "" if rows else '<div class="track"></div>'
+    told = escape(_in_words(metric, marks, score))
+    here = "" if score is None else f' style="--here:{_place(metric, score)}"'
     return (
-        f'<div class="scale" role="img" aria-label="{escape(told)}"><div aria-hidden="true" class="rows">'
-        f"{''.join(rows)}{empty}"
-        f'<div class="axis">{axis}</div></div></div>'
+        f'<div class="scale"{here} role="img" aria-label="{told}">'
+        f'<div aria-hidden="true">{rows}<div class="axis">{axis}</div></div></div>'
     )
 
 
-def _rows(metric: type[CaptionMetric], scored: Scored) -> Iterator[str]:
-    here = _percent(metric, scored.score)
-    yield (
-        '<div class="row own"><span class="label">this caption</span>'
-        f'<span class="lane" style="--at:{here}"><i class="bar"></i></span>'
-        f'<span class="value">{number(scored.score)}</span></div>'
+def _row(metric: type[CaptionMetric], label: str, value: float, shape: str) -> str:
+    return (
+        f'<div class="row {shape}s"><span class="label">{escape(label)}</span>'
+        f'<span class="lane" style="--at:{_place(metric, value)}"><i class="{shape}"></i></span>'
+        f'<span class="value">{number(value)}</span></div>'
     )
-    for mark in scored.marks.values:
-        at = _percent(metric, mark.value)
-        yield (
-            f'<div class="row"><span class="label">{escape(mark.label)}</span>'
-            f'<span class="lane" style="--at:{at};--own-at:{here}"><i class="dot"></i></span>'
-            f'<span class="value">{number(mark.value)}</span></div>'
-        )
 
 
-def _in_words(metric: type[CaptionMetric], scored: Scored | None) -> str:
-    low, high = metric.range
-    better = "higher" if metric.higher_is_better else "lower"
-    scale = f"a scale from {low:.3g} to {high:.3g}, {better} is better"
-    if scored is None:
-        return f"{metric.title} has {scale}."
-    return f"{metric.title} of this caption: {number(scored.score)}, on {scale}. {_list(scored.marks.values)}"
+def _in_words(metric: type[CaptionMetric], marks: Sequence[Mark], score: float | None) -> str:
+    told = describe_metric(metric)
+    own = "" if score is None else f"{told.title} of this caption: {number(score)}. "
+    others = ", ".join(f"{mark.label} {number(mark.value)}" for mark in marks)
+    typical = f" What typical captions get: {others}." if marks else ""
+    return f"{own}The scale goes from {told.range}, {told.better}.{typical}"
 
 
-def _list(marks: Sequence[Mark]) -> str:
-    told = ", ".join(f"{mark.label} {number(mark.value)}" for mark in marks)
-    return f"What typical captions get: {told}." if marks else ""
-
-
-def _percent(metric: type[CaptionMetric], value: float) -> str:
+def _place(metric: type[CaptionMetric], value: float) -> str:
     """Where a value lies on the scale, kept within it."""
     low, high = metric.range
     share = (value - low) / (high - low) if math.isfinite(value) else 0.0

@@ -6,17 +6,16 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from capeval_core.metric import CaptionMetric, Published
+from capeval_core.metric import CaptionMetric
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
 from capeval_core.synthetic.demo import demo_set, score_kinds
 from capeval_core.weights.folder import TINY
 
 LONGEST_TEXT = 20_000
-"""Characters of a caption and its references together: a page is for everybody, and encoding takes its time."""
+"""Characters of a caption and its references together: strangers use a page, and encoding takes its time."""
 
 
 @dataclass(frozen=True)
@@ -106,30 +105,38 @@ class Scorer:
 def marks_of(metric: CaptionMetric) -> Marks:
     """Published means where the metric's weights are those of a paper, else those of the demo's captions.
 
-    The demo's captions are scored now, under the metric's own weights.
+    The demo's captions are scored now, with the metric's own weights.
     """
-    opened = {model.label.rpartition("@")[0].lower() for model in metric.models.values()}
-    published = [value for value in metric.published if _names(value) & opened]
-    if published:
-        sources = " and ".join(dict.fromkeys(f"{value.dataset} ({value.source})" for value in published))
-        return Marks(
-            _sorted(metric, [Mark(value.captions, value.value) for value in published]),
-            f"Means over {sources}. Single captions vary far more than these means.",
-        )
+    published = published_marks(type(metric), [model.label for model in metric.models.values()])
+    if published.values:
+        return published
     items = demo_set()
-    values = [Mark(f"{kind} captions", result.mean) for kind, result in score_kinds(metric, items).items()]
+    values = [Mark(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
     return Marks(
-        _sorted(metric, values),
-        f"Means over the {len(items)} drawn example pictures, under these weights: true captions, the same "
-        "with one word wrong, and true captions of another picture.",
+        _sorted(type(metric), values),
+        f"Means over the {len(items)} drawn examples, with these weights: good captions are true, subtly "
+        "wrong ones have one word changed, unrelated ones are true of another picture.",
     )
 
 
-def _names(value: Published) -> set[str]:
-    """What weights of a published value are called: the repository, and the folder of who converts them."""
-    repository = value.weights.lower()
-    return {repository, Path(repository).name}
+def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Marks:
+    """Published means that were computed with one of these weights; a `@revision` is not looked at.
+
+    Weights count as those of a paper by their repository, or by its last part: what a folder is called that
+    is converted as the library says.
+    """
+    used = {name.partition("@")[0].lower() for name in weights}
+    found = [
+        value
+        for value in metric.published
+        if used & {value.weights.lower(), value.weights.lower().rpartition("/")[2]}
+    ]
+    sources = " and ".join(dict.fromkeys(f"{value.dataset} ({value.source})" for value in found))
+    return Marks(
+        _sorted(metric, [Mark(value.captions, value.value) for value in found]),
+        f"Means over {sources}. Single captions vary far more than these means." if found else "",
+    )
 
 
-def _sorted(metric: CaptionMetric, marks: list[Mark]) -> tuple[Mark, ...]:
+def _sorted(metric: type[CaptionMetric], marks: list[Mark]) -> tuple[Mark, ...]:
     return tuple(sorted(marks, key=lambda mark: mark.value, reverse=metric.higher_is_better))

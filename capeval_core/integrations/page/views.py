@@ -7,10 +7,12 @@ from html import escape
 from capeval_core.description import describe_metric
 from capeval_core.integrations.page.panels import panels
 from capeval_core.integrations.page.scale import number, scale
-from capeval_core.integrations.page.scorer import Scored
+from capeval_core.integrations.page.scorer import Marks, Scored
 from capeval_core.metric import CaptionMetric
 
-TINY_KNOWS = "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
+TINY_KNOWS = (
+    "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
+)
 
 
 def heading(metric: type[CaptionMetric]) -> str:
@@ -24,12 +26,13 @@ def heading(metric: type[CaptionMetric]) -> str:
     )
 
 
-def empty(metric: type[CaptionMetric]) -> str:
-    """Before the first score: the scale alone."""
+def empty(metric: type[CaptionMetric], marks: Marks) -> str:
+    """Before the first score: the scale, with what is known of it already."""
     needs = "a picture, a caption and references" if metric.needs_references else "a picture and a caption"
     return _place(
-        f'<p class="what">{escape(metric.title)}</p><p class="score none">–</p>{scale(metric)}'
-        f'<p class="note">Give {needs}, or take an example, and press Score.</p>'
+        f'<p class="what">{escape(metric.title)}</p>'
+        f'<p class="said">Give {needs}, or take an example, and press Score.</p>'
+        f"{scale(metric, marks.values)}" + _notes([marks.source])
     )
 
 
@@ -54,9 +57,7 @@ def score(scored: Scored, weights: str) -> str:
         f'<p class="what">{escape(scored.metric.title)} of</p>'
         f"<blockquote>{escape(scored.caption)}</blockquote>"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
-        f"{scale(scored.metric, scored)}"
-        + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-        + panels(scored)
+        f"{scale(scored.metric, scored.marks.values, scored.score)}" + _notes(notes) + panels(scored)
     )
 
 
@@ -65,6 +66,10 @@ def problem(message: str) -> str:
     first, _, rest = message.partition("\n")
     more = f"<pre>{escape(rest)}</pre>" if rest else ""
     return _place(f'<div class="problem" role="alert"><p>{escape(first)}</p>{more}</div>')
+
+
+def _notes(notes: list[str]) -> str:
+    return "".join(f'<p class="note">{escape(note)}</p>' for note in notes if note)
 
 
 def _place(content: str) -> str:
