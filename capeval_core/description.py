@@ -62,6 +62,25 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
     )
 
 
+def describe_inputs(metric: type[CaptionMetric]) -> dict[str, str]:
+    """What `compute` of a metric's module takes, by argument.
+
+    >>> from capeval_core.registry import metric_class
+    >>> list(describe_inputs(metric_class("refpacs")))
+    ['predictions', 'images', 'references', 'per_caption']
+    """
+    inputs = {
+        "predictions": "captions, one string per row.",
+        "images": "pictures, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images or "
+        "a whole `datasets` column.",
+        "references": "per caption a list of texts, or one text; any number each.",
+        "per_caption": "`compute` also gives scores, parts and errors per caption, and the signature.",
+    }
+    if not metric.needs_references:
+        del inputs["references"]
+    return inputs
+
+
 def licence_in_words(weights: WeightsEntry) -> str:
     """The licence of weights; silence of their authors is no permission, so it is said."""
     return weights.licence or "not stated"

@@ -7,7 +7,6 @@ picture enters evaluate's Arrow cache; `compute` combines the rows of all batche
 from __future__ import annotations
 
 import inspect
-import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ import evaluate
 import pyarrow as pa
 from datasets import Features, Value
 
-from capeval_core.description import describe_metric
+from capeval_core.description import describe_inputs, describe_metric
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import Problems
 from capeval_core.inputs.samples import Samples
@@ -268,32 +267,22 @@ def _features(metric: type[CaptionMetric]) -> Features:
 
 
 def _inputs_description(metric: type[CaptionMetric]) -> str:
-    references = """
-        references: per caption a list of texts, or one text; any number each."""
     example = "references=[[...], ...], " if metric.needs_references else ""
-    options = "\n".join(
-        f"    {option.name} ({option.type}, default {option.default!r}): {option.help}"
+    inputs = [f"{name}: {meaning}" for name, meaning in describe_inputs(metric).items()]
+    options = [
+        f"{option.name} ({option.type}, default {option.default!r}): {option.help}"
         for option in describe_options(metric.Options)
         if option.name != "evidence"
-    )
-    return (
-        textwrap.dedent(
-            f"""
-    Inputs:
-        predictions: captions, one string per row.
-        images: pictures, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images or a
-            whole `datasets` column.{references if metric.needs_references else ""}
-        per_caption: `compute` also gives scores, parts and errors per caption, and the signature.
-
-    Result:
-        {metric.key}: mean over all captions that have a score.
-
-    Example:
-        >>> metric = evaluate.load("metrics/{metric.name}", weights="tiny")
-        >>> metric.compute(predictions=[...], images=[...], {example}per_caption=True)
-
-    Options, keywords of `evaluate.load`:
-    """
-        )
-        + options
+    ]
+    sections = {
+        "Inputs:": inputs,
+        "Result:": [f"{metric.key}: mean over all captions that have a score."],
+        "Example:": [
+            f'>>> metric = evaluate.load("metrics/{metric.name}", weights="tiny")',
+            f">>> metric.compute(predictions=[...], images=[...], {example}per_caption=True)",
+        ],
+        "Options, keywords of `evaluate.load`:": options,
+    }
+    return "\n\n".join(
+        "\n".join([title, *(f"    {line}" for line in lines)]) for title, lines in sections.items()
     )

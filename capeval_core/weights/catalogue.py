@@ -29,21 +29,36 @@ class WeightsEntry:
     licence: str | None
     settings: Mapping[str, str]
 
+    @property
+    def folder(self) -> str:
+        """The repository's name without its namespace, which is also a good name for a local folder.
+
+        >>> PACS_B32.folder
+        'pacs-clip-vit-b-32'
+        """
+        return self.repository.rsplit("/", 1)[-1]
+
+    def convert_command(self, metric: str) -> str:
+        """The command that makes these weights of the original checkpoint.
+
+        >>> PACS_B32.convert_command("pacs")
+        'capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu --out pacs-clip-vit-b-32'
+        """
+        flags = " ".join(f"--{name} {value}" for name, value in self.settings.items())
+        return f"capeval convert {metric} {self.checkpoint} {flags} --out {self.folder}"
+
     def how_to_convert(self, metric: str) -> str:
         """The exact way to these weights when the Hub repository cannot be had here."""
         if self.checkpoint is None:
-            folder = self.repository.rsplit("/", 1)[-1]
             return (
                 f"Where there is a network, download it with\n"
-                f"    hf download {self.repository} --local-dir {folder}\n"
-                f"copy the folder here, and pass weights={folder!r}."
+                f"    hf download {self.repository} --local-dir {self.folder}\n"
+                f"copy the folder here, and pass weights={self.folder!r}."
             )
-        folder = self.repository.rsplit("/", 1)[-1]
-        flags = " ".join(f"--{name} {value}" for name, value in self.settings.items())
         return (
             f"The original release is {self.checkpoint} at {self.original} ; download it, run\n"
-            f"    capeval convert {metric} {self.checkpoint} {flags} --out {folder}\n"
-            f"and pass weights={folder!r}."
+            f"    {self.convert_command(metric)}\n"
+            f"and pass weights={self.folder!r}."
         )
 
 
