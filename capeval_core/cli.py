@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "demo": "score packaged pictures with a small packaged model, without a network",
     "score": "score a file of captions against a folder of pictures",
     "compare": "test whether one system is better than another",
+    "page": "serve a page where captions are typed and scored",
     "list": "show the metrics and the known weights",
     "convert": "make a weights folder of an original checkpoint",
     "publish": "put modules, weights and cards onto the Hugging Face Hub",

@@ -1,0 +1,32 @@
+"""`capeval page`: a metric's page on this machine."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from capeval_core.commands.parser import Parser
+from capeval_core.registry import METRICS, metric_class
+
+PORTS = range(1, 65_536)
+
+
+def run(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="capeval page",
+        description="Serve a page on this machine: drop a picture, type a caption, see its score.",
+    )
+    parser.add_argument("metric", metavar="METRIC", help=f"one of {', '.join(METRICS)}")
+    parser.add_argument(
+        "--weights", help="chosen at first: Hub repository id, folder, or `tiny` (default: the metric's own)"
+    )
+    parser.add_argument("--port", type=int, metavar="N", help="default: the first free one from 7860 on")
+    given = parser.read(arguments)
+    metric_class(given.metric)
+    if given.port is not None and given.port not in PORTS:
+        parser.error(f"--port {given.port}: expected a number from 1 to {PORTS[-1]}")
+    if find_spec("gradio") is None:
+        raise ValueError('the page needs gradio: pip install "capeval[page]"')
+    from capeval_core.integrations import page
+
+    page.launch(page.build(given.metric, given.weights), server_port=given.port)
+    return 0
