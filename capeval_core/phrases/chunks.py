@@ -234,8 +234,9 @@ class _Reader:
                 break
             run.append(self.tokens[self.at])
             self.at += 1
-            if self._adjectives(run) and self._word() in ("and", ",") and self._plain(self._word(1)):
-                run.append("and")
+            listed = self._adjectives(run) and run[-1].lower() in ADJECTIVES and self._plain(self._word(1))
+            if listed and self._word() in ("and", ","):
+                run += [self._word()] * (self._word() == "and")
                 self.at += 1
         if run:
             self._split(run, opened, article in ("a", "an", "one"))

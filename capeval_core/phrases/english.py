@@ -15,7 +15,7 @@ COUNTS = _words(
 )
 """What begins a noun phrase and is part of what it says."""
 BREAKS = _words("and or but while as then so yet when where because nor plus")
-BE = _words("is are was were be been being am 's")
+BE = _words("is are was were be been being am")
 SUBJECT_PRONOUNS = _words("he she they it")
 OBJECT_PRONOUNS = _words("him them himself herself itself themselves there something someone")
 RELATIVES = _words("who which that")

@@ -8,7 +8,7 @@ from capeval_core.phrases.english import ABBREVIATIONS, MAY_END
 
 _CLOSERS = "\"'”’»)\\]}"
 _END = re.compile(rf"(?P<mark>\.{{2,}}|…|[.!?]+|[。！？]+)(?P<closers>[{_CLOSERS}]*)(?=\s|$|(?<=[。！？]))")
-_BULLET = re.compile(r"^\s*(?:[-*•‣▪–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z][.)])\s+")
+_BULLET = re.compile(r"^\s*(?:[-*•‣▪–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))\s+(?=\S)")
 _LINE = re.compile(r"[\r\n\u2028\u2029]+")
 
 

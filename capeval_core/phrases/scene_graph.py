@@ -1,0 +1,275 @@
+"""FACTUAL, the textual scene-graph parser: a T5 that writes the graph of a sentence as a string.
+
+Source: Li et al. 2023, "FACTUAL: A Benchmark for Faithful and Consistent Textual Scene Graph Parsing". The
+prompt, the beams and the lengths are those of its released package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from capeval_core.phrases.graph import Style, phrases_of
+from capeval_core.phrases.sentences import sentences
+from capeval_core.phrases.source import Phrases
+from capeval_core.suggestion import did_you_mean
+from capeval_core.weights.checksum import file_checksum
+
+FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"
+"""Flan-T5 base (Apache 2.0) tuned on Visual Genome's descriptions; `-large-` and `-small-` exist too."""
+PROMPT = "Generate Scene Graph: "
+BEAMS = 5
+LONGEST_INPUT = 64
+"""Tokens of a sentence with its prompt and end token that the parser reads."""
+LONGEST_OUTPUT = 128
+KEPT = 65_536
+"""Sentences whose graphs are remembered, so that references that return are parsed once."""
+_FILES = ("*.json", "*.model", "model*.safetensors")
+
+
+class ParserError(ValueError):
+    """A scene-graph parser that cannot be had or loaded; the message says which, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class ParsedSentence:
+    """The graph that the parser wrote, and whether the sentence was longer than it reads."""
+
+    graph: str
+    truncated: bool
+
+
+class FactualParser:
+    """Phrases from the scene graph of each sentence; a sentence without a fact is its own phrase.
+
+    Args:
+        model: Hub id (`org/name` or `org/name@revision`) or folder of a parser in transformers' format.
+        style: `triplet` or `soft-spice`, see `capeval_core.phrases.graph.phrases_of`.
+        device: torch device; None: CUDA where there is a GPU.
+        dtype: `float32`, `bfloat16` or `float16`.
+        batch_size: sentences at once; None: as many as fit into memory.
+        beams: width of the beam search; 1 is greedy.
+
+    Raises:
+        ParserError: transformers is missing, the model cannot be had, read, or is no T5-like parser.
+        ValueError: an unknown style, dtype or device.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] = FACTUAL,
+        *,
+        style: Style = "triplet",
+        device: str | None = None,
+        dtype: str = "float32",
+        batch_size: int | None = None,
+        beams: int = BEAMS,
+    ) -> None:
+        from capeval_core.encoders.batching import BatchSize
+        from capeval_core.encoders.device import resolve_device
+        from capeval_core.encoders.precision import DTYPES
+
+        if style not in get_args(Style):
+            raise ValueError(
+                f"style={style!r}: expected 'triplet' or 'soft-spice'{did_you_mean(style, get_args(Style))}"
+            )
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype={dtype!r}: expected {' or '.join(map(repr, DTYPES))}")
+        self.style = style
+        self.beams = beams
+        self.dtype = dtype
+        self.device = resolve_device(device)
+        self.folder, self._label, self._version = _find(fspath(model))
+        self._tokenizer, loaded = _load(self.folder, self._label, DTYPES[dtype])
+        self._model = loaded.to(self.device).eval()
+        automatic = batch_size is None
+        self._size = BatchSize(batch_size or 32, automatic=automatic)
+        self._parsed: OrderedDict[str, ParsedSentence] = OrderedDict()
+
+    @property
+    def name(self) -> str:
+        """E.g. `flan-t5-base-VG-factual-sg@1f3c9a2b`."""
+        return f"{self._label.split('/')[-1]}@{self._version[:8]}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Covers the weights, the tokenizer, the settings and the style."""
+        settings = [
+            self._version,
+            PROMPT,
+            self.beams,
+            LONGEST_INPUT,
+            LONGEST_OUTPUT,
+            self.dtype,
+            self.style,
+            1,
+        ]
+        return f"factual-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
+
+    def phrases(self, texts: Sequence[str]) -> list[Phrases]:
+        """The phrases of each text, sentence after sentence; equal sentences are parsed once.
+
+        A text without any word is its own phrase.
+        """
+        split = {text: sentences(text) for text in dict.fromkeys(texts)}
+        parsed = self.parse([sentence for found in split.values() for sentence in found])
+        remaining = iter(parsed)
+        made = {
+            text: self._assemble(text, found, [next(remaining) for _ in found])
+            for text, found in split.items()
+        }
+        return [made[text] for text in texts]
+
+    def _assemble(self, text: str, found: list[str], parsed: list[ParsedSentence]) -> Phrases:
+        phrases: dict[str, None] = {}
+        fallback = 0
+        for sentence, graph in zip(found, parsed, strict=True):
+            said = phrases_of(graph.graph, self.style)
+            fallback += not said
+            phrases |= dict.fromkeys(said or [sentence])
+        if not phrases:
+            return Phrases((text,), fallback=1)
+        return Phrases(tuple(phrases), sum(graph.truncated for graph in parsed), fallback)
+
+    def parse(self, texts: Sequence[str]) -> list[ParsedSentence]:
+        """The graph of each sentence, as the parser wrote it."""
+        known = {text: self._parsed[text] for text in dict.fromkeys(texts) if text in self._parsed}
+        new = [text for text in dict.fromkeys(texts) if text not in known]
+        known |= dict(zip(new, self._parse(new), strict=True))
+        self._parsed |= known
+        for text in known:
+            self._parsed.move_to_end(text)
+        while len(self._parsed) > KEPT:
+            self._parsed.popitem(last=False)
+        return [known[text] for text in texts]
+
+    def _parse(self, texts: list[str]) -> list[ParsedSentence]:
+        if not texts:
+            return []
+        tokenized = self._tokenizer([PROMPT + text.strip() for text in texts], verbose=False)["input_ids"]
+        # Like lengths together: little padding, and the longest batch, which needs most memory, comes first.
+        order = sorted(range(len(texts)), key=lambda index: -len(tokenized[index]))
+        inputs = [_cut(tokenized[index]) for index in order]
+        graphs: dict[int, str] = {}
+        for part, written in self._size.run(len(inputs), lambda part: self._generate(inputs[part])):
+            graphs |= dict(zip(order[part], written, strict=True))
+        return [
+            ParsedSentence(graphs[index], len(tokenized[index]) > LONGEST_INPUT)
+            for index in range(len(texts))
+        ]
+
+    def _generate(self, inputs: list[list[int]]) -> list[str]:
+        import torch
+
+        from capeval_core.encoders.precision import exact_float32
+
+        pad = self._tokenizer.pad_token_id
+        longest = max(map(len, inputs))
+        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in inputs], device=self.device)
+        mask = torch.tensor(
+            [[1] * len(row) + [0] * (longest - len(row)) for row in inputs], device=self.device
+        )
+        with torch.inference_mode(), exact_float32(self.device):
+            written = self._model.generate(
+                ids,
+                attention_mask=mask,
+                decoder_start_token_id=pad,
+                num_beams=self.beams,
+                early_stopping=self.beams > 1,
+                max_length=LONGEST_OUTPUT,
+                do_sample=False,
+            )
+        texts = self._tokenizer.batch_decode(
+            written, skip_special_tokens=True, clean_up_tokenization_spaces=True
+        )
+        return [text.replace(PROMPT.strip(), "").strip() for text in texts]
+
+
+def _cut(tokens: list[int]) -> list[int]:
+    """At most as many tokens as the parser reads, the end token among them."""
+    return tokens if len(tokens) <= LONGEST_INPUT else [*tokens[: LONGEST_INPUT - 1], tokens[-1]]
+
+
+_WITHOUT = 'To run without it: phrases="chunks" (rules, no model), or hand in phrases, {caption: [phrases]}.'
+
+
+def _find(model: str) -> tuple[Path, str, str]:
+    """The folder of a model, its label, and its version: the commit on the Hub, or a checksum."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        folder, label, version = path, path.resolve().name, ""
+    else:
+        folder = _download(model)
+        label, version = model.partition("@")[0], folder.name
+    weights = sorted(folder.glob("model*.safetensors"))
+    # Without its files transformers would make up a tokenizer of its own.
+    tokenizers = [*folder.glob("tokenizer.json"), *folder.glob("*.model")]
+    for found, file in ((weights, "model.safetensors"), (tokenizers, "tokenizer.json or spiece.model")):
+        if not found:
+            raise ParserError(
+                f"the scene-graph parser {label!r} has no {file} in {folder}: pass one in transformers' "
+                f"format, such as {FACTUAL} from the Hub. {_WITHOUT}"
+            )
+    if not version:
+        files = [*weights, *sorted(folder.glob("*.json")), *sorted(folder.glob("*.model"))]
+        content = "".join(file.name + file_checksum(file) for file in files)
+        version = hashlib.sha256(content.encode()).hexdigest()
+    return folder, label, version
+
+
+def _download(model: str) -> Path:
+    repository, _, revision = model.partition("@")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError as error:
+        raise _missing(error) from error
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(_FILES)))
+    except (OSError, HfHubHTTPError, RuntimeError, ValueError) as error:
+        # No such repository, gated, no valid id, offline and not cached: the Hub's own message says which.
+        raise ParserError(
+            f"the scene-graph parser {model!r} cannot be had ({_said(error)}). The default is {FACTUAL} on "
+            "the Hub (990 MB): check the id and the connection, or download it elsewhere and pass its "
+            f"folder. {_WITHOUT}"
+        ) from error
+
+
+def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
+    try:
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    except ImportError as error:
+        raise _missing(error) from error
+    try:
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder)
+        model = cast(Any, AutoModelForSeq2SeqLM).from_pretrained(folder, dtype=dtype, use_safetensors=True)
+    except ImportError as error:
+        raise _missing(error) from error
+    except Exception as error:  # a damaged file raises whatever its reader raises
+        raise ParserError(
+            f"the scene-graph parser {label!r} in {folder} cannot be loaded ({_said(error)}): download it "
+            f"again, or pass another. {_WITHOUT}"
+        ) from error
+    if tokenizer.pad_token_id is None or len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise ParserError(
+            f"the scene-graph parser {label!r} has a tokenizer that is not its own (no pad token, or more "
+            f"tokens than the model knows): download it again, or pass another. {_WITHOUT}"
+        )
+    return tokenizer, model
+
+
+def _missing(error: ImportError) -> ParserError:
+    return ParserError(
+        f"the scene-graph parser needs transformers ({error}): "
+        f"pip install transformers sentencepiece. {_WITHOUT}"
+    )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,230 @@
+"""Where phrases come from, behind one interface: a scene-graph parser, rules, or the user."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from capeval_core.inputs.problems import Problems
+from capeval_core.phrases.chunks import chunks
+from capeval_core.phrases.graph import Style
+from capeval_core.suggestion import did_you_mean
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """What one caption says, part by part.
+
+    phrases: in the caption's order, at least one, none twice.
+    truncated: how many of its sentences were longer than the parser reads.
+    fallback: how many of its sentences stand for themselves, since nothing was found in them.
+    """
+
+    phrases: tuple[str, ...]
+    truncated: int = 0
+    fallback: int = 0
+
+
+@runtime_checkable
+class PhraseSource(Protocol):
+    """Anything that finds the phrases of captions.
+
+    name: how signatures and messages call it.
+    fingerprint: changes with everything that its phrases depend on.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def phrases(self, texts: Sequence[str]) -> list[Phrases]:
+        """The phrases of each text, in order; equal texts are parsed once."""
+
+
+PhraseSpec = str | os.PathLike[str] | Mapping[str, Sequence[str]] | PhraseSource
+
+
+def open_phrases(
+    spec: PhraseSpec = "factual",
+    *,
+    style: Style = "triplet",
+    device: str | None = None,
+    dtype: str = "float32",
+    batch_size: int | None = None,
+) -> PhraseSource:
+    """The source of phrases that a user means.
+
+    Args:
+        spec: `"factual"`, the parser of the paper; a Hub id (`@revision` pins it) or folder of another parser
+            of its kind; `"chunks"`, rules without a model; a JSON file or mapping `{caption: [phrases]}`;
+            or a source of one's own.
+        style: how a parser's facts become phrases (`capeval_core.phrases.graph.phrases_of`).
+        device, dtype, batch_size: where and how a parser runs.
+
+    Raises:
+        ParserError: a parser that cannot be loaded.
+        ValueError, TypeError: anything else that `spec` cannot mean, phrases that are not lists of texts.
+
+    >>> open_phrases("chunks").phrases(["a red star above a blue heart"])[0].phrases
+    ('red star', 'blue heart', 'red star above blue heart')
+    >>> open_phrases({"Two dogs run.": ["two dogs"]}).phrases(["Two dogs run."])
+    [Phrases(phrases=('two dogs',), truncated=0, fallback=0)]
+    """
+    if isinstance(spec, Mapping):
+        return GivenPhrases(spec)
+    if isinstance(spec, str | os.PathLike):
+        return _open_named(os.fspath(spec), style, device, dtype, batch_size)
+    if isinstance(spec, PhraseSource):
+        return spec
+    raise TypeError(
+        f"phrases={spec!r}: expected 'factual', 'chunks', a Hub id or folder of a parser, a JSON file, "
+        "or a mapping {caption: [phrases]}"
+    )
+
+
+def _open_named(
+    name: str, style: Style, device: str | None, dtype: str, batch_size: int | None
+) -> PhraseSource:
+    from capeval_core.phrases.scene_graph import FACTUAL, FactualParser
+
+    if name == "chunks":
+        return ChunkPhrases()
+    if Path(name).suffix == ".json":
+        return GivenPhrases(_read(Path(name)))
+    known = name == "factual" or "/" in name or Path(name).expanduser().is_dir()
+    if not known:
+        raise ValueError(
+            f"phrases={name!r}: expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a "
+            f"parser, or a JSON file{did_you_mean(name, ['factual', 'chunks'])}"
+        )
+    model = FACTUAL if name == "factual" else name
+    return FactualParser(model, style=style, device=device, dtype=dtype, batch_size=batch_size)
+
+
+def _read(path: Path) -> Mapping[str, Sequence[str]]:
+    try:
+        given = json.loads(path.expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"phrases={str(path)!r} cannot be read ({error})") from error
+    if not isinstance(given, dict):
+        raise ValueError(
+            f"phrases={str(path)!r} holds a {type(given).__name__}: expected {{caption: [phrases]}}"
+        )
+    return given
+
+
+class ChunkPhrases:
+    """Phrases by rules, without a model; see `capeval_core.phrases.chunks`."""
+
+    name = "chunks"
+    fingerprint = "chunks-1"  # raise it with any rule that changes a phrase
+
+    def phrases(self, texts: Sequence[str]) -> list[Phrases]:
+        """The phrases of each text; a text in which the rules find nothing is its own phrase."""
+        found = {text: [chunk.text for chunk in chunks(text)] for text in dict.fromkeys(texts)}
+        made = {
+            text: Phrases(tuple(phrases)) if phrases else Phrases((text,), fallback=1)
+            for text, phrases in found.items()
+        }
+        return [made[text] for text in texts]
+
+
+class GivenPhrases:
+    """Phrases that the user hands in, by caption.
+
+    Args:
+        given: `{caption: [phrases]}`, for references too where they are scored; a caption with an empty list
+            is its own phrase.
+
+    Raises:
+        ValueError, TypeError: phrases that are not lists of texts, or empty texts; all at once.
+    """
+
+    def __init__(self, given: Mapping[str, Sequence[str]]) -> None:
+        problems = Problems()
+        for caption, phrases in given.items():
+            _check(problems, f"phrases[{_short(caption)}]", phrases)
+        problems.raise_if_any()
+        self._given = {
+            caption: Phrases(tuple(dict.fromkeys(phrases))) if phrases else Phrases((caption,), fallback=1)
+            for caption, phrases in given.items()
+        }
+
+    @classmethod
+    def of(cls, captions: Sequence[str], phrases: Sequence[Sequence[str]]) -> GivenPhrases:
+        """Phrases in a list that is parallel to the captions.
+
+        Raises:
+            ValueError, TypeError: lists of different lengths, phrases that are not lists of texts, or equal
+                captions with different phrases, named by index.
+
+        >>> GivenPhrases.of(["Two dogs run."], [["two dogs"]]).phrases(["Two dogs run."])[0].phrases
+        ('two dogs',)
+        """
+        if len(captions) != len(phrases):
+            raise ValueError(
+                f"len(phrases)={len(phrases)} but len(captions)={len(captions)}: "
+                "pass one list of phrases for each caption"
+            )
+        problems = Problems()
+        first: dict[str, int] = {}
+        for index, (caption, listed) in enumerate(zip(captions, phrases, strict=True)):
+            _check(problems, f"phrases[{index}]", listed)
+            before = first.setdefault(caption, index)
+            if phrases[before] != listed:
+                problems.add(
+                    f"phrases[{index}] differ from phrases[{before}], but captions[{index}] and "
+                    f"captions[{before}] are the same text: give equal captions equal phrases"
+                )
+        problems.raise_if_any()
+        return cls(dict(zip(captions, phrases, strict=True)))
+
+    @property
+    def name(self) -> str:
+        return "given"
+
+    @property
+    def fingerprint(self) -> str:
+        content = json.dumps(sorted((text, given.phrases) for text, given in self._given.items()))
+        return f"given-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+    def phrases(self, texts: Sequence[str]) -> list[Phrases]:
+        """The phrases of each text.
+
+        Raises:
+            ValueError: a text that has none, named by index.
+        """
+        problems = Problems()
+        for index, text in enumerate(texts):
+            if text not in self._given:
+                problems.add(
+                    f"phrases have no entry for text {index} ({_short(text)}): hand in its phrases, or let "
+                    'phrases="factual" or "chunks" find them'
+                )
+        problems.raise_if_any()
+        return [self._given[text] for text in texts]
+
+
+def _check(problems: Problems, name: str, phrases: Any) -> None:
+    if isinstance(phrases, str) or not isinstance(phrases, Sequence):
+        found = repr(phrases) if isinstance(phrases, str) else f"a {type(phrases).__name__}"
+        problems.add(f"{name} is {found}: pass a list of phrases", kind=TypeError)
+        return
+    for at, phrase in enumerate(phrases):
+        if not isinstance(phrase, str):
+            kind = type(phrase).__name__
+            problems.add(f"{name}[{at}] is a {kind}: phrases are strings", kind=TypeError)
+        elif not phrase.strip():
+            problems.add(f"{name}[{at}] is empty: leave it out")
+
+
+def _short(text: Any) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 60 else f"{shown[:56]}...{shown[0]}"

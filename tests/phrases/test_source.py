@@ -1,0 +1,76 @@
+"""Phrases by rules or handed in, and what cannot be a source of phrases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from capeval_core.phrases.source import ChunkPhrases, GivenPhrases, Phrases, PhraseSource, open_phrases
+
+
+def test_chunks() -> None:
+    source = open_phrases("chunks")
+    assert isinstance(source, PhraseSource)
+    assert source.phrases(["a red star", "", "and", "a red star"]) == [
+        Phrases(("red star",)),
+        Phrases(("",), fallback=1),
+        Phrases(("and",), fallback=1),
+        Phrases(("red star",)),
+    ]
+    assert (source.name, source.fingerprint) == ("chunks", ChunkPhrases().fingerprint)
+
+
+def test_phrases_that_are_handed_in(tmp_path: Path) -> None:
+    given = {"Two dogs run.": ["two dogs", "dogs run", "two dogs"], "Night": []}
+    source = open_phrases(given)
+    expected = [Phrases(("Night",), fallback=1), Phrases(("two dogs", "dogs run"))]
+    assert source.phrases(["Night", "Two dogs run."]) == expected
+    file = tmp_path / "phrases.json"
+    file.write_text(json.dumps(given))
+    assert open_phrases(file).phrases(["Night", "Two dogs run."]) == expected
+    assert open_phrases(str(file)).fingerprint == source.fingerprint
+    assert open_phrases({"Night": ["dark"]}).fingerprint != source.fingerprint
+    with pytest.raises(ValueError, match=r"no entry for text 1 \('One cat.'\)") as caught:
+        source.phrases(["Night", "One cat.", "x" * 100])
+    assert "2 problems" in str(caught.value) and "xxx...'" in str(caught.value)
+
+
+def test_phrases_in_parallel_lists() -> None:
+    source = GivenPhrases.of(["a", "b", "a"], [["x"], ["y", "z"], ["x"]])
+    assert source.phrases(["b"]) == [Phrases(("y", "z"))]
+    with pytest.raises(ValueError, match=r"len\(phrases\)=1 but len\(captions\)=2"):
+        GivenPhrases.of(["a", "b"], [["x"]])
+    with pytest.raises(ValueError, match=r"phrases\[2\] differ from phrases\[0\].*captions\[2\]"):
+        GivenPhrases.of(["a", "b", "a"], [["x"], ["y"], ["z"]])
+
+
+def test_phrases_that_are_wrong_are_named_all_at_once() -> None:
+    wrong: list[Sequence[str]] = ["red dog", ["x", 5, " "], None]  # type: ignore[list-item]
+    with pytest.raises(ValueError) as caught:
+        GivenPhrases.of(["a", "b", "c"], wrong)
+    assert str(caught.value).splitlines() == [
+        "4 problems with the input:",
+        "  phrases[0] is 'red dog': pass a list of phrases",
+        "  phrases[1][1] is a int: phrases are strings",
+        "  phrases[1][2] is empty: leave it out",
+        "  phrases[2] is a NoneType: pass a list of phrases",
+    ]
+    with pytest.raises(TypeError, match=r"phrases\['a'\] is 'red'"):
+        open_phrases({"a": "red"})
+
+
+def test_what_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"phrases='chunk'.*did you mean 'chunks'"):
+        open_phrases("chunk")
+    with pytest.raises(TypeError, match="phrases=5"):
+        open_phrases(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cannot be read"):
+        open_phrases(tmp_path / "none.json")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(ValueError, match="holds a list"):
+        open_phrases(tmp_path / "list.json")
+    own = ChunkPhrases()
+    assert open_phrases(own) is own
