@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,8 @@ class CaptionMetrics:
 
     captions: list[str]
     """Captions of the last evaluation, decoded."""
+    cache: RecentFeatures
+    """Features of the pictures, the references and the last captions."""
     results: dict[str, Result]
     """By the metric's name, the last evaluation: scores of each caption, signature, interval, comparison."""
 
@@ -91,8 +94,8 @@ class CaptionMetrics:
         if not hasattr(processor, "batch_decode"):
             raise TypeError(f"processor is {described(processor)}: expected a tokenizer or processor")
         self.processor = processor
-        self._cache = RecentFeatures()
-        self.metrics = open_metrics(metrics, options, self._cache)
+        self.cache = RecentFeatures()
+        self.metrics = open_metrics(metrics, options, self.cache)
         self._pictures, self._references = self._check(images, references)
         self._batches: list[list[Row]] = []
         self._labels: list[str] | None = None
@@ -124,7 +127,7 @@ class CaptionMetrics:
             metric.name: metric.combine(table, samples=_seen_by(metric, samples))
             for metric, table in zip(self.metrics, tables, strict=True)
         }
-        self._cache.forget_unused()
+        self.cache.forget_unused()
         for result in self.results.values() if rank == 0 else ():
             _warn_of_failures(result)
         return {result.key: result.mean for result in self.results.values()}
@@ -132,6 +135,12 @@ class CaptionMetrics:
     def _check(self, images: Any, references: Any) -> tuple[list[Picture], list[list[str]] | None]:
         """Pictures and references of the evaluation set, by the options of the metrics that look at them."""
         problems = Problems()
+        if isinstance(images, Mapping):
+            problems.add(
+                "images is a dict: one CaptionMetrics belongs to one evaluation set, pass the pictures of that",
+                TypeError,
+            )
+            problems.raise_if_any()
         pictures = check_images(images, problems)
         if pictures == []:
             problems.add("images is empty: there is nothing to caption")

@@ -1,0 +1,204 @@
+"""`reward`: a metric as the reward of a policy that writes captions."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import capeval_core
+from capeval_core.integrations import reward
+from capeval_core.integrations.rewards import PictureFirst
+from capeval_core.synthetic import describe, draw, foils, sample_scene
+from tests.counting import counted
+
+CAPTIONS = ["a red circle", "two blue squares", "a star", "hearts"]
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Image.Image]:
+    rng = np.random.default_rng(1)
+    return [draw(sample_scene(rng), 64) for _ in CAPTIONS]
+
+
+def as_tensor(pictures: list[Image.Image]) -> torch.Tensor:
+    return torch.stack([torch.tensor(np.asarray(picture)) for picture in pictures]).permute(0, 3, 1, 2)
+
+
+# What it gives
+
+
+def test_pictures_of_any_make_have_one_score(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward("pacs", weights=weights)
+    files = []
+    for picture in drawn:
+        file = io.BytesIO()
+        picture.save(file, format="png")
+        files.append(file.getvalue())
+    expected = capeval_core.load("pacs", weights=weights).score(CAPTIONS, files).scores
+    tensor = as_tensor(drawn)
+    for images in (
+        drawn,
+        [[picture] for picture in drawn],
+        tensor,
+        list(tensor),
+        tensor.float() / 255,
+        (tensor.double() / 255).requires_grad_(),
+        list(tensor.float() / 255),
+    ):
+        found = rewards(CAPTIONS, images)
+        assert all(type(value) is float for value in found)
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_it_is_called_as_trl_calls_it(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward("refpacs", weights=weights)
+    references = [["a circle", "a red disc"], ["squares"], ["a star"], ["one"]]
+    expected = capeval_core.load("refpacs", weights=weights).score(CAPTIONS, drawn, references).scores
+    rest: dict[str, Any] = {
+        "prompts": ["Describe the picture."] * 4,
+        "completion_ids": [[1], [2], [3], [4]],
+        "references": references,
+        "trainer_state": None,
+        "log_metric": print,
+    }
+    conversations = [[{"role": "assistant", "content": caption}] for caption in CAPTIONS]
+    parts = [[{"role": "assistant", "content": [{"type": "text", "text": caption}]}] for caption in CAPTIONS]
+    for completions in (CAPTIONS, conversations, parts):
+        assert rewards(completions=completions, image=drawn, **rest) == pytest.approx(expected, abs=1e-6)
+        images = [[picture] for picture in drawn]
+        assert rewards(completions=completions, images=images, **rest) == pytest.approx(expected, abs=1e-6)
+    assert rewards.__name__ == "refpacs"
+    again = pickle.loads(pickle.dumps(rewards))
+    assert again.__name__ == "refpacs"
+    assert again(CAPTIONS, drawn, references) == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_empty_caption_is_scored(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward(capeval_core.load("pacs", weights=weights))
+    expected = capeval_core.load("pacs", weights=weights, empty="score").score(["", "  "], drawn[:2]).scores
+    assert rewards(["", "  "], drawn[:2]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_nothing_touches_the_disk(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward("pacs", weights=weights)
+    rewards(CAPTIONS, as_tensor(drawn))  # what is imported late is imported now
+    opened: list[str] = []
+    watching = True
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching and event in ("open", "os.mkdir", "sqlite3.connect"):
+            opened.append(f"{event} {arguments[0]}")
+
+    sys.addaudithook(watch)
+    rewards([caption + " again" for caption in CAPTIONS], 255 - as_tensor(drawn))
+    watching = False
+    assert opened == []
+
+
+@pytest.mark.parametrize(
+    ("captions", "images", "message"),
+    [
+        (CAPTIONS, None, "images is missing"),
+        (CAPTIONS, "three", "len(captions)=4 but len(images)=3"),
+        ("a star", "three", "captions is a single string"),
+        ([None, "a", "b"], "three", "captions[0] is None"),
+        (["a"], [["x.png", "y.png"]], "images[0] has 2 pictures"),
+        (["a"], [[]], "images[0] has 0 pictures"),
+        (["a"], torch.randn(1, 3, 8, 8), "pass the pixels as they were before normalisation"),
+        (["a"], torch.zeros(3, 8, 8), "images is a single picture"),
+    ],
+)
+def test_wrong_input_is_told(
+    captions: Any, images: Any, message: str, drawn: list[Image.Image], weights: str
+) -> None:
+    images = drawn[:3] if isinstance(images, str) else images
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        reward("pacs", weights=weights)(captions, images)
+
+
+def test_wrong_calls_are_told(drawn: list[Image.Image], weights: str) -> None:
+    with pytest.raises(TypeError, match="pass images or image, not both"):
+        reward("pacs", weights=weights)(CAPTIONS, drawn, image=drawn)
+    with pytest.raises(ValueError, match="references is missing"):
+        reward("refpacs", weights=weights)(CAPTIONS, drawn)
+    with pytest.raises(ValueError, match="one metric, found 2"):
+        reward(["pacs", "refpacs"], weights=weights)
+    with pytest.raises(TypeError, match="no option 'wights'"):
+        reward("pacs", wights="tiny")
+
+
+# What it keeps
+
+
+def test_ever_new_texts_push_no_picture_out(drawn: list[Image.Image], weights: str) -> None:
+    cache = PictureFirst(max_bytes=100_000, text_bytes=20_000)
+    rewards = reward("pacs", weights=weights, cache=cache)
+    encoder: Any = rewards.metric.encoder  # type: ignore[attr-defined]
+    with counted(encoder) as seen:
+        for turn in range(30):
+            rewards([f"{caption} {turn} times" for caption in CAPTIONS], as_tensor(drawn))
+            assert cache.nbytes <= 120_000
+    assert seen.pictures == len(drawn)
+    assert seen.texts >= 30 * len(CAPTIONS)
+
+
+def test_references_and_captions_are_both_texts(drawn: list[Image.Image], weights: str) -> None:
+    for name in ("pacs", "refpacs", "clips"):
+        cache = PictureFirst(max_bytes=1 << 20, text_bytes=0)
+        rewards = reward(name, weights=weights, cache=cache)
+        with counted(rewards.metric.encoder) as seen:  # type: ignore[attr-defined]
+            for _ in range(2):
+                rewards(CAPTIONS, drawn, CAPTIONS)
+        assert seen.pictures == len(drawn), name
+
+
+def test_the_cache_of_a_copy_is_as_large(tmp_path: Path) -> None:
+    copy = pickle.loads(pickle.dumps(PictureFirst(5, 7)))
+    assert (type(copy), copy.max_bytes, copy._texts.max_bytes) == (PictureFirst, 5, 7)
+
+
+# What it is for
+
+
+def test_a_policy_learns_what_the_metric_prefers() -> None:
+    """REINFORCE with the greedy caption as baseline, over one true and some false captions of each scene."""
+    rng = np.random.default_rng(11)
+    scenes = [sample_scene(rng, groups=1) for _ in range(6)]
+    pictures = as_tensor([draw(scene, 64) for scene in scenes])
+    choices: list[list[str]] = []
+    for scene in scenes:
+        true = describe(scene, rng)
+        false = [text for kind in ("colour", "shape") for text in foils(scene, true, kind)]
+        choices.append([*false[:5], true])
+    rewards = reward("pacs", weights="tiny")
+    logits = torch.zeros(len(scenes), 6, requires_grad=True)
+    optimiser = torch.optim.SGD([logits], lr=4.0)
+    generator = torch.Generator().manual_seed(0)
+
+    def scored(chosen: torch.Tensor) -> torch.Tensor:
+        captions = [texts[i] for texts, i in zip(choices, chosen.tolist(), strict=True)]
+        return torch.tensor(rewards(captions, pictures))
+
+    def expected() -> float:
+        each = torch.stack([scored(torch.full((len(scenes),), i)) for i in range(6)], dim=1)
+        return float((logits.softmax(-1).detach() * each).sum(-1).mean())
+
+    before = expected()
+    for _ in range(60):
+        policy = logits.log_softmax(-1)
+        sampled = torch.multinomial(policy.detach().exp(), 1, generator=generator)[:, 0]
+        advantage = scored(sampled) - scored(logits.argmax(-1))
+        loss = -(advantage * policy.gather(1, sampled[:, None])[:, 0]).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert expected() > before + 0.2
