@@ -43,7 +43,7 @@ class Ragged:
 
     def sum(self) -> Doubles:
         """(n,) sums."""
-        return np.bincount(self.owner, self.values, len(self.lengths))
+        return np.bincount(self.owner, self.values, len(self.lengths)).astype(np.float64)
 
     def mean(self) -> Doubles:
         """(n,) means, 0 of an empty list."""
