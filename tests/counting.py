@@ -4,30 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.clip_towers import ClipTowers
 
 
 @dataclass
 class Seen:
-    """pictures, texts: rows that went through the towers. batches: sizes of the picture batches."""
+    """What went through the towers.
+
+    pictures, texts: rows. batches: sizes of the picture batches. masked: rows of a ViT, which are pairs of
+    picture and mask where it has a mask channel; masked_batches: sizes of their batches.
+    """
 
     pictures: int = 0
     texts: int = 0
-    batches: list[int] | None = None
+    masked: int = 0
+    batches: list[int] = field(default_factory=list)
+    masked_batches: list[int] = field(default_factory=list)
 
 
 @contextmanager
-def counted(encoder: ClipEncoder) -> Iterator[Seen]:
+def counted(encoder: ClipTowers) -> Iterator[Seen]:
     """Count what runs through the first layer of the picture tower and the last one of the text tower."""
-    seen = Seen(batches=[])
+    seen = Seen()
 
     def picture(module: Any, inputs: Any, output: Any) -> None:
         seen.pictures += len(inputs[0])
-        assert seen.batches is not None
         seen.batches.append(len(inputs[0]))
+
+    def masked(module: Any, inputs: Any, output: Any) -> None:
+        seen.masked += len(inputs[0])
+        seen.masked_batches.append(len(inputs[0]))
 
     def text(module: Any, inputs: Any, output: Any) -> None:
         seen.texts += len(inputs[0])
@@ -36,6 +45,8 @@ def counted(encoder: ClipEncoder) -> Iterator[Seen]:
         encoder.model.visual.conv1.register_forward_hook(picture),
         encoder.model.ln_final.register_forward_hook(text),
     ]
+    if hasattr(encoder.model.visual, "ln_pre"):
+        hooks.append(encoder.model.visual.ln_pre.register_forward_hook(masked))
     try:
         yield seen
     finally:

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.weights.convert import Release, read_release
+from capeval_core.weights.convert import read_release
+from capeval_core.weights.release import Release
 from tests.golden import recipe
 
 CASES = Path(__file__).parent / "golden" / "cases"
@@ -42,3 +44,32 @@ def encoder(case: str = "pacs-vit-tiny", dtype: str = "float32") -> ClipEncoder:
     """The encoder of a golden case, on the CPU."""
     found = release(case)
     return ClipEncoder(found.config, found.tensors, device="cpu", dtype=dtype)
+
+
+def alpha_checkpoints(folder: Path) -> tuple[Path, Path]:
+    """The original checkpoints of the golden Alpha-CLIP, written to `folder`: picture tower and base."""
+    case = CASES / "alphaclip-tiny"
+    seed = json.loads((case / "config.json").read_text())["seed"]
+    paths = []
+    for name in ("manifest_alpha", "manifest"):
+        tensors = recipe.state_dict(json.loads((case / f"{name}.json").read_text()), seed)
+        paths.append(folder / f"{name}.pth")
+        torch.save({key: torch.from_numpy(array) for key, array in tensors.items()}, paths[-1])
+    return paths[0], paths[1]
+
+
+@cache
+def alpha_release(zero_mask: bool = False) -> Release:
+    """The converted Alpha-CLIP, or its base with a mask channel of zeros; treat it as read-only."""
+    with tempfile.TemporaryDirectory() as folder:
+        tower, base = alpha_checkpoints(Path(folder))
+        if zero_mask:
+            return AlphaClipEncoder.Conversion.of("convert", {"zero_mask": True}).read(base)
+        return AlphaClipEncoder.Conversion.of("convert", {"base": str(base)}).read(tower)
+
+
+@cache
+def alpha_encoder(dtype: str = "float32", zero_mask: bool = False) -> AlphaClipEncoder:
+    """The seeded Alpha-CLIP, on the CPU."""
+    found = alpha_release(zero_mask)
+    return AlphaClipEncoder(found.config, found.tensors, device="cpu", dtype=dtype)

@@ -38,7 +38,7 @@ def build_clip(
                 cast_dtype=None if dtype == "float32" else DTYPES[dtype],
             )
             if mask_channel:
-                _add_mask_channel(model.visual)
+                add_mask_channel(model.visual)
     except (TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:
         raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
     _check_tensors(model.state_dict(), tensors)
@@ -50,7 +50,8 @@ def build_clip(
     return model.eval().requires_grad_(False)
 
 
-def _add_mask_channel(visual: nn.Module) -> None:
+def add_mask_channel(visual: nn.Module) -> None:
+    """Give a picture tower, a ViT, the patch embedding of masks."""
     if not isinstance(visual, VisionTransformer):
         raise WeightsError("the picture tower is a ResNet, but only a ViT can have a mask channel")
     of_pictures = visual.conv1

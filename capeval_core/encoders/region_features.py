@@ -147,6 +147,7 @@ class _Chunk:
                 self.entries.setdefault(key, _Entry(picture, regions, content))
         self.uses = Counter(self.keys)
         self.known = cache.get(self.entries)
+        self.missing = {key: entry for key, entry in self.entries.items() if key not in self.known}
         self.failed: dict[str, PictureError] = {}
         self.given_out = 0
 
@@ -165,13 +166,12 @@ class _Chunk:
 
     def _rows(self, waiting: dict[str, _Entry]) -> Iterator[tuple[str, int, Row]]:
         """All rows that are missing, picture by picture."""
-        missing = {key: entry for key, entry in self.entries.items() if key not in self.known}
-        wholes = self.cache.get(self.steps.whole_key(entry.content) for entry in missing.values())
-        for key, prepared in self._ahead(missing):
+        wholes = self.cache.get(self.steps.whole_key(entry.content) for entry in self.missing.values())
+        for key, prepared in self._ahead():
             if isinstance(prepared, PictureError):
                 self.failed[key] = prepared
                 continue
-            entry = waiting[key] = missing[key]
+            entry = waiting[key] = self.missing[key]
             entry.masks = prepared.masks
             whole = wholes.get(self.steps.whole_key(entry.content))
             if whole is not None:
@@ -185,7 +185,7 @@ class _Chunk:
             entry.complete = True
             self._keep_if_done(key, waiting)
 
-    def _ahead(self, missing: dict[str, _Entry]) -> Iterator[tuple[str, Prepared | PictureError]]:
+    def _ahead(self) -> Iterator[tuple[str, Prepared | PictureError]]:
         """Prepared pictures, a few ahead of their use."""
 
         def prepare(entry: _Entry) -> Prepared | PictureError:
@@ -195,7 +195,7 @@ class _Chunk:
                 return error
 
         ahead: deque[tuple[str, Future[Prepared | PictureError]]] = deque()
-        for key, entry in missing.items():
+        for key, entry in self.missing.items():
             ahead.append((key, self.pool.submit(prepare, entry)))
             if len(ahead) > 3:
                 key, future = ahead.popleft()
