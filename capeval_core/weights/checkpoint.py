@@ -24,7 +24,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
     `.pth`, `.pt` and `.bin` files are read with ``torch.load(weights_only=True)`` and nothing else, so a file
     that wants to run code is refused; `.safetensors` files are read as they are. The kind is told by
-    the first bytes, not by the name. Either ``{"state_dict": {...}}`` or the bare state dict is accepted.
+    the first bytes, not by the name. A state dict is accepted bare, as ``{"state_dict": {...}}``, or in
+    parts, as ``{"model": {...}, "epoch": 3}``, whose tensors are then named `model.` and so on.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -91,7 +92,11 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 def _state_dict(content: Any, path: Path) -> dict[str, Any]:
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
-    if not isinstance(content, Mapping) or not any(isinstance(v, torch.Tensor) for v in content.values()):
+    if isinstance(content, Mapping) and not _holds_tensors(content):
+        # Parts of a model under their names, beside an epoch or an optimiser.
+        parts = {name: part for name, part in content.items() if _holds_tensors(part)}
+        content = {f"{name}.{key}": part[key] for name, part in parts.items() for key in part} or content
+    if not _holds_tensors(content):
         seen = name_some(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise ValueError(
             f"{path} holds no state dict: expected names of tensors, bare or under 'state_dict', found {seen}"
@@ -99,6 +104,10 @@ def _state_dict(content: Any, path: Path) -> dict[str, Any]:
     if not all(isinstance(name, str) for name in content):
         raise ValueError(f"{path} holds no state dict: its keys are not names ({name_some(content)})")
     return dict(content)
+
+
+def _holds_tensors(content: Any) -> bool:
+    return isinstance(content, Mapping) and any(isinstance(v, torch.Tensor) for v in content.values())
 
 
 def _check_archive(path: Path) -> None:

@@ -234,7 +234,7 @@ def _block_orders(names: Iterable[str]) -> set[tuple[str, ...]]:
 
 
 def complete(
-    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], called: str = "CLIP"
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Exactly the expected tensors, in order, and notes; anything else is an error."""
     notes: list[str] = []
@@ -259,5 +259,5 @@ def complete(
         shown = [f"{name} {tuple(have[name].shape)} instead of {expected[name]}" for name in wrong]
         problems.append(f"{len(wrong)} tensors have another shape: {name_some(shown)}")
     if problems:
-        raise ValueError("not a complete CLIP: " + "; ".join(problems))
+        raise ValueError(f"not a complete {called}: " + "; ".join(problems))
     return {name: have[name] for name in expected}, notes
