@@ -10,7 +10,16 @@ import yaml
 
 from capeval_core._version import __version__
 from capeval_core.description import describe_metric
-from capeval_core.documents import CHECKOUT, documents, filled, main, options_table, own_weights, rows_table
+from capeval_core.documents import (
+    CHECKOUT,
+    PARTS,
+    documents,
+    filled,
+    main,
+    options_table,
+    own_weights,
+    rows_table,
+)
 from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.rows import describe_columns
@@ -85,6 +94,12 @@ def test_every_metric_has_a_whole_card(name: str) -> None:
     assert re.fullmatch(r"6\.\d+\.\d+", str(space["sdk_version"]))
     assert {space["colorFrom"], space["colorTo"]} <= COLOURS  # what the Hub knows
     assert len(str(space["short_description"])) <= 60  # what the Hub takes
+
+
+def test_every_shared_paragraph_is_used() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in documents()]
+    for path in PARTS.glob("*.md"):
+        assert any(f"<!-- part {path.stem} -->" in text for text in texts), path.name
 
 
 def test_all_spaces_run_one_version_of_gradio() -> None:
