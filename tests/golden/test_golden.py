@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 CASES = sorted((HERE / "cases").iterdir())
 SHARED = HERE.parents[2] / "shared" / "golden"
 
-SLOW = ("pacs-vit-b32-full",)  # full-size models: more than ten seconds
+SLOW = ("mobilesamv2", "pacs-vit-b32-full")  # full-size models: more than ten seconds
 
 
 def cases(folders: Iterable[Path]) -> list[Any]:

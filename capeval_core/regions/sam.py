@@ -1,0 +1,181 @@
+"""SAM prompted with boxes: a picture and boxes in, a mask for each box out.
+
+Kirillov et al.: Segment Anything, ICCV 2023, https://arxiv.org/abs/2304.02643; MobileSAM (arXiv:2306.14289)
+and MobileSAMv2 (arXiv:2312.09579), which prompts with all boxes of an object detector at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from capeval_core.encoders.canary import canary_pictures
+from capeval_core.encoders.encoder import Encoder
+from capeval_core.encoders.precision import DTYPES, exact_float32
+from capeval_core.regions import rle
+from capeval_core.regions.regions import Regions
+from capeval_core.regions.sam_model import build, build_transformers, fill
+from capeval_core.regions.sam_release import MEAN, STD, SamConversion
+from capeval_core.weights.folder import WeightsError, WeightsFolder
+
+_BOXES = 32
+"""Boxes that the decoder takes at a time: each needs a copy of the picture's features."""
+_LOGITS = 1 << 25
+"""Logits at the size of the picture that are held at a time."""
+
+
+class Sam(Encoder, tags=["mask-generation", "sam"]):
+    """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour.
+
+    Weights are a folder made by `capeval convert` of an original release, or a SAM in transformers' format.
+    Only the picture encoder runs in bfloat16 or float16: coordinates of boxes need float32.
+
+    Any number of threads may use one; the model then serves them in turn. Arguments and errors are those of
+    `Encoder`.
+    """
+
+    kind = "sam"
+    depends_on = ("architecture", "preprocessing")
+    Conversion = SamConversion
+    used_by = "hices"
+
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+        try:
+            if "transformers" in config["architecture"]:
+                model = build_transformers(config["architecture"]["transformers"], tensors)
+            else:
+                model = build(config["architecture"])
+                fill(model, tensors)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise WeightsError(
+                f"the tensors do not fit the config ({error}): get the weights again"
+            ) from error
+        encoder: Any = model.vision_encoder
+        encoder.to(DTYPES[self.dtype])
+        return model
+
+    def prepare(self) -> None:
+        preprocessing = self.config["preprocessing"]
+        model: Any = self.model
+        self.image_size: int = model.config.prompt_encoder_config.image_size
+        self._mean = torch.tensor(preprocessing["mean"]).view(3, 1, 1)
+        self._std = torch.tensor(preprocessing["std"]).view(3, 1, 1)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
+        if folder.config.get("model_type") == "sam":
+            architecture = {"transformers": folder.config}
+            preprocessing = {"mean": list(MEAN), "std": list(STD)}
+            return {"encoder": cls.kind, "architecture": architecture, "preprocessing": preprocessing}
+        config = super().read_config(folder)
+        if missing := {"architecture", "preprocessing"} - set(config):
+            raise WeightsError(f"in the config, {min(missing)} is missing: convert the weights again")
+        return config
+
+    @staticmethod
+    def describe(config: dict[str, Any]) -> str:
+        """The architecture in one line."""
+        architecture = config["architecture"]
+        if "transformers" in architecture:
+            return "SAM in transformers' format"
+        encoder = architecture["kind"]
+        if "vision" in architecture:
+            vision = architecture["vision"]
+            encoder = (
+                f"ViT/{architecture['patch_size']} {vision['num_hidden_layers']}x{vision['hidden_size']}"
+            )
+        decoder = architecture["decoder"]
+        return (
+            f"SAM with {encoder}, {architecture['image_size']} pixels; decoder "
+            f"{decoder['num_hidden_layers']}x{decoder['hidden_size']}, {decoder['num_attention_heads']} heads"
+        )
+
+    def resized(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) that a picture of (height, width) has for the encoder: its longer side is fixed."""
+        scale = self.image_size / max(size)
+        return int(size[0] * scale + 0.5), int(size[1] * scale + 0.5)
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """(3, image_size, image_size) float32: resized, normalised, with zeros on the right and below."""
+        height, width = self.resized((image.height, image.width))
+        small = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1).float()
+        pixels = (pixels - self._mean) / self._std
+        return functional.pad(pixels, (0, self.image_size - width, 0, self.image_size - height))
+
+    def embed(self, image: Image.Image) -> Tensor:
+        """(1, channels, side, side) float32 features of a picture, the decoder's input."""
+        model: Any = self.model
+        pixels = self.preprocess(image)[None].to(self.device, DTYPES[self.dtype])
+        with self._lock, torch.inference_mode(), exact_float32(self.device):
+            features: Tensor = model.vision_encoder(pixels)[0].float()
+        return features
+
+    def decode(
+        self, features: Tensor, corners: NDArray[np.float32], size: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (n, 1, s, s) at the decoder's resolution, and predicted IoU (n,), of boxes of one picture.
+
+        Args:
+            features: as `embed` gives them.
+            corners: (n, 4) boxes, x0, y0, x1, y1 in pixels of the picture.
+            size: (height, width) of the picture.
+        """
+        model: Any = self.model
+        scaled = torch.from_numpy(self.scaled(corners, size)).to(self.device)
+        logits, quality = [], []
+        with self._lock, torch.inference_mode(), exact_float32(self.device):
+            for start in range(0, len(scaled), _BOXES):
+                boxes = scaled[None, start : start + _BOXES]
+                found = model(image_embeddings=features, input_boxes=boxes, multimask_output=False)
+                logits.append(found.pred_masks[0])
+                quality.append(found.iou_scores[0, :, 0])
+        return torch.cat(logits), torch.cat(quality)
+
+    def scaled(self, corners: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+        """(n, 4) boxes of a picture of (height, width), in pixels of the resized one."""
+        height, width = self.resized(size)
+        ratio = np.tile(np.array([width / size[1], height / size[0]]), 2)
+        return np.asarray(corners.astype(np.float64) * ratio, dtype=np.float32)
+
+    def upsample(self, logits: Tensor, size: tuple[int, int]) -> Tensor:
+        """(n, h, w) logits at the size of the picture, of those that `decode` gives; masks are where they
+        exceed 0."""
+        height, width = self.resized(size)
+        side = self.image_size
+        with exact_float32(self.device):
+            large = functional.interpolate(logits, (side, side), mode="bilinear", align_corners=False)
+            cropped = large[..., :height, :width]
+            return functional.interpolate(cropped, size, mode="bilinear", align_corners=False)[:, 0]
+
+    def segment(self, image: Image.Image, corners: NDArray[np.float32]) -> Regions:
+        """The mask of each box (n, 4) in a picture; `quality` is the IoU that the decoder predicts.
+
+        No box gives no region, and costs nothing. Memory does not grow with the number of boxes, apart from
+        runs.
+        """
+        size = (image.height, image.width)
+        if not len(corners):
+            return Regions.of([], size=size)
+        logits, quality = self.decode(self.embed(image), corners, size)
+        at_once = max(1, _LOGITS // max(size[0] * size[1], self.image_size**2))
+        runs = []
+        for start in range(0, len(logits), at_once):
+            masks = self.upsample(logits[start : start + at_once], size) > 0.0
+            runs += [rle.encode(mask) for mask in masks.cpu().numpy()]
+        return Regions.of_runs(runs, size, quality=quality.cpu().numpy(), boxes=corners)
+
+    def canary(self) -> NDArray[np.float32]:
+        """Of three boxes in a drawn picture, (2, 3) the predicted IoU and the mean of the mask."""
+        picture = canary_pictures()[0]
+        boxes = np.array([[5, 5, 60, 70], [30, 20, 110, 80], [0, 0, 120, 90]], dtype=np.float32)
+        logits, quality = self.decode(self.embed(picture), boxes, (picture.height, picture.width))
+        return torch.stack([quality, logits.sigmoid().mean((1, 2, 3))]).cpu().numpy().astype(np.float32)

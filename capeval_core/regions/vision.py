@@ -1,0 +1,134 @@
+"""Picture encoders that MobileSAM and MobileSAMv2 put in the place of SAM's own, on timm's backbones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+CHANNELS = 256
+SIDE = 64
+"""What SAM's decoder expects of a picture: 256 channels on a grid of 64 by 64."""
+_EPS = 1e-6
+
+
+class TinyVit(nn.Module):
+    """TinyViT-5M as MobileSAM's picture encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
+
+    The last downsampling keeps its resolution, and SAM's neck follows.
+    """
+
+    def __init__(self) -> None:
+        import timm
+
+        super().__init__()
+        backbone: Any = timm.create_model("tiny_vit_5m_224", num_classes=0)
+        backbone.stages[3].downsample.conv2.conv.stride = (1, 1)
+        self.patch_embed = backbone.patch_embed
+        self.stages = backbone.stages
+        self.neck = nn.Sequential(
+            nn.Conv2d(320, CHANNELS, 1, bias=False),
+            ChannelNorm(CHANNELS),
+            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False),
+            ChannelNorm(CHANNELS),
+        )
+
+    def forward(self, pixels: Tensor, **_: Any) -> tuple[Tensor]:
+        return (self.neck(self.stages(self.patch_embed(pixels))),)
+
+
+class EfficientVit(nn.Module):
+    """EfficientViT-L2 as MobileSAMv2's picture encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
+
+    It works at half the resolution: the padded picture is resized first. The neck sums its last three stages.
+    """
+
+    INPUT = 512
+
+    def __init__(self) -> None:
+        import timm
+
+        super().__init__()
+        # 1e-6 as the release; timm's default for L2 is 1e-7.
+        backbone: Any = timm.create_model("efficientvit_l2", num_classes=0, norm_eps=_EPS)
+        self.stem = backbone.stem
+        self.stages = backbone.stages
+        self.neck = _Neck((512, 256, 128))
+        self.norm = ChannelNorm(CHANNELS)
+
+    def forward(self, pixels: Tensor, **_: Any) -> tuple[Tensor]:
+        x = functional.interpolate(pixels, (self.INPUT, self.INPUT), mode="bilinear", align_corners=False)
+        x = self.stem(x)
+        found = []
+        for stage in self.stages:
+            x = stage(x)
+            found.append(x)
+        return (self.norm(self.neck(found[:0:-1])),)
+
+
+class _Neck(nn.Module):
+    """Maps of several resolutions, deepest first, brought to one grid, summed, and refined."""
+
+    def __init__(self, widths: tuple[int, ...], depth: int = 12) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(_ConvNorm(width, CHANNELS, 1) for width in widths)
+        self.middle = nn.Sequential(*(_Refining(CHANNELS) for _ in range(depth)))
+        self.output = nn.Conv2d(CHANNELS, CHANNELS, 1)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        total: Tensor | None = None
+        for convolution, each in zip(self.inputs, maps, strict=True):
+            x = convolution(each)
+            if x.shape[-1] != SIDE:
+                x = functional.interpolate(x, (SIDE, SIDE), mode="bicubic", align_corners=False)
+            total = x if total is None else total + x
+        refined: Tensor = self.output(self.middle(total))
+        return refined
+
+
+class _Refining(nn.Module):
+    """A fused MBConv block that does not widen, with its shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.spatial = _ConvNorm(width, width, 3)
+        self.point = _ConvNorm(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.gelu(self.spatial(x), approximate="tanh")
+        refined: Tensor = x + self.point(inner)
+        return refined
+
+
+class _ConvNorm(nn.Module):
+    def __init__(self, width_in: int, width_out: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width_in, width_out, kernel, padding=kernel // 2, bias=False)
+        self.norm = nn.BatchNorm2d(width_out, eps=_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(self.conv(x))
+        return normed
+
+
+class ChannelNorm(nn.Module):
+    """Layer normalisation over the channels of (n, c, h, w)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = x.permute(0, 2, 3, 1)
+        normed = functional.layer_norm(last, last.shape[-1:], self.weight, self.bias, _EPS)
+        return normed.permute(0, 3, 1, 2)
+
+
+VISION: dict[str, type[TinyVit] | type[EfficientVit]] = {
+    "tiny_vit_5m": TinyVit,
+    "efficientvit_l2": EfficientVit,
+}
+"""Kinds of picture encoders beside SAM's own, by their name in config.json."""
