@@ -1,0 +1,172 @@
+"""What may be wrong with sets, pairs and weights, found before anything is matched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from capeval_core.inputs.problems import Problems
+from capeval_core.matching.sets import Pairs, Sets
+
+Integers = NDArray[np.int64]
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+BLOCK = 1 << 12  # 16-bit rows whose norms are taken at once, since they are widened for it
+
+
+class Checks:
+    """Reads the arguments of one call: every method notes what is wrong, gives None for it, and goes on."""
+
+    def __init__(self) -> None:
+        self.problems = Problems()
+
+    def rows(self, name: str, rows: object) -> Tensor | None:
+        """A matrix of floating-point rows."""
+        if not isinstance(rows, Tensor):
+            self.problems.add(f"{name} is a {type(rows).__name__}: pass a torch tensor (rows, D)", TypeError)
+        elif rows.dim() != 2:
+            self.problems.add(
+                f"{name} has shape {tuple(rows.shape)}: pack the rows of all sets into (rows, D)"
+            )
+        elif rows.dtype not in DTYPES:
+            self.problems.add(
+                f"{name} is {rows.dtype}: convert it to float16, bfloat16, float32 or float64", TypeError
+            )
+        else:
+            return rows
+        return None
+
+    def alike(self, name: str, rows: Tensor | None, other_name: str, other: Tensor | None) -> None:
+        """Both sides must have the same D, type and device."""
+        if rows is None or other is None:
+            return
+        if rows.shape[1] != other.shape[1]:
+            self.problems.add(
+                f"{name} has rows of {rows.shape[1]} numbers, {other_name} of {other.shape[1]}: "
+                "take both from the same encoder"
+            )
+        if rows.dtype != other.dtype:
+            self.problems.add(
+                f"{name} is {rows.dtype}, {other_name} is {other.dtype}: convert one of them", TypeError
+            )
+        if rows.device != other.device:
+            self.problems.add(f"{name} is on {rows.device}, {other_name} on {other.device}: move one of them")
+
+    def lengths(self, name: str, values: object, rows_name: str, rows: Tensor | None) -> Integers | None:
+        """Lengths of sets, which must add up to the rows."""
+        lengths = self._integers(name, values)
+        if lengths is None:
+            return None
+        negative = np.flatnonzero(lengths < 0)
+        for i in negative:
+            self.problems.add(f"{name}[{i}] is {lengths[i]}: a set has 0 rows or more")
+        if not len(negative) and rows is not None and lengths.sum() != len(rows):
+            self.problems.add(f"{name} add up to {lengths.sum()}, but {rows_name} has {len(rows)} rows")
+        return lengths
+
+    def pairs(
+        self, x_lengths: Integers | None, y_lengths: Integers | None, x_of_pair: object, y_of_pair: object
+    ) -> Pairs | None:
+        """Which sets meet: the given ones, or all sets of a side in order."""
+        chosen = {}
+        for side, lengths, values in (("x", x_lengths, x_of_pair), ("y", y_lengths, y_of_pair)):
+            sets = len(lengths) if lengths is not None else 0
+            found = np.arange(sets) if values is None else self._integers(f"{side}_of_pair", values)
+            if lengths is not None and found is not None:
+                for p in np.flatnonzero((found < 0) | (found >= sets)):
+                    self.problems.add(
+                        f"{side}_of_pair[{p}] is {found[p]}: there are {sets} {side} sets, counted from 0"
+                    )
+                chosen[f"{sets} {side} sets" if values is None else f"{len(found)} in {side}_of_pair"] = found
+        if len(chosen) < 2:
+            return None
+        x, y = chosen.values()
+        if len(x) != len(y):
+            self.problems.add(
+                f"{' but '.join(chosen)}: name both sets of every pair with x_of_pair and y_of_pair"
+            )
+            return None
+        return Pairs(torch.from_numpy(x), torch.from_numpy(y))
+
+    def weights(self, name: str, values: object, rows_name: str, rows: Tensor | None) -> Tensor | None:
+        """One finite weight of 0 or more for every row, as float64."""
+        if values is None or rows is None:
+            return None
+        array = _array(values)
+        if array.dtype.kind not in "fiub" or array.shape != (len(rows),):
+            self.problems.add(
+                f"{name} has shape {array.shape} and type {array.dtype}: give each of the {len(rows)} "
+                f"rows of {rows_name} one number"
+            )
+            return None
+        numbers = array.astype(np.float64)
+        for i in np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0))):
+            self.problems.add(f"{name}[{i}] is {numbers[i]}: a weight is finite and 0 or more")
+        return torch.from_numpy(numbers).to(rows.device)
+
+    def flags(self, name: str, values: object, pairs: Pairs | None) -> Tensor | None:
+        """One flag for each pair; None as well if no pair has it."""
+        array = _array(values)
+        count = len(pairs.x) if pairs else array.size
+        if array.dtype.kind != "b" or array.shape not in ((), (count,)):
+            self.problems.add(
+                f"{name} has shape {array.shape} and type {array.dtype}: pass one bool, or one for each of "
+                f"the {count} pairs"
+            )
+        elif array.any():
+            return torch.from_numpy(np.broadcast_to(array, count).copy())
+        return None
+
+    def sets(self, name: str, rows: Tensor, lengths: Integers) -> Sets:
+        """The sets with the scale of every row, found in one pass that also finds what is not finite."""
+        rows = rows.detach().contiguous()
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        step = BLOCK if rows.dtype != wide else max(len(rows), 1)
+        starts = range(0, len(rows) or 1, step)
+        norms = torch.cat([torch.linalg.vector_norm(rows[i : i + step], dim=1, dtype=wide) for i in starts])
+        # Squares of very long and very short rows leave the range of numbers, so those rows are looked at
+        # again.
+        limit = 1e150 if wide == torch.float64 else 1e15
+        odd = torch.nonzero(~((norms > 1 / limit) & (norms < limit))).flatten()
+        if len(odd) and rows.shape[1]:
+            some = rows[odd].to(wide)
+            peaks = some.abs().amax(1, keepdim=True)
+            ends = np.cumsum(lengths)
+            for row in odd[~torch.isfinite(peaks[:, 0])].tolist():
+                owner = int(np.searchsorted(ends, row, side="right"))
+                within = row - int(ends[owner] - lengths[owner])
+                self.problems.add(
+                    f"{name}[{row}], row {within} of set {owner}, holds NaN or infinity: mend or drop it"
+                )
+            some = (some / torch.where(peaks > 0, peaks, 1)).to(rows.dtype)
+            rows, norms[odd] = rows.clone(), torch.linalg.vector_norm(some, dim=1, dtype=wide)
+            rows[odd] = some
+        scale = torch.where(norms > 0, norms, 1).reciprocal()
+        return Sets(rows, scale, torch.from_numpy(lengths).to(rows.device))
+
+    def _integers(self, name: str, values: object) -> Integers | None:
+        """A flat list, array or tensor of whole numbers."""
+        array = _array(values)
+        if array.shape == (0,):
+            return np.empty(0, dtype=np.int64)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            self.problems.add(
+                f"{name} has shape {array.shape} and type {array.dtype}: pass a flat list of whole numbers",
+                TypeError,
+            )
+            return None
+        return array.astype(np.int64)
+
+
+def _array(values: object) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return np.asarray(values.float() if values.dtype == torch.bfloat16 else values)
+    try:
+        return np.asarray(values)
+    except ValueError:  # lists of several lengths
+        return np.asarray(values, dtype=object)

@@ -1,0 +1,85 @@
+"""Sets of vectors, packed row after row, and what all ways of matching them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Sets of rows: `rows` (n, D), one set after the other; set s is rows starts[s] to starts[s] +
+    lengths[s].
+
+    `scale` (n,) turns a product of rows into a cosine: 1 / norm, or 1 for an all-zero row. It may hold a
+    weight as well, so that weighted similarities need nothing more. It is float64 for float64 rows, else
+    float32.
+    """
+
+    rows: Tensor
+    scale: Tensor
+    lengths: Tensor
+
+    @cached_property
+    def starts(self) -> Tensor:
+        return starts_of(self.lengths)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pair p matches set x[p] with set y[p]; both (pairs,)."""
+
+    x: Tensor
+    y: Tensor
+
+    @property
+    def swapped(self) -> Pairs:
+        return Pairs(self.y, self.x)
+
+
+@dataclass(frozen=True)
+class Best:
+    """One side: for each row of each pair, packed in the order of pairs, its best similarity and with which
+    row.
+
+    `indices` count from the start of the other set. Where that is empty, the similarity is 0 and the index
+    -1.
+    """
+
+    maxima: Tensor
+    indices: Tensor | None
+
+    @classmethod
+    def of_nothing(cls, sets: Sets, which: Tensor, indices: bool) -> Best:
+        """The answer for rows that meet an empty set, to be overwritten for all others."""
+        size = int(sets.lengths[which].sum())
+        device = sets.rows.device
+        found = torch.full((size,), -1, dtype=torch.int64, device=device) if indices else None
+        return cls(torch.zeros(size, dtype=sets.scale.dtype, device=device), found)
+
+
+# A way of matching: x, y, pairs, whether indices are wanted -> the best of each side.
+Path = Callable[[Sets, Sets, Pairs, bool], tuple[Best, Best]]
+
+
+def starts_of(lengths: Tensor) -> Tensor:
+    """Where each of so many packed runs begins.
+
+    >>> starts_of(torch.tensor([2, 0, 3]))
+    tensor([0, 2, 2])
+    """
+    return lengths.cumsum(0) - lengths
+
+
+def expand(starts: Tensor, lengths: Tensor) -> Tensor:
+    """All positions of several ranges, one range after the other.
+
+    >>> expand(torch.tensor([7, 0]), torch.tensor([2, 3]))
+    tensor([7, 8, 0, 1, 2])
+    """
+    shifts = torch.repeat_interleave(starts - starts_of(lengths), lengths)
+    return shifts + torch.arange(len(shifts), device=shifts.device)
