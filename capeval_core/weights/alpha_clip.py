@@ -17,7 +17,7 @@ import torch
 from capeval_core.options import option
 from capeval_core.weights.adapters import is_adapter
 from capeval_core.weights.architecture import expected_shapes, read_architecture
-from capeval_core.weights.catalogue import WEIGHTS
+from capeval_core.weights.catalogue import ALPHA_CLIP
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.checksum import sha256_of
 from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, MASK_MEAN, MASK_STD
@@ -71,7 +71,7 @@ class AlphaClipConversion(Conversion):
                 text_heads=base.text_heads,
             )
             expected = _expected(architecture)
-            tensors, filled = complete(tensors, expected)
+            tensors, filled = complete(tensors, expected, called="Alpha-CLIP")
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         notes = [*notes, *sizes, *filled]
@@ -80,7 +80,7 @@ class AlphaClipConversion(Conversion):
     def _config(
         self, path: Path, architecture: dict[str, Any], base: _Base, notes: list[str]
     ) -> dict[str, Any]:
-        listed = next((entry for entry in WEIGHTS if entry.checkpoint == path.name), None)
+        listed = next((entry for entry in ALPHA_CLIP if entry.checkpoint == path.name), None)
         return {
             "format": 1,
             "encoder": "alpha_clip",

@@ -87,8 +87,41 @@ def _openclip(repository: str, title: str) -> WeightsEntry:
     return WeightsEntry(f"laion/{repository}", f"OpenCLIP {title}", original, None, "MIT", _EXACT)
 
 
+def _alpha(name: str, title: str, checkpoint: str, base: str) -> WeightsEntry:
+    # The code is Apache-2.0; of the checkpoints the README says "for research use only".
+    return WeightsEntry(
+        f"{NAMESPACE}/{name}",
+        f"Alpha-CLIP {title} (research use only)",
+        "https://github.com/SunzeY/AlphaCLIP/blob/main/model-zoo.md",
+        checkpoint,
+        "other",
+        {"activation": "quick_gelu", "base": f"timm/{base}"},
+    )
+
+
 PACS_B32 = _pac("pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", _PACSCORE, "clip_ViT-B-32.pth", "quick_gelu")
 CLIP_B32 = _openai("vit_base_patch32_clip_224.openai", "ViT-B/32")
+ALPHA_L14 = _alpha(
+    "alpha-clip-vit-l-14",
+    "ViT-L/14",
+    "clip_l14_grit20m_fultune_2xe.pth",
+    "vit_large_patch14_clip_224.openai",
+)
+ALPHA_CLIP: tuple[WeightsEntry, ...] = (
+    ALPHA_L14,
+    _alpha(
+        "alpha-clip-vit-b-16",
+        "ViT-B/16",
+        "clip_b16_grit20m_fultune_2xe.pth",
+        "vit_base_patch16_clip_224.openai",
+    ),
+    _alpha(
+        "alpha-clip-vit-l-14-336",
+        "ViT-L/14, 336 pixels",
+        "clip_l14_336_grit_20m_4xe.pth",
+        "vit_large_patch14_clip_336.openai",
+    ),
+)
 
 WEIGHTS: tuple[WeightsEntry, ...] = (
     PACS_B32,
