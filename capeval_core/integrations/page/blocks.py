@@ -142,14 +142,14 @@ class _Page:
         quiet: dict[str, Any] = {"preprocess": False, "api_visibility": "private"}
         gr.on(
             [self.press.click, self.caption.submit, self.references.submit],
-            self.score,
+            self.show,
             inputs,
             outputs,
             show_progress="minimal",
             **quiet,
         )
         self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private").then(
-            self.score, inputs, outputs, show_progress="minimal", **quiet
+            self.show, inputs, outputs, show_progress="minimal", **quiet
         )
         filled = [self.picture, self.caption, self.references, self.chosen]
         for index, button in enumerate(self.examples):
@@ -159,7 +159,7 @@ class _Page:
         answer, ask = gr.JSON(visible=False), gr.Button(visible=False)
         ask.click(self.answer, inputs, answer, preprocess=False, api_name="score")
 
-    def score(
+    def show(
         self, picture: dict[str, Any] | None, caption: str, references: str, weights: str
     ) -> Iterator[tuple[Any, Any, Any]]:
         """What a press of Score shows."""

@@ -1,0 +1,424 @@
+"""The page of a metric, used in a real browser.
+
+Chromium is the system's (`.ci/run` installs it), or playwright's own. Screenshots of the wide and the narrow
+page are kept in the folder `CAPEVAL_SCREENSHOTS`, by default in pytest's temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import capeval_core
+from capeval_core.inputs.problems import SHOWN
+from capeval_core.registry import METRICS, metric_class
+from capeval_core.synthetic.demo import demo_set
+
+pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
+
+from capeval_core.integrations import page as pages
+from capeval_core.integrations.page import scorer as scorers
+from capeval_core.integrations.page.scale import scale, ticks
+from capeval_core.integrations.page.scorer import LONGEST_TEXT, Mark, Scorer, published_marks
+from capeval_core.integrations.page.words import in_words_of_the_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")
+
+ROOT = Path(__file__).parents[2]
+WIDE, NARROW = (1280, 900), (390, 844)
+PATIENCE = 60_000  # milliseconds, for the first score on a busy machine
+REFERENCES = ["a red cross at the top", "one red cross and a blue circle", "a picture of shapes"]
+
+
+# Without a browser
+
+
+def test_building_every_page_opens_no_weights(tmp_path: Path) -> None:
+    code = (
+        "import json, runpy, sys\n"
+        f"demos = [runpy.run_path(path)['demo'] for path in {[str(app_of(name)) for name in METRICS]!r}]\n"
+        "print(json.dumps([[type(demo).__name__ for demo in demos], 'torch' in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [["Blocks"] * len(METRICS), False]
+
+
+def test_the_weights_that_are_chosen_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    published = metric_class("pacs").default_weights.repository
+    assert Scorer("pacs").offered == (published, "tiny")
+    assert Scorer("pacs", "tiny").offered == ("tiny", published)
+    monkeypatch.setenv("CAPEVAL_WEIGHTS", "of/mine")
+    radio = next(block for block in pages.build("pacs").blocks.values() if block.elem_id == "weights")
+    assert radio.value == "of/mine"
+
+
+def test_only_offered_weights_are_opened(picture: Path) -> None:
+    with pytest.raises(ValueError, match=r"this page offers 'capeval/.*' and 'tiny'"):
+        Scorer("pacs").score(str(picture), "a caption", [], weights=str(ROOT))
+
+
+def test_texts_have_a_limit(picture: Path) -> None:
+    with pytest.raises(ValueError, match="the texts have 20,003 characters, this page takes 20,000"):
+        Scorer("refpacs").score(str(picture), "x" * LONGEST_TEXT, ["yyy"])
+
+
+def test_visitors_at_the_same_time_open_the_weights_once(
+    monkeypatch: pytest.MonkeyPatch, weights: str, picture: Path
+) -> None:
+    opened = []
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        opened.append(options["weights"])
+        return capeval_core.load(*arguments, **options)
+
+    monkeypatch.setattr(scorers, "load", load)
+    scorer, found = Scorer("pacs", weights), []
+    visitors = [
+        threading.Thread(target=lambda: found.append(scorer.score(str(picture), "a star", []).score))
+        for _ in range(4)
+    ]
+    for visitor in visitors:
+        visitor.start()
+    for visitor in visitors:
+        visitor.join()
+    assert opened == [weights]
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+def test_published_marks_belong_to_the_published_weights() -> None:
+    metric = metric_class("pacs")
+    repository = metric.default_weights.repository
+    marks = published_marks(metric, [f"{repository}@1f3c9a2b"])
+    assert [mark.value for mark in marks.values] == sorted((p.value for p in metric.published), reverse=True)
+    assert "Karpathy" in marks.source
+    assert published_marks(metric, [repository.rpartition("/")[2]]) == marks
+    assert not published_marks(metric, ["tiny@3c0f07c3"]).values
+    assert not published_marks(metric_class("clips"), ["capeval/pacs-clip-vit-b-32"]).values
+
+
+def test_the_scale_says_in_words_what_it_draws() -> None:
+    drawn = scale(metric_class("pacs"), [Mark("people & friends", 0.818)], 0.5)
+    assert 'style="--here:25.00%"' in drawn
+    assert 'style="--at:40.90%"' in drawn
+    assert (
+        'aria-label="PAC-S of this caption: 0.500. The scale goes from 0 to 2, higher is better. '
+        'What typical captions get: people &amp; friends 0.818."'
+    ) in drawn
+    assert "<b" not in scale(metric_class("pacs"), [Mark("<b>", 1.0)])
+    assert "--here:100.00%" in scale(metric_class("pacs"), [], 7.0)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_ticks_go_from_end_to_end_with_room_between(name: str) -> None:
+    low, high = metric_class(name).range
+    found = ticks(low, high)
+    assert (found[0], found[-1]) == (low, high)
+    assert len(found) <= 6
+    assert min(np.diff(found)) > (high - low) / 15
+
+
+def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, picture: Path) -> None:
+    """Every complaint about one caption, asked of the library itself, in the words of the page."""
+    metric = capeval_core.load("refpacs", weights="tiny")
+    broken, text, animated = tmp_path / "cut.png", tmp_path / "text.png", tmp_path / "frames.gif"
+    broken.write_bytes(picture.read_bytes()[:60])
+    text.write_text("no picture")
+    frames = [Image.new("L", (8, 8), grey) for grey in (0, 90, 200)]
+    frames[0].save(animated, save_all=True, append_images=frames[1:])
+    wrong: list[tuple[Any, Any, Any]] = [
+        ("", picture, ["x"]),
+        (" ", picture, ["x"]),
+        ("a", None, ["x"]),
+        ("a", picture, []),
+        ("a", picture, ["x", " "]),
+        ("", None, []),
+        *(("a", path, ["x"]) for path in (broken, text, animated)),
+    ]
+    for caption, path, references in wrong:
+        shown = None if path is None else str(path)
+        with pytest.raises(ValueError) as refused:
+            metric.check([caption], [shown], [references])
+        told = in_words_of_the_page(str(refused.value), shown)
+        assert not re.search(r"\[\d|pass \w+=|None|captions|images|PIL\.", told), told
+        assert str(tmp_path) not in told
+        assert not any(line.strip()[0].islower() for line in told.splitlines())
+        assert str(refused.value).count("\n") == told.count("\n") < SHOWN
+
+
+def test_how_to_get_weights_is_told_to_who_runs_the_page() -> None:
+    told = in_words_of_the_page(metric_class("pacs").default_weights.how_to_convert("pacs"))
+    assert "\n    capeval convert pacs clip_ViT-B-32.pth" in told
+    assert told.endswith("and start this page with CAPEVAL_WEIGHTS=pacs-clip-vit-b-32.")
+
+
+# In a browser
+
+
+def test_a_visitor_scores_a_picture_of_their_own(
+    visit: Callable[..., Page], served: str, weights: str, picture: Path, screenshots: Path
+) -> None:
+    page = visit(served, WIDE)
+    assert page.locator("h1").inner_text() == "RefPAC-S"
+    page.screenshot(path=screenshots / "wide-empty.png", full_page=True)
+    page.locator("#picture input[type=file]").set_input_files(picture)
+    page.locator("#picture img").wait_for()
+    page.locator("#references textarea").fill("\n\n".join(REFERENCES) + "\n")
+    page.locator("#caption textarea").fill("<b>a red cross</b> ${1 + 1} {{value}}")
+    press_score(page)
+    page.locator("#result .score data").wait_for()
+
+    expected = capeval_core.load("refpacs", weights=weights, evidence=True).score(
+        ["<b>a red cross</b> ${1 + 1} {{value}}"], [picture], [REFERENCES]
+    )
+    shown = float(page.locator("#result .score data").get_attribute("value") or "nan")
+    assert shown == pytest.approx(expected.mean, abs=1e-6)
+    assert page.locator("#result .score").inner_text() == f"{expected.mean:.3f}"
+    assert page.locator("#signature textarea").input_value() == expected.signature
+    assert page.locator("#result blockquote").inner_text() == "<b>a red cross</b> ${1 + 1} {{value}}"
+    rows = table(page, "Parts")
+    assert rows["cosine"] == pytest.approx(expected.parts["cosine"][0], abs=1e-6)
+    assert rows["PAC-S"] == pytest.approx(expected.parts["pac_s"][0], abs=1e-6)
+    nearest = sorted(expected.explain(0)["references"].items(), key=lambda item: -item[1])
+    assert list(table(page, "Cosine with each reference, nearest first")) == [text for text, _ in nearest]
+    told = page.locator("#result .scale").get_attribute("aria-label") or ""
+    assert re.search(r"typical captions get: \w[\w ]* -?\d\.\d{3}, ", told)
+    page.screenshot(path=screenshots / "wide-score.png", full_page=True)
+
+    page.locator("#caption textarea").fill("")
+    press_score(page)
+    page.locator("#result .problem").wait_for()
+    assert page.locator("#result").inner_text() == "The caption is empty: write a caption"
+    assert not page.locator("#signature").is_visible()
+
+
+def test_a_visitor_on_a_phone_takes_an_example(
+    visit: Callable[..., Page], served: str, screenshots: Path
+) -> None:
+    page = visit(served, NARROW, color_scheme="dark")
+    item = demo_set()[1]
+    page.locator(".example").nth(1).click()
+    expect_value(page, "#caption textarea", item.good)
+    page.locator("#kind").get_by_text("subtly wrong").click()
+    expect_value(page, "#caption textarea", item.subtly_wrong)
+    assert page.locator("#references textarea").input_value() == "\n".join(item.references)
+    press_score(page)
+    page.locator("#result .score data").wait_for()
+    page.screenshot(path=screenshots / "narrow-score.png", full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == NARROW[0]
+    for one in page.locator("#result *:visible, #bench button:visible").all():
+        box = one.bounding_box()
+        assert box is None or box["x"] + box["width"] <= NARROW[0] + 1, one.evaluate("e => e.outerHTML")
+    # The result comes right below the button, before the examples.
+    place = {name: page.locator(name).bounding_box()["y"] for name in ("#score", "#result", "#examples")}
+    assert place["#score"] < place["#result"] < place["#examples"]
+
+
+def test_a_file_that_is_no_picture(visit: Callable[..., Page], served: str, tmp_path: Path) -> None:
+    page = visit(served, WIDE)
+    page.locator("#references textarea").fill("")
+    page.locator("#caption textarea").fill("a caption")
+    press_score(page)
+    page.locator("#result .problem").wait_for()
+    told = page.locator("#result").inner_text()
+    assert "The picture is missing: every caption needs a picture" in told
+    assert "The list of references is empty: every caption needs at least one reference" in told
+
+    broken = tmp_path / "broken.png"
+    broken.write_text("no picture")
+    page.locator("#picture input[type=file]").set_input_files(broken)
+    page.locator("#picture img").wait_for(state="attached")
+    page.locator("#references textarea").fill("a reference")
+    press_score(page)
+    page.get_by_text("'broken.png' is not a picture that Pillow can read").wait_for()
+
+
+def test_a_program_asks_the_page(served: str, weights: str, picture: Path) -> None:
+    from gradio_client import Client, handle_file
+    from gradio_client.exceptions import AppError
+
+    client = Client(served, verbose=False, analytics_enabled=False)
+    references = "\n".join(REFERENCES)
+    found = client.predict(handle_file(picture), "a red cross", references, weights, api_name="/score")
+    expected = capeval_core.load("refpacs", weights=weights).score(["a red cross"], [picture], [REFERENCES])
+    assert found["mean"] == pytest.approx(expected.mean, abs=1e-6)
+    assert found["signature"] == expected.signature
+    with pytest.raises(AppError, match="The caption is empty"):
+        client.predict(handle_file(picture), "", references, weights, api_name="/score")
+    with pytest.raises(AppError, match="this page offers"):
+        client.predict(handle_file(picture), "a red cross", references, str(ROOT), api_name="/score")
+    assert list(client.view_api(return_format="dict")["named_endpoints"]) == ["/score"]
+
+
+@pytest.mark.slow
+def test_a_space_starts_and_goes_on_without_its_weights(
+    visit: Callable[..., Page], tmp_path: Path, picture: Path
+) -> None:
+    """`python app.py` from elsewhere, where neither the Hub nor the published weights can be had."""
+    port = free_port()
+    settings = environment(GRADIO_SERVER_PORT=port, HF_HUB_OFFLINE=1, HF_HOME=tmp_path / "hub")
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, app_of("pacs")], cwd=tmp_path, env=settings, stdout=log, stderr=log
+        )
+    try:
+        address = f"http://127.0.0.1:{port}/"
+        wait_for(address, server)
+        page = visit(address, WIDE)
+        assert page.locator("#result .label").first.inner_text() == "VinVL"  # published, known beforehand
+        page.locator("#picture input[type=file]").set_input_files(picture)
+        page.locator("#picture img").wait_for()
+        page.locator("#caption textarea").fill("a red cross")
+        press_score(page)
+        page.locator("#result .problem").wait_for()
+        told = page.locator("#result").inner_text()
+        assert "capeval convert pacs clip_ViT-B-32.pth" in told
+        assert "Traceback" not in told
+        page.locator("#go-on").click()
+        page.locator("#result .score data").wait_for()
+        assert "weights:tiny@" in page.locator("#signature textarea").input_value()
+        assert page.get_by_text("tiny knows nothing but drawn scenes").is_visible()
+        assert "Traceback" not in (tmp_path / "log").read_text()
+        page.close()  # before the server, or the browser complains of the lost connection
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+# What they share
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A photograph's file that says it is to be turned: the published metrics do not."""
+    path = tmp_path_factory.mktemp("own") / "mine.jpg"
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.open(demo_set()[2].picture).convert("RGB").crop((0, 0, 192, 100)).save(path, exif=exif)
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(weights: str) -> Iterator[str]:
+    """The address of the page of RefPAC-S, in this process."""
+    demo = pages.build("refpacs", weights)
+    pages.launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
+    yield demo.local_url
+    demo.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install capeval[test]")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    installed = next(filter(None, map(shutil.which, names)), None)
+    with api.sync_playwright() as playwright:
+        path = installed or playwright.chromium.executable_path
+        if not Path(path).is_file():
+            pytest.skip("no chromium: apt-get install chromium, or playwright install chromium")
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open an address in a window of some size; at the end nothing may have gone wrong or outside."""
+    context, outside, complaints = [], [], []
+
+    def open_page(address: str, size: tuple[int, int], **settings: Any) -> Page:
+        context.append(browser.new_context(viewport={"width": size[0], "height": size[1]}, **settings))
+        page = context[-1].new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("request", lambda request: outside.append(request.url))
+        page.on("websocket", lambda socket: outside.append(socket.url))
+        page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(address)
+        page.locator("#score").wait_for()
+        return page
+
+    yield open_page
+    for one in context:
+        one.close()
+    assert not [url for url in outside if not re.match(r"(http://127\.0\.0\.1:\d+/|data:|blob:)", url)]
+    assert not complaints
+
+
+@pytest.fixture(scope="module")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = os.environ.get("CAPEVAL_SCREENSHOTS")
+    path = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def press_score(page: Page) -> None:
+    page.locator("#score").click()
+
+
+def expect_value(page: Page, selector: str, value: str) -> None:
+    page.wait_for_function(
+        "([selector, value]) => document.querySelector(selector).value === value", arg=[selector, value]
+    )
+
+
+def table(page: Page, title: str) -> dict[str, float]:
+    """The rows of the result's table of that title, in its order."""
+    rows = page.locator("#result table", has_text=title).first.locator("tr").all()
+    return {
+        row.locator("th").inner_text(): float(row.locator("data").get_attribute("value") or "nan")
+        for row in rows
+    }
+
+
+def app_of(name: str) -> Path:
+    return ROOT / "metrics" / name / "app.py"
+
+
+def environment(**settings: object) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    kept = {name: value for name, value in os.environ.items() if name != "CAPEVAL_WEIGHTS"}
+    return {**kept, "PYTHONPATH": path, **{name: str(value) for name, value in settings.items()}}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
+    while True:
+        try:
+            urllib.request.urlopen(address, timeout=10).close()
+            return
+        except OSError:
+            assert server.poll() is None, "the page's process ended"
+            time.sleep(0.2)
