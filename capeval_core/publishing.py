@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 PYPI = "pypi"
-_WRITTEN = "capeval"
-"""The namespace that texts in the source name, whatever CAPEVAL_NAMESPACE says."""
+_WRITTEN = "capeval|metrics"
+"""Where texts in the source have modules: our namespace, whatever CAPEVAL_NAMESPACE says, or the checkout."""
+_IN_A_CHECKOUT = re.compile(r"(?<=<!-- part loading -->\n).*?(?=\n\n|\n<!-- /part loading -->)", re.DOTALL)
+"""The paragraph of a module's card that says how to load it from a checkout."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"v?\d+\.\d+(\.\d+)?")
 
@@ -95,8 +97,10 @@ def module(name: str, namespace: str, install_from: str) -> Publication:
         if path.is_file() and path.suffix != ".pyc":
             content = path.read_bytes()
             if path.suffix in (".md", ".py", ".txt"):
-                text = in_namespace(content.decode(), namespace, METRICS)
-                content = installing(text, install_from).encode()
+                text = installing(content.decode(), install_from)
+                if path.name == CARD:
+                    text = _IN_A_CHECKOUT.sub(lambda _: _from_the_hub(install_from), text)
+                content = in_namespace(text, namespace, METRICS).encode()
             found[path.name] = content
     title = metric_class(name).title
     return Publication(f"{_checked(namespace)}/{name}", "space", found, f"{title}, capeval {__version__}")
@@ -170,13 +174,15 @@ def cards() -> list[str]:
 
 
 def in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
-    """The text with `capeval/name` moved to another namespace, for the repositories that are published there.
+    """The text with `capeval/name` and `metrics/name` moved to a namespace, for what is published there.
 
-    >>> in_namespace('evaluate.load("capeval/pacs"), weights of capeval/pacs-clip-vit-b-32', "me", ["pacs"])
+    Default weights stay: which ones those are is up to the package, wherever a module is published.
+
+    >>> in_namespace('evaluate.load("metrics/pacs"), weights of capeval/pacs-clip-vit-b-32', "me", ["pacs"])
     'evaluate.load("me/pacs"), weights of capeval/pacs-clip-vit-b-32'
     """
     ids = "|".join(map(re.escape, names))
-    return re.sub(rf"(?<![\w.-]){_WRITTEN}/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
+    return re.sub(rf"(?<![\w.-])(?:{_WRITTEN})/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
 
 
 def installing(text: str, source: str) -> str:
@@ -198,13 +204,21 @@ def installing(text: str, source: str) -> str:
     return re.sub(r"# From: capeval\b", f"# From: {source}", text)
 
 
+def _from_the_hub(install_from: str) -> str:
+    package = "capeval" if install_from == PYPI else install_from
+    return (
+        f"The package must be installed: `pip install {package}`. "
+        '`weights="tiny"` is a small packaged model that\n'
+        "knows drawn shapes only: leave it out for photographs."
+    )
+
+
 def publish(
     publications: Iterable[Publication],
     *,
     branch: str = "main",
     private: bool = False,
     message: str | None = None,
-    api: HfApi | None = None,
 ) -> Iterator[Pushed]:
     """Send publications, one commit for each that changes its repository; yields each when it is there.
 
@@ -216,7 +230,6 @@ def publish(
         branch: of the repositories, made where it does not exist.
         private: make repositories private; public ones that exist are refused.
         message: of the commits, instead of the publications' own.
-        api: client, for another endpoint or token than the environment's.
 
     Raises:
         PublishError: no login, no right, no network; the message says which, and what was sent before.
@@ -227,7 +240,7 @@ def publish(
         raise PublishError(
             f"branch {branch!r} reads like a version: evaluate would take it for its own, choose another name"
         )
-    api = api or HfApi()
+    api = HfApi()
     expected: tuple[type[Exception], ...] = (*failures(), ValueError)
     sent: list[str] = []
     for publication in publications:

@@ -160,7 +160,7 @@ def reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     said = " ".join(str(error).split()) or type(error).__name__
-    return f"{constants.ENDPOINT} cannot be reached: {said}"
+    return f"{constants.ENDPOINT} cannot be reached or broke off: {said}"
 
 
 def _pins(revision: str | None, commit: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 from huggingface_hub import constants
 
 from capeval_core._version import __version__
-from capeval_core.registry import METRICS
+from capeval_core.registry import METRICS, metric_class
 from tests.cli.conftest import Ran
-from tests.hub import READER, WRITER, Fault, Hub, Repository, serving
+from tests.hub import READER, WRITER, Fault, Hub, Repository, log_in, serving
 
 Capeval = Callable[..., Ran]
 SOURCE = "git+https://example.org/someone/capeval@1f3c9a2b"
@@ -23,13 +24,8 @@ SOURCE = "git+https://example.org/someone/capeval@1f3c9a2b"
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """An empty Hub that this process is logged in to."""
     with serving({}) as running:
-        # Read from the environment when huggingface_hub is imported, which it is already.
-        monkeypatch.setattr(constants, "ENDPOINT", running.address)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "tokens"))
+        log_in(running.address, WRITER, tmp_path, monkeypatch)
         monkeypatch.setattr("capeval_core.weights.hub._WAITS", (0.0, 0.0, 0.0))
-        monkeypatch.setenv("HF_TOKEN", WRITER)
         yield running
 
 
@@ -69,8 +65,12 @@ def test_modules_become_spaces(capeval: Capeval, hub: Hub) -> None:
         held = files(hub, f"spaces/someone/{name}")
         assert {f"{name}.py", "README.md", "requirements.txt"} <= held.keys()
         assert f"From: {SOURCE}\n" in held[f"{name}.py"].decode()
-        assert f"capeval @ {SOURCE}" in held["requirements.txt"].decode().replace("[page]", "")
-        assert b"capeval/" + name.encode() not in held["README.md"]
+        assert re.search(
+            rf"^capeval(\[page\])? @ {re.escape(SOURCE)}$", held["requirements.txt"].decode(), re.M
+        )
+        card = held["README.md"].decode()
+        assert f'evaluate.load("someone/{name}"' in card and f"`pip install {SOURCE}`" in card
+        assert "metrics/" not in card and f"`{metric_class(name).default_weights.repository}`" in card
     assert no_tags(hub)
 
 

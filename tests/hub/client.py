@@ -9,7 +9,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from huggingface_hub import constants
+
 ROOT = Path(__file__).parents[2]
+
+
+def log_in(address: str, token: str, home: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let this process talk to the Hub at `address`, as the owner of a token.
+
+    huggingface_hub read its environment when it was imported, which was long ago.
+    """
+    patch.setattr(constants, "ENDPOINT", address)
+    patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+    patch.setattr(constants, "HF_STORED_TOKENS_PATH", str(home / "tokens"))
+    patch.setenv("HF_TOKEN", token)
 
 
 def ask(code: str, address: str, home: Path, **environment: str) -> Any:

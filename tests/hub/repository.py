@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 Files = dict[str, bytes]
@@ -18,6 +19,12 @@ def commit(name: str) -> str:
 def git_hash(content: bytes) -> str:
     """The name that git gives to a file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@cache
+def _read(path: Path) -> bytes:
+    """Many repositories of one folder share what it holds."""
+    return path.read_bytes()
 
 
 @dataclass
@@ -41,9 +48,7 @@ class Repository:
         made = cls(gated=gated)
         for name, folder in folders.items():
             files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-            made.commits[commit(name)] = {
-                path.relative_to(folder).as_posix(): path.read_bytes() for path in files
-            }
+            made.commits[commit(name)] = {path.relative_to(folder).as_posix(): _read(path) for path in files}
             made.names[name] = commit(name)
         return made
 

@@ -21,8 +21,8 @@ from capeval_core.inputs.pictures import Picture
 from capeval_core.weights.catalogue import PACS_B32, WEIGHTS, entry_of
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
-from tests.hub import Hub, Repository, ask, commit, serving
-from tests.seeded import encoder, release
+from tests.hub import commit
+from tests.seeded import encoder
 
 Config = dict[str, Any]
 
@@ -316,37 +316,6 @@ def test_a_memory_that_can_not_be_written_costs_nothing_else(
     opened(folder)
 
 
-@pytest.fixture(scope="session")
-def open_clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The exact-GELU model in open_clip's own repository format."""
-    from open_clip.model import CLIP
-
-    found = release("pacs-openclip-tiny")
-    architecture, preprocessing = found.config["architecture"], found.config["preprocessing"]
-    cfg = {
-        "embed_dim": architecture["embed_dim"],
-        "vision_cfg": architecture["vision"],
-        "text_cfg": architecture["text"],
-    }
-    model = CLIP(cfg["embed_dim"], cfg["vision_cfg"], cfg["text_cfg"])
-    model.load_state_dict(found.tensors)
-    folder = tmp_path_factory.mktemp("open_clip")
-    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
-    preprocess = {
-        "mean": preprocessing["mean"],
-        "std": preprocessing["std"],
-        "size": [64, 64],
-        "mode": "RGB",
-        "interpolation": "bicubic",
-        "resize_mode": "shortest",
-        "fill_color": 0,
-    }
-    (folder / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": cfg, "preprocess_cfg": preprocess})
-    )
-    return folder
-
-
 def test_open_clips_own_format_gives_the_same_features(open_clip_folder: Path, pictures: list[Path]) -> None:
     theirs, ours = loaded(open_clip_folder), encoder("pacs-openclip-tiny")
     texts = ["a dog", "two red circles on a white ground"]
@@ -403,138 +372,3 @@ def test_the_catalogue_is_sound() -> None:
         else:
             assert entry.original in told
             assert f"capeval convert pacs {entry.checkpoint}" in told
-
-
-OPEN = """
-import json
-from capeval_core.weights.folder import open_weights
-answers = {}
-for name in %s:
-    try:
-        found = open_weights(name, metric="pacs", tiny="pacs")
-        answers[name] = {"label": found.label("0" * 8), "revision": found.revision}
-    except Exception as error:
-        answers[name] = {"kind": type(error).__name__, "said": str(error)}
-print(json.dumps(answers))
-"""
-
-
-@pytest.fixture(scope="module")
-def repositories(
-    seeded_weights: Path, open_clip_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Repository]:
-    bare, nothing = tmp_path_factory.mktemp("bare"), tmp_path_factory.mktemp("nothing")
-    shutil.copy(seeded_weights / "config.json", bare)
-    (nothing / "README.md").write_text("soon")
-    return {
-        "org/good": Repository.of({"main": seeded_weights, "v1": seeded_weights}),
-        "org/open-clip": Repository.of({"main": open_clip_folder}),
-        "org/gated": Repository.of({"main": seeded_weights}, gated=True),
-        "org/bare": Repository.of({"main": bare}),
-        "org/nothing": Repository.of({"main": nothing}),
-        "timm/vit_base_patch32_clip_224.openai": Repository.of({"main": open_clip_folder}),
-    }
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client's cache."""
-    return tmp_path_factory.mktemp("home")
-
-
-ASKED = [
-    "org/good",
-    "org/good@v1",
-    f"org/good@{commit('v1')}",
-    "org/good@v7",
-    "org/open-clip",
-    "org/gated",
-    "org/bare",
-    "org/nothing",
-    "org/missing",
-    PACS_B32.repository,
-    "timm/vit_base_patch32_clip_224.openai",
-]
-
-
-@pytest.fixture(scope="module")
-def online(repositories: dict[str, Repository], home: Path) -> tuple[dict[str, Any], Hub]:
-    """What the client gets while the Hub is up, and the Hub, which is down by now."""
-    with serving(repositories) as hub:
-        return ask(OPEN % ASKED, hub.address, home), hub
-
-
-def test_a_repository_and_a_pinned_revision_show_their_commit(online: tuple[dict[str, Any], Hub]) -> None:
-    answers, hub = online
-    assert answers["org/good"] == {
-        "label": f"org/good@{commit('main')[:8]}",
-        "revision": commit("main"),
-    }
-    for name in ("org/good@v1", f"org/good@{commit('v1')}"):
-        assert answers[name] == {"label": f"org/good@{commit('v1')[:8]}", "revision": commit("v1")}
-    assert answers["org/open-clip"]["label"] == f"org/open-clip@{commit('main')[:8]}"
-    assert not any("README" in request for request in hub.requests)  # only what is needed
-
-
-def test_what_the_hub_does_not_have(online: tuple[dict[str, Any], Hub]) -> None:
-    answers, _ = online
-    for name, said in {
-        "org/good@v7": ["'org/good'", "no revision 'v7'"],
-        "org/gated": ["'org/gated'", "gated", "hf auth login"],
-        "org/bare": ["'org/bare'", "model.safetensors"],
-        "org/nothing": ["'org/nothing'", "config.json"],
-        "org/missing": ["'org/missing'", "no such repository", 'weights="tiny"'],
-        PACS_B32.repository: [
-            repr(PACS_B32.repository),
-            "no such repository",
-            PACS_B32.original,
-            "capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu --out",
-        ],
-    }.items():
-        assert answers[name].get("kind") == "WeightsError", (name, answers[name])
-        assert all(part in answers[name]["said"] for part in said), answers[name]["said"]
-
-
-def test_the_cache_serves_when_the_hub_is_gone(online: tuple[dict[str, Any], Hub], home: Path) -> None:
-    answers, hub = online
-    names = ["org/good", "org/good@v1", "org/open-clip", PACS_B32.repository]
-    offline = ask(OPEN % names, hub.address, home, HF_HUB_OFFLINE="1")
-    for name in names[:3]:
-        assert offline[name] == answers[name]
-    said = offline[PACS_B32.repository]["said"]
-    assert "not in the local cache" in said and "capeval convert pacs" in said
-
-
-def test_a_dead_hub_is_told_and_the_cache_still_serves(
-    online: tuple[dict[str, Any], Hub], home: Path
-) -> None:
-    answers, hub = online
-    names = ["org/good", "org/good@v1", PACS_B32.repository]
-    dead = ask(OPEN % names, hub.address, home)
-    assert dead["org/good"] == answers["org/good"] and dead["org/good@v1"] == answers["org/good@v1"]
-    said = dead[PACS_B32.repository]["said"]
-    assert "cannot be reached" in said and PACS_B32.original in said and "capeval convert pacs" in said
-
-
-SCORE = """
-import json, capeval_core
-from capeval_core.encoders.clip import ClipEncoder
-encoder = ClipEncoder.from_pretrained("org/good", revision="v1", device="cpu")
-assert ClipEncoder.from_pretrained("org/good@v1", device="cpu") is encoder
-metric = capeval_core.load("pacs", weights="org/good@v1", device="cpu")
-assert metric.encoder is encoder
-result = metric.score(["a dog"], [%r])
-print(json.dumps([result.signature, result.scores]))
-"""
-
-
-def test_weights_from_the_hub_score_as_those_from_a_folder(
-    repositories: dict[str, Repository], home: Path, seeded_weights: Path, pictures: list[Path]
-) -> None:
-    import capeval_core
-
-    with serving(repositories) as hub:
-        signature, scores = ask(SCORE % str(pictures[0]), hub.address, home)
-    local = capeval_core.load("pacs", weights=seeded_weights, device="cpu").score(["a dog"], pictures[:1])
-    assert scores == pytest.approx(local.scores, abs=1e-6)
-    assert f"|weights:org/good@{commit('v1')[:8]}|" in signature

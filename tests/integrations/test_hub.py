@@ -1,0 +1,152 @@
+"""From `capeval publish` to `evaluate.load` in someone else's process, over a Hub on the loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import capeval_core
+from capeval_core import publishing
+from capeval_core.encoders.clip import ClipEncoder
+from tests.hub import WRITER, Fault, Hub, ask, log_in, serving
+from tests.seeded import release
+
+pytestmark = pytest.mark.slow
+
+CAPTIONS = ["a dog on the grass", "two red circles"]
+REFERENCES = [["a dog"], ["some circles", "a drawing"]]
+LOAD = """
+import json, warnings
+import evaluate
+from capeval_core.weights import hub
+hub._WAITS = (0, 0, 0)
+asked = json.loads(%r)
+answers = []
+for name, weights in asked["load"]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        metric = evaluate.load(name, weights=weights, device="cpu")
+    given = {"predictions": asked["captions"], "images": asked["images"]}
+    if "references" in metric.features:
+        given["references"] = asked["references"]
+    answer = metric.compute(**given, per_caption=True)
+    answer["warned"] = [str(warning.message) for warning in told if "weights" in str(warning.message)]
+    answers.append(answer)
+print(json.dumps(answers))
+"""
+
+
+@dataclass
+class Published:
+    """A Hub that modules and weights were sent to; folders of weights by the commit that they became."""
+
+    hub: Hub
+    weights: dict[str, Path]
+    images: list[str]
+
+    def send(self, *publications: publishing.Publication) -> list[str]:
+        return [pushed.commit for pushed in publishing.publish(publications)]
+
+    def load(self, home: Path, *what: tuple[str, str], **environment: str) -> list[dict[str, Any]]:
+        """What `evaluate` gives in a fresh process for (module, weights)."""
+        asked = {"load": what, "captions": CAPTIONS, "references": REFERENCES, "images": self.images}
+        answers: list[dict[str, Any]] = ask(LOAD % json.dumps(asked), self.hub.address, home, **environment)
+        return answers
+
+    def local(self, metric: str, commit: str) -> list[float]:
+        """The scores of the same weights from their folder."""
+        loaded = capeval_core.load(metric, weights=self.weights[commit], device="cpu")
+        references = REFERENCES if metric == "refpacs" else None
+        return loaded.score(CAPTIONS, self.images, references).scores
+
+
+@pytest.fixture(scope="module")
+def folders(seeded_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Weights and their next version, with cards of their own."""
+    later = tmp_path_factory.mktemp("later") / "weights"
+    found = release()
+    tensors = {**found.tensors, "visual.proj": found.tensors["visual.proj"].flip(1).contiguous()}
+    ClipEncoder(found.config, tensors, device="cpu").save_pretrained(later)
+    return [seeded_weights, later]
+
+
+@pytest.fixture(scope="module")
+def published(
+    folders: list[Path], pictures: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Published]:
+    with serving({}) as hub, pytest.MonkeyPatch.context() as patch:
+        log_in(hub.address, WRITER, tmp_path_factory.mktemp("login"), patch)
+        made = Published(hub, {}, [str(path) for path in pictures[:2]])
+        made.send(*(publishing.module(name, "capeval", publishing.PYPI) for name in ("pacs", "refpacs")))
+        made.send(publishing.module("pacs", "other", publishing.PYPI))
+        (first,) = made.send(weights(folders[0]))
+        made.weights[first] = folders[0]
+        yield made
+
+
+def weights(folder: Path) -> publishing.Publication:
+    return publishing.weights(folder, "other", name="small", permission="made for this test")
+
+
+def test_from_publishing_to_a_score_and_on(published: Published, folders: list[Path], tmp_path: Path) -> None:
+    """One story, since every chapter needs what the client keeps of those before."""
+    (first,) = published.weights
+    home = tmp_path / "home"
+    home.mkdir()
+
+    # Modules of two namespaces and weights come from the Hub; scores are those of the folder.
+    pacs, refpacs, other = published.load(
+        home,
+        ("capeval/pacs", "other/small"),
+        ("capeval/refpacs", "other/small"),
+        ("other/pacs", "other/small"),
+    )
+    for answer, key, metric in (
+        (pacs, "pac_s", "pacs"),
+        (refpacs, "refpac_s", "refpacs"),
+        (other, "pac_s", "pacs"),
+    ):
+        assert answer["per_caption"][key] == pytest.approx(published.local(metric, first), abs=1e-6)
+        assert f"|weights:other/small@{first[:8]}|" in answer["signature"] and not answer["warned"]
+    asked = [request for request in published.hub.requests if "capeval/pacs/resolve" in request]
+    assert any("/resolve/v" in request for request in asked)  # a tag would be taken here
+    assert any("/resolve/main/pacs.py" in request for request in asked)
+
+    # The next version: what is not pinned moves, what is pinned stays.
+    (second,) = published.send(weights(folders[1]))
+    published.weights[second] = folders[1]
+    pinned = f"other/small@{first}"
+    moved, stayed = published.load(home, ("capeval/pacs", "other/small"), ("capeval/pacs", pinned))
+    assert f"|weights:other/small@{second[:8]}|" in moved["signature"]
+    assert moved["per_caption"]["pac_s"] == pytest.approx(published.local("pacs", second), abs=1e-6)
+    assert stayed["signature"] == pacs["signature"] and stayed["per_caption"] == pacs["per_caption"]
+    assert moved["pac_s"] != pytest.approx(stayed["pac_s"], abs=1e-3)
+
+    # Every request is refused, without and with the user's wish to work offline, when none is made.
+    both = ("capeval/pacs", "other/small"), ("capeval/pacs", pinned)
+    published.hub.faults.append(Fault("", status=503))
+    cut_off = published.load(home, *both)
+    requests = len(published.hub.requests)
+    on_purpose = published.load(home, *both, HF_HUB_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
+    assert len(published.hub.requests) == requests
+    published.hub.faults.clear()
+    (warned,) = cut_off[0].pop("warned")
+    assert "HTTP status 503" in warned and f"weights='other/small@{second}'" in warned
+    cut_off[0]["warned"] = []
+    assert cut_off == on_purpose == [moved, stayed]
+
+    # Publishing again changes nothing, and nothing was ever tagged.
+    before = {key: list(repository.messages) for key, repository in published.hub.repositories.items()}
+    again = published.send(
+        *(publishing.module(name, "capeval", publishing.PYPI) for name in ("pacs", "refpacs")),
+        weights(folders[1]),
+    )
+    assert again[-1] == second
+    assert {key: repository.messages for key, repository in published.hub.repositories.items()} == before
+    assert not any("/tag/" in request for request in published.hub.requests)
+    assert all(list(repository.names) == ["main"] for repository in published.hub.repositories.values())

@@ -1,0 +1,42 @@
+"""Weights in other formats than ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from tests.seeded import release
+
+
+@pytest.fixture(scope="session")
+def open_clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exact-GELU model in open_clip's own repository format."""
+    from open_clip.model import CLIP
+
+    found = release("pacs-openclip-tiny")
+    architecture, preprocessing = found.config["architecture"], found.config["preprocessing"]
+    cfg = {
+        "embed_dim": architecture["embed_dim"],
+        "vision_cfg": architecture["vision"],
+        "text_cfg": architecture["text"],
+    }
+    model = CLIP(cfg["embed_dim"], cfg["vision_cfg"], cfg["text_cfg"])
+    model.load_state_dict(found.tensors)
+    folder = tmp_path_factory.mktemp("open_clip")
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    preprocess = {
+        "mean": preprocessing["mean"],
+        "std": preprocessing["std"],
+        "size": [64, 64],
+        "mode": "RGB",
+        "interpolation": "bicubic",
+        "resize_mode": "shortest",
+        "fill_color": 0,
+    }
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": cfg, "preprocess_cfg": preprocess})
+    )
+    return folder

@@ -1,0 +1,247 @@
+"""Weights from a Hub on the loopback: what is there, what is not, and all that can go wrong between."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import capeval_core
+from capeval_core.weights.catalogue import PACS_B32
+from tests.hub import Fault, Hub, Repository, ask, commit, serving
+
+OPEN = """
+import json, warnings
+from capeval_core.weights import hub
+from capeval_core.weights.folder import open_weights
+hub._WAITS = (0, 0, 0)
+answers = {}
+for name in %s:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            found = open_weights(name, metric="pacs", tiny="pacs")
+            answers[name] = {"label": found.label("0" * 8), "revision": found.revision}
+        except Exception as error:
+            answers[name] = {"kind": type(error).__name__, "said": str(error)}
+    if told:
+        answers[name]["warned"] = " ".join(str(warning.message) for warning in told)
+print(json.dumps(answers))
+"""
+
+
+def opened(name: str, sha: str) -> dict[str, str]:
+    """The answer where all is well: the commit, and not a word."""
+    return {"label": f"{name}@{sha[:8]}", "revision": sha}
+
+
+@pytest.fixture(scope="module")
+def repositories(
+    seeded_weights: Path, open_clip_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Repository]:
+    bare, nothing = tmp_path_factory.mktemp("bare"), tmp_path_factory.mktemp("nothing")
+    shutil.copy(seeded_weights / "config.json", bare)
+    (nothing / "README.md").write_text("soon")
+    return {
+        "org/good": Repository.of({"main": seeded_weights, "v1": seeded_weights}),
+        "org/open-clip": Repository.of({"main": open_clip_folder}),
+        "org/gated": Repository.of({"main": seeded_weights}, gated=True),
+        "org/bare": Repository.of({"main": bare}),
+        "org/nothing": Repository.of({"main": nothing}),
+        "timm/vit_base_patch32_clip_224.openai": Repository.of({"main": open_clip_folder}),
+    }
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client's cache."""
+    return tmp_path_factory.mktemp("home")
+
+
+ASKED = [
+    "org/good",
+    "org/good@v1",
+    f"org/good@{commit('v1')}",
+    f"org/good@{commit('v1')[:8]}",
+    "org/good@v7",
+    "org/open-clip",
+    "org/gated",
+    "org/bare",
+    "org/nothing",
+    "org/missing",
+    PACS_B32.repository,
+    "timm/vit_base_patch32_clip_224.openai",
+]
+
+
+@pytest.fixture(scope="module")
+def online(repositories: dict[str, Repository], home: Path) -> tuple[dict[str, Any], Hub]:
+    """What the client gets while the Hub is up, and the Hub, which is down by now."""
+    with serving(repositories) as hub:
+        return ask(OPEN % ASKED, hub.address, home), hub
+
+
+def test_a_repository_and_a_pinned_revision_show_their_commit(online: tuple[dict[str, Any], Hub]) -> None:
+    answers, hub = online
+    assert answers["org/good"] == opened("org/good", commit("main"))
+    for name in ("org/good@v1", f"org/good@{commit('v1')}", f"org/good@{commit('v1')[:8]}"):
+        assert answers[name] == opened("org/good", commit("v1"))
+    assert answers["org/open-clip"] == opened("org/open-clip", commit("main"))
+    assert not any("README" in request for request in hub.requests)  # only what is needed
+
+
+def test_what_the_hub_does_not_have(online: tuple[dict[str, Any], Hub]) -> None:
+    answers, _ = online
+    for name, said in {
+        "org/good@v7": ["'org/good'", "no revision 'v7'"],
+        "org/gated": ["'org/gated'", "gated", "hf auth login"],
+        "org/bare": ["'org/bare'", "model.safetensors"],
+        "org/nothing": ["'org/nothing'", "config.json"],
+        "org/missing": ["'org/missing'", "no such repository", 'weights="tiny"'],
+        PACS_B32.repository: [
+            repr(PACS_B32.repository),
+            "no such repository",
+            PACS_B32.original,
+            "capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu --out",
+        ],
+    }.items():
+        assert answers[name].get("kind") == "WeightsError", (name, answers[name])
+        assert all(part in answers[name]["said"] for part in said), answers[name]["said"]
+
+
+def test_offline_on_purpose_the_cache_serves_without_a_word(
+    online: tuple[dict[str, Any], Hub], home: Path
+) -> None:
+    answers, hub = online
+    names = ["org/good", "org/good@v1", "org/open-clip", PACS_B32.repository]
+    offline = ask(OPEN % names, hub.address, home, HF_HUB_OFFLINE="1")
+    for name in names[:3]:
+        assert offline[name] == answers[name]
+    said = offline[PACS_B32.repository]["said"]
+    assert "not in the local cache; HF_HUB_OFFLINE is set" in said and "capeval convert pacs" in said
+
+
+def test_a_dead_hub_is_told_and_the_cache_still_serves(
+    online: tuple[dict[str, Any], Hub], home: Path
+) -> None:
+    answers, hub = online
+    pinned = [f"org/good@{commit('v1')}", f"org/good@{commit('v1')[:8]}"]
+    names = ["org/good", "org/good@v1", *pinned, "org/new", f"org/new@{'0' * 40}", PACS_B32.repository]
+    dead = ask(OPEN % names, hub.address, home)
+    for name in names[:2]:
+        warned = dead[name].pop("warned")
+        sha = answers[name]["revision"]
+        for said in (repr(name), f"{hub.address} cannot be reached", f"Commit {sha}", "HF_HUB_OFFLINE=1"):
+            assert said in warned
+        assert f"weights='org/good@{sha}'" in warned
+    assert all(dead[name] == answers[name] for name in [*names[:2], *pinned])
+    for name in names[4:]:
+        assert f"not in the local cache; {hub.address} cannot be reached" in dead[name]["said"]
+    assert "capeval convert pacs" in dead[PACS_B32.repository]["said"]
+
+
+CACHED = ["org/slow", "org/down", "org/gone", "org/new-file"]
+FAULTS = {
+    "org/slow": Fault("GET /api/models/org/slow/revision", status=503, times=3),
+    "org/down": Fault("org/down", status=503),
+    "org/first-down": Fault("org/first-down", status=503),
+    "org/busy-file": Fault("GET /org/busy-file.*safetensors", status=503, times=2),
+    "org/cut": Fault("GET /org/cut/.*safetensors", cut=1000, times=1),
+    "org/cut-off": Fault("GET /org/cut-off.*safetensors", cut=1000),
+    "org/new-file": Fault("GET /org/new-file.*safetensors", cut=10),
+    "org/no-json": Fault("GET /api/models/org/no-json", status=200),
+}
+
+
+@pytest.fixture(scope="module")
+def troubled(
+    seeded_weights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Repository], Hub]:
+    """What the client gets from a Hub in trouble, and then, where that has passed."""
+    home = tmp_path_factory.mktemp("troubled")
+    repositories = {
+        name: Repository.of({"main": seeded_weights}) for name in [*CACHED, *FAULTS, "org/damaged"]
+    }
+    content = repositories["org/damaged"].commits[commit("main")]
+    content["model.safetensors"] = content["model.safetensors"][:-1] + b"\1"
+    with serving(repositories) as hub:
+        ask(OPEN % CACHED, hub.address, home)
+        for name in CACHED:
+            repositories[name].add("main", {"README.md": b"new"}, "a new version")
+        new = repositories["org/new-file"]
+        new.add("main", {"model.safetensors": seeded_weights.joinpath("config.json").read_bytes() * 9}, "x")
+        del repositories["org/gone"]
+        hub.faults += FAULTS.values()
+        names = [*FAULTS, "org/gone", "org/damaged", f"org/down@{commit('main')}"]
+        during = ask(OPEN % names, hub.address, home)
+        hub.faults.clear()
+        after = ask(OPEN % ["org/down", "org/cut-off"], hub.address, home)
+    return during, after, repositories, hub
+
+
+@pytest.mark.slow
+def test_a_busy_hub_and_a_broken_connection_are_tried_again(troubled: Any) -> None:
+    during, _, repositories, _ = troubled
+    newest = repositories["org/slow"].names["main"]
+    assert newest != commit("main")
+    assert during["org/slow"] == opened("org/slow", newest)
+    for name in ("org/busy-file", "org/cut"):
+        assert during[name] == opened(name, commit("main"))
+
+
+@pytest.mark.slow
+def test_an_old_version_is_never_used_without_a_word(troubled: Any) -> None:
+    during, after, repositories, hub = troubled
+    warned = during["org/down"].pop("warned")
+    assert during["org/down"] == opened("org/down", commit("main"))
+    assert f"({hub.address} answers with HTTP status 503). Commit {commit('main')} of the local" in warned
+    assert during[f"org/down@{commit('main')}"] == opened("org/down", commit("main"))
+    assert after["org/down"] == opened("org/down", repositories["org/down"].names["main"])
+    # The repository is gone, or only half of the new version came: an error, although an old one is there.
+    assert "no such repository" in during["org/gone"]["said"]
+    assert "said" in during["org/new-file"]
+
+
+@pytest.mark.slow
+def test_half_a_file_is_never_taken_for_a_whole_one(troubled: Any) -> None:
+    during, after, _, hub = troubled
+    assert "weights 'org/cut-off' cannot be had" in during["org/cut-off"]["said"]
+    assert hub.address in during["org/cut-off"]["said"]
+    assert after["org/cut-off"] == opened("org/cut-off", commit("main"))
+
+
+@pytest.mark.slow
+def test_what_comes_wrongly_is_told(troubled: Any) -> None:
+    during, _, _, hub = troubled
+    said = during["org/damaged"]["said"]
+    assert "weights 'org/damaged': model.safetensors has sha256" in said
+    again = f"hf download org/damaged model.safetensors --revision {commit('main')} --force-download"
+    assert again in said
+    assert f"{hub.address} answers with HTTP status 503" in during["org/first-down"]["said"]
+    asked = [request for request in hub.requests if "org/first-down" in request]
+    assert len(asked) == 4  # not for 23 seconds, as the client does by itself for lists and headers of files
+    assert f"{hub.address} cannot be reached or broke off" in during["org/no-json"]["said"]
+
+
+SCORE = """
+import json, capeval_core
+from capeval_core.encoders.clip import ClipEncoder
+encoder = ClipEncoder.from_pretrained("org/good", revision="v1", device="cpu")
+assert ClipEncoder.from_pretrained("org/good@v1", device="cpu") is encoder
+metric = capeval_core.load("pacs", weights="org/good@v1", device="cpu")
+assert metric.encoder is encoder
+result = metric.score(["a dog"], [%r])
+print(json.dumps([result.signature, result.scores]))
+"""
+
+
+def test_weights_from_the_hub_score_as_those_from_a_folder(
+    repositories: dict[str, Repository], home: Path, seeded_weights: Path, pictures: list[Path]
+) -> None:
+    with serving(repositories) as hub:
+        signature, scores = ask(SCORE % str(pictures[0]), hub.address, home)
+    local = capeval_core.load("pacs", weights=seeded_weights, device="cpu").score(["a dog"], pictures[:1])
+    assert scores == pytest.approx(local.scores, abs=1e-6)
+    assert f"|weights:org/good@{commit('v1')[:8]}|" in signature
