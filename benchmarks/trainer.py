@@ -3,7 +3,7 @@
     python -m benchmarks.trainer [--fraction 0.1] [--evaluations 4]
 
 A Seq2SeqTrainer evaluates a captioner several times and trains it in between, so that its captions change.
-They are scored with PAC-S and RefPAC-S by seeded full-size ViT-B/32 weights, against 5 references each. Printed
+They are scored with PAC-S and RefPAC-S by seeded full-size ViT-B/32 weights, with 5 references each. Printed
 is the time of later evaluations over that of the first: in the metrics alone, and of the whole
 `trainer.evaluate()`, in which the captioner writes its captions. The goal is at most a third.
 """

@@ -195,7 +195,8 @@ trainer.train()
 #
 # The means are not all: `metrics.captions` and `metrics.results` keep the last evaluation caption by
 # caption, with a confidence interval and the signature that belongs into a report. We go back to the best
-# checkpoint for it.
+# checkpoint for it, with `from_pretrained`: `load_best_model_at_end=True` of transformers 5.23 leaves the
+# weights of a ViT inside a VisionEncoderDecoderModel as they are after the last step.
 
 # %%
 trainer.model = VisionEncoderDecoderModel.from_pretrained(trainer.state.best_model_checkpoint)

@@ -9,6 +9,7 @@ from typing import Any
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.decoding import described
 from capeval_core.inputs.problems import Problems
+from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import load
 
@@ -57,11 +58,19 @@ def _open(
 ) -> CaptionMetric:
     if isinstance(given, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
-        chosen = given.options if given.options.cache is not None else replace(given.options, cache=cache)
-        return type(given)(replace(chosen, empty="score"))
+        kept = given.options
+        return type(given)(
+            replace(
+                kept,
+                empty="score",
+                cache=cache if kept.cache is None else kept.cache,
+                device=own_device() if kept.device is None else kept.device,
+            )
+        )
     own = {"name": given} if isinstance(given, str) else dict(given)
     name = own.pop("name")
     told: dict[str, Any] = {"empty": "score", **options, **own}
-    if told.get("cache") is None:
-        told["cache"] = cache
+    for option, default in (("cache", cache), ("device", own_device())):
+        if told.get(option) is None:
+            told[option] = default
     return load(name, **told)

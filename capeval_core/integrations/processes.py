@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,19 @@ def processes() -> tuple[int, int]:
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def own_device() -> str | None:
+    """The GPU of this process where several share a machine, e.g. `cuda:1`; None: let the metric choose.
+
+    Known before the Trainer makes it the current one, which may be after the metrics are opened.
+    """
+    import torch
+
+    number = int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it
+    if number < 0 or not torch.cuda.is_available():
+        return None
+    return f"cuda:{number % torch.cuda.device_count()}"  # each may be shown its own GPU only
 
 
 def share(count: int) -> range:
