@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -225,9 +225,11 @@ class _Steps:
             with self._finding:  # a source may be a network, which fills the machine alone
                 regions = regions.find(picture)
         found = _checked(regions, picture, (image.height, image.width))
-        return Prepared(pixels, self._full, len(found), self._visible(found))
+        groups = self._visible(found)
+        first = next(groups, [])  # in this thread, so that the encoder need not wait for it
+        return Prepared(pixels, self._full, len(found), chain([first], groups))
 
-    def _visible(self, regions: Regions) -> Iterator[tuple[int, Tensor]]:
+    def _visible(self, regions: Regions) -> Iterator[list[tuple[int, Tensor]]]:
         height, width = regions.size
         at_once = max(1, min(_EXPANDED // (height * width), self.rows_at_once()))
         for start in range(0, len(regions), at_once):
@@ -235,7 +237,7 @@ class _Steps:
             seen = np.flatnonzero(masks.any(axis=(1, 2)))
             if len(seen):
                 alphas = self.encoder._alphas(masks[seen], self.geometry)
-                yield from zip((start + seen).tolist(), alphas, strict=True)
+                yield list(zip((start + seen).tolist(), alphas, strict=True))
 
     def forward(self, rows: list[Row]) -> Iterator[tuple[slice, Floats]]:
         return self.size.run(len(rows), self.encoder._rows_forward(rows))

@@ -49,13 +49,13 @@ class Prepared(NamedTuple):
     pixels: what the picture tower takes.
     full: the full-one mask, as it takes it.
     masks: how many there are.
-    visible: the index of each mask that the tower sees, with the mask as it takes it; made when asked.
+    visible: some at a time, the index of each mask that the tower sees, with the mask as it takes it.
     """
 
     pixels: Tensor
     full: Tensor
     masks: int
-    visible: Iterator[tuple[int, Tensor]]
+    visible: Iterator[list[tuple[int, Tensor]]]
 
 
 class Row(NamedTuple):
@@ -179,9 +179,10 @@ class _Chunk:
             entry.wanted = 1
             if whole is None:
                 yield key, _WHOLE, Row(prepared.pixels, prepared.full)
-            for index, alpha in prepared.visible:
-                entry.wanted += 1
-                yield key, index, Row(prepared.pixels, alpha)
+            for some in prepared.visible:
+                for index, alpha in some:
+                    entry.wanted += 1
+                    yield key, index, Row(prepared.pixels, alpha)
             entry.complete = True
             self._keep_if_done(key, waiting)
 
