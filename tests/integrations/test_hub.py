@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +14,9 @@ import pytest
 import capeval_core
 from capeval_core import publishing
 from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.registry import METRICS
 from tests.hub import WRITER, Fault, Hub, ask, log_in, serving
 from tests.seeded import release
-
-pytestmark = pytest.mark.slow
 
 CAPTIONS = ["a dog on the grass", "two red circles"]
 REFERENCES = [["a dog"], ["some circles", "a drawing"]]
@@ -65,6 +65,17 @@ class Published:
         return loaded.score(CAPTIONS, self.images, references).scores
 
 
+@pytest.mark.parametrize("name", METRICS)
+def test_a_module_carries_nothing_that_gets_old(name: str) -> None:
+    """evaluate keeps module files, and takes an old one when the Hub cannot be reached."""
+    content = publishing.module(name, "capeval", publishing.PYPI).files[f"{name}.py"]
+    assert isinstance(content, bytes)
+    docstring, imported, made = ast.parse(content).body
+    assert isinstance(docstring, ast.Expr) and isinstance(imported, ast.ImportFrom)
+    assert isinstance(made, ast.ClassDef)
+    assert [ast.unparse(line) for line in made.body] == [f"metric_name = {name!r}"]
+
+
 @pytest.fixture(scope="module")
 def folders(seeded_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Weights and their next version, with cards of their own."""
@@ -93,6 +104,7 @@ def weights(folder: Path) -> publishing.Publication:
     return publishing.weights(folder, "other", name="small", permission="made for this test")
 
 
+@pytest.mark.slow
 def test_from_publishing_to_a_score_and_on(published: Published, folders: list[Path], tmp_path: Path) -> None:
     """One story, since every chapter needs what the client keeps of those before."""
     (first,) = published.weights
