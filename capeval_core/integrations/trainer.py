@@ -137,7 +137,7 @@ class CaptionMetrics:
         problems = Problems()
         if isinstance(images, Mapping):
             problems.add(
-                "images is a dict: one CaptionMetrics belongs to one evaluation set, pass the pictures of that",
+                "images is a dict: one CaptionMetrics belongs to one evaluation set, pass its pictures",
                 TypeError,
             )
             problems.raise_if_any()
