@@ -275,6 +275,11 @@ def _checked(regions: Masks, picture: Picture, size: tuple[int, int]) -> Regions
             )
         return regions
     masks = np.asarray(regions)
+    if masks.dtype == np.object_:
+        raise PictureError(
+            f"{picture.where}: its regions are a {type(regions).__name__}, expected Regions or boolean masks "
+            f"(n, {size[0]}, {size[1]}); an array with n = 0 where there are none"
+        )
     if masks.dtype != np.bool_:
         raise PictureError(
             f"{picture.where}: its masks are of type {masks.dtype}, expected boolean: pass masks > 0 (or "

@@ -328,6 +328,7 @@ def test_pictures_are_taken_as_they_are_needed() -> None:
     ("given", "said"),
     [
         (np.ones((2, 40, 56), np.uint8), "images[1]: its masks are of type uint8, expected boolean"),
+        (None, "images[1]: its regions are a NoneType, expected Regions or boolean masks (n, 40, 56)"),
         (np.ones((2, 40, 56), np.float32), "masks > 0.5 where they are probabilities"),
         (np.ones((2, 56, 40), np.bool_), "have shape (2, 56, 40), but the array"),
         (np.ones((40, 56), np.bool_), "expected (n, 40, 56)"),
