@@ -90,7 +90,7 @@ class PacS(CaptionMetric):
     tiny = "pacs"
     Options: ClassVar[type[CommonOptions]] = PacOptions
     ROW = row_schema(_COSINE)
-    published = (
+    published: ClassVar[tuple[Published, ...]] = (
         _table_7("Show and Tell", 0.772),
         _table_7("Up-Down", 0.794),
         _table_7("M² Transformer", 0.806),
@@ -169,7 +169,7 @@ class RefPacS(PacS):
             "reference_cosines", pa.list_(pa.float32()), "cosine of the caption with each of its references"
         ),
     )
-    published = (
+    published: ClassVar[tuple[Published, ...]] = (
         _table_7("Show and Tell", 0.826),
         _table_7("Up-Down", 0.847),
         _table_7("M² Transformer", 0.854),
