@@ -22,7 +22,7 @@ from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.checksum import sha256_of
 from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, MASK_MEAN, MASK_STD
 from capeval_core.weights.convert import Activation, as_float32, complete, read_release
-from capeval_core.weights.folder import OPEN_CLIP_TENSORS, open_weights
+from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, open_weights
 from capeval_core.weights.open_clip_format import translate_open_clip
 from capeval_core.weights.release import Conversion, Release
 
@@ -74,7 +74,9 @@ class AlphaClipConversion(Conversion):
             tensors, filled = complete(tensors, expected, called="Alpha-CLIP")
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        notes = [*notes, *sizes, *filled]
+        # Of the text tower the base has told already, of the picture tower perhaps.
+        sizes = [note for note in sizes if not note.startswith("text heads")]
+        notes = list(dict.fromkeys([*notes, *sizes, *filled]))
         return Release(self._config(path, architecture, base, notes), tensors, notes)
 
     def _config(
@@ -149,7 +151,10 @@ class AlphaClipConversion(Conversion):
         return _Base(path.name, release.tensors, release.config["activation"], heads, release.notes)
 
     def _read_folder(self, name: str) -> _Base:
-        folder = open_weights(name, metric="clips", tiny="pacs")
+        try:
+            folder = open_weights(name, metric="clips", tiny="pacs")
+        except WeightsError as error:
+            raise ValueError(str(error).replace("weights=", "base=")) from error
         config = folder.config
         if folder.tensor_file.name == OPEN_CLIP_TENSORS:
             config = translate_open_clip(config)
@@ -185,8 +190,8 @@ def _picture_tower(content: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
     if not anchors:
         plain = any(name.endswith("visual.conv1.weight") for name in content)
         mend = (
-            "; this is a plain CLIP: convert an Alpha-CLIP checkpoint and pass this one as base, or pass "
-            "zero_mask=True (--zero-mask) for a mask channel of zeros, under which masks change nothing"
+            "; this is a plain CLIP: convert an Alpha-CLIP checkpoint and pass this one as base, or ask "
+            "for zero_mask (--zero-mask), a mask channel of zeros, under which masks change nothing"
         )
         raise ValueError(
             f"no Alpha-CLIP: expected {_KERNEL} among the tensors, found {name_some(content)}"
