@@ -93,10 +93,10 @@ def fetch(repository: str, revision: str | None, small: list[str], large: Callab
         return Snapshot(path, None if on_purpose or _pins(revision, path.name) else reason(error))
 
     def download() -> Path:
-        if revision != commit:
-            # By its name, for the cache to remember what it means. The answer may be an old commit: not used.
-            snapshot_download(repository, revision=revision, allow_patterns=small)
-        path = Path(snapshot_download(repository, revision=commit, allow_patterns=small))
+        # By its name, for the cache to remember what that means; but the answer may be an old commit.
+        path = Path(snapshot_download(repository, revision=revision, allow_patterns=small))
+        if path.name != commit:
+            path = Path(snapshot_download(repository, revision=commit, allow_patterns=small))
         snapshot_download(repository, revision=commit, allow_patterns=[large(path)])
         return path
 

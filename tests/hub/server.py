@@ -221,15 +221,12 @@ class _Answer(BaseHTTPRequestHandler):
         }
 
     def large_files(self, asked: dict[str, Any]) -> None:
-        href = f"{self.hub.address}/stored/"
-        return self.say(
-            {
-                "transfer": "basic",
-                "objects": [
-                    {**file, "actions": {"upload": {"href": href + file["oid"]}}} for file in asked["objects"]
-                ],
-            }
-        )
+        """Where to put what is not stored yet."""
+        files = asked["objects"]
+        for file in files:
+            if file["oid"] not in self.hub.stored:
+                file["actions"] = {"upload": {"href": f"{self.hub.address}/stored/{file['oid']}"}}
+        return self.say({"transfer": "basic", "objects": files})
 
     def create(self, asked: dict[str, Any]) -> None:
         key = f"{asked.get('organization') or 'someone'}/{asked['name']}"
