@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from capeval_core.regions.source import Boxes
@@ -24,6 +23,7 @@ def distinct(corners: Floats, scores: Floats, overlap: float, most: int) -> Boxe
     >>> distinct(corners, np.array([0.5, 0.9, 0.7], dtype=np.float32), 0.9, 300).scores.tolist()
     [0.9, 0.7]
     """
+    import torch
     from torchvision.ops import nms
 
     order = np.argsort(-scores, kind="stable")

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from capeval_core.inputs.folder import FileError, Names
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import Problems
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk
 from capeval_core.regions import rle
+from capeval_core.regions.boxes import clipped
 from capeval_core.regions.regions import Regions
-from capeval_core.regions.source import RegionsError, RegionSource
+from capeval_core.regions.source import Boxes, BoxSource, RegionsError, RegionSource
 
 _SCORES = ("predicted_iou", "score")
 _EXPECTED = (
@@ -145,6 +147,24 @@ class PrecomputedRegions(RegionSource):
             f"{picture.where}: there are no precomputed masks of {picture.name} (there are those of "
             f"{len(self._masks)} pictures: {known}); give it an empty list if it has no regions"
         )
+
+
+class GivenBoxes(BoxSource):
+    """The boxes of precomputed regions, as prompts: of a detector that was run elsewhere.
+
+    Args:
+        regions: annotations with a `bbox`, best `score` first or not.
+    """
+
+    def __init__(self, regions: PrecomputedRegions) -> None:
+        self.regions = regions
+        self.name = regions.name
+        self.fingerprint = f"boxes-{regions.fingerprint}"
+
+    def find(self, picture: Picture, image: Image.Image) -> Boxes:
+        found = self.regions.find(picture)
+        order = np.argsort(-found.quality, kind="stable")
+        return Boxes(clipped(found.boxes, found.size)[order], found.quality[order])
 
 
 def _path_of(picture: Picture) -> str | None:

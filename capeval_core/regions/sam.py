@@ -59,6 +59,8 @@ class Sam(Encoder, tags=["mask-generation", "sam"]):
             ) from error
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
+        encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
+        encoder.register_forward_hook(lambda module, inputs, found: (found[0].float(),))
         return model
 
     def prepare(self) -> None:
@@ -114,9 +116,9 @@ class Sam(Encoder, tags=["mask-generation", "sam"]):
     def embed(self, image: Image.Image) -> Tensor:
         """(1, channels, side, side) float32 features of a picture, the decoder's input."""
         model: Any = self.model
-        pixels = self.preprocess(image)[None].to(self.device, DTYPES[self.dtype])
+        pixels = self.preprocess(image)[None].to(self.device)
         with self._lock, torch.inference_mode(), exact_float32(self.device):
-            features: Tensor = model.vision_encoder(pixels)[0].float()
+            features: Tensor = model.get_image_embeddings(pixels)
         return features
 
     def decode(

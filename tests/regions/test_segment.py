@@ -1,0 +1,280 @@
+"""Sources by name, as a user opens them: detectors, segmenters, and what is said where they cannot be had."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capeval_core.inputs.pictures import Picture
+from capeval_core.regions.boxes import distinct
+from capeval_core.regions.everything import EverythingRegions
+from capeval_core.regions.models import DETECTOR, SEGMENTER
+from capeval_core.regions.object_aware import ObjectAwareBoxes
+from capeval_core.regions.objects import ObjectRegions
+from capeval_core.regions.owlv2 import Owlv2Boxes
+from capeval_core.regions.precomputed import GivenBoxes, PrecomputedRegions
+from capeval_core.regions.rectangles import RectangleRegions
+from capeval_core.regions.regions import Regions
+from capeval_core.regions.segment import open_regions
+from capeval_core.regions.source import RegionSource
+from capeval_core.weights.folder import WeightsError
+from tests.regions.conftest import save_owlv2, save_sam
+from tests.regions.test_sam import opened
+
+
+def plain(image: Image.Image) -> Picture:
+    return Picture.of(image, "images[0]")
+
+
+def test_names() -> None:
+    assert open_regions("colours").name == "colours"
+    given = open_regions({"a": []})
+    assert isinstance(given, PrecomputedRegions)
+    assert open_regions(given) is given
+
+
+def test_files_of_masks(tmp_path: Path) -> None:
+    (tmp_path / "masks.json").write_text(json.dumps({"a": []}))
+    for spec in (tmp_path / "masks.json", str(tmp_path / "masks.json")):
+        assert open_regions(spec).name == "precomputed:masks.json"
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "message"),
+    [
+        ("colors", ValueError, "did you mean 'colours'?"),
+        ("objects:", ValueError, "expected 'objects'"),
+        ("colours:x", ValueError, "expected 'objects'"),
+        (3, TypeError, "a JSON file of masks by picture id, or a RegionSource"),
+        ("none.json", ValueError, "cannot be read as JSON"),
+        ("objects:name", WeightsError, "neither a folder nor a Hub id"),
+        ("everything:a b/c", WeightsError, "neither a folder nor a Hub id"),
+    ],
+)
+def test_what_a_name_cannot_mean(spec: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message.replace("?", r"\?")):
+        open_regions(spec)
+
+
+@pytest.fixture
+def defaults(monkeypatch: pytest.MonkeyPatch, sam_folder: Path, owlv2_folder: Path) -> None:
+    """Tiny models where the Hub's would be."""
+    from capeval_core.regions import models
+
+    monkeypatch.setattr(models, "SEGMENTER", str(sam_folder))
+    monkeypatch.setattr(models, "DETECTOR", str(owlv2_folder))
+
+
+@pytest.mark.usefixtures("defaults")
+def test_objects(picture: Image.Image, sam_folder: Path) -> None:
+    source = open_regions("objects", device="cpu")
+    regions = source.segment(picture)
+    boxes = source.boxes.find(plain(picture), picture)  # type: ignore[attr-defined]
+    assert regions.size == (100, 160)
+    assert len(regions) + regions.dropped == len(boxes) > 5
+    assert source.name.startswith("objects:tiny-sam@") and "+tiny-owlv2@" in source.name
+    assert (source.segment(picture).masks() == regions.masks()).all()
+    named = open_regions(f"objects:{sam_folder}", device="cpu")
+    assert named.fingerprint == source.fingerprint
+
+
+@pytest.mark.usefixtures("defaults")
+def test_rectangles(picture: Image.Image) -> None:
+    source = open_regions("rectangles", device="cpu")
+    boxes = source.boxes.find(plain(picture), picture)  # type: ignore[attr-defined]
+    regions = source.segment(picture)
+    assert len(regions) + regions.dropped == len(boxes)
+    assert (np.diff(regions.quality) <= 0).all()
+    for mask, (x0, y0, x1, y1) in zip(regions.masks(), regions.boxes, strict=True):
+        rows, columns = np.nonzero(mask)
+        assert mask.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+        assert abs(columns.min() - x0) <= 0.5 and abs(rows.max() + 1 - y1) <= 0.5
+        assert 0 <= x0 < x1 <= 160 and 0 <= y0 < y1 <= 100
+
+
+def test_settings_and_weights_change_the_fingerprint(
+    sam_folder: Path, owlv2_folder: Path, tmp_path: Path
+) -> None:
+    def boxes(folder: Path = owlv2_folder, **settings: Any) -> Owlv2Boxes:
+        return Owlv2Boxes(folder, device="cpu", **settings)
+
+    variants = [
+        boxes(), boxes(most=9), boxes(overlap=0.5), boxes(threshold=0.2), boxes(dtype="bfloat16"),
+        boxes(save_owlv2(tmp_path / "owl", seed=1)),
+    ]  # fmt: skip
+    sams = [opened(sam_folder), opened(sam_folder, dtype="bfloat16"), opened(save_sam(tmp_path / "sam", 1))]
+    prints = [each.fingerprint for each in variants]
+    prints += [ObjectRegions(variants[0], sam).fingerprint for sam in sams]
+    prints += [EverythingRegions(sam).fingerprint for sam in sams]
+    prints += [EverythingRegions(sams[0], points=4).fingerprint, RectangleRegions(variants[0]).fingerprint]
+    assert len(set(prints)) == len(prints)
+    assert boxes().fingerprint == prints[0]
+
+
+def test_owlv2_boxes_are_those_of_transformers(picture: Image.Image, owlv2_folder: Path) -> None:
+    """The best box is the one that its own one-shot detection takes as its query."""
+    from transformers import Owlv2ForObjectDetection, Owlv2ImageProcessor
+
+    model: Any = Owlv2ForObjectDetection.from_pretrained(owlv2_folder)
+    processor: Any = Owlv2ImageProcessor.from_pretrained(owlv2_folder)
+    pixels = processor(images=picture, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        found = model.image_guided_detection(pixels, query_pixel_values=pixels)
+        features = model.image_embedder(pixels)[0].flatten(1, 2)
+        _, best, boxes = model.embed_image_query(features, found.query_image_embeds)
+    x, y, width, height = (boxes[0, int(best)] * 160).tolist()
+    ours = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(picture), picture)
+    expected = np.clip([x - width / 2, y - height / 2, x + width / 2, y + height / 2], 0, [160, 100] * 2)
+    assert np.allclose(ours.corners[0], expected, atol=1e-3)
+    assert (np.diff(ours.scores) <= 0).all()
+
+
+def test_owlv2_limits(picture: Image.Image, owlv2_folder: Path) -> None:
+    everything = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(picture), picture)
+    few = Owlv2Boxes(owlv2_folder, device="cpu", most=3).find(plain(picture), picture)
+    assert (few.corners == everything.corners[:3]).all()
+    middle = float(np.median(everything.scores))
+    likely = Owlv2Boxes(owlv2_folder, device="cpu", threshold=middle).find(plain(picture), picture)
+    assert len(likely) == (everything.scores >= middle).sum()
+    assert len(Owlv2Boxes(owlv2_folder, device="cpu", threshold=1.0).find(plain(picture), picture)) == 0
+
+
+def test_overlapping_boxes_by_definition() -> None:
+    rng = np.random.default_rng(0)
+    low = rng.random((60, 2)) * 20
+    corners = np.concatenate([low, low + 5 + rng.random((60, 2)) * 20], axis=1).astype(np.float32)
+    scores = (rng.integers(0, 9, 60) / 8).astype(np.float32)
+
+    def overlap(a: np.ndarray, b: np.ndarray) -> float:
+        sides = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None)
+        return float(sides.prod() / (np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2]) - sides.prod()))
+
+    kept: list[int] = []
+    for i in np.argsort(-scores, kind="stable"):
+        if all(overlap(corners[i], corners[j]) <= 0.5 for j in kept):
+            kept.append(int(i))
+    found = distinct(corners, scores, 0.5, 12)
+    assert (found.corners == corners[kept[:12]]).all()
+
+
+def test_everything(picture: Image.Image, sam_folder: Path) -> None:
+    sam = opened(sam_folder)
+    strict = EverythingRegions(sam, points=4)
+    assert len(strict.segment(picture)) == 0  # a random model predicts no good mask
+    open_minded = EverythingRegions(sam, points=4, quality=-9.0, stability=0.0)
+    regions = open_minded.segment(picture)
+    assert len(regions) >= 1 and regions.size == (100, 160)
+    large = open_minded.segment(picture.resize((640, 400)))
+    assert large.size == (400, 640) and len(large) >= 1
+    half = EverythingRegions(opened(sam_folder, dtype="bfloat16"), points=2, quality=-9.0, stability=0.0)
+    assert half.segment(picture).size == (100, 160)
+
+
+def test_boxes_of_a_detector_that_ran_elsewhere(picture: Image.Image, sam_folder: Path) -> None:
+    picture.filename = "a.png"  # type: ignore[attr-defined]
+    detected = [{"bbox": [10, 10, 50, 60], "score": 0.5}, {"bbox": [90, 20, 99, 30], "score": 0.9}]
+    boxes = GivenBoxes(PrecomputedRegions({"a": detected}))
+    assert boxes.find(plain(picture), picture).corners.tolist() == [[90, 20, 160, 50], [10, 10, 60, 70]]
+    regions = ObjectRegions(boxes, opened(sam_folder)).segment(picture)
+    assert len(regions) + regions.dropped == 2
+
+
+def test_the_released_detectors_network() -> None:
+    picture = Image.new("RGB", (160, 100), (204, 102, 51))
+    seen: list[torch.Tensor] = []
+
+    def network(pixels: torch.Tensor) -> torch.Tensor:
+        seen.append(pixels)
+        return torch.tensor([[512.0, 320, 200, 100, 0.9], [512, 320, 202, 100, 0.8], [100, 100, 20, 20, 0.3]])
+
+    boxes = ObjectAwareBoxes(network, fingerprint="x", device="cpu").find(plain(picture), picture)
+    assert seen[0].shape == (1, 3, 640, 1024)
+    assert seen[0][0, :, 320, 32].tolist() == pytest.approx([0.2, 0.4, 0.8])  # blue first
+    assert boxes.corners.tolist() == [pytest.approx([64.375, 42.1875, 95.625, 57.8125])]
+
+    none = ObjectAwareBoxes(lambda _: torch.zeros(5, 5), fingerprint="x", device="cpu")
+    assert len(none.find(plain(picture), picture)) == 0
+
+
+def test_the_released_detector_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ultralytics", None)
+    with pytest.raises(
+        WeightsError, match=r"AGPL-3\.0: `pip install ultralytics`, or take the boxes of OWLv2"
+    ):
+        ObjectAwareBoxes.from_ultralytics("boxes.safetensors")
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in ("objects", "everything", "rectangles"):
+        with pytest.raises(WeightsError, match=r'pip install transformers.* regions="colours"'):
+            open_regions(name)
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(WeightsError) as caught:
+        open_regions("objects")
+    for part in (SEGMENTER, "cannot be had", "hf download", 'regions="colours"', 'regions="masks.json"'):
+        assert part in str(caught.value)
+    with pytest.raises(WeightsError, match=f"a/b.* cannot be had .*The default is {DETECTOR}"):
+        open_regions("rectangles:a/b")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), r"has no model\.safetensors: pass a folder"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "holds a list, expected an object"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}'), "type 'vit', expected"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "cannot be read"),
+    ],
+)
+def test_damaged_folders(
+    spoil: Any, message: str, sam_folder: Path, owlv2_folder: Path, tmp_path: Path
+) -> None:
+    for name, folder in (("objects", sam_folder), ("rectangles", owlv2_folder)):
+        damaged = shutil.copytree(folder, tmp_path / name)
+        spoil(damaged)
+        with pytest.raises(WeightsError, match=message):
+            open_regions(f"{name}:{damaged}")
+
+
+def test_a_checkpoint_is_to_be_converted_first(tmp_path: Path) -> None:
+    (tmp_path / "mobile_sam.pt").write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"`capeval convert regions .*mobile_sam\.pt --out FOLDER`"):
+        open_regions(f"objects:{tmp_path / 'mobile_sam.pt'}")
+
+
+def test_missing_tensors_of_the_detector(owlv2_folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    damaged = shutil.copytree(owlv2_folder, tmp_path / "owl")
+    tensors = load_file(damaged / "model.safetensors")
+    del tensors["objectness_head.dense0.weight"]
+    save_file(tensors, damaged / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"1 tensors are missing, such as objectness_head\.dense0"):
+        Owlv2Boxes(damaged, device="cpu")
+
+
+def test_a_source_of_ones_own(picture: Image.Image) -> None:
+    class Halves(RegionSource):
+        name = fingerprint = "halves"
+
+        def find(self, picture: Picture) -> Regions:
+            width, height = picture.load().size
+            left = np.arange(width) < width / 2
+            return Regions.of([np.tile(left, (height, 1)), np.tile(~left, (height, 1))])
+
+    source = open_regions(Halves())
+    assert source.segment(picture).areas.tolist() == [8000, 8000]
