@@ -14,22 +14,23 @@ from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.tables import paragraph, table
-from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.weights.folder import CONFIG, TENSORS
 
 if TYPE_CHECKING:
+    from capeval_core.encoders.encoder import Encoder
     from capeval_core.weights.release import Conversion
 
+_REGIONS = "regions"
+"""What a segmenter is converted for: it belongs to no metric's weights."""
 _OURS = {CONFIG, TENSORS, "README.md"}
 
 
 def run(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         return _introduce(arguments)
-    metric = metric_class(arguments[0])
-    encoder = metric.encoder_class()
-    given = _parser(metric, encoder.Conversion).read(arguments[1:])
+    encoder = _encoder_of(arguments[0])
+    given = _parser(arguments[0], encoder.Conversion).read(arguments[1:])
     out: Path = given.out
     _refuse_to_overwrite(out, given.force)
     with in_words_of_the_user(encoder.Conversion):
@@ -37,14 +38,22 @@ def run(arguments: list[str]) -> int:
         release = conversion.read(given.checkpoint)
     with _whole_folder(out) as partial:
         encoder(release.config, release.tensors, device="cpu").save_pretrained(partial)
-    print(_told(metric, out, encoder.describe(release.config), release.notes))
+    print(_told(arguments[0], out, encoder.describe(release.config), release.notes))
     return 0
 
 
-def _parser(metric: type[CaptionMetric], conversion: type[Conversion]) -> Parser:
+def _encoder_of(name: str) -> type[Encoder]:
+    if name == _REGIONS:
+        from capeval_core.regions.sam import Sam
+
+        return Sam
+    return metric_class(name).encoder_class()
+
+
+def _parser(name: str, conversion: type[Conversion]) -> Parser:
     parser = Parser(
-        prog=f"capeval convert {metric.name}",
-        usage=f"capeval convert {metric.name} CHECKPOINT --out FOLDER [options]",
+        prog=f"capeval convert {name}",
+        usage=f"capeval convert {name} CHECKPOINT --out FOLDER [options]",
         description=paragraph("Make a folder of weights of an original checkpoint. Nothing in it is run."),
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help=".pth, .pt, .bin or .safetensors")
@@ -60,22 +69,28 @@ def _introduce(arguments: list[str]) -> int:
         usage="capeval convert METRIC CHECKPOINT --out FOLDER [options]",
         description=paragraph("Make a folder of weights of an original checkpoint. Nothing in it is run."),
         epilog=paragraph(
-            f"METRIC is one of {', '.join(METRICS)}. `capeval convert METRIC --help` shows all options."
+            f"METRIC is one of {', '.join(METRICS)}, or {_REGIONS} for a SAM that finds the regions of "
+            "HICE-S. `capeval convert METRIC --help` shows all options."
         ),
     )
     parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-    parser.error(f"the metric comes first: capeval convert {{{','.join(METRICS)}}} CHECKPOINT --out FOLDER")
+    names = ",".join([*METRICS, _REGIONS])
+    parser.error(f"the metric comes first: capeval convert {{{names}}} CHECKPOINT --out FOLDER")
 
 
-def _told(metric: type[CaptionMetric], out: Path, architecture: str, notes: list[str]) -> str:
-    command = f"capeval score {metric.name} --candidates captions.json --images pictures"
-    command += " --references references.json" if metric.needs_references else ""
+def _told(name: str, out: Path, architecture: str, notes: list[str]) -> str:
+    files = "--candidates captions.json --images pictures"
+    if name == _REGIONS:
+        command = f"capeval score hices {files} --regions {shlex.quote(f'objects:{out}')}"
+    else:
+        files += " --references references.json" if metric_class(name).needs_references else ""
+        command = f"capeval score {name} {files} --weights {shlex.quote(str(out))}"
     return "\n".join(
         [
             f"{out}: {architecture}",
             table([["-", note] for note in notes], indent="  "),
             "score with it:",
-            f"  {command} --weights {shlex.quote(str(out))}",
+            f"  {command}",
         ]
     )
 
