@@ -55,3 +55,22 @@ MAY_END = _words(
     "etc inc ltd co corp a.m p.m u.s u.k ave blvd rd jr sr in min max cm mm km kg lb lbs oz ft no"
 )
 """Abbreviations, and words written like one, with which a sentence may end."""
+
+TREEBANK_ABBREVIATIONS = _words(
+    "adj adm adv al ala alex apr ariz assn assoc asst atty aug ave bancorp bhd bldg blvd brig bros calif "
+    "capt cf cie cmdr co col colo comdr conn corp cos cpl ct dak dec dept det dr drs elec ens esq est etc "
+    "ext feb fla fri ft ga gen gov govs hon inc ind insp intl invt jan jos jr jul jun kan kans ky lieut "
+    "lt ltd maj mar md messrs mfg mich minn mlle mme mo mon mont mr mrs ms msgr mt mtg natl neb nev nov "
+    "oct okla penn pfc ph plc ppte ppty pres prof profs pte ptes pty ptys pvt rd rep reps rev rt sen sens "
+    "sep sept seq sfc sgt spc sq sr st ste supt sys tel tenn thu thurs tue tues univ va vs vt wed wis "
+    "wisc wm wyo"
+)
+"""What keeps its full stop in the Penn Treebank's tokens, wherever it stands."""
+TREEBANK_STATES = _words("ark az del ill la mass miss ore pa tex wash")
+"""What does where it begins with a capital."""
+TREEBANK_STARTERS = _words(
+    "a about according after an as at but earlier he her here however if in it last many more now once "
+    "one other our she since so some such that the their then there these they this we what when while "
+    "yet you"
+)
+"""What begins a sentence after a single letter with a full stop."""
