@@ -150,7 +150,8 @@ def weights(
         "model",
         {
             CARD: _card_text(card, name, namespace),
-            CONFIG: path / CONFIG,
+            # config, and a tokenizer's files where there are some
+            **{file.name: file for file in sorted(path.iterdir()) if file.suffix in (".json", ".txt")},
             TENSORS: opened.tensor_file,
         },
         message,

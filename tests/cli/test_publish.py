@@ -99,10 +99,12 @@ def checksum(folder: Path) -> str:
 
 
 def test_weights_become_a_model_with_its_card(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    (folder / "vocab.txt").write_text("a\n")  # of a tokenizer
+    (folder / "original.pth").write_bytes(b"not to be sent")
     ran = capeval("publish", "weights", folder, "--namespace", "other")
     assert ran.status == 0, ran.err
     held = files(hub, "other/mine")
-    assert held.keys() == {"README.md", "config.json", "model.safetensors"}
+    assert held.keys() == {"README.md", "config.json", "model.safetensors", "vocab.txt"}
     for name in ("config.json", "model.safetensors"):
         assert held[name] == (folder / name).read_bytes()
     assert held["README.md"].endswith(b"load other/mine, other/pacs\n")
