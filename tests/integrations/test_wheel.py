@@ -14,6 +14,12 @@ import evaluate
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = {
+    "capeval_core": "capeval_core",
+    "metrics": "capeval_core/hub_metrics",
+    "hub_cards": "capeval_core/hub_cards",
+}
+"""Where each folder of the checkout lies in the wheel."""
 FILES = ("pyproject.toml", "setup.cfg", "LICENSE", "README.md")
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a wheel of this checkout unpacks to."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
-    for name in ("capeval_core", "metrics"):
+    for name in FOLDERS:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         if (ROOT / name).is_file():
@@ -45,7 +51,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_source_file_is_there(installed: Path) -> None:
-    for source, package in (("capeval_core", "capeval_core"), ("metrics", "capeval_core/hub_metrics")):
+    for source, package in FOLDERS.items():
         files = {
             path.relative_to(ROOT / source)
             for path in (ROOT / source).rglob("*")
