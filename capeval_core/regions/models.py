@@ -46,8 +46,8 @@ def open_model(weights: str | os.PathLike[str], *, what: str, model_type: str, d
         folder = _read(path, path.resolve().name, None, what, default)
     else:
         folder = _download(name, what, default)
-    found = folder.config.get("model_type")
-    if folder.config.get("format") != 1 and found != model_type:
+    found = folder.config.get("encoder" if folder.config.get("format") == 1 else "model_type")
+    if found != model_type:
         raise WeightsError(
             f"{what} {name!r} is a model of type {found!r}, expected {model_type!r}, such as {default}"
         )

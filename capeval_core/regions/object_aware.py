@@ -101,7 +101,9 @@ class ObjectAwareBoxes(BoxSource):
         model.eval().to(resolve_device(device))
 
         def network(pixels: Tensor) -> Tensor:
-            found: Tensor = model(pixels)[0]
+            found = model(pixels)
+            while not isinstance(found, Tensor):  # versions nest it differently, but it comes first
+                found = found[0]
             return found[0, :5].T
 
         return cls(network, fingerprint=file_checksum(path)[:16], device=device)

@@ -74,7 +74,9 @@ class SamConversion(Conversion):
             tensors, filled = complete(tensors, expected_shapes(architecture), "SAM")
         except ValueError as error:
             raise ValueError(f"{' and '.join(map(str, files))}: {error}") from error
-        notes = [f"{file.name}: the decoder" for file in files[1:]] + [*dropped, *widened, *filled]
+        heads = f"{architecture['decoder']['num_attention_heads']} attention heads"
+        told = "as in every release, since no tensor shows them" if self.decoder_heads is None else "as given"
+        notes = [f"decoder: of {files[-1].name}; {heads}, {told}", *dropped, *widened, *filled]
         config = {
             "format": 1,
             "encoder": "sam",

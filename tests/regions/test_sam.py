@@ -97,6 +97,7 @@ def test_a_checkpoint_of_mobilesam(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["convert", "regions", str(tmp_path / "mobile_sam.pt"), "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "SAM with tiny_vit_5m, 1024 pixels; decoder 2x256, 8 heads" in said
+    assert "decoder: of mobile_sam.pt; 8 attention heads, as in every release" in said
     assert "dropped norm_head.weight, norm_head.bias, head.weight, head.bias" in said
     assert f"--regions objects:{out}" in said
     config = json.loads((out / "config.json").read_text())

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from capeval_core.cli import main
 from capeval_core.inputs.pictures import Picture
 from capeval_core.regions.boxes import distinct
 from capeval_core.regions.everything import EverythingRegions
@@ -26,8 +27,9 @@ from capeval_core.regions.regions import Regions
 from capeval_core.regions.segment import open_regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.weights.folder import WeightsError
+from tests.golden import recipe
 from tests.regions.conftest import save_owlv2, save_sam
-from tests.regions.test_sam import opened
+from tests.regions.test_sam import CASE, opened
 
 
 def plain(image: Image.Image) -> Picture:
@@ -254,6 +256,17 @@ def test_a_checkpoint_is_to_be_converted_first(tmp_path: Path) -> None:
     (tmp_path / "mobile_sam.pt").write_bytes(b"")
     with pytest.raises(WeightsError, match=r"`capeval convert regions .*mobile_sam\.pt --out FOLDER`"):
         open_regions(f"objects:{tmp_path / 'mobile_sam.pt'}")
+
+
+def test_converted_weights_serve_where_they_are_meant_to(tmp_path: Path, picture: Image.Image) -> None:
+    tensors = recipe.state_dict(CASE / "manifest.json", 1)
+    torch.save({name: torch.from_numpy(x) for name, x in tensors.items()}, tmp_path / "sam.pth")
+    out = str(tmp_path / "made")
+    assert main(["convert", "regions", str(tmp_path / "sam.pth"), "--out", out, "--decoder-heads", "2"]) == 0
+    source = open_regions(f"everything:{out}", device="cpu")
+    assert source.name.startswith("everything:made@")
+    with pytest.raises(WeightsError, match="'sam', expected 'owlv2', such as google/owlv2"):
+        open_regions(f"rectangles:{out}")
 
 
 def test_missing_tensors_of_the_detector(owlv2_folder: Path, tmp_path: Path) -> None:
