@@ -92,10 +92,10 @@ class Recipe:
 class CaptionCodec:
     """Captions to CLIP's token ids, prompt, start and end included, word by word from memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt: str = PROMPT) -> None:
         self._tokenizer = ClipTokenizer()
         self._words: dict[str, list[int]] = {}
-        self._prompt = self._encode(PROMPT)
+        self._prompt = self._encode(prompt)
 
     def __call__(self, caption: str) -> list[int]:
         ids = [self._tokenizer.start, *self._prompt]
