@@ -41,7 +41,7 @@ def build_clip(
                 add_mask_channel(model.visual)
     except (TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:
         raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
-    _check_tensors(model.state_dict(), tensors)
+    check_tensors(model.state_dict(), tensors)
     wide = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
     model.load_state_dict(wide, strict=True, assign=True)
     model.attn_mask = None  # causality is ours, at each text's real length
@@ -77,7 +77,7 @@ def _check_architecture(architecture: dict[str, Any]) -> None:
         )
 
 
-def _check_tensors(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+def check_tensors(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
     problems = []
     if missing := sorted(expected.keys() - found.keys()):
         problems.append(f"{len(missing)} tensors are missing ({_some(missing)})")

@@ -65,6 +65,8 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
     """How an original checkpoint becomes its config and tensors."""
     used_by: ClassVar[str]
     """A metric that uses it: whose `tiny` it opens, and whose name messages about conversion give."""
+    tiny: ClassVar[str | None] = None
+    """Folder of the embedded small model that `"tiny"` means; None: that of `used_by`."""
 
     fingerprint: str
     """Names tensors, architecture and preprocessing: features of equal ones are equal."""
@@ -112,9 +114,10 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
         Raises:
             WeightsError: these are weights of another encoder, or the config lacks something.
         """
-        if folder.config.get("encoder") != cls.kind:
+        found = folder.config.get("encoder", folder.config.get("model_type"))
+        if found != cls.kind:
             raise WeightsError(
-                f"these are weights of encoder {folder.config.get('encoder')!r}, expected {cls.kind!r}: pass "
+                f"these are weights of encoder {found!r}, expected {cls.kind!r}: pass "
                 "weights that were made for this metric"
             )
         return folder.config
@@ -135,7 +138,7 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
         """
         # The mixin's own would ask the Hub for a repository called tiny, and knows no `@revision`.
         name = f"{fspath(weights)}@{revision}" if revision else weights
-        folder = open_weights(name, metric=cls.used_by, tiny=cls.used_by)
+        folder = open_weights(name, metric=cls.used_by, tiny=cls.tiny or cls.used_by)
         return cls.open(folder, device=device, dtype=dtype)
 
     @classmethod
@@ -158,6 +161,10 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
             raise WeightsError(f"weights {folder.name!r}: {error}") from error
         return cast(Self, encoder)
 
+    def save_beside(self, folder: Path) -> dict[str, Any]:
+        """Write what lies beside config and tensors in files of its own; the config without it."""
+        return self.config
+
     @classmethod
     def _fingerprint(cls, config: dict[str, Any], checksum: str) -> str:
         text = json.dumps(
@@ -175,9 +182,10 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
         tensors = self.model.state_dict().items()
         stored = {name: tensor.cpu().to(self._stored_as[name]).contiguous() for name, tensor in tensors}
         save_file(stored, save_directory / TENSORS)
+        stored_config = self.save_beside(save_directory)
         canary = {"cosines": self.canary().astype(float).round(7).tolist(), "tolerance": TOLERANCE}
         checksum = {TENSORS: file_checksum(save_directory / TENSORS)}
-        config = {**self.config, "checksum": checksum, "canary": canary}
+        config = {**stored_config, "checksum": checksum, "canary": canary}
         (save_directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         # safetensors' file is its owner's alone; other users shall read both files or neither.
         shutil.copymode(save_directory / CONFIG, save_directory / TENSORS)

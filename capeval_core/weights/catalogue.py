@@ -99,6 +99,11 @@ def _alpha(name: str, title: str, checkpoint: str, base: str) -> WeightsEntry:
     )
 
 
+def _blip2(name: str, title: str, checkpoint: str) -> WeightsEntry:
+    original = f"https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/{checkpoint}"
+    return WeightsEntry(f"Salesforce/{name}", f"BLIP-2 {title}", original, None, "BSD-3-Clause", {})
+
+
 PACS_B32 = _pac("pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", _PACSCORE, "clip_ViT-B-32.pth", "quick_gelu")
 CLIP_B32 = _openai("vit_base_patch32_clip_224.openai", "ViT-B/32")
 ALPHA_L14 = _alpha(
@@ -122,6 +127,12 @@ ALPHA_CLIP: tuple[WeightsEntry, ...] = (
         "vit_large_patch14_clip_336.openai",
     ),
 )
+
+BLIP2: tuple[WeightsEntry, ...] = (
+    _blip2("blip2-itm-vit-g-coco", "ViT-g, COCO", "blip2_finetune_coco.pth"),
+    _blip2("blip2-itm-vit-g", "ViT-g", "blip2_pretrained.pth"),
+)
+"""Image-text matching; the first one is what ECO uses."""
 
 WEIGHTS: tuple[WeightsEntry, ...] = (
     PACS_B32,
@@ -148,6 +159,7 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     _openai("resnet50x4_clip.openai", "RN50x4"),
     _openclip("CLIP-ViT-B-32-laion2B-s34B-b79K", "ViT-B/32"),
     _openclip("CLIP-ViT-L-14-laion2B-s32B-b82K", "ViT-L/14"),
+    *BLIP2,
 )
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
 OPEN_CLIP_CONFIG, OPEN_CLIP_TENSORS = "open_clip_config.json", "open_clip_model.safetensors"
+VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+_TRANSFORMERS = ("blip-2",)
+"""Models that are also read from repositories in transformers' format."""
 TINY = Path(__file__).parent / "tiny"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
@@ -116,7 +119,7 @@ def _download(name: str, metric: str) -> WeightsFolder:
     repository, _, revision = name.partition("@")
     try:
         # Small files first: they say which format the tensors have.
-        found = fetch(repository, revision or None, ["*config.json"], _tensor_file)
+        found = fetch(repository, revision or None, ["*config.json", VOCABULARY, TOKENIZER], _tensor_file)
     except HFValidationError as error:
         raise WeightsError(f"weights={name!r} is neither a folder nor a Hub id: {error}") from error
     except GatedRepoError as error:
@@ -160,7 +163,7 @@ def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
         config, file = _read_json(path / OPEN_CLIP_CONFIG, name), OPEN_CLIP_TENSORS
     elif (path / CONFIG).is_file():
         config, file = _read_json(path / CONFIG, name), TENSORS
-        if config.get("format") != 1:
+        if config.get("format") != 1 and config.get("model_type") not in _TRANSFORMERS:
             raise WeightsError(
                 f'weights {name!r}: {CONFIG} is not one of ours (it lacks "format": 1): pass a folder '
                 "made by `capeval convert`, or an open_clip repository"

@@ -1,0 +1,117 @@
+"""transformers' BLIP-2 modules, filled strictly, and its Q-Former run without repeating a picture.
+
+transformers' own forward asks for as many pictures as captions. Here the captions of a picture look at its
+states together: cross-attention treats every query by itself, so the queries of all captions of a picture are
+one long sequence to it, and the picture's keys and values are made once for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from capeval_core.encoders.clip_model import check_tensors
+from capeval_core.encoders.precision import DTYPES
+from capeval_core.weights.blip2 import empty_model
+
+
+def build_blip2(architecture: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> nn.Module:
+    """BLIP-2 with exactly these tensors, in eval mode.
+
+    Raises:
+        WeightsError: an architecture that cannot be built; tensors that are missing, extra or misshaped.
+    """
+    with torch.device("meta"):  # no memory and no random numbers for what is overwritten
+        model: Any = empty_model(architecture)
+    check_tensors(model.state_dict(), tensors)
+    model.load_state_dict(
+        {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}, strict=True, assign=True
+    )
+    # A buffer that is in no file, and which only transformers' own forward reads.
+    positions = architecture["qformer"]["max_position_embeddings"]
+    model.embeddings.position_ids = torch.arange(positions).expand(1, -1)
+    built: nn.Module = model.eval().requires_grad_(False)
+    return built
+
+
+def picture_states(model: Any, pixels: Tensor) -> Tensor:
+    """(pictures, patches + 1, width): the vision tower's states of normalised pixels (pictures, 3, n, n)."""
+    states: Tensor = model.vision_model(pixel_values=pixels).last_hidden_state
+    return states
+
+
+def embedded(model: Any, ids: Tensor) -> Tensor:
+    """(n, length, width) embeddings of token ids (n, length), before the first norm."""
+    places = model.embeddings.position_embeddings.weight[: ids.shape[1]]
+    words: Tensor = model.embeddings.word_embeddings(ids) + places
+    return words
+
+
+def query_states(model: Any, states: Tensor) -> Tensor:
+    """(pictures, queries, width): the query tokens after looking at each picture alone."""
+    queries = model.query_tokens.expand(len(states), -1, -1)
+    return run_qformer(model.qformer, queries, queries=queries.shape[1], states=states)
+
+
+def text_states(model: Any, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(n, width): the first token of each text, read without a picture. mask: (n, length), true on tokens."""
+    return run_qformer(model.qformer, embedded(model, ids), mask=mask)[:, 0]
+
+
+def matched_states(model: Any, states: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(n, queries, width): the query tokens after looking at a picture and its text together.
+
+    states (pictures, patches + 1, width); ids (n, length) hold equally many texts per picture, those of the
+    first picture first; mask (n, length) is true on tokens, None where there is no padding.
+    """
+    queries = model.query_tokens.expand(len(ids), -1, -1)
+    count = queries.shape[1]
+    if mask is not None:
+        mask = functional.pad(mask, (count, 0), value=True)
+    both = torch.cat([queries, embedded(model, ids)], dim=1)
+    return run_qformer(model.qformer, both, queries=count, states=states, mask=mask)
+
+
+def run_qformer(
+    qformer: Any, x: Tensor, *, queries: int = 0, states: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """The last states of the first `queries` tokens of `x` (n, length, width), or of the first token if 0.
+
+    The query tokens stand first. They and only they look at `states` (pictures, patches + 1, width), n being
+    a multiple of the pictures. mask: (n, length), true where a token may be looked at.
+    """
+    x = qformer.layernorm(x)
+    seen_by = None if mask is None else mask[:, None, None, :]
+    layers = qformer.encoder.layer
+    for depth, layer in enumerate(layers):
+        # What the last layer makes of the other tokens is not read.
+        rows = x[:, : max(queries, 1)] if depth == len(layers) - 1 else x
+        rows = _attend(layer.attention, rows, x, seen_by)
+        if not queries:
+            x = layer.feed_forward_chunk(rows)
+            continue
+        asked = rows[:, :queries]
+        if layer.has_cross_attention and states is not None:
+            together = asked.reshape(len(states), -1, asked.shape[-1])
+            asked = _attend(layer.crossattention, together, states).view(asked.shape)
+        asked = layer.feed_forward_chunk_query(asked)
+        if rows.shape[1] > queries:
+            asked = torch.cat([asked, layer.feed_forward_chunk(rows[:, queries:])], dim=1)
+        x = asked
+    return x
+
+
+def _attend(module: Any, x: Tensor, seen: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of `x` to `seen`, with its projection, residual sum and norm."""
+    attention = module.attention
+    heads = attention.num_attention_heads
+    query, keys, values = (
+        projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
+        for projected in (attention.query(x), attention.key(seen), attention.value(seen))
+    )
+    attended = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    done: Tensor = module.output(attended.transpose(1, 2).flatten(2), x)
+    return done

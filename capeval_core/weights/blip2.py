@@ -1,0 +1,390 @@
+"""BLIP-2's matching model as it is released -> what a weights folder holds.
+
+Two formats: LAVIS, in which it was trained, and transformers, in which the Hub has it. Tensors keep
+transformers' names. A picture's side is always the one that the tower's positions are for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from capeval_core.options import option
+from capeval_core.weights.catalogue import BLIP2
+from capeval_core.weights.checkpoint import name_some, read_checkpoint
+from capeval_core.weights.checksum import sha256_of
+from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
+from capeval_core.weights.convert import as_float32, complete
+from capeval_core.weights.folder import TOKENIZER, VOCABULARY, WeightsError, WeightsFolder
+from capeval_core.weights.release import Conversion, Release
+
+if TYPE_CHECKING:
+    from transformers import Blip2ForImageTextRetrieval
+
+Tensors = dict[str, torch.Tensor]
+
+VISION = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "image_size",
+    "patch_size",
+    "hidden_act",
+    "layer_norm_eps",
+    "qkv_bias",
+)
+QFORMER = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "max_position_embeddings",
+    "layer_norm_eps",
+    "pad_token_id",
+    "cross_attention_frequency",
+    "encoder_hidden_size",
+)
+"""What the towers depend on, named as in transformers' configuration."""
+CONTEXT = 32
+"""Ids of a text in the original code, marks included."""
+
+_VISION_HEAD, _QFORMER_HEAD = 88, 64
+"""Widths of the heads of the released models' towers."""
+_TOWER, _QUERIES, _BERT = "visual_encoder.", "query_tokens", "Qformer.bert."
+_DEC = "[DEC]"
+_LEFT_OUT = re.compile(r"temp$|Qformer\.cls\.|Qformer\.bert\.embeddings\.position_ids$")
+"""What captioning or training needs, or what the model makes itself."""
+_NAMES = (
+    (r"visual_encoder\.cls_token", "vision_model.embeddings.class_embedding"),
+    (r"visual_encoder\.pos_embed", "vision_model.embeddings.position_embedding"),
+    (r"visual_encoder\.patch_embed\.proj", "vision_model.embeddings.patch_embedding"),
+    (r"visual_encoder\.blocks\.(\d+)\.attn\.qkv", r"vision_model.encoder.layers.\1.self_attn.qkv"),
+    (r"visual_encoder\.blocks\.(\d+)\.attn\.proj", r"vision_model.encoder.layers.\1.self_attn.projection"),
+    (r"visual_encoder\.blocks\.(\d+)\.norm", r"vision_model.encoder.layers.\1.layer_norm"),
+    (r"visual_encoder\.blocks\.(\d+)\.", r"vision_model.encoder.layers.\1."),
+    (r"ln_vision", "vision_model.post_layernorm"),
+    (r"Qformer\.bert\.embeddings\.LayerNorm", "qformer.layernorm"),
+    (r"Qformer\.bert\.embeddings", "embeddings"),
+    (r"Qformer\.bert\.(encoder\.layer\.\d+\.(?:cross)?attention)\.self\.", r"qformer.\1.attention."),
+    (r"Qformer\.bert\.", "qformer."),
+    (r"vision_proj\.", "vision_projection."),
+    (r"text_proj\.", "text_projection."),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blip2Conversion(Conversion):
+    """What a checkpoint of LAVIS does not hold or show, and what is recorded with the weights."""
+
+    vocabulary: str | None = option(
+        None, "vocab.txt of bert-base-uncased, whose tokenizer the model was trained with"
+    )
+    vision: str | None = option(
+        None,
+        "the frozen picture tower (eva_vit_g.pth), where the checkpoint leaves it out; its last block goes",
+    )
+    vision_heads: int | None = option(None, "heads of the picture tower; None: its width / 88", minimum=1)
+    qformer_heads: int | None = option(None, "heads of the Q-Former; None: its width / 64", minimum=1)
+    source: str | None = option(None, "name of the original; None: the file's")
+    url: str | None = option(None, "where it was downloaded")
+    licence: str | None = option(None, "as its authors state it; None: BSD-3-Clause, as their code")
+
+    def read(self, path: Path) -> Release:
+        """The checkpoint at `path`, by these settings.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a file cannot be read safely, is not what it should be, or is incomplete. The message
+                names the file and the mend.
+        """
+        content = read_checkpoint(path)
+        try:
+            content, notes = _own_names(content)
+            content, more = self._with_vision(content)
+            floats, widened = as_float32(content)
+            tensors = translate_names(floats)
+            architecture = self._architecture(tensors)
+            tensors = _complete(tensors, architecture)
+        except (ValueError, KeyError) as error:
+            said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
+            raise ValueError(f"{path}: no complete BLIP-2 with matching heads: {said}") from error
+        notes = [*notes, *more, *widened]
+        vocabulary, about = self._vocabulary(architecture["qformer"]["vocab_size"])
+        notes.append(about)
+        listed = next((entry for entry in BLIP2 if entry.original.endswith("/" + path.name)), None)
+        config = {
+            "format": 1,
+            "encoder": "blip2",
+            "architecture": architecture,
+            "preprocessing": preprocessing(architecture),
+            "context_length": CONTEXT,
+            "vocabulary": vocabulary,
+            "source": {
+                "name": self.source or path.stem,
+                "url": self.url or (listed.original if listed else None),
+                "file": path.name,
+                "size": path.stat().st_size,
+                "sha256": sha256_of(path),
+                "licence": self.licence or "BSD-3-Clause",
+                "notes": notes,
+            },
+        }
+        return Release(config, tensors, notes)
+
+    def _with_vision(self, content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The tensors, with the frozen tower where one is given, and notes."""
+        inside = any(name.startswith(_TOWER) for name in content)
+        if self.vision is None:
+            if not inside:
+                raise ValueError(
+                    "it holds no picture tower, which was frozen and lies in a file of its own "
+                    "(eva_vit_g.pth of the same release): pass it as vision (--vision)"
+                )
+            return dict(content), []
+        if inside:
+            raise ValueError("it holds its own picture tower, tuned with the rest: pass no vision")
+        tower = read_checkpoint(Path(self.vision).expanduser())
+        blocks = [int(found[1]) for name in tower if (found := re.match(r"blocks\.(\d+)\.", name))]
+        if not blocks:
+            raise ValueError(f"vision={self.vision!r} is no such tower: it holds {name_some(tower)}")
+        last = max(blocks)
+        kept = {
+            _TOWER + name: tensor
+            for name, tensor in tower.items()
+            if re.match(r"cls_token$|pos_embed$|patch_embed\.proj\.|blocks\.", name)
+            and not name.startswith(f"blocks.{last}.")
+        }
+        note = f"picture tower: of {Path(self.vision).name}, without its last block, as BLIP-2 uses it"
+        return {**content, **kept}, [note]
+
+    def _architecture(self, tensors: Tensors) -> dict[str, Any]:
+        patches = tensors["vision_model.embeddings.patch_embedding.weight"]
+        positions = tensors["vision_model.embeddings.position_embedding"].shape[1] - 1
+        words = tensors["embeddings.word_embeddings.weight"]
+        side, patch = math.isqrt(positions), patches.shape[-1]
+        if side * side != positions:
+            raise ValueError(f"{positions} positions of patches are no square")
+        crossed = [
+            int(found[1])
+            for name in tensors
+            if (found := re.match(r"qformer\.encoder\.layer\.(\d+)\.crossattention\.output\.dense\.w", name))
+        ]
+        vision = {
+            "hidden_size": patches.shape[0],
+            "intermediate_size": tensors["vision_model.encoder.layers.0.mlp.fc1.weight"].shape[0],
+            "num_hidden_layers": _count(tensors, "vision_model.encoder.layers."),
+            "num_attention_heads": _heads(patches.shape[0], self.vision_heads, _VISION_HEAD, "vision_heads"),
+            "image_size": side * patch,
+            "patch_size": patch,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-6,
+            "qkv_bias": "vision_model.encoder.layers.0.self_attn.qkv.bias" in tensors,
+        }
+        qformer = {
+            "vocab_size": words.shape[0],
+            "hidden_size": words.shape[1],
+            "num_hidden_layers": _count(tensors, "qformer.encoder.layer."),
+            "num_attention_heads": _heads(words.shape[1], self.qformer_heads, _QFORMER_HEAD, "qformer_heads"),
+            "intermediate_size": tensors["qformer.encoder.layer.0.intermediate_query.dense.weight"].shape[0],
+            "hidden_act": "gelu",
+            "max_position_embeddings": tensors["embeddings.position_embeddings.weight"].shape[0],
+            "layer_norm_eps": 1e-12,
+            "pad_token_id": 0,
+            "cross_attention_frequency": min((place for place in crossed if place), default=len(crossed) + 1),
+            "encoder_hidden_size": patches.shape[0],
+        }
+        return {
+            "vision": vision,
+            "qformer": qformer,
+            "num_query_tokens": tensors["query_tokens"].shape[1],
+            "image_text_hidden_size": tensors["vision_projection.weight"].shape[0],
+        }
+
+    def _vocabulary(self, rows: int) -> tuple[list[str], str]:
+        if self.vocabulary is None:
+            raise ValueError(
+                "the checkpoint holds no words: pass vocabulary, the file vocab.txt of "
+                "https://huggingface.co/google-bert/bert-base-uncased (on the command line --vocabulary)"
+            )
+        file = Path(self.vocabulary).expanduser()
+        words = read_words(file)
+        if len(words) == rows - 1 and _DEC not in words:
+            words.append(_DEC)  # the start mark of captioning, which BLIP-2 adds to BERT's words
+        if len(words) != rows:
+            raise ValueError(
+                f"vocabulary={self.vocabulary!r} has {len(words)} words, but the model knows {rows}, {_DEC} "
+                "included: pass that of bert-base-uncased"
+            )
+        return words, f"words: {file.name}, sha256 {sha256_of(file)[:12]}..."
+
+
+def translate_names(content: Mapping[str, torch.Tensor]) -> Tensors:
+    """LAVIS's tensors under transformers' names; query and value biases of the tower become one."""
+    tensors: Tensors = {}
+    biases: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in content.items():
+        if found := re.fullmatch(r"visual_encoder\.blocks\.(\d+)\.attn\.([qv])_bias", name):
+            biases.setdefault(found[1], {})[found[2]] = tensor
+            continue
+        for pattern, replacement in _NAMES:
+            renamed, count = re.subn("^" + pattern, replacement, name)
+            if count:
+                name = renamed
+                break
+        tensors[name] = tensor
+    for layer, parts in biases.items():
+        query, value = parts["q"], parts["v"]  # a bias of the keys would change no attention: there is none
+        tensors[f"vision_model.encoder.layers.{layer}.self_attn.qkv.bias"] = torch.cat(
+            [query, torch.zeros_like(query), value]
+        )
+    return tensors
+
+
+def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
+    """Our configuration of a repository in transformers' format.
+
+    Raises:
+        WeightsError: it is no BLIP-2 with matching heads, or its pictures are not made as we make them.
+    """
+    given = folder.config
+    if given.get("model_type") != "blip-2" or given.get("architectures") != ["Blip2ForImageTextRetrieval"]:
+        raise WeightsError(
+            f"these are weights of {given.get('model_type')!r} ({given.get('architectures')}), expected a "
+            f"Blip2ForImageTextRetrieval such as {BLIP2[0].repository}"
+        )
+    try:
+        from transformers import Blip2Config
+    except ImportError as error:
+        raise WeightsError(f"BLIP-2 needs transformers ({error}): pip install transformers") from error
+    try:
+        whole = Blip2Config.from_dict(given).to_dict()
+        architecture = {
+            "vision": {key: whole["vision_config"][key] for key in VISION},
+            "qformer": {key: whole["qformer_config"][key] for key in QFORMER},
+            "num_query_tokens": whole["num_query_tokens"],
+            "image_text_hidden_size": whole["image_text_hidden_size"],
+        }
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise WeightsError(f"config.json cannot be understood ({error})") from error
+    return {
+        "encoder": "blip2",
+        "architecture": architecture,
+        "preprocessing": preprocessing(architecture, _processor(folder.path)),
+        "context_length": CONTEXT,
+        "vocabulary": _words_of(folder.path),
+    }
+
+
+def empty_model(architecture: dict[str, Any]) -> Blip2ForImageTextRetrieval:
+    """The model of an architecture (names as in transformers' configuration), its weights still random.
+
+    Raises:
+        WeightsError: transformers is missing, or the architecture cannot be built.
+    """
+    try:
+        from transformers import Blip2Config, Blip2ForImageTextRetrieval
+    except ImportError as error:
+        raise WeightsError(f"BLIP-2 needs transformers ({error}): pip install transformers") from error
+    try:
+        config = Blip2Config(
+            vision_config=dict(architecture["vision"]),
+            qformer_config={**architecture["qformer"], "use_qformer_text_input": True},
+            num_query_tokens=architecture["num_query_tokens"],
+            image_text_hidden_size=architecture["image_text_hidden_size"],
+        )
+        return Blip2ForImageTextRetrieval(config)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, KeyError) as error:
+        raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
+
+
+def preprocessing(architecture: Mapping[str, Any], processor: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """How pictures are made, after a processor of transformers where there is one."""
+    if processor.get("resample", 3) != 3:
+        raise WeightsError(f"pictures are resized by method {processor['resample']}, expected 3 (bicubic)")
+    return {
+        "image_size": architecture["vision"]["image_size"],
+        "mean": list(processor.get("image_mean") or CLIP_MEAN),
+        "std": list(processor.get("image_std") or CLIP_STD),
+        "interpolation": "bicubic",
+    }
+
+
+def read_words(file: Path) -> list[str]:
+    """The words of a vocab.txt, one per line."""
+    try:
+        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WeightsError(
+            f"{file} cannot be read ({error}): it holds the words that ids stand for"
+        ) from error
+
+
+def _words_of(folder: Path) -> list[str]:
+    if (folder / VOCABULARY).is_file():
+        return read_words(folder / VOCABULARY)
+    try:
+        words = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
+        return sorted(words, key=words.__getitem__)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f"{folder} has neither {VOCABULARY} nor a {TOKENIZER} with words ({error}): download it again"
+        ) from error
+
+
+def _processor(folder: Path) -> dict[str, Any]:
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            try:
+                found = json.loads((folder / name).read_text(encoding="utf-8"))
+                return dict(found.get("image_processor", found))
+            except (ValueError, AttributeError, TypeError) as error:
+                raise WeightsError(f"{name} cannot be read ({error})") from error
+    raise WeightsError(f"{folder} has no preprocessor_config.json: download the repository again")
+
+
+def _own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The tensors that are used, under LAVIS's own names, and notes."""
+    anchors = [name for name in content if name == _QUERIES or name.endswith("." + _QUERIES)]
+    if len(anchors) != 1 or not any(_BERT in name for name in content):
+        raise ValueError(
+            f"expected LAVIS's names, {_QUERIES} and {_BERT}... among them, found {name_some(content)}"
+        )
+    prefix = anchors[0][: -len(_QUERIES)]
+    named = {name[len(prefix) :]: value for name, value in content.items() if name.startswith(prefix)}
+    if outside := [name for name in content if not name.startswith(prefix)]:
+        raise ValueError(f"the model lies under {prefix!r}, but there is more: {name_some(outside)}")
+    left = [name for name in named if _LEFT_OUT.match(name)]
+    notes = [f"the prefix {prefix!r} of all names was taken off"] if prefix else []
+    if left:
+        notes.append(f"left out {len(left)} tensors that matching does not use: {name_some(left, 3)}")
+    return {name: value for name, value in named.items() if name not in left}, notes
+
+
+def _complete(tensors: Tensors, architecture: Mapping[str, Any]) -> Tensors:
+    with torch.device("meta"):
+        expected = {
+            name: tuple(tensor.shape) for name, tensor in empty_model(dict(architecture)).state_dict().items()
+        }
+    return complete(tensors, expected, called="BLIP-2")[0]
+
+
+def _count(tensors: Tensors, prefix: str) -> int:
+    return len({name[len(prefix) :].split(".")[0] for name in tensors if name.startswith(prefix)})
+
+
+def _heads(width: int, given: int | None, usual: int, name: str) -> int:
+    heads = given or width // usual
+    if not heads or width % heads:
+        flag = name.replace("_", "-")
+        raise ValueError(f"how many heads share the width {width} cannot be told: pass {name} (--{flag})")
+    return heads
