@@ -217,7 +217,7 @@ class CaptionMetric(ABC):
 
     def _encode_windows(self, samples: Samples, texts: int, bar: tqdm[Any]) -> pa.Table:
         tables = []
-        for window in _windows(samples, texts):
+        for window in windows(samples, texts):
             for table in self.encode(window):
                 self._refuse_errors(table)
                 tables.append(table)
@@ -230,7 +230,7 @@ class CaptionMetric(ABC):
         bar.update(len(reused))
         tables = [reused]
         try:
-            for window in _windows(samples.select(missing), _TEXTS_BETWEEN_ROWS):
+            for window in windows(samples.select(missing), _TEXTS_BETWEEN_ROWS):
                 start = 0
                 for table in self.encode(window):
                     store.append(table, [content_key(window, start + i) for i in range(len(table))])
@@ -315,7 +315,7 @@ class CaptionMetric(ABC):
         return type(self), (self.options,)
 
 
-def _windows(samples: Samples, texts: int) -> Iterator[Samples]:
+def windows(samples: Samples, texts: int) -> Iterator[Samples]:
     """Consecutive samples of at most so many captions and references together (at least one caption)."""
     start = held = 0
     for i in range(len(samples)):

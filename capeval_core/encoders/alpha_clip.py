@@ -227,7 +227,7 @@ class _Steps:
         found = _checked(regions, picture, (image.height, image.width))
         groups = self._visible(found)
         first = next(groups, [])  # in this thread, so that the encoder need not wait for it
-        return Prepared(pixels, self._full, len(found), chain([first], groups))
+        return Prepared(pixels, self._full, len(found) + found.dropped, chain([first], groups))
 
     def _visible(self, regions: Regions) -> Iterator[list[tuple[int, Tensor]]]:
         height, width = regions.size

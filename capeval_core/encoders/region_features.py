@@ -30,7 +30,7 @@ class RegionFeatures:
     whole: (d,) float32, un-normalised, of the picture under the full-one mask; NaN if there is an error.
     regions: (n, d) float32, un-normalised, of the regions that were kept.
     kept: (n,) the index of each among the masks of the picture.
-    dropped: masks that lie wholly outside what the picture tower sees.
+    dropped: masks that are empty, or lie wholly outside what the picture tower sees.
     key: content key of the picture, '' where it could not be read.
     error: why there are no features, None where there are.
     """
@@ -48,7 +48,7 @@ class Prepared(NamedTuple):
 
     pixels: what the picture tower takes.
     full: the full-one mask, as it takes it.
-    masks: how many there are.
+    masks: how many there are, empty ones included.
     visible: some at a time, the index of each mask that the tower sees, with the mask as it takes it.
     """
 

@@ -9,6 +9,7 @@ The authors released no code. What their paper leaves open is an option here, wi
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.samples import Samples
-from capeval_core.metric import CaptionMetric, Model, Published, Values
+from capeval_core.metric import CaptionMetric, Model, Published, Values, windows
 from capeval_core.options import Options as CommonOptions
-from capeval_core.phrases.source import open_phrases
+from capeval_core.phrases.source import PhraseSource, open_phrases
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.regions.limited import LimitedRegions
 from capeval_core.regions.segment import open_regions
@@ -37,22 +38,23 @@ if TYPE_CHECKING:
 Doubles = NDArray[np.float64]
 
 PICTURES_AT_ONCE = 64
-CAPTIONS_AT_ONCE = 4096
-"""Captions whose phrases are found and encoded together, which bounds memory."""
+TEXTS_AT_ONCE = 4096
+"""Captions and references whose phrases are found and encoded together, which bounds memory."""
 _SOURCES = {"regions": "objects", "phrases": "factual"}
 """What finds regions and phrases, unless the options or the weights say otherwise: the paper's choices."""
 
 
 def harmonic_mean(*terms: Doubles) -> Doubles:
-    """hMean of eq. 6 and 9 to 11, of any number of terms of at least 0: 0 where any of them is 0.
+    """hMean of eq. 6 and 9 to 11, of terms of at least 0: 0 where one of them is 0, NaN where one is NaN.
 
-    >>> harmonic_mean(np.array([0.6, 0.6]), np.array([0.3, 0.0]))
-    array([0.4, 0. ])
+    >>> harmonic_mean(np.array([0.6, 0.6, 0.6]), np.array([0.3, 0.0, np.nan]))
+    array([0.4, 0. , nan])
     """
     stacked = np.stack(terms)
     positive = (stacked > 0).all(axis=0)
     inverse = (1 / np.where(positive, stacked, 1)).sum(axis=0)
-    return np.where(positive, len(terms) / inverse, 0.0)
+    failed = np.isnan(stacked).any(axis=0)
+    return np.where(failed, np.nan, np.where(positive, len(terms) / inverse, 0.0))
 
 
 def compatibility(cosine: Doubles, w: float = 1.0) -> Doubles:
@@ -72,7 +74,9 @@ _COLUMNS = (
     column("phrase_cosines", pa.list_(pa.float32()), "cosine of each phrase with the whole picture"),
     column("phrase_maxima", pa.list_(pa.float32()), "each phrase's best cosine over the regions, eq. 4"),
     column("region_maxima", pa.list_(pa.float32()), "each region's best cosine over the phrases, eq. 5"),
-    column("regions_dropped", pa.int32(), "regions that lie outside what the picture tower sees"),
+    column(
+        "regions_dropped", pa.int32(), "regions that are empty, or lie outside what the picture tower sees"
+    ),
     column("without_phrases", pa.int32(), "sentences in which no phrase was found, so they are their own"),
 )
 
@@ -125,13 +129,13 @@ class HiceS(CaptionMetric):
         self.parser = open_phrases(chosen["phrases"], style=self.options.style, **place)
         return {
             "weights": Model(folder.label(self.encoder.fingerprint), self.encoder.fingerprint),
-            "regions": Model(self.finder.name, self.finder.fingerprint),
-            "phrases": Model(self.parser.name, self.parser.fingerprint),
+            "regions": _signed(self.finder),
+            "phrases": _signed(self.parser),
         }
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        for start in range(0, len(batch), CAPTIONS_AT_ONCE):
-            yield from self._encode(batch[start : start + CAPTIONS_AT_ONCE])
+        for window in windows(batch, TEXTS_AT_ONCE):
+            yield from self._encode(window)
 
     def _encode(self, batch: Samples) -> Iterator[pa.Table]:
         from capeval_core.encoders.pictures import chunks
@@ -183,16 +187,17 @@ class HiceS(CaptionMetric):
         whole, best = Ragged.of(rows["phrase_cosines"]), Ragged.of(rows["phrase_maxima"])
         found = Ragged.of(rows["region_maxima"])
         n = found.lengths
+        maxima = np.where((n == 0)[best.owner], whole.values, best.values)
+        if self.options.include_whole:
+            maxima = np.maximum(maxima, whole.values)
         with_whole = (n == 0) | self.options.include_whole
-        no_region = np.where(n == 0, -np.inf, 0)[best.owner]
-        maxima = np.where(
-            with_whole[best.owner], np.maximum(best.values + no_region, whole.values), best.values
-        )
         precision = Ragged(maxima, best.lengths).mean()
         recall = (found.sum() + np.where(with_whole, whole.max(), 0)) / (n + with_whole)
         p, r = compatibility(precision, w), compatibility(recall, w)
         parts = {"gitc": compatibility(cosine, w), "litc": harmonic_mean(p, r), "precision": p, "recall": r}
-        parts |= {"regions": n.astype(np.float64), "phrases": best.lengths.astype(np.float64)}
+        counts = {"regions": n, "phrases": best.lengths}
+        counts |= {name: rows[name].to_numpy() for name in ("regions_dropped", "without_phrases")}
+        parts |= {name: count.astype(np.float64) for name, count in counts.items()}
         failed = np.isnan(cosine)
         return {name: np.where(failed, np.nan, part) for name, part in parts.items()}
 
@@ -229,7 +234,7 @@ class RefHiceS(HiceS):
         parts = self._image_text(rows)
         gttc, lttc = self._text_text(rows)
         score = harmonic_mean(parts["gitc"], parts["litc"], gttc, lttc)
-        return Values(np.where(np.isnan(parts["gitc"]), np.nan, score), {**parts, "gttc": gttc, "lttc": lttc})
+        return Values(score, {**parts, "gttc": gttc, "lttc": lttc})
 
     def _text_text(self, rows: pa.Table) -> tuple[Doubles, Doubles]:
         """gTTC (eq. 3) and lTTC (eq. 9) over the references, as the option `several` says."""
@@ -248,6 +253,12 @@ class RefHiceS(HiceS):
             return gttc.max(), harmonic_mean(precision, compatibility(meant.joined(counts).mean()))
         chosen = Ragged(harmonic_mean(gttc.values, lttc.values), counts).argmax()
         return gttc.values[chosen], lttc.values[chosen]
+
+
+def _signed(source: RegionSource | PhraseSource) -> Model:
+    """A source in the signature: its name, and what tells it from others of that name."""
+    digest = hashlib.blake2b(source.fingerprint.encode(), digest_size=4).hexdigest()
+    return Model(f"{source.name}@{digest}", source.fingerprint)
 
 
 def _best_of_all(maxima: Ragged, counts: Integers) -> Ragged:

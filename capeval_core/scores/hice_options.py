@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from os import PathLike
+from typing import Any, Literal
 
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
@@ -21,9 +23,10 @@ class HiceOptions(CommonOptions):
         sign="w",
         minimum=0,
     )
-    regions: str | RegionSource | None = option(
+    regions: str | PathLike[str] | Mapping[str, Any] | RegionSource | None = option(
         None,
-        "what finds regions: `objects`, `everything`, `colours`, or a source of your own; None: what the "
+        "what finds regions: `objects`, `everything`, `rectangles` (each also with weights after a colon), "
+        "`colours`, masks by picture id (a JSON file or a mapping), or a source of your own; None: what the "
         "weights name, else `objects`",
     )
     max_regions: int | None = option(
@@ -33,10 +36,10 @@ class HiceOptions(CommonOptions):
         encodes=True,
         minimum=1,
     )
-    phrases: str | PhraseSource | None = option(
+    phrases: str | PathLike[str] | Mapping[str, Any] | PhraseSource | None = option(
         None,
-        "what finds phrases: `factual`, `chunks`, or a source of your own; None: what the weights name, else "
-        "`factual`",
+        "what finds phrases: `factual`, another parser of its kind, `chunks`, phrases by caption (a JSON "
+        "file or a mapping), or a source of your own; None: what the weights name, else `factual`",
     )
     style: Literal["triplet", "soft-spice"] = option(
         "triplet",

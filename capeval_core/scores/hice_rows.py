@@ -46,8 +46,18 @@ class Reading:
 
 
 def read(texts: Sequence[str], source: PhraseSource, encoder: AlphaClipEncoder, **run: Any) -> Reading:
-    """Find the phrases of texts, and encode texts and phrases; `run` goes to the encoder."""
+    """Find the phrases of texts, and encode texts and phrases; `run` goes to the encoder.
+
+    Raises:
+        ValueError: a source of the user's that does not give each text its phrases.
+    """
     found = source.phrases(texts)
+    without = sum(not each.phrases for each in found)
+    if len(found) != len(texts) or without:
+        raise ValueError(
+            f"phrases={source.name!r} gave {len(texts)} texts {len(found)} results, {without} of them "
+            "without a phrase: expected one for each, and the text itself where there is no phrase in it"
+        )
     lengths = np.array([len(each.phrases) for each in found], dtype=np.int64)
     said = encoder.encode_texts([*texts, *(phrase for each in found for phrase in each.phrases)], **run)
     n, dropped = len(texts), np.array(said.dropped, dtype=np.int64)
