@@ -274,6 +274,7 @@ def folder_of(model: CLIP, command: str) -> AlphaClipEncoder:
         "activation": given["activation"],
         "preprocessing": given["preprocessing"],
         "mask": {"mean": MASK_MEAN, "std": MASK_STD},
+        "constants": {"regions": "colours", "phrases": "chunks"},  # what HICE-S can do without a network
         "base": "tiny",
         "source": {
             "name": "capeval synthetic scenes",
