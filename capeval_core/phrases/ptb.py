@@ -113,7 +113,7 @@ _RULES = tuple(
         # Words: joined by stops inside, by hyphens (with stops and commas before them), by underlines.
         rf"{_L}{_A}*(?:[.!?]{_L}{_A}*)*",
         rf"{_A}+",
-        rf"{_A}(?:{_A}|[.,])*(?:-{_A}+)+",
+        rf"{_A}(?:{_A}|[.,]){{0,100}}(?:-{_A}+)+",
         rf"{_A}+(?:_{_A}+)+",
         r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2}",
         r"[A-Z]+(?:[+&][A-Z]+)+",

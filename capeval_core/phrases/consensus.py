@@ -1,0 +1,319 @@
+"""How much each caption of a pool agrees with the rest: CIDEr, CIDEr-D, and the cosine of ECO's release.
+
+A pool is the captions that were proposed for one picture. Each is compared with all the others of its pool by
+their n-grams, weighted by how rare they are. Source: Vedantam et al. 2015, "CIDEr"; the ECO paper derives its
+consensus score from it, its released code uses scikit-learn's TF-IDF instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capeval_core.suggestion import did_you_mean
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Tokens = Sequence[str]
+Kind = Literal["cider", "cider_d"]
+Documents = Literal[
+    "doc_caption_within_pool",
+    "doc_caption_all_pools",
+    "doc_image_all_pools",
+    "doc_leave_one_out_within_pool",
+    "doc_leave_one_out_all_pools",
+]
+"""What counts as a document when the rarity of an n-gram is measured: a caption, all captions of a picture,
+or (as when COCO's scorer is called on a pool) the others of each caption; of one pool or of all pools.
+`doc_leave_one_out_within_pool` is degenerate: an n-gram that two captions share is in every document, so that
+every score is 0."""
+LONGEST = 4
+"""Words of the longest n-gram of CIDEr."""
+SIGMA = 6.0
+"""Width of CIDEr-D's penalty for different lengths."""
+_BLOCK = 200_000  # words at once where no pool needs another: bounds the memory
+
+
+@dataclass(frozen=True)
+class DocumentFrequencies:
+    """In how many documents of a corpus each n-gram occurs.
+
+    count: {n-gram: number of documents that hold it}.
+    documents: how many there are.
+    """
+
+    count: dict[tuple[str, ...], int]
+    documents: int
+
+    @classmethod
+    def of(cls, documents: Iterable[Iterable[Tokens]], longest: int = LONGEST) -> DocumentFrequencies:
+        """Of documents that are sets of captions, e.g. the references of each picture (CIDEr's own notion).
+
+        >>> table = DocumentFrequencies.of([[["a", "dog"], ["a", "cat"]], [["a", "man"]]])
+        >>> table.documents, table.count[("a",)], table.count[("a", "dog")]
+        (2, 2, 1)
+        """
+        count: Counter[tuple[str, ...]] = Counter()
+        total = 0
+        for captions in documents:
+            total += 1
+            count.update({gram for tokens in captions for gram in _grams_of(tokens, longest)})
+        return cls(dict(count), total)
+
+
+def consensus(
+    pools: Sequence[Sequence[Tokens]],
+    *,
+    documents: Documents | DocumentFrequencies = "doc_caption_within_pool",
+    kind: Kind = "cider",
+) -> list[Floats]:
+    """The CIDEr of each caption against all the others of its pool.
+
+    Per n from 1 to 4 the cosine of the captions' TF-IDF vectors, mean over n and over the others, times 10:
+    from 0 to 10. `cider_d` clips the caption's weights to the other's and multiplies by a Gaussian of the
+    difference in length; note that most tools call that CIDEr. A caption that is alone in its pool scores 0.
+
+    Args:
+        pools: the tokens of each caption of each pool (see `capeval_core.phrases.ptb`).
+        documents: what a document is, or the frequencies of another corpus. With the default a score depends
+            on its pool alone.
+        kind: `cider` or `cider_d`.
+
+    Returns:
+        For each pool an array, float64, one value per caption.
+
+    Raises:
+        ValueError: an unknown kind of document or score.
+
+    >>> [score.round(3).tolist() for score in consensus([[["two", "dogs"], ["two", "cats"], ["a", "man"]]])]
+    [[0.15, 0.15, 0.0]]
+    """
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind={kind!r}: expected 'cider' or 'cider_d'{did_you_mean(kind, get_args(Kind))}")
+    known = get_args(Documents)
+    if not isinstance(documents, DocumentFrequencies) and documents not in known:
+        raise ValueError(
+            f"documents={documents!r}: expected {', '.join(map(repr, known))} or DocumentFrequencies"
+            f"{did_you_mean(str(documents), known)}"
+        )
+    apart = isinstance(documents, DocumentFrequencies) or documents.endswith("within_pool")
+    scores: list[Floats] = []
+    for part in _blocks(pools, _BLOCK) if apart else [pools]:
+        block = _Block(part)
+        total = np.zeros(len(block.pool))
+        for n in range(1, LONGEST + 1):
+            grams = block.grams(n)
+            weights = grams.count * _idf(block, grams, n, documents)[grams.gram]
+            total += (
+                _agreement(block, grams, weights) if kind == "cider" else _agreement_d(block, grams, weights)
+            )
+        mean = total * (10 / LONGEST) / np.maximum(block.sizes - 1, 1)[block.pool]
+        scores += np.split(mean, np.cumsum(block.sizes)[:-1]) if len(part) else []
+    return scores
+
+
+def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
+    """ECO's consensus as released: the mean cosine of a caption's TF-IDF vector with the others of its pool.
+
+    The vectors are those that scikit-learn would make of each pool: words of two or more characters in lower
+    case, their uni- and bigrams, smoothed idf, unit length. The mean is (row sum - 1) / (N - 1), so that a
+    caption without any such word gets -1 / (N - 1). Alone in its pool a caption scores 0, where the original
+    divides by 0.
+
+    Args:
+        pools: the captions of each pool, as texts.
+
+    >>> [s.round(3).tolist() for s in tfidf_consensus([["two dogs", "two cats", "a man"]])]
+    [[0.112, 0.112, 0.0]]
+    """
+    scores: list[Floats] = []
+    tokens = [[_WORD.findall(caption.lower()) for caption in pool] for pool in pools]
+    for part in _blocks(tokens, _BLOCK):
+        block = _Block(part)
+        dots = np.zeros(len(block.pool))
+        squares = np.zeros(len(block.pool))
+        levels = []
+        for n in (1, 2):
+            grams = block.grams(n)
+            size = block.sizes[grams.pool_of_gram(block)]
+            idf = np.log((1 + size) / (1 + grams.frequency())) + 1
+            weights = grams.count * idf[grams.gram]
+            squares += _sums(grams.caption, weights**2, len(squares))
+            levels.append((grams, weights))
+        inverse = _inverse(np.sqrt(squares))
+        for grams, weights in levels:
+            unit = weights * inverse[grams.caption]
+            together = _sums(grams.gram, unit, grams.kinds)
+            dots += _sums(grams.caption, unit * together[grams.gram], len(dots))
+        others = block.sizes[block.pool] - 1
+        mean = np.where(others > 0, (dots - 1) / np.maximum(others, 1), 0.0)
+        scores += np.split(mean, np.cumsum(block.sizes)[:-1])
+    return scores
+
+
+_WORD = re.compile(r"\b\w\w+\b")
+
+
+@dataclass(frozen=True)
+class _Grams:
+    """The n-grams of one length in a block: which caption holds which, how often. Each is of one pool only.
+
+    start: for every kind of n-gram, a word of the block with which it begins.
+    """
+
+    caption: Integers
+    gram: Integers
+    count: Integers
+    start: Integers
+
+    @property
+    def kinds(self) -> int:
+        return len(self.start)
+
+    def frequency(self) -> Integers:
+        """In how many captions of its pool each n-gram is."""
+        return np.bincount(self.gram, minlength=self.kinds)
+
+    def pool_of_gram(self, block: _Block) -> Integers:
+        pools: Integers = block.pool[block.caption[self.start]]
+        return pools
+
+
+class _Block:
+    """Some pools as arrays: the words one after another, each with its caption; captions with their pool."""
+
+    def __init__(self, pools: Sequence[Sequence[Tokens]]) -> None:
+        vocabulary: dict[str, int] = defaultdict(count().__next__)
+        captions = [tokens for pool in pools for tokens in pool]
+        self.sizes: Integers = np.array([len(pool) for pool in pools], dtype=np.int64)
+        self.pool: Integers = np.repeat(np.arange(len(pools)), self.sizes)
+        self.lengths: Integers = np.array([len(tokens) for tokens in captions], dtype=np.int64)
+        self.caption: Integers = np.repeat(np.arange(len(captions)), self.lengths)
+        said = chain.from_iterable(captions)
+        self.words: Integers = np.fromiter(map(vocabulary.__getitem__, said), np.int64, len(self.caption))
+        self.names = list(vocabulary)
+        self._own: Integers = self.pool[self.caption]  # the number of the n-gram that begins at each word
+        self._length = 0
+
+    def grams(self, n: int) -> _Grams:
+        """The n-grams of length n; to be asked for 1, 2, 3, ... in turn."""
+        self._length += 1
+        if n != self._length:
+            raise ValueError(f"n={n}: expected {self._length}")
+        reach = len(self.words) - n + 1
+        begins = np.flatnonzero(self.caption[: max(reach, 0)] == self.caption[n - 1 :])
+        key = self._own[begins] * len(self.names) + self.words[begins + n - 1]
+        _, first, gram = np.unique(key, return_index=True, return_inverse=True)
+        self._own = np.zeros_like(self._own)
+        self._own[begins] = gram
+        held, count = np.unique(self.caption[begins] * max(len(first), 1) + gram, return_counts=True)
+        caption, gram = np.divmod(held, max(len(first), 1))
+        return _Grams(caption, gram, count, begins[first])
+
+    def across_pools(self, grams: _Grams, n: int) -> Integers:
+        """For each kind of n-gram a number that equal ones of all pools share."""
+        spelt = np.stack([self.words[grams.start + k] for k in range(n)], axis=1)
+        shared: Integers = np.zeros(grams.kinds, dtype=np.int64)
+        for k in range(n):
+            shared = np.unique(shared * len(self.names) + spelt[:, k], return_inverse=True)[1]
+        return shared
+
+
+def _idf(block: _Block, grams: _Grams, n: int, documents: Documents | DocumentFrequencies) -> Floats:
+    """ln(number of documents) - ln(how many of them hold the n-gram), for each kind of n-gram."""
+    if isinstance(documents, DocumentFrequencies):
+        spelt = zip(*(block.words[grams.start + k] for k in range(n)), strict=True)
+        found = documents.count.get
+        held = np.array([found(tuple(block.names[w] for w in gram), 0) for gram in spelt], dtype=np.float64)
+        return _log(np.float64(documents.documents)) - _log(held)
+    in_pool = grams.frequency()
+    size = block.sizes[grams.pool_of_gram(block)]
+    if documents.startswith("doc_leave_one_out"):
+        # One caption's n-gram is in the documents of all captions but its own.
+        held = np.where(in_pool > 1, size, size - 1).astype(np.float64)
+    elif documents.startswith("doc_image"):
+        held = np.ones(grams.kinds)
+    else:
+        held = in_pool.astype(np.float64)
+    if documents.endswith("within_pool"):
+        return _log(size) - _log(held)
+    shared = block.across_pools(grams, n)
+    total = len(block.sizes) if documents.startswith("doc_image") else len(block.pool)
+    return _log(np.float64(total)) - _log(np.bincount(shared, held)[shared])
+
+
+def _log(count: NDArray[np.generic] | np.float64) -> Floats:
+    logarithm: Floats = np.log(np.maximum(count, 1.0))
+    return logarithm
+
+
+def _agreement(block: _Block, grams: _Grams, weights: Floats) -> Floats:
+    """The sum of each caption's cosines with the others of its pool.
+
+    The sum of its products with all vectors is its product with their sum, so that no pair is formed.
+    """
+    captions = len(block.pool)
+    unit = weights * _inverse(_norms(grams, weights, captions))[grams.caption]
+    others = _sums(grams.gram, unit, grams.kinds)[grams.gram] - unit
+    # Of an n-gram that no other caption has, rounding may leave a trace.
+    others = np.where(grams.frequency()[grams.gram] > 1, others, 0.0)
+    return _sums(grams.caption, unit * others, captions)
+
+
+def _agreement_d(block: _Block, grams: _Grams, weights: Floats) -> Floats:
+    """The same for CIDEr-D, whose clipping needs every pair of captions that share an n-gram."""
+    captions = len(block.pool)
+    inverse = _inverse(_norms(grams, weights, captions))
+    order = np.argsort(grams.gram, kind="stable")
+    caption, weight = grams.caption[order], weights[order]
+    holders = grams.frequency()
+    ends = np.cumsum(holders)
+    partners = holders[grams.gram[order]]
+    one = np.repeat(np.arange(len(order)), partners)
+    # Entry k of a run of equal n-grams meets each entry of the run in turn.
+    step = np.arange(len(one)) - np.repeat(np.cumsum(partners) - partners, partners)
+    other = np.repeat((ends - holders)[grams.gram[order]], partners) + step
+    one, other = one[one != other], other[one != other]
+    left, right = caption[one], caption[other]
+    bigrams = np.maximum(block.lengths - 1, 0)
+    penalty = np.exp(-((bigrams[left] - bigrams[right]) ** 2) / (2 * SIGMA**2))
+    clipped = np.minimum(weight[one], weight[other]) * weight[other]
+    return _sums(left, clipped * inverse[left] * inverse[right] * penalty, captions)
+
+
+def _norms(grams: _Grams, weights: Floats, captions: int) -> Floats:
+    return np.sqrt(_sums(grams.caption, weights**2, captions))
+
+
+def _sums(index: Integers, values: Floats, size: int) -> Floats:
+    """The sum of the values of each index from 0 to size - 1."""
+    return np.asarray(np.bincount(index, values, size), dtype=np.float64)
+
+
+def _inverse(norms: Floats) -> Floats:
+    return np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
+
+
+def _blocks(pools: Sequence[Sequence[Tokens]], words: int) -> Iterator[Sequence[Sequence[Tokens]]]:
+    """Runs of pools with about as many words, at least one pool each."""
+    start = held = 0
+    for index, pool in enumerate(pools):
+        held += sum(map(len, pool))
+        if held >= words:
+            yield pools[start : index + 1]
+            start, held = index + 1, 0
+    if start < len(pools):
+        yield pools[start:]
+
+
+def _grams_of(tokens: Tokens, longest: int) -> Iterator[tuple[str, ...]]:
+    for n in range(1, longest + 1):
+        for start in range(len(tokens) - n + 1):
+            yield tuple(tokens[start : start + n])

@@ -1,0 +1,144 @@
+"""The consensus of a pool beside a plain way of computing it; the golden case `eco` pins the numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import exp, log, sqrt
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capeval_core.phrases import consensus as module
+from capeval_core.phrases.consensus import DocumentFrequencies, Documents, Kind, consensus, tfidf_consensus
+
+Pools = list[list[list[str]]]
+Gram = tuple[str, ...]
+Held = list[set[Gram]]
+
+
+def grams(tokens: list[str], n: int) -> Counter[Gram]:
+    return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
+
+
+def documents_of(pools: Pools, notion: str) -> list[list[list[list[str]]]]:
+    """For each pool its documents, each a list of captions."""
+    if "caption" in notion:
+        own = [[[caption] for caption in pool] for pool in pools]
+    elif "image" in notion:
+        own = [[pool] for pool in pools]
+    else:
+        own = [[pool[:i] + pool[i + 1 :] for i in range(len(pool))] for pool in pools]
+    if notion.endswith("within_pool"):
+        return own
+    return [[document for documents in own for document in documents]] * len(pools)
+
+
+def plainly(pools: Pools, notion: str, kind: str) -> list[list[float]]:
+    """CIDEr as its paper writes it, caption by caption and pair by pair."""
+    scores = []
+    for pool, documents in zip(pools, documents_of(pools, notion), strict=True):
+        held = [{g for c in document for n in range(1, 5) for g in grams(c, n)} for document in documents]
+
+        def weigh(tokens: list[str], n: int, held: Held = held) -> dict[Gram, float]:
+            return {
+                gram: count * (log(len(held)) - log(max(1, sum(gram in h for h in held))))
+                for gram, count in grams(tokens, n).items()
+            }
+
+        row = []
+        for i, one in enumerate(pool):
+            total = 0.0
+            for j, other in enumerate(pool):
+                for n in range(1, 5):
+                    left, right = weigh(one, n), weigh(other, n)
+                    norms = sqrt(sum(w * w for w in left.values())) * sqrt(sum(w * w for w in right.values()))
+                    if i == j or norms == 0:
+                        continue
+                    shared = left.keys() & right.keys()
+                    if kind == "cider":
+                        total += sum(left[g] * right[g] for g in shared) / norms
+                    else:
+                        clipped = sum(min(left[g], right[g]) * right[g] for g in shared)
+                        apart = max(len(one) - 1, 0) - max(len(other) - 1, 0)
+                        total += clipped / norms * exp(-(apart**2) / 72)
+            row.append(total * 10 / 4 / max(len(pool) - 1, 1))
+        scores.append(row)
+    return scores
+
+
+captions = st.lists(st.sampled_from("abcd"), max_size=6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(captions, min_size=1, max_size=5), min_size=1, max_size=3),
+    st.sampled_from(get_args(Documents)),
+    st.sampled_from(["cider", "cider_d"]),
+)
+def test_the_plain_way_agrees(pools: Pools, notion: Documents, kind: Kind) -> None:
+    ours = consensus(pools, documents=notion, kind=kind)
+    expected = plainly(pools, notion, kind)
+    assert [len(scores) for scores in ours] == [len(pool) for pool in pools]
+    for mine, theirs in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-12)
+        assert (mine >= 0).all() and (mine <= 10 + 1e-9).all()
+
+
+def test_frequencies_of_another_corpus() -> None:
+    pools = [[["a", "dog"], ["a", "cat"], ["the", "dog"]]]
+    # The pool itself as the corpus gives what the pool gives.
+    table = DocumentFrequencies.of([[caption] for caption in pools[0]])
+    np.testing.assert_array_equal(consensus(pools, documents=table)[0], consensus(pools)[0])
+    common = DocumentFrequencies.of([[["a"], ["the", "a"]]] * 9 + [[["dog"]]])
+    first, second, third = consensus(pools, documents=common)[0]
+    assert first > third > second > 0  # sharing the rare "dog" counts for more than sharing "a"
+    assert consensus(pools, documents=DocumentFrequencies({}, 0))[0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_leaving_one_out_within_a_pool_is_degenerate() -> None:
+    pool = [["a", "dog"], ["a", "dog"], ["a", "cat"]]
+    assert consensus([pool], documents="doc_leave_one_out_within_pool")[0].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["cider", "cider_d"])
+def test_pools_at_the_edges(kind: Kind) -> None:
+    equal = [["a", "dog"]] * 3
+    assert consensus([], kind=kind) == []
+    pools: Pools = [[], [["a", "dog"]], equal, [[], []], [["a"], ["b"]]]
+    # With equal captions every n-gram is in every document: nothing is rare, nothing agrees.
+    assert [s.tolist() for s in consensus(pools, kind=kind)] == [[], [0.0], [0.0] * 3, [0.0] * 2, [0.0] * 2]
+    assert consensus([[["a", "b", "c", "d"]] * 2 + [["e", "f", "g", "h"]]], kind=kind)[0] == pytest.approx(
+        [5, 5, 0]
+    )
+
+
+def test_a_pool_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(40)]
+    pools = [[list(rng.choice(words, rng.integers(0, 9))) for _ in range(n)] for n in (3, 7, 1, 0, 12, 5)]
+    together = consensus(pools)
+    texts = [[" ".join(tokens) for tokens in pool] for pool in pools]
+    together_released = tfidf_consensus(texts)
+    monkeypatch.setattr(module, "_BLOCK", 10)
+    for scores, again in ((together, consensus(pools)), (together_released, tfidf_consensus(texts))):
+        assert [s.shape for s in scores] == [s.shape for s in again]
+        for one, other in zip(scores, again, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-15)
+
+
+def test_the_released_cosine_at_the_edges() -> None:
+    assert tfidf_consensus([]) == []
+    assert [s.tolist() for s in tfidf_consensus([[], ["a dog"], ["", "!"]])] == [[], [0.0], [-1.0, -1.0]]
+    [scores] = tfidf_consensus([["Two dogs, two", "two DOGS two", "a b c"]])
+    assert scores == pytest.approx([0.5, 0.5, -0.5])
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ValueError, match=r"kind='cider-d'.*did you mean 'cider_d'"):
+        consensus([], kind="cider-d")  # type: ignore[arg-type]
+    unknown: Documents = "doc_caption_in_pool"  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"did you mean 'doc_caption_within_pool'"):
+        consensus([], documents=unknown)
