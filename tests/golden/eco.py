@@ -1,6 +1,7 @@
-"""ECO: tokens, and the consensus of pools by CIDEr, CIDEr-D and the released TF-IDF cosine.
+"""ECO: tokens, the consensus of pools by CIDEr, CIDEr-D and the released TF-IDF cosine; see `eco_choice`.
 
-A case is a folder with pools.json, consensus_cider.json and consensus_tfidf.json. The document frequencies of
+A case is a folder with pools.json, consensus_cider.json, consensus_tfidf.json, and filters.json,
+ensemble.json and final.json. The document frequencies of
 Flickr8k's references need the judgement set `data/flickr8k_expert` beside the golden folder.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from capeval_core.phrases.consensus import DocumentFrequencies, Documents, Kind, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_text, ptb_tokens
+from tests.golden import eco_choice
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
 TOLERANCE = 1e-9
@@ -24,22 +26,29 @@ FLICKR8K = "doc_image_flickr8k_1000"
 def expected_quantities(folder: Path) -> set[str]:
     """What a run must have compared."""
     notions = [*get_args(Documents), *([FLICKR8K] if _flickr8k(folder) else [])]
-    return {"tokens", "tfidf_full_pool", "tfidf_filtered_pool", "tfidf_edge_cases"} | {
-        f"{kind}_{pool}_{notion}"
-        for kind in get_args(Kind)
-        for pool in ("full_pool", "filtered_pool")
-        for notion in notions
-    }
+    tfidf = {"tokens", "tfidf_full_pool", "tfidf_filtered_pool", "tfidf_edge_cases"}
+    return (
+        tfidf
+        | eco_choice.QUANTITIES
+        | {
+            f"{kind}_{pool}_{notion}"
+            for kind in get_args(Kind)
+            for pool in ("full_pool", "filtered_pool")
+            for notion in notions
+        }
+    )
 
 
 def run_case(folder: Path) -> Iterator[Comparison]:
     pools, cider, tfidf = (
         _read(folder / name) for name in ("pools.json", "consensus_cider.json", "consensus_tfidf.json")
     )
+    further = {name: _read(folder / f"{name}.json") for name in eco_choice.FILES}
     try:
         yield _tokens(pools)
         yield from _cider(folder, pools, cider)
         yield from _tfidf(pools, cider, tfidf)
+        yield from eco_choice.run({"pools": pools, **further})
     except (KeyError, TypeError) as error:
         raise UnreadableCaseError(f"{folder}: {error!r} is missing or of another kind") from error
 
