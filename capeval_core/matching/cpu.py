@@ -11,21 +11,33 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from capeval_core.matching.sets import Best, Pairs, Sets, expand, starts_of
 
 Integers = NDArray[np.int64]
 
-# Similarities held at once: with their scales they stay in a core's cache. A row counts as NARROWEST at
-# least, which bounds the rows as well.
-GRID, NARROWEST = 1 << 16, 16
+# Similarities held at once: they stay in a core's cache, and torch does not share so few among threads. A row
+# counts as NARROWEST at least, which bounds the rows as well.
+GRID, NARROWEST = (1 << 15) - 1, 16
+
+_ALONE = Lock()  # the number of threads of a product is a setting of the whole process
+
+
+@cache
+def _products_threads() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
 
 
 @dataclass(frozen=True)
@@ -57,72 +69,106 @@ def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, B
 
 
 def _match(x: Sets, y: Sets, pairs: Pairs, plan: Plan, indices: bool) -> tuple[Best, Best]:
-    of_x, of_y = Best.of_nothing(x, pairs.x, indices), Best.of_nothing(y, pairs.y, indices)
-    x_at, y_at = starts_of(x.lengths[pairs.x]), starts_of(y.lengths[pairs.y])
-    for start, stop in _parts(x.lengths[pairs.x[plan.order]], y.lengths[pairs.y[plan.order]]):
-        chosen = plan.order[start:stop]
-        one, other = pairs.x[chosen], pairs.y[chosen]
-        widths, heights = x.lengths[one], y.lengths[other]
-        inner = plan.run_starts[slice(*np.searchsorted(plan.run_starts, (start + 1, stop)))]
-        grid = _products(x, y, one, other, np.concatenate([[start], inner, [stop]]) - start)
+    """Pairs in the order of the plan, part by part; the answers go back to the order that was asked for."""
+    one, other = pairs.x[plan.order], pairs.y[plan.order]
+    widths, heights = x.lengths[one].numpy(), y.lengths[other].numpy()
+    x_ends, y_ends = (np.append(0, np.cumsum(lengths)) for lengths in (widths, heights))
+    x_first, x_scale = x.starts[one].numpy(), x.scale.numpy()
+    y_scale = y.scale[expand(y.starts[other], y.lengths[other])].numpy()
+    x_maxima, y_maxima = np.empty(x_ends[-1], x_scale.dtype), np.empty(y_ends[-1], x_scale.dtype)
+    x_found, y_found = (np.empty(ends[-1] if indices else 0, np.int64) for ends in (x_ends, y_ends))
+    products = _Products(x, y, plan, one, other)
 
-        # Rows of the grid are y's, columns x's; a column beyond the x set of its row never wins.
-        columns = torch.arange(grid.shape[1])
-        inside = columns < widths[:, None]
-        owner = torch.repeat_interleave(torch.arange(stop - start), heights)
-        x_rows = (x.starts[one][:, None] + columns).clamp_(max=len(x.rows) - 1)
-        grid.mul_(y.scale[expand(y.starts[other], heights)][:, None])
-        grid.mul_(x.scale[x_rows].index_select(0, owner))
-        if widths[0] < widths[-1]:
-            grid.masked_fill_(~inside.index_select(0, owner), -torch.inf)
-
-        best_of_x = torch.segment_reduce(grid, "max", lengths=heights, unsafe=True)
-        x_places = (x_at[chosen][:, None] + columns)[inside]
-        y_places = expand(y_at[chosen], heights)
-        of_x.maxima[x_places] = best_of_x[inside]
-        if of_x.indices is None or of_y.indices is None:
-            of_y.maxima[y_places] = grid.amax(1)
+    def fill(part: tuple[int, int]) -> None:
+        start, stop = part
+        # Rows of the grid are y's, columns x's; a column beyond the x set of its row is -inf and stays so.
+        grid = products.grid(start, stop)
+        of_x, of_y = slice(x_ends[start], x_ends[stop]), slice(y_ends[start], y_ends[stop])
+        tall, begins = heights[start:stop], y_ends[start:stop] - y_ends[start]
+        columns = np.arange(grid.shape[1])
+        inside = columns < widths[start:stop, None]
+        x_rows = np.minimum(x_first[start:stop, None] + columns, len(x_scale) - 1)
+        grid *= np.repeat(np.where(inside, x_scale[x_rows], 1), tall, axis=0)
+        scale = y_scale[of_y]
+        if indices:
+            maxima, found = (values.numpy() for values in torch.from_numpy(grid).max(1))
+            y_found[of_y] = np.where(scale == 0, 0, found)  # as similar to all
         else:
-            of_y.maxima[y_places], of_y.indices[y_places] = grid.max(1)
-            hits = grid == best_of_x.index_select(0, owner)
-            within = expand(torch.zeros_like(heights), heights)[:, None]
-            found = np.where(hits.numpy(), within.numpy(), len(grid))
-            first = np.minimum.reduceat(found, starts_of(heights).numpy(), axis=0)
-            of_x.indices[x_places] = torch.from_numpy(first)[inside]
-    return of_x, of_y
+            maxima = torch.from_numpy(grid).amax(1).numpy()  # many times as fast as numpy's on short rows
+        np.multiply(maxima, scale, out=y_maxima[of_y])
+        grid *= scale[:, None]
+        maxima = np.maximum.reduceat(grid, begins, axis=0)
+        x_maxima[of_x] = maxima[inside]
+        if indices:
+            hits = grid == np.repeat(maxima, tall, axis=0)
+            within = np.arange(len(grid)) - np.repeat(begins, tall)
+            x_found[of_x] = np.minimum.reduceat(np.where(hits, within[:, None], len(grid)), begins, axis=0)[
+                inside
+            ]
+
+    parts = list(_parts(widths, y_ends))
+    threads = min(torch.get_num_threads(), len(parts))
+    with _ALONE, _products_threads().limit(limits=1):
+        if threads < 2:
+            for part in parts:
+                fill(part)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(fill, parts))
+
+    answers = []
+    for side, which, maxima, found in ((x, pairs.x, x_maxima, x_found), (y, pairs.y, y_maxima, y_found)):
+        best, lengths = Best.of_nothing(side, which, indices), side.lengths[which]
+        places = expand(starts_of(lengths)[plan.order], lengths[plan.order])
+        best.maxima[places] = torch.from_numpy(maxima)
+        if best.indices is not None:
+            best.indices[places] = torch.from_numpy(found)
+        answers.append(best)
+    return answers[0], answers[1]
 
 
-def _parts(widths: Tensor, heights: Tensor) -> Iterator[tuple[int, int]]:
+def _parts(widths: Integers, y_ends: Integers) -> Iterator[tuple[int, int]]:
     """Parts of the pairs, widths ascending, whose products fit the grid; at least one pair each."""
-    ends, width = np.append(0, heights.cumsum(0).numpy()), widths.numpy()
     start = 0
-    while start < len(width):
+    while start < len(widths):
         first = start
 
         def cells(stop: int, first: int = first) -> int:
-            return int((ends[stop] - ends[first]) * max(width[stop - 1], NARROWEST))
+            return int((y_ends[stop] - y_ends[first]) * max(widths[stop - 1], NARROWEST))
 
-        start = bisect_right(range(len(ends)), GRID, lo=first + 2, key=cells) - 1
+        start = bisect_right(range(len(y_ends)), GRID, lo=first + 2, key=cells) - 1
         yield first, start
 
 
-def _products(x: Sets, y: Sets, one: Tensor, other: Tensor, runs: Integers) -> Tensor:
-    """(rows of all y sets, rows of the largest x set): every y row times its x set; other cells are anything.
+class _Products:
+    """The products of all pairs of a plan, a part of them at a time."""
 
-    Run k holds the pairs runs[k] to runs[k + 1].
-    """
-    ends = np.append(0, y.lengths[other].cumsum(0).numpy())
-    grid = torch.empty((int(ends[-1]), int(x.lengths[one].max())), dtype=x.scale.dtype)
-    cells, narrow = grid.numpy(), x.rows.dtype in (torch.float16, torch.bfloat16)
-    x_rows, y_rows = (side.rows.view(torch.int16).numpy() if narrow else side.rows.numpy() for side in (x, y))
-    first = torch.from_numpy(runs[:-1])
-    x_begin, y_begin = x.starts[one[first]], y.starts[other[first]]
-    x_end = x_begin + x.lengths[one[first]]
-    for a, b, c, (top, bottom) in zip(
-        x_begin.tolist(), x_end.tolist(), y_begin.tolist(), pairwise(ends[runs].tolist()), strict=True
-    ):
-        left, right = y_rows[c : c + bottom - top], x_rows[a:b]
-        if narrow:  # widened as they are met
-            left, right = (torch.from_numpy(r).view(x.rows.dtype).float().numpy() for r in (left, right))
-        np.matmul(left, right.T, out=cells[top:bottom, : b - a])
-    return grid
+    def __init__(self, x: Sets, y: Sets, plan: Plan, one: Tensor, other: Tensor) -> None:
+        self.plan = plan
+        self.dtype, self.narrow = x.rows.dtype, x.rows.dtype in (torch.float16, torch.bfloat16)
+        rows = (side.rows.view(torch.int16) if self.narrow else side.rows for side in (x, y))
+        self.x_rows, self.y_rows = (side.numpy() for side in rows)
+        self.x_starts, self.y_starts = x.starts[one].numpy(), y.starts[other].numpy()
+        self.x_lengths = x.lengths[one].numpy()
+        self.y_ends = np.append(0, np.cumsum(y.lengths[other].numpy()))
+        self.wide = x.scale.numpy().dtype
+
+    def grid(self, start: int, stop: int) -> NDArray[Any]:
+        """(rows of all y sets, rows of the largest x set): every y row times its x set, and -inf."""
+        widths = self.x_lengths[start:stop]
+        grid = np.empty((self.y_ends[stop] - self.y_ends[start], widths[-1]), self.wide)
+        if widths[0] < widths[-1]:
+            grid.fill(-np.inf)
+        starts = self.plan.run_starts
+        runs = [start, *starts[slice(*np.searchsorted(starts, (start + 1, stop)))].tolist(), stop]
+        first = np.array(runs[:-1])
+        ends = (self.y_ends[runs] - self.y_ends[start]).tolist()
+        x_starts, x_lengths, y_starts = (
+            values[first].tolist() for values in (self.x_starts, self.x_lengths, self.y_starts)
+        )
+        for a, width, b, (top, bottom) in zip(x_starts, x_lengths, y_starts, pairwise(ends), strict=True):
+            left, right = self.y_rows[b : b + bottom - top], self.x_rows[a : a + width]
+            if self.narrow:  # widened as they are met
+                left, right = (torch.from_numpy(r).view(self.dtype).float().numpy() for r in (left, right))
+            np.matmul(left, right.T, out=grid[top:bottom, :width])
+        return grid
