@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.source import PhraseSource, open_phrases
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.regions.limited import LimitedRegions
+from capeval_core.regions.remembered import RememberedRegions
 from capeval_core.regions.segment import open_regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.rows import column, common_columns, row_schema
@@ -126,6 +127,8 @@ class HiceS(CaptionMetric):
         self.finder: RegionSource = open_regions(chosen["regions"], **place)
         if self.options.max_regions is not None:
             self.finder = LimitedRegions(self.finder, self.options.max_regions)
+        if self.options.evidence:  # they are asked for a second time
+            self.finder = RememberedRegions(self.finder)
         self.parser = open_phrases(chosen["phrases"], style=self.options.style, **place)
         return {
             "weights": Model(folder.label(self.encoder.fingerprint), self.encoder.fingerprint),
@@ -195,11 +198,29 @@ class HiceS(CaptionMetric):
         recall = (found.sum() + np.where(with_whole, whole.max(), 0)) / (n + with_whole)
         p, r = compatibility(precision, w), compatibility(recall, w)
         parts = {"gitc": compatibility(cosine, w), "litc": harmonic_mean(p, r), "precision": p, "recall": r}
-        counts = {"regions": n, "phrases": best.lengths}
+        counts = {"region_count": n, "phrase_count": best.lengths}
         counts |= {name: rows[name].to_numpy() for name in ("regions_dropped", "without_phrases")}
         parts |= {name: count.astype(np.float64) for name, count in counts.items()}
         failed = np.isnan(cosine)
         return {name: np.where(failed, np.nan, part) for name, part in parts.items()}
+
+    def evidence_of(
+        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
+    ) -> dict[int, dict[str, Any]]:
+        from capeval_core.scores.hice_evidence import Evidence
+        from capeval_core.scores.hice_explanation import THRESHOLD
+
+        evidence = Evidence(
+            read=self._read,
+            see=self._see,
+            finder=self.finder,
+            parser=self.parser,
+            w=self.options.w,
+            include_whole=self.options.include_whole,
+            threshold=self.encoder.config.get("constants", {}).get("threshold", THRESHOLD),
+        )
+        scored = {self.key: self.aggregate(rows).scores.tolist(), **parts}
+        return dict(enumerate(evidence.explanations(samples, rows, scored)))
 
 
 class RefHiceS(HiceS):
@@ -238,21 +259,42 @@ class RefHiceS(HiceS):
 
     def _text_text(self, rows: pa.Table) -> tuple[Doubles, Doubles]:
         """gTTC (eq. 3) and lTTC (eq. 9) over the references, as the option `several` says."""
-        nearest = Ragged.of(rows["reference_cosines"])
-        of_caption, counts = inner(rows["caption_phrase_maxima"])
-        of_reference, _ = inner(rows["reference_phrase_maxima"])
-        said, meant = Ragged.of(of_caption), Ragged.of(of_reference)
-        gttc = Ragged(compatibility(nearest.values), counts)
-        lttc = Ragged(harmonic_mean(compatibility(said.mean()), compatibility(meant.mean())), counts)
+        gttc, lttc = self._each_reference(rows)
         if self.options.several == "best":
             return gttc.max(), lttc.max()
         if self.options.several == "mean":
             return gttc.mean(), lttc.mean()
         if self.options.several == "pooled":
+            said, meant, counts = _phrase_maxima(rows)
             precision = compatibility(_best_of_all(said, counts).mean())
             return gttc.max(), harmonic_mean(precision, compatibility(meant.joined(counts).mean()))
-        chosen = Ragged(harmonic_mean(gttc.values, lttc.values), counts).argmax()
+        chosen = Ragged(harmonic_mean(gttc.values, lttc.values), gttc.lengths).argmax()
         return gttc.values[chosen], lttc.values[chosen]
+
+    def _each_reference(self, rows: pa.Table) -> tuple[Ragged, Ragged]:
+        """gTTC and lTTC of each reference of each caption."""
+        said, meant, counts = _phrase_maxima(rows)
+        gttc = compatibility(Ragged.of(rows["reference_cosines"]).values)
+        lttc = harmonic_mean(compatibility(said.mean()), compatibility(meant.mean()))
+        return Ragged(gttc, counts), Ragged(lttc, counts)
+
+    def evidence_of(
+        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
+    ) -> dict[int, dict[str, Any]]:
+        from capeval_core.scores.hice_evidence import reference_notes
+
+        shown = super().evidence_of(samples, rows, parts)
+        notes = reference_notes(samples, *self._each_reference(rows), self.options.several)
+        for explanation, compared in zip(shown.values(), notes, strict=True):
+            explanation["compared"] = compared
+        return shown
+
+
+def _phrase_maxima(rows: pa.Table) -> tuple[Ragged, Ragged, Integers]:
+    """Per reference the maxima of the caption's phrases and of its own; references per caption."""
+    of_caption, counts = inner(rows["caption_phrase_maxima"])
+    of_reference, _ = inner(rows["reference_phrase_maxima"])
+    return Ragged.of(of_caption), Ragged.of(of_reference), counts
 
 
 def _signed(source: RegionSource | PhraseSource) -> Model:

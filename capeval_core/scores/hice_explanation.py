@@ -1,0 +1,142 @@
+"""Where a HICE score comes from: each phrase with its best region, each region with its best phrase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from capeval_core.inputs.pictures import Picture
+from capeval_core.regions.regions import Regions
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+THRESHOLD = 0.5
+"""Phrases of a lower precision are mistakes, regions of a lower recall unmentioned: the paper's figure 5.
+
+Weights whose cosines lie elsewhere name their own: `threshold` among the constants of their config.
+"""
+WIDTH = 1280
+
+
+class PhraseNote(TypedDict):
+    """A phrase of the caption.
+
+    precision: w max(cos, 0) of the region that fits it best. region: which one that is among `regions`, None
+    for the whole picture. mistake: whether the precision is below the threshold.
+    """
+
+    phrase: str
+    precision: float
+    region: int | None
+    mistake: bool
+
+
+class RegionNote(TypedDict):
+    """A region of the picture.
+
+    box: x0, y0, x1, y1 in pixels. area: its share of the picture. recall: w max(cos, 0) of the phrase that
+    fits it best. unmentioned: whether the recall is below the threshold.
+    """
+
+    box: list[float]
+    area: float
+    recall: float
+    phrase: str
+    unmentioned: bool
+
+
+class ReferenceNote(TypedDict):
+    """A reference: how well the caption as a whole (eq. 3) and its phrases (eq. 9) fit it.
+
+    chosen: whether the score uses either.
+    """
+
+    reference: str
+    gttc: float
+    lttc: float
+    chosen: bool
+
+
+class HiceExplanation(dict[str, Any]):
+    """What `result.explain(i)` gives: plain numbers and texts, and `plot()`, which draws them.
+
+    Keys: `caption`, `picture`; the score under its name (`hice_s`, `refhice_s`) and the terms that it is made
+    of (`gitc`, `litc`, `precision`, `recall`; `gttc`, `lttc`); `threshold`; `phrases`, a list of
+    `PhraseNote`; `regions`, a list of `RegionNote`; `whole`, what the whole picture adds to the recall where
+    it counts as a region (`recall`, `phrase`), else None; with references `compared`, a list of
+    `ReferenceNote`; and `error`, why there is no score, where there is none.
+
+    The score clamps at 0 after the mean, these notes before it: where cosines are negative, the mean of the
+    phrases' precisions is more than `precision`.
+
+    >>> import capeval_core
+    >>> from capeval_core.synthetic.demo import demo_set
+    >>> metric = capeval_core.load("hices", weights="tiny", evidence=True)
+    >>> item = demo_set()[0]
+    >>> found = metric.score([item.good], [item.picture]).explain(0)
+    >>> [note["phrase"] for note in found.phrases if note["mistake"]]
+    []
+    >>> found.plot(width=900).size[0]
+    900
+    """
+
+    def __init__(self, content: Mapping[str, Any], image: Picture, masks: Regions | None) -> None:
+        super().__init__(content)
+        self._image, self._masks = image, masks
+
+    @property
+    def phrases(self) -> list[PhraseNote]:
+        """The phrases in the caption's order."""
+        found: list[PhraseNote] = self["phrases"]
+        return found
+
+    @property
+    def regions(self) -> list[RegionNote]:
+        """The regions that the encoder saw, in the source's order."""
+        found: list[RegionNote] = self["regions"]
+        return found
+
+    @property
+    def compared(self) -> list[ReferenceNote]:
+        """The references, none of a metric without."""
+        found: list[ReferenceNote] = self.get("compared", [])
+        return found
+
+    def judged(self, threshold: float) -> HiceExplanation:
+        """The same with another threshold for what is a mistake and what is unmentioned."""
+        content: dict[str, Any] = {**self, "threshold": threshold}
+        content["phrases"] = [{**note, "mistake": note["precision"] < threshold} for note in self.phrases]
+        content["regions"] = [{**note, "unmentioned": note["recall"] < threshold} for note in self.regions]
+        return HiceExplanation(content, self._image, self._masks)
+
+    def plot(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
+        """Everything in one picture, `width` pixels wide: the picture with its regions outlined, the caption
+        with its wrong phrases marked, phrases, regions and references with their values.
+
+        `threshold` replaces the explanation's own.
+
+        Raises:
+            ValueError: there is no score to explain, or the width is below 320 pixels.
+            PictureError: the picture cannot be read any more.
+        """
+        from capeval_core.drawing.card import draw_card
+
+        return draw_card(self if threshold is None else self.judged(threshold), width)
+
+    def overlay(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
+        """The picture alone with its regions outlined; arguments and errors are those of `plot`."""
+        from capeval_core.drawing.card import draw_overlay
+
+        return draw_overlay(self if threshold is None else self.judged(threshold), width)
+
+    def image(self) -> Image:
+        """The picture as the metric saw it. Raises PictureError."""
+        return self._image.load()
+
+    def masks(self) -> Regions | None:
+        """The masks of `regions`, None where they cannot be had."""
+        return self._masks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HiceExplanation, (dict(self), self._image, self._masks)
