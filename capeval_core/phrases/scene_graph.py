@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from capeval_core.phrases.sentences import sentences
 from capeval_core.phrases.source import Phrases
 from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.checksum import file_checksum
+from capeval_core.weights.folder import TENSORS, WeightsError
+from capeval_core.weights.hub import failures, fetch, reason
 
 FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"
 """Flan-T5 base (Apache 2.0) tuned on Visual Genome's descriptions; `-large-` and `-small-` exist too."""
@@ -30,10 +33,9 @@ LONGEST_INPUT = 64
 LONGEST_OUTPUT = 128
 KEPT = 65_536
 """Sentences whose graphs are remembered, so that references that return are parsed once."""
-_FILES = ("*.json", "*.model", "model*.safetensors")
 
 
-class ParserError(ValueError):
+class ParserError(WeightsError):
     """A scene-graph parser that cannot be had or loaded; the message says which, why, and what to do."""
 
 
@@ -207,17 +209,19 @@ def _find(model: str) -> tuple[Path, str, str]:
     else:
         folder = _download(model)
         label, version = model.partition("@")[0], folder.name
-    weights = sorted(folder.glob("model*.safetensors"))
     # Without its files transformers would make up a tokenizer of its own.
     tokenizers = [*folder.glob("tokenizer.json"), *folder.glob("*.model")]
-    for found, file in ((weights, "model.safetensors"), (tokenizers, "tokenizer.json or spiece.model")):
+    for found, file in (
+        ((folder / TENSORS).is_file(), TENSORS),
+        (tokenizers, "tokenizer.json or spiece.model"),
+    ):
         if not found:
             raise ParserError(
                 f"the scene-graph parser {label!r} has no {file} in {folder}: pass one in transformers' "
                 f"format, such as {FACTUAL} from the Hub. {_WITHOUT}"
             )
     if not version:
-        files = [*weights, *sorted(folder.glob("*.json")), *sorted(folder.glob("*.model"))]
+        files = [folder / TENSORS, *sorted(folder.glob("*.json")), *sorted(folder.glob("*.model"))]
         content = "".join(file.name + file_checksum(file) for file in files)
         version = hashlib.sha256(content.encode()).hexdigest()
     return folder, label, version
@@ -225,20 +229,28 @@ def _find(model: str) -> tuple[Path, str, str]:
 
 def _download(model: str) -> Path:
     repository, _, revision = model.partition("@")
+    unknown = (
+        f"the scene-graph parser {model!r} is neither a folder nor a Hub id (org/name[@revision]). {_WITHOUT}"
+    )
+    if repository.count("/") != 1 or model.startswith((".", "~", "/")):
+        raise ParserError(unknown)
     try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError
-    except ImportError as error:
-        raise _missing(error) from error
-    try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(_FILES)))
-    except (OSError, HfHubHTTPError, RuntimeError, ValueError) as error:
-        # No such repository, gated, no valid id, offline and not cached: the Hub's own message says which.
+        found = fetch(repository, revision or None, ["*.json", "*.model"], lambda _: TENSORS)
+    except ValueError as error:  # characters that no id has
+        raise ParserError(unknown) from error
+    except failures() as error:
         raise ParserError(
-            f"the scene-graph parser {model!r} cannot be had ({_said(error)}). The default is {FACTUAL} on "
-            "the Hub (990 MB): check the id and the connection, or download it elsewhere and pass its "
-            f"folder. {_WITHOUT}"
+            f"the scene-graph parser {model!r} cannot be had ({reason(error)}). The default is {FACTUAL} "
+            "(990 MB): check the id and the connection, or download it elsewhere (`hf download "
+            f"{repository} --local-dir FOLDER`) and pass the folder. {_WITHOUT}"
         ) from error
+    if found.unasked:
+        warnings.warn(
+            f"the scene-graph parser {model!r}: the Hub could not be asked for the newest version "
+            f"({found.unasked}); commit {found.commit} of the local cache is used",
+            stacklevel=2,
+        )
+    return found.path
 
 
 def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:

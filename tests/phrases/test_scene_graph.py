@@ -11,6 +11,7 @@ import pytest
 
 from capeval_core.phrases.scene_graph import FACTUAL, FactualParser, ParserError
 from capeval_core.phrases.source import Phrases, open_phrases
+from tests.hub import Repository, ask, commit, serving
 from tests.phrases.tiny_parser import GRAPHS
 
 
@@ -125,9 +126,35 @@ def test_parsers_that_cannot_be_loaded(
     for name in ("factual", "someone/nowhere@v1"):
         message = refused(name)
         assert FACTUAL in message and "cannot be had" in message
-    assert "cannot be had" in refused("not a/valid/id")
+        assert "HF_HUB_OFFLINE is set" in message
+    for name in ("not a/valid id", "./nothing/here", "a/b/c"):
+        assert "is neither a folder nor a Hub id" in refused(name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install transformers" in refused(parser_folder)
+
+
+@pytest.mark.slow
+def test_a_parser_from_the_hub(parser_folder: Path, tmp_path: Path) -> None:
+    code = f"""
+import json, warnings
+from capeval_core.phrases.scene_graph import FactualParser
+answers = []
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    for name in ("org/parser", "org/parser@v1", "org/parser@{commit("v1")[:9]}", "org/none", "org/parser@v9"):
+        try:
+            parser = FactualParser(name, device="cpu", beams=1)
+            answers.append([parser.name, parser.phrases(["two men"])[0].phrases, len(told)])
+        except ValueError as error:
+            answers.append(str(error))
+print(json.dumps(answers))
+"""
+    repositories = {"org/parser": Repository.of({"main": parser_folder, "v1": parser_folder})}
+    with serving(repositories) as hub:
+        newest, tagged, pinned, missing, unknown = ask(code, hub.address, tmp_path)
+    assert newest == [f"parser@{commit('main')[:8]}", ["men is 2"], 0]
+    assert tagged == pinned == [f"parser@{commit('v1')[:8]}", ["men is 2"], 0]
+    assert "'org/none' cannot be had" in missing and "'org/parser@v9' cannot be had" in unknown
 
 
 def test_settings_that_are_wrong(parser_folder: Path) -> None:
