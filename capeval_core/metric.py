@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -57,10 +57,14 @@ class Published:
 
 @dataclass(frozen=True)
 class Values:
-    """scores: (n,) float64, NaN where a row failed. parts: named components, (n,) each."""
+    """scores: (n,) float64, NaN where a row failed. parts: named components, (n,) each.
+
+    of: the place of each score's row, for a metric that does not score every row; None: every row has one.
+    """
 
     scores: np.ndarray[Any, np.dtype[np.float64]]
     parts: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
+    of: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
 
 class CaptionMetric(ABC):
@@ -80,6 +84,10 @@ class CaptionMetric(ABC):
     range: ClassVar[tuple[float, float]]
     higher_is_better: ClassVar[bool] = True
     needs_references: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
+    """Whether it takes a list of candidates per picture, and scores the one that it chooses."""
+    relative: ClassVar[str | None] = None
+    """Why a score has a meaning within the set that was scored only; None if it stands by itself."""
     media: ClassVar[tuple[str, ...]] = ("image",)
     default_weights: ClassVar[WeightsEntry]
     tiny: ClassVar[str]
@@ -133,7 +141,7 @@ class CaptionMetric(ABC):
 
     def score(
         self,
-        captions: Sequence[str],
+        captions: Sequence[str] | Sequence[Sequence[str]],
         images: Sequence[Any],
         references: Sequence[Sequence[str] | str] | None = None,
         *,
@@ -143,7 +151,7 @@ class CaptionMetric(ABC):
         """Score captions against their pictures (and references).
 
         Args:
-            captions: n texts.
+            captions: n texts; for a metric that chooses (`pools`), n lists of texts.
             images: n pictures, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images
                 or a whole `datasets` column. Equal pictures are encoded once.
             references: per caption a list of texts, or one text; any number each.
@@ -208,45 +216,59 @@ class CaptionMetric(ABC):
             ValueError: a picture broke after it was checked, and `on_error` is "raise".
         """
         folder = rows if rows is not None else self.options.rows
-        with tqdm(
-            total=len(samples), desc=self.name, unit="caption", disable=None if progress else True
-        ) as bar:
-            if folder is None:
-                return self._encode_windows(samples, TEXTS_AT_ONCE, bar)
-            return self._encode_missing(samples, folder, bar)
+        with self.progress_bar(len(samples), progress) as bar:
+            store = None if folder is None else self.store(folder, self.ROW, self.stamp())
+            return self.fill(samples, self.encode, store, bar)
 
-    def _encode_windows(self, samples: Samples, texts: int, bar: tqdm[Any]) -> pa.Table:
-        tables = []
-        for window in windows(samples, texts):
-            for table in self.encode(window):
-                self._refuse_errors(table)
-                tables.append(table)
-                bar.update(len(table))
-        return pa.concat_tables(tables)
+    def progress_bar(self, captions: int, shown: bool) -> tqdm[Any]:
+        """A bar of so many captions; it shows on a terminal only."""
+        return tqdm(total=captions, desc=self.name, unit="caption", disable=None if shown else True)
 
-    def _encode_missing(self, samples: Samples, folder: str | PathLike[str], bar: tqdm[Any]) -> pa.Table:
-        store = self._store(folder)
-        reused, missing = store.reuse(samples.indices, lambda row: content_key(samples, row))
-        bar.update(len(reused))
-        tables = [reused]
+    def fill(
+        self,
+        samples: Samples,
+        encode: Callable[[Samples], Iterator[pa.Table]],
+        store: RowStore | None,
+        bar: tqdm[Any],
+    ) -> pa.Table:
+        """Rows of samples: those that the store has, and the others by `encode`, window by window.
+
+        Args:
+            encode: as the method.
+            store: keeps what is encoded, so that an interrupted run goes on where it stopped; None: nothing
+                is kept.
+        """
+        tables, texts = [], TEXTS_AT_ONCE
+        if store is not None:
+            reused, missing = store.reuse(samples.indices, lambda row: content_key(samples, row))
+            bar.update(len(reused))
+            tables.append(reused)
+            samples, texts = samples.select(missing), _TEXTS_BETWEEN_ROWS
         try:
-            for window in windows(samples.select(missing), _TEXTS_BETWEEN_ROWS):
+            for window in windows(samples, texts):
                 start = 0
-                for table in self.encode(window):
-                    store.append(table, [content_key(window, start + i) for i in range(len(table))])
+                for table in encode(window):
+                    if store is not None:
+                        store.append(table, [content_key(window, start + i) for i in range(len(table))])
                     self._refuse_errors(table)
                     tables.append(table)
                     start += len(table)
                     bar.update(len(table))
         except BaseException:
-            store.flush()  # on errors and Ctrl-C too: nothing that was computed is lost
+            if store is not None:
+                store.flush()  # on errors and Ctrl-C too: nothing that was computed is lost
             raise
         return pa.concat_tables(tables)
 
-    def _store(self, folder: str | PathLike[str]) -> RowStore:
+    def store(self, folder: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> RowStore:
+        """The rows in a folder, opened once; `flush` writes them.
+
+        Raises:
+            ValueError: the folder holds rows of another stamp, or is not a folder of rows.
+        """
         path = Path(folder).resolve()
         if path not in self._stores:
-            self._stores[path] = RowStore(folder, self.ROW, self.stamp())
+            self._stores[path] = RowStore(folder, schema, stamp)
         return self._stores[path]
 
     def flush(self) -> None:
@@ -267,14 +289,18 @@ class CaptionMetric(ABC):
         """
         rows = canonical(rows)
         values = self.aggregate(rows)
-        error = rows["error"].to_pylist()
+        scored = rows if values.of is None else rows.take(pa.array(values.of, pa.int64()))
+        error = scored["error"].to_pylist()
         scores = [float(score) for score in values.scores]
         failed = {
             i: error[i] or "the score is not a finite number"
             for i, s in enumerate(scores)
             if not np.isfinite(s)
         }
-        parts = {name: np.asarray(part).tolist() for name, part in values.parts.items()}
+        parts = {
+            name: part.tolist() if isinstance(part, np.ndarray) else list(part)
+            for name, part in values.parts.items()
+        }
         evidence = None
         if self.options.evidence and samples is not None:
             order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
@@ -284,16 +310,17 @@ class CaptionMetric(ABC):
             key=self.key,
             scores=scores,
             parts=parts,
-            groups=rows["group"].to_pylist(),
+            groups=scored["group"].to_pylist(),
             signature=self.signature(rows),
             counts=Counts(
-                captions=len(rows),
+                captions=len(scored),
                 failed=len(failed),
-                truncated=int(np.count_nonzero(rows["truncated"].to_numpy())),
-                empty=int(np.count_nonzero(rows["empty"].to_numpy())),
+                truncated=int(np.count_nonzero(scored["truncated"].to_numpy())),
+                empty=int(np.count_nonzero(scored["empty"].to_numpy())),
             ),
             errors=failed,
             evidence=evidence,
+            relative=self.relative,
         )
 
     def signature(self, rows: pa.Table | None = None) -> str:

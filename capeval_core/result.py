@@ -38,6 +38,8 @@ class Result:
     signature: everything that the numbers depend on; two results are comparable if it is equal.
     counts: failures, truncated and empty captions.
     errors: index of each failed caption and why.
+    relative: why a score has a meaning within this very set only, so that there is no interval and no
+        comparison; None for metrics whose scores stand by themselves.
     """
 
     metric: str
@@ -49,6 +51,7 @@ class Result:
     counts: Counts
     errors: dict[int, str]
     evidence: Mapping[int, Mapping[str, Any]] | None = field(default=None, repr=False)
+    relative: str | None = None
 
     def __repr__(self) -> str:
         found = (
@@ -68,8 +71,9 @@ class Result:
         Corpus statistics (idf, normalisation), where a metric has them, are held fixed.
 
         Raises:
-            ValueError: fewer than two pictures.
+            ValueError: fewer than two pictures, or scores that are relative to their set.
         """
+        self._refuse_relative("interval()")
         return bootstrap_interval(self._clusters(), level=level, resamples=resamples, seed=seed)
 
     def compare(
@@ -78,10 +82,12 @@ class Result:
         """Paired test of this system against another one on the same pictures.
 
         Raises:
-            ValueError: the signatures differ (the numbers are not comparable), or no common pictures.
+            ValueError: the signatures differ (the numbers are not comparable), scores that are relative to
+                their set, or no common pictures.
         """
         if not isinstance(other, Result):
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
+        self._refuse_relative("compare()")
         if self.signature != other.signature:
             raise ValueError(
                 "these results are not comparable, their signatures differ:\n"
@@ -117,6 +123,7 @@ class Result:
             "parts": plain(self.parts),
             "groups": list(self.groups),
             "errors": {str(index): reason for index, reason in self.errors.items()},
+            "relative": self.relative,
         }
 
     @staticmethod
@@ -141,7 +148,12 @@ class Result:
             signature=saved["signature"],
             counts=Counts(**saved["counts"]),
             errors={int(index): reason for index, reason in saved["errors"].items()},
+            relative=saved.get("relative"),
         )
+
+    def _refuse_relative(self, asked: str) -> None:
+        if self.relative is not None:
+            raise ValueError(f"{asked} says nothing of {self.metric}: {self.relative}")
 
     def _clusters(self) -> Clusters:
         return Clusters.of(self.scores, self.groups)

@@ -35,12 +35,15 @@ class Samples:
     """Checked input. All sequences have one entry per caption.
 
     `indices` holds each row's place in the input as it was handed in: a window or a selection keeps it.
+    `candidates` holds its place in its picture's pool, where captions came in pools: the first candidate of
+    a pool has the index `index - candidate`. None where they did not.
     """
 
     captions: list[str]
     pictures: Sequence[Picture]
     references: list[list[str]] | None
     indices: Sequence[int]
+    candidates: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -66,6 +69,7 @@ class Samples:
             pictures=[self.pictures[row] for row in rows],
             references=None if self.references is None else [self.references[row] for row in rows],
             indices=[self.indices[row] for row in rows],
+            candidates=None if self.candidates is None else [self.candidates[row] for row in rows],
         )
 
 
