@@ -89,6 +89,8 @@ class CaptionMetric(ABC):
     relative: ClassVar[str | None] = None
     """Why a score has a meaning within the set that was scored only; None if it stands by itself."""
     media: ClassVar[tuple[str, ...]] = ("image",)
+    plots: ClassVar[bool] = False
+    """Whether what `Result.explain` gives can be drawn, by its `plot()`."""
     default_weights: ClassVar[WeightsEntry]
     tiny: ClassVar[str]
     """Folder of the embedded small model that `weights="tiny"` means."""
