@@ -96,6 +96,7 @@ class HiceS(CaptionMetric):
     range = (0.0, 2.5)
     default_weights = ALPHA_L14
     tiny = "hices"
+    plots = True
     Options: ClassVar[type[CommonOptions]] = HiceOptions
     ROW = row_schema(*_COLUMNS)
     published: ClassVar[tuple[Published, ...]] = tuple(
@@ -217,7 +218,7 @@ class HiceS(CaptionMetric):
             parser=self.parser,
             w=self.options.w,
             include_whole=self.options.include_whole,
-            threshold=self.encoder.config.get("constants", {}).get("threshold", THRESHOLD),
+            threshold=self.options.w * self.encoder.config.get("constants", {}).get("threshold", THRESHOLD),
         )
         scored = {self.key: self.aggregate(rows).scores.tolist(), **parts}
         return dict(enumerate(evidence.explanations(samples, rows, scored)))

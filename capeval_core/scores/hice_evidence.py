@@ -158,8 +158,7 @@ def reference_notes(
 
 
 def _head(sample: Sample, values: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-    terms = {name: value for name, value in values.items() if name not in ("phrases", "regions")}
-    return {"caption": sample.caption, "picture": sample.picture.name, **terms, "threshold": threshold}
+    return {"caption": sample.caption, "picture": sample.picture.name, **values, "threshold": threshold}
 
 
 def _failed(sample: Sample, values: Mapping[str, Any], error: str, threshold: float) -> HiceExplanation:
