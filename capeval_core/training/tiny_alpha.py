@@ -38,8 +38,8 @@ from capeval_core.weights.constants import MASK_MEAN, MASK_STD
 from capeval_core.weights.folder import TINY, open_weights
 
 THRESHOLD = 0.56
-"""The cosine below which a phrase counts as false. Of fresh scenes' true phrases 4% lie below it; of those with
-a wrong colour, shape or size 97%, with a wrong position 89%, with a wrong count 47%."""
+"""The cosine below which a phrase counts as false. Of fresh scenes' true phrases 4% lie below it; of those
+with a wrong colour, shape or size 97%, with a wrong position 89%, with a wrong count 47%."""
 log = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int64]
