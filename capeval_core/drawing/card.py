@@ -354,8 +354,8 @@ def _table(
     *,
     tailed: bool = False,
 ) -> Block:
-    """Rows under a title; bars share an axis from 0 to 1 or the largest value, with the threshold marked."""
-    most = max([1.0, *(value for row in rows for value, _ in row.bars)])
+    """Rows under a title; bars share an axis from 0, to 1 or further, with the threshold marked."""
+    most = max(1.0, 1.1 * (threshold or 0.0), *(value for row in rows for value, _ in row.bars))
     top = 28.0
 
     def draw(canvas: Canvas, x: float, y: float) -> None:
