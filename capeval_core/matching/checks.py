@@ -112,6 +112,8 @@ class Checks:
         """One flag for each pair; None as well if no pair has it."""
         array = _array(values)
         count = len(pairs.x) if pairs else array.size
+        if array.shape == (0,) == (count,):
+            return None
         if array.dtype.kind != "b" or array.shape not in ((), (count,)):
             self.problems.add(
                 f"{name} has shape {array.shape} and type {array.dtype}: pass one bool, or one for each of "

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped, unused-ignore]
 from torch import Tensor
 
 from capeval_core.matching.sets import Best, Pairs, Sets, expand, starts_of
@@ -96,7 +96,8 @@ def _match(x: Sets, y: Sets, pairs: Pairs, plan: Plan, indices: bool) -> tuple[B
         else:
             maxima = torch.from_numpy(grid).amax(1).numpy()  # many times as fast as numpy's on short rows
         np.multiply(maxima, scale, out=y_maxima[of_y])
-        grid *= scale[:, None]
+        with np.errstate(invalid="ignore"):  # a weight of 0 times -inf, in columns that do not count
+            grid *= scale[:, None]
         maxima = np.maximum.reduceat(grid, begins, axis=0)
         x_maxima[of_x] = maxima[inside]
         if indices:

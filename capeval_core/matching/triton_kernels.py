@@ -13,8 +13,8 @@ them only.
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from capeval_core.matching.sets import Best, Pairs, Sets, expand, starts_of

@@ -1,0 +1,416 @@
+"""Greedy matching on every path: against float64 said another way, properties, definitions, complaints."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from capeval_core.matching import cpu, greedy
+from capeval_core.matching.greedy import GreedyMatch, best_cosine, greedy_match
+
+Doubles = NDArray[np.float64]
+
+TOLERANCE = 1e-6  # of float32 to float64
+CUDA = torch.cuda.is_available()
+no_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+PATHS = [
+    pytest.param("reference", "cpu", id="reference"),
+    pytest.param("cpu", "cpu", id="cpu"),
+    # Without a GPU, the same kernels in Triton's interpreter.
+    pytest.param("triton", "cuda" if CUDA else "cpu", id="triton", marks=no_triton),
+    *([pytest.param("reference", "cuda", id="reference-cuda")] if CUDA else []),
+]
+on_every_path = pytest.mark.parametrize(("path", "device"), PATHS)
+few = settings(max_examples=20)  # the interpreter takes a tenth of a second for each
+
+
+@dataclass
+class Case:
+    """Sets on two sides, and which of them meet."""
+
+    x: list[Doubles]
+    y: list[Doubles]
+    pairs: list[tuple[int, int]]
+
+    def match(
+        self, path: str, device: str, dtype: torch.dtype = torch.float32, **options: Any
+    ) -> GreedyMatch:
+        given_pairs = {
+            "x_of_pair": [i for i, _ in self.pairs],
+            "y_of_pair": [j for _, j in self.pairs],
+            "path": path,
+        }
+        x, y = (packed(side).to(device, dtype) for side in (self.x, self.y))
+        lengths = [len(rows) for rows in self.x], [len(rows) for rows in self.y]
+        return greedy_match(x, y, *lengths, **{**given_pairs, **options})
+
+
+def packed(sets: list[Doubles]) -> Tensor:
+    return torch.from_numpy(np.concatenate(sets))
+
+
+def rounded(sets: list[Doubles], dtype: torch.dtype) -> list[Doubles]:
+    """What is left of the rows in this type."""
+    return [torch.from_numpy(rows).to(dtype).double().numpy() for rows in sets]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    width = draw(st.sampled_from([1, 2, 3, 17, 32, 33, 100]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    sizes = st.lists(st.sampled_from([0, 1, 2, 3, 5, 9, 16, 17, 33]), min_size=1, max_size=4)
+    x, y = ([rng.normal(size=(n, width)) for n in draw(sizes)] for _ in range(2))
+    pair = st.tuples(st.integers(0, len(x) - 1), st.integers(0, len(y) - 1))
+    every = [(i, j) for i in range(len(x)) for j in range(len(y))]
+    return Case(x, y, draw(st.one_of(st.just(every), st.lists(pair, max_size=8))))
+
+
+def cosines(x: Doubles, y: Doubles) -> Doubles:
+    """Every cosine on its own, in float64; that of an all-zero row is 0."""
+    result = np.zeros((len(x), len(y)))
+    for i, a in enumerate(x):
+        for j, b in enumerate(y):
+            size = np.linalg.norm(a) * np.linalg.norm(b)
+            result[i, j] = np.dot(a, b) / size if size else 0
+    return result
+
+
+def expected(case: Case, side: str = "x") -> list[Doubles]:
+    """The largest cosine of each row of one side of each pair."""
+    return [
+        cosines(case.x[i], case.y[j]).max(1 if side == "x" else 0, initial=-2)
+        if len(case.x[i]) and len(case.y[j])
+        else np.zeros(len(case.x[i] if side == "x" else case.y[j]))
+        for i, j in case.pairs
+    ]
+
+
+def f_of(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision > 0 and recall > 0 else 0.0
+
+
+def close(ours: Tensor, theirs: Any, tolerance: float = TOLERANCE) -> None:
+    mine, other = ours.double().cpu().numpy(), np.asarray(theirs, dtype=np.float64)
+    assert mine.shape == other.shape
+    assert np.abs(mine - other).max(initial=0) <= tolerance
+
+
+@on_every_path
+@few
+@given(cases())
+def test_agrees_with_float64(path: str, device: str, case: Case) -> None:
+    found = case.match(path, device, return_indices=True, return_maxima=True)
+    means = {}
+    for side, mean in (("x", found.precision), ("y", found.recall)):
+        best = expected(case, side)
+        means[side] = [float(rows.mean()) if len(rows) else 0.0 for rows in best]
+        close(mean, means[side])
+        close(getattr(found, f"{side}_maxima"), np.concatenate([np.zeros(0), *best]))
+        offsets, indices = getattr(found, f"{side}_offsets"), getattr(found, f"{side}_indices").tolist()
+        assert offsets.tolist() == [0, *np.cumsum([len(rows) for rows in best]).tolist()]
+        # The row that is named has the best cosine, up to rounding.
+        for p, (i, j) in enumerate(case.pairs):
+            table = cosines(case.x[i], case.y[j])
+            table = table if side == "x" else table.T
+            for row, index in enumerate(indices[offsets[p] : offsets[p + 1]]):
+                if table.shape[1]:
+                    assert table[row, index] >= best[p][row] - TOLERANCE
+                else:
+                    assert index == -1
+    close(found.f, [f_of(p, r) for p, r in zip(means["x"], means["y"], strict=True)])
+    assert found.precision.dtype == torch.float32 and found.precision.device.type == device
+
+
+@on_every_path
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 64), (65, 3), (3, 130), (100, 140), (70, 700)])
+def test_sets_beyond_a_block(path: str, device: str, rows: int, columns: int) -> None:
+    rng = np.random.default_rng(rows)
+    case = Case(
+        [rng.normal(size=(rows, 33)), rng.normal(size=(5, 33))],
+        [rng.normal(size=(columns, 33))],
+        [(0, 0), (1, 0)],
+    )
+    found = case.match(path, device, return_maxima=True, return_indices=True)
+    table = cosines(case.x[0], case.y[0])
+    close(found.x_maxima[:rows], table.max(1))  # type: ignore[index]
+    close(found.y_maxima[:columns], table.max(0))  # type: ignore[index]
+    assert found.x_indices[:rows].tolist() == table.argmax(1).tolist()  # type: ignore[index]
+    assert found.y_indices[:columns].tolist() == table.argmax(0).tolist()  # type: ignore[index]
+
+
+@on_every_path
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types(path: str, device: str, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(3)
+    case = Case(
+        [rng.normal(size=(n, 96)) for n in (7, 40)],
+        [rng.normal(size=(n, 96)) for n in (20, 1)],
+        [(0, 1), (1, 0)],
+    )
+    if path == "triton" and dtype == torch.float64:
+        with pytest.raises(ValueError, match="path='triton', but the rows are float64"):
+            case.match(path, device, dtype)
+        return
+    found = case.match(path, device, dtype)
+    assert found.f.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    case = Case(rounded(case.x, dtype), rounded(case.y, dtype), case.pairs)
+    # Products of 16-bit numbers are exact in float32, in which they are added up.
+    close(
+        found.precision,
+        [rows.mean() for rows in expected(case)],
+        1e-12 if dtype == torch.float64 else TOLERANCE,
+    )
+    close(
+        found.recall, [r.mean() for r in expected(case, "y")], 1e-12 if dtype == torch.float64 else TOLERANCE
+    )
+
+
+@on_every_path
+@few
+@given(cases(), st.randoms(use_true_random=False))
+def test_order_copies_and_sides(path: str, device: str, case: Case, random: Any) -> None:
+    found = case.match(path, device)
+    swapped = Case(case.y, case.x, [(j, i) for i, j in case.pairs]).match(path, device)
+    close(swapped.precision, found.recall.cpu())
+    close(swapped.recall, found.precision.cpu())
+    close(swapped.f, found.f.cpu())
+
+    order = random.sample(range(len(case.pairs)), len(case.pairs))
+    shuffled = [rows[random.sample(range(len(rows)), len(rows))] for rows in case.x]
+    other = Case(shuffled, case.y, [case.pairs[p] for p in order]).match(path, device)
+    for name in ("precision", "recall", "f"):
+        close(getattr(other, name), getattr(found, name).cpu()[order])
+
+    if case.pairs:
+        copied = Case([case.x[i] for i, _ in case.pairs], [case.y[j] for _, j in case.pairs], [])
+        alone = copied.match(path, device, x_of_pair=None, y_of_pair=None)
+        close(alone.f, found.f.cpu())
+        # A set with every row twice has the same means, and matches the other set as well.
+        twice = Case([np.repeat(rows, 2, axis=0) for rows in case.x], case.y, case.pairs).match(path, device)
+        close(twice.precision, found.precision.cpu())
+        close(twice.recall, found.recall.cpu())
+
+
+@on_every_path
+@few
+@given(cases(), st.booleans(), st.integers(0, 1000))
+def test_weights_and_padding_as_in_the_scripts(
+    path: str, device: str, case: Case, inside: bool, seed: int
+) -> None:
+    """The scripts' way: masked rows as padding, similarities times masks or weights, then the maximum."""
+    rng = np.random.default_rng(seed)
+    weights = [[rng.integers(0, 3, len(rows)).astype(float) for rows in side] for side in (case.x, case.y)]
+    padded = [rng.random(len(case.pairs)) < 0.5 for _ in range(2)]
+    x_weights, y_weights = (np.concatenate(side) for side in weights)
+    options: dict[str, Any] = {"x_weights": x_weights, "y_weights": torch.from_numpy(y_weights)}
+    options |= {"x_padded": padded[0], "y_padded": padded[1].tolist(), "weighted_similarity": inside}
+    found = case.match(path, device, **options)
+    for p, (i, j) in enumerate(case.pairs):
+        w, v = weights[0][i], weights[1][j]
+        table = cosines(case.x[i], case.y[j]) * (np.outer(w, v) if inside else 1)
+        if not table.size:
+            assert (found.precision[p], found.recall[p], found.f[p]) == (0, 0, 0)
+            continue
+        table = np.pad(table, ((0, padded[0][p]), (0, padded[1][p])))
+        precision, recall = (
+            float(np.dot(best, weight) / weight.sum()) if weight.sum() else 0.0
+            for best, weight in ((table[: len(w)].max(1), w), (table[:, : len(v)].max(0), v))
+        )
+        wide = 16 if inside else 1
+        close(found.precision[p], precision, wide * TOLERANCE)
+        close(found.recall[p], recall, wide * TOLERANCE)
+        if min(precision, recall) > 1e-3 or max(precision, recall) < 0:
+            close(found.f[p], f_of(precision, recall), wide * TOLERANCE)
+        assert bool(found.x_weightless[p]) == (w.sum() == 0)
+        assert bool(found.y_weightless[p]) == (v.sum() == 0)
+
+
+@on_every_path
+def test_definitions(path: str, device: str) -> None:
+    e = np.eye(4)
+    none, zero = np.zeros((0, 4)), np.zeros((1, 4))
+    case = Case([none, e[:1], -e[:1], np.concatenate([zero, e[:1]])], [none, e[:2], e[:1]], [])
+    pairs = [(0, 0), (0, 1), (1, 0), (2, 2), (3, 2), (1, 1), (2, 1)]
+    found = Case(case.x, case.y, pairs).match(path, device, return_maxima=True, return_indices=True)
+    assert found.precision.tolist() == [0, 0, 0, -1, 0.5, 1, 0]
+    assert found.recall.tolist() == [0, 0, 0, -1, 1, 0.5, -0.5]
+    close(found.f, [0, 0, 0, 0, 2 / 3, 2 / 3, 0])
+    assert found.x_weightless.tolist() == [True, True] + [False] * 5
+    assert found.y_weightless.tolist() == [True, False, True] + [False] * 4
+    assert found.x_offsets is not None and found.x_offsets.tolist() == [0, 0, 0, 1, 2, 4, 5, 6]
+    assert found.x_indices is not None and found.x_indices.tolist() == [-1, 0, 0, 0, 0, 1]
+    assert found.y_indices is not None and found.y_indices.tolist() == [-1, -1, 0, 1, 0, 0, 0, 0]
+    bare = Case(case.x, case.y, pairs).match(path, device)
+    assert bare.x_offsets is bare.x_maxima is bare.x_indices is bare.y_indices is None
+
+
+@on_every_path
+def test_of_equal_rows_the_first_is_taken(path: str, device: str) -> None:
+    rng = np.random.default_rng(5)
+    # Signs: products are whole numbers, so that equal cosines are equal on every path.
+    rows = rng.choice([-1.0, 1.0], size=(150, 4))
+    case = Case([rows[:80], rows[:9]], [rows[80:], rows[100:110]], [(0, 0), (1, 0), (1, 1), (0, 1)])
+    found = case.match(path, device, return_indices=True)
+    tables = [cosines(case.x[i], case.y[j]) for i, j in case.pairs]
+    assert found.x_indices is not None and found.y_indices is not None
+    assert found.x_indices.tolist() == np.concatenate([t.argmax(1) for t in tables]).tolist()
+    assert found.y_indices.tolist() == np.concatenate([t.argmax(0) for t in tables]).tolist()
+
+
+@on_every_path
+def test_rows_of_any_length_keep_their_direction(path: str, device: str) -> None:
+    rng = np.random.default_rng(8)
+    case = Case([rng.normal(size=(6, 24))], [rng.normal(size=(9, 24))], [(0, 0)])
+    plain = case.match(path, device)
+    sizes = np.array([1e30, 1e-30, 1, 1e18, 1e-18, 3])[:, None]
+    scaled = Case([case.x[0] * sizes], [case.y[0] * 1e-25], [(0, 0)]).match(path, device)
+    close(scaled.f, plain.f.cpu())
+    equal = Case([case.x[0] * 7], [case.x[0]], [(0, 0)]).match(path, device)
+    close(equal.f, [1.0])
+    assert equal.f <= 1 and equal.precision <= 1
+
+
+@on_every_path
+def test_no_pairs_no_sets_no_numbers(path: str, device: str) -> None:
+    nothing = torch.zeros(0, 8, device=device)
+    found = greedy_match(nothing, nothing, [], [], return_indices=True, return_maxima=True, path=path)  # type: ignore[arg-type]
+    assert found.f.shape == (0,) and found.x_maxima is not None and found.x_maxima.shape == (0,)
+    assert found.x_offsets is not None and found.x_offsets.tolist() == [0]
+    assert greedy_match(nothing, nothing, [0, 0], [0, 0], path=path).f.tolist() == [0, 0]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """So little at once that every loop goes round several times."""
+    monkeypatch.setattr(greedy, "ROWS_AT_ONCE", {"cpu": 40, "cuda": 40})
+    monkeypatch.setattr(cpu, "GRID", 60)
+    yield
+
+
+@on_every_path
+@pytest.mark.usefixtures("small_parts")
+def test_parts_make_the_whole(path: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(11)
+    x, y = ([rng.normal(size=(n, 20)) for n in rng.integers(0, 12, 9)] for _ in range(2))
+    pairs = [(int(i), int(j)) for i, j in rng.integers(0, 9, (60, 2))] + [(3, j) for j in range(9)]
+    options = {
+        "return_indices": True,
+        "return_maxima": True,
+        "x_padded": [p % 2 == 0 for p in range(len(pairs))],
+    }
+    parts = Case(x, y, pairs).match(path, device, **options)
+    monkeypatch.undo()
+    whole = Case(x, y, pairs).match(path, device, **options)
+    for name in ("precision", "recall", "f", "x_maxima", "y_maxima"):
+        close(getattr(parts, name), getattr(whole, name).cpu())
+    for name in ("x_indices", "y_indices", "x_offsets", "x_weightless"):
+        assert torch.equal(getattr(parts, name), getattr(whole, name))
+
+
+def test_threads_change_nothing() -> None:
+    rng = np.random.default_rng(12)
+    x, y = ([rng.normal(size=(n, 64)) for n in rng.integers(1, 60, 80)] for _ in range(2))
+    case = Case(x, y, [(i, i) for i in range(80)])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = case.match("cpu", "cpu", return_indices=True)
+        torch.set_num_threads(2)
+        two = case.match("cpu", "cpu", return_indices=True)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(one.f, two.f)
+    assert (
+        one.x_indices is not None and two.x_indices is not None and torch.equal(one.x_indices, two.x_indices)
+    )
+
+
+@on_every_path
+@few
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 1000))
+def test_best_cosine(path: str, device: str, lengths: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, groups = rng.normal(size=(len(lengths), 12)), [rng.normal(size=(n, 12)) for n in lengths]
+    found = best_cosine(
+        torch.from_numpy(x).float().to(device),
+        packed(groups).float().to(device),
+        lengths,
+        path=path,  # type: ignore[arg-type]
+    )
+    tables = [cosines(x[i : i + 1], group)[0] for i, group in enumerate(groups)]
+    close(found.cosine, [table.max() if len(table) else 0 for table in tables])
+    assert found.index.tolist() == [int(table.argmax()) if len(table) else -1 for table in tables]
+
+
+def test_inputs_are_read_only_and_rows_need_no_gradient() -> None:
+    x = torch.ones(3, 4, requires_grad=True)
+    y = torch.full((2, 8), 2.0)[:, ::2]  # not contiguous
+    kept = y.clone()
+    found = greedy_match(x, y, np.array([1, 2]), torch.tensor([2, 0]))
+    assert not found.f.requires_grad and found.f.tolist() == [1, 0]
+    assert torch.equal(y, kept)
+    assert found.to("cpu").f.tolist() == [1, 0]
+
+
+@on_every_path
+def test_rows_that_are_no_numbers_are_named(path: str, device: str) -> None:
+    x, y = torch.ones(5, 4, device=device), torch.ones(3, 4, device=device)
+    x[3, 1], y[0, 0] = float("nan"), float("inf")
+    with pytest.raises(ValueError, match="2 problems") as error:
+        greedy_match(x, y, [2, 0, 3], [1, 1, 1], path=path)  # type: ignore[arg-type]
+    assert "x[3], row 1 of set 2, holds NaN or infinity: mend or drop it" in str(error.value)
+    assert "y[0], row 0 of set 0, holds NaN or infinity" in str(error.value)
+
+
+ROWS = torch.ones(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((ROWS.numpy(), ROWS, [3], [3]), {}, "x is a ndarray: pass a torch tensor (rows, D)"),
+        ((ROWS, ROWS[0], [3], [3]), {}, "y has shape (4,): pack the rows of all sets into (rows, D)"),
+        ((ROWS.long(), ROWS.long(), [3], [3]), {}, "x is torch.int64: convert it to float16"),
+        ((ROWS, ROWS[:, :2], [3], [3]), {}, "x has rows of 4 numbers, y of 2"),
+        ((ROWS, ROWS.half(), [3], [3]), {}, "x is torch.float32, y is torch.float16: convert one of them"),
+        ((ROWS, ROWS, [2], [3]), {}, "x_lengths add up to 2, but x has 3 rows"),
+        ((ROWS, ROWS, [3], [4, -1]), {}, "y_lengths[1] is -1: a set has 0 rows or more"),
+        ((ROWS, ROWS, [1.5, 1.5], [3]), {}, "x_lengths has shape (2,) and type float64: pass a flat list"),
+        ((ROWS, ROWS, [[1, 2], [3]], [3]), {}, "x_lengths has shape (2,) and type object"),
+        ((ROWS, ROWS, [1, 2], [3]), {}, "2 x sets but 1 y sets: name both sets of every pair"),
+        ((ROWS, ROWS, [3], [3]), {"x_of_pair": [0, 1], "y_of_pair": [0, 0]}, "x_of_pair[1] is 1"),
+        ((ROWS, ROWS, [3], [3]), {"y_of_pair": [0, 0]}, "1 x sets but 2 in y_of_pair"),
+        ((ROWS, ROWS, [3], [3]), {"x_weights": [1, 2]}, "x_weights has shape (2,) and type int64"),
+        ((ROWS, ROWS, [3], [3]), {"y_weights": [1, -1, float("nan")]}, "y_weights[1] is -1.0"),
+        ((ROWS, ROWS, [3], [3]), {"x_padded": [True, False]}, "x_padded has shape (2,) and type bool: pass"),
+        ((ROWS, ROWS, [3], [3]), {"weighted_similarity": True}, "pass x_weights, y_weights or both"),
+        ((ROWS, ROWS, [3], [3]), {"path": "tritn"}, "path='tritn' is not known: did you mean 'triton'?"),
+    ],
+)  # fmt: skip
+def test_complaints(arguments: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        greedy_match(*arguments, **options)
+
+
+def test_all_complaints_come_at_once() -> None:
+    with pytest.raises(ValueError, match="5 problems") as error:
+        greedy_match(ROWS, ROWS[:2, :3], [2, -1], [2, 1], x_weights=[1.0], x_of_pair=[7], y_of_pair=[0])
+    for part in (
+        "x has rows of 4",
+        "x_lengths[1] is -1",
+        "y_lengths add up to 3",
+        "x_weights has",
+        "x_of_pair[0] is 7",
+    ):
+        assert part in str(error.value)
