@@ -14,6 +14,12 @@ from PIL import Image
 # Small models run faster on one thread than on threads that wait for each other; processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
+
+# Without a GPU, Triton's kernels run in its interpreter, which it asks for when something first imports it.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 settings.register_profile("no deadline", deadline=None)  # first calls import and load
 settings.load_profile("no deadline")
 
