@@ -53,42 +53,52 @@ def embedded(model: Any, ids: Tensor) -> Tensor:
 def query_states(model: Any, states: Tensor) -> Tensor:
     """(pictures, queries, width): the query tokens after looking at each picture alone."""
     queries = model.query_tokens.expand(len(states), -1, -1)
-    return run_qformer(model.qformer, queries, queries=queries.shape[1], states=states)
+    count = queries.shape[1]
+    return run_qformer(model.qformer, queries, queries=count, read=count, states=states)
 
 
 def text_states(model: Any, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     """(n, width): the first token of each text, read without a picture. mask: (n, length), true on tokens."""
-    return run_qformer(model.qformer, embedded(model, ids), mask=mask)[:, 0]
+    return run_qformer(model.qformer, embedded(model, ids), queries=0, read=1, mask=mask)[:, 0]
 
 
-def matched_states(model: Any, states: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+def matched_states(
+    model: Any, states: Tensor, ids: Tensor, mask: Tensor | None = None, *, words: bool = False
+) -> Tensor:
     """(n, queries, width): the query tokens after looking at a picture and its text together.
 
     states (pictures, patches + 1, width); ids (n, length) hold equally many texts per picture, those of the
-    first picture first; mask (n, length) is true on tokens, None where there is no padding.
+    first picture first; mask (n, length) is true on tokens, None where there is no padding. With `words` the
+    states of the text's tokens follow.
     """
     queries = model.query_tokens.expand(len(ids), -1, -1)
     count = queries.shape[1]
     if mask is not None:
         mask = functional.pad(mask, (count, 0), value=True)
     both = torch.cat([queries, embedded(model, ids)], dim=1)
-    return run_qformer(model.qformer, both, queries=count, states=states, mask=mask)
+    read = both.shape[1] if words else count
+    return run_qformer(model.qformer, both, queries=count, read=read, states=states, mask=mask)
 
 
 def run_qformer(
-    qformer: Any, x: Tensor, *, queries: int = 0, states: Tensor | None = None, mask: Tensor | None = None
+    qformer: Any,
+    x: Tensor,
+    *,
+    queries: int,
+    read: int,
+    states: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """The last states of the first `queries` tokens of `x` (n, length, width), or of the first token if 0.
+    """(n, read, width): the last states of the first tokens of `x` (n, length, width).
 
-    The query tokens stand first. They and only they look at `states` (pictures, patches + 1, width), n being
-    a multiple of the pictures. mask: (n, length), true where a token may be looked at.
+    The `queries` query tokens stand first. They and only they look at `states` (pictures, patches + 1,
+    width), n being a multiple of the pictures. mask: (n, length), true where a token may be looked at.
     """
     x = qformer.layernorm(x)
     seen_by = None if mask is None else mask[:, None, None, :]
     layers = qformer.encoder.layer
     for depth, layer in enumerate(layers):
-        # What the last layer makes of the other tokens is not read.
-        rows = x[:, : max(queries, 1)] if depth == len(layers) - 1 else x
+        rows = x[:, :read] if depth == len(layers) - 1 else x  # all that depends on these alone
         rows = _attend(layer.attention, rows, x, seen_by)
         if not queries:
             x = layer.feed_forward_chunk(rows)
