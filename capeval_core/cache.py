@@ -169,6 +169,9 @@ class RecentFeatures(FeatureCache):
                 self._bytes -= _cost(key, self._rows.pop(key))
             self._used.clear()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecentFeatures, ()
+
 
 def _cost(key: str, row: Floats) -> int:
     return row.nbytes + len(key) + 300  # what the array and dictionary entry take beside the numbers

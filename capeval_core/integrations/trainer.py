@@ -92,7 +92,10 @@ class CaptionMetrics:
         **options: Any,
     ) -> None:
         if not hasattr(processor, "batch_decode"):
-            raise TypeError(f"processor is {described(processor)}: expected a tokenizer or processor")
+            raise TypeError(
+                f"processor is {described(processor)}, which decodes no captions: pass a tokenizer, or a processor "
+                "with one, as AutoTokenizer and AutoProcessor give it"
+            )
         self.processor = processor
         self.cache = RecentFeatures()
         self.metrics = open_metrics(metrics, options, self.cache)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import evaluate
 import numpy as np
 import pytest
 import torch
-from transformers import EvalPrediction, VisionEncoderDecoderModel
+from transformers import EvalPrediction, VisionEncoderDecoderModel, ViTImageProcessor
 
 import capeval_core
 from capeval_core.cache import FeatureCache
@@ -200,6 +202,20 @@ def test_pictures_may_be_the_column_of_a_dataset(scenes: Scenes, make: Callable[
     )
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda metrics: pickle.loads(pickle.dumps(metrics))])
+def test_a_copy_keeps_pictures_of_its_own(
+    copied: Callable[[CaptionMetrics], CaptionMetrics], scenes: Scenes, make: Callable[..., CaptionMetrics]
+) -> None:
+    metrics = make()
+    values = metrics(evaluation(scenes, CAPTIONS))
+    copy_of = copied(metrics)
+    assert copy_of.cache is not metrics.cache
+    with counted(copy_of.metrics[0].encoder) as seen:  # type: ignore[attr-defined]
+        for _ in range(2):
+            assert copy_of(evaluation(scenes, CAPTIONS)) == pytest.approx(values, abs=1e-6)
+    assert seen.pictures == COUNT  # its own cache starts empty, and all its metrics share it
+
+
 def test_a_metric_keeps_a_cache_of_its_own(scenes: Scenes, weights: str) -> None:
     cache = FeatureCache()
     opened = capeval_core.load("pacs", weights=weights, cache=cache)
@@ -254,8 +270,9 @@ def test_options_of_an_open_metric_are_not_taken(scenes: Scenes, weights: str) -
     opened = capeval_core.load("pacs", weights=weights)
     with pytest.raises(TypeError, match="device: the metrics are open already"):
         CaptionMetrics(scenes.tokenizer, images=scenes.pictures, metrics=[opened], device="cpu")
-    with pytest.raises(TypeError, match="processor is"):
-        CaptionMetrics("gpt2", images=scenes.pictures, metrics=[opened])
+    for processor in ("gpt2", ViTImageProcessor()):
+        with pytest.raises(TypeError, match=r"processor is .*, which decodes no captions: pass a tokenizer"):
+            CaptionMetrics(processor, images=scenes.pictures, metrics=[opened])
 
 
 def test_needless_references_are_told(make: Callable[..., CaptionMetrics]) -> None:
