@@ -93,8 +93,8 @@ class CaptionMetrics:
     ) -> None:
         if not hasattr(processor, "batch_decode"):
             raise TypeError(
-                f"processor is {described(processor)}, which decodes no captions: pass a tokenizer, or a processor "
-                "with one, as AutoTokenizer and AutoProcessor give it"
+                f"processor is {described(processor)}, which decodes no captions: pass a tokenizer, or a "
+                "processor with one, as AutoTokenizer and AutoProcessor give it"
             )
         self.processor = processor
         self.cache = RecentFeatures()
