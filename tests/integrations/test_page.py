@@ -33,6 +33,7 @@ pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 
 from capeval_core.integrations import page as pages
 from capeval_core.integrations.page import scorer as scorers
+from capeval_core.integrations.page.blocks import lines_of
 from capeval_core.integrations.page.scale import scale, ticks
 from capeval_core.integrations.page.scorer import LONGEST_TEXT, Mark, Scorer, published_marks
 from capeval_core.integrations.page.words import in_words_of_the_page
@@ -85,6 +86,36 @@ def test_only_offered_weights_are_opened(picture: Path) -> None:
 def test_texts_have_a_limit(picture: Path) -> None:
     with pytest.raises(ValueError, match="the texts have 20,003 characters, this page takes 20,000"):
         Scorer("refpacs").score(str(picture), "x" * LONGEST_TEXT, ["yyy"])
+
+
+def test_a_pasted_list_of_references_loses_its_marks() -> None:
+    pasted = (
+        "- a cat\n  * two 1. cats\n\n1. one\n23) two\n• three\n-\n2 cats - 3 dogs\n-5 degrees\n1.5 cats\n"
+    )
+    assert lines_of(pasted) == [
+        "a cat",
+        "two 1. cats",
+        "one",
+        "two",
+        "three",
+        "2 cats - 3 dogs",
+        "-5 degrees",
+        "1.5 cats",
+    ]
+    assert lines_of(None) == []
+
+
+@pytest.mark.parametrize(
+    ("orientation", "turned"), [(None, False), (1, False), (6, True), (2, True), (99, False)]
+)
+def test_a_picture_that_viewers_turn_is_told(
+    orientation: int | None, turned: bool, tmp_path: Path, weights: str
+) -> None:
+    exif = Image.Exif()
+    if orientation:
+        exif[274] = orientation
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "a.jpg", exif=exif)
+    assert Scorer("pacs", weights).score(str(tmp_path / "a.jpg"), "a red ground", []).turned is turned
 
 
 def test_visitors_at_the_same_time_open_the_weights_once(
@@ -206,6 +237,7 @@ def test_a_visitor_scores_a_picture_of_their_own(
     assert rows["PAC-S"] == pytest.approx(expected.parts["pac_s"][0], abs=1e-6)
     nearest = sorted(expected.explain(0)["references"].items(), key=lambda item: -item[1])
     assert list(table(page, "Cosine with each reference, nearest first")) == [text for text, _ in nearest]
+    assert page.get_by_text("the picture is to be turned (EXIF)").is_visible()
     told = page.locator("#result .scale").get_attribute("aria-label") or ""
     assert re.search(r"typical captions get: \w[\w ]* -?\d\.\d{3}, ", told)
     page.screenshot(path=screenshots / "wide-score.png", full_page=True)

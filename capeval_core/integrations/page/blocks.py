@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from capeval_core.weights.folder import WeightsError
 LARGEST_UPLOAD = "20mb"
 WAITING = 64
 """Visitors in the queue; one is served at a time."""
+_LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 _LOG = logging.getLogger(__name__)
 _FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
 _MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
@@ -189,8 +191,7 @@ class _Page:
             raise gr.Error(_message(error, picture), print_exception=False) from error
 
     def _scored(self, picture: dict[str, Any] | None, caption: str, references: str, weights: str) -> Scored:
-        lines = [line.strip() for line in (references or "").splitlines()]
-        return self.scorer.score(_path(picture), caption, list(filter(None, lines)), weights)
+        return self.scorer.score(_path(picture), caption, lines_of(references), weights)
 
     def _filled(self, index: int) -> Any:
         """What a press of an example's button does."""
@@ -204,6 +205,12 @@ class _Page:
     def refill(self, index: int | None, kind: str) -> Any:
         """The caption of that kind of the example that was chosen."""
         return gr.skip() if index is None else getattr(demo_set()[index], KINDS[kind])
+
+
+def lines_of(text: str | None) -> list[str]:
+    """The lines that say something, without the bullets and numbers of a list that was pasted."""
+    lines = [_LIST_MARK.sub("", line.strip(), count=1) for line in (text or "").splitlines()]
+    return list(filter(None, lines))
 
 
 def _path(picture: dict[str, Any] | None) -> str | None:

@@ -36,13 +36,17 @@ class Marks:
 
 @dataclass(frozen=True)
 class Scored:
-    """One scored caption."""
+    """One scored caption.
+
+    turned: whether the picture's file asks viewers to turn it, which metrics ignore.
+    """
 
     metric: type[CaptionMetric]
     caption: str
     result: Result
     evidence: Mapping[str, Any]
     marks: Marks
+    turned: bool
 
     @property
     def score(self) -> float:
@@ -93,13 +97,22 @@ class Scorer:
             metric, marks = self._open(weights)
             told = [list(references)] if self.metric.needs_references else None
             result = metric.score([caption], [picture], told)
-            return Scored(self.metric, caption, result, result.explain(0), marks)
+        turned = picture is not None and _is_turned(picture)
+        return Scored(self.metric, caption, result, result.explain(0), marks, turned)
 
     def _open(self, weights: str) -> tuple[CaptionMetric, Marks]:
         if weights not in self._opened:
             metric = load(self.metric.name, weights=weights, evidence=True)
             self._opened[weights] = metric, marks_of(metric)
         return self._opened[weights]
+
+
+def _is_turned(picture: str) -> bool:
+    """Whether the EXIF data of a picture's file say that it is to be turned or mirrored."""
+    from PIL import ExifTags, Image
+
+    with Image.open(picture) as image:
+        return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
 
 
 def marks_of(metric: CaptionMetric) -> Marks:

@@ -13,6 +13,10 @@ from capeval_core.metric import CaptionMetric
 TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
 )
+TURNED = (
+    "The file says that the picture is to be turned (EXIF), and so it is shown here. The score is that of "
+    "the picture as it is stored, as in the original code: save it upright if that is not what you mean."
+)
 
 
 def heading(metric: type[CaptionMetric]) -> str:
@@ -49,6 +53,8 @@ def score(scored: Scored, weights: str) -> str:
     if scored.result.errors:
         return problem(scored.result.errors[0])
     notes = [scored.marks.source]
+    if scored.turned:
+        notes.append(TURNED)
     if scored.result.counts.truncated:
         notes.append("A text is longer than the text encoder reads: its end was cut off.")
     if weights == "tiny":
