@@ -12,6 +12,7 @@ from PIL import Image, UnidentifiedImageError
 STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
 # Several pictures in one file that are not frames: a phone's depth map or thumbnail, Photoshop's layers.
 NOT_FRAMES = {"MPO", "PSD"}
+HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1")  # how a phone's photographs begin, after four bytes
 BOMB = "scale it down, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the picture"
 
 
@@ -46,12 +47,17 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
         except Refused:
             raise
         except UnidentifiedImageError:
+            if data[4:12] in HEIC:
+                raise Refused(
+                    f"{name} is a HEIC picture, which Pillow cannot read: convert it to JPEG"
+                ) from None
             raise Refused(
                 f"{name} is not a picture that Pillow can read, or its header is truncated: "
                 f"it begins with {data[:12]!r}"
             ) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise Refused(f"{name} is too large to trust: {' '.join(str(error).split())} {BOMB}") from None
+            said = " ".join(str(error).split()).rstrip(".")
+            raise Refused(f"{name} is too large to trust ({said}): {BOMB}") from None
         except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
             raise undecodable(name, error) from None
 
