@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from capeval_core.commands.explain import FLAG, make_folder, write_explanations
 from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user, places_named
 from capeval_core.commands.parser import Parser, complain
@@ -32,18 +33,25 @@ def run(arguments: list[str]) -> int:
     metric = metric_class(arguments[0])
     given = _parser(metric).read(arguments[1:])
     _check_place(given)  # now, not after hours
+    if given.explain is not None:
+        make_folder(given.explain, metric)
     collection, result = _score(metric, given)
     interval = interval_of(result)
     print(summary(metric.title, result, interval), flush=True)  # first: a full disk must not cost the score
     _tell_failures(collection, result)
     if given.json is not None:
         _write(given.json, collection, result, interval)
+    if given.explain is not None:
+        print(write_explanations(given.explain, collection, result))
     return 0 if result.counts.failed < result.counts.captions else 1
 
 
 def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Collection, Result]:
+    wanted = chosen(given, metric.Options)
+    if given.explain is not None:
+        wanted["evidence"] = True
     with in_words_of_the_user(metric.Options):
-        options = metric.Options.of(metric.name, chosen(given, metric.Options))
+        options = metric.Options.of(metric.name, wanted)
     if given.references is not None and not metric.needs_references:
         complain(f"warning: {metric.name} needs no references: --references is ignored")
         given.references = None
@@ -122,6 +130,14 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
     )
     files.add_argument(
         "--json", metavar="OUT", type=Path, help="write scores, parts, ids and captions to this file"
+    )
+    files.add_argument(
+        FLAG,
+        metavar="FOLDER",
+        type=Path,
+        help="draw where each caption's score comes from, into a new folder"
+        if metric.plots
+        else "for metrics whose explanations can be drawn",
     )
     add_flags(parser, metric.Options)
     return parser

@@ -19,17 +19,19 @@ class Canvas:
     """What is drawn later lies on top.
 
     Args:
-        width, height: of the result, in pixels.
+        width, height: of the result, in pixels, which is what all places and sizes are given in.
         colour: of the sheet.
+        finer: how much larger it is drawn.
     """
 
-    def __init__(self, width: float, height: float, colour: Colour) -> None:
-        self.width, self.height = round(width), round(height)
-        self.image = Image.new("RGB", (self.width * FINER, self.height * FINER), colour)
+    def __init__(self, width: float, height: float, colour: Colour, finer: float = FINER) -> None:
+        self.width, self.height, self.finer = round(width), round(height), finer
+        size = (round(self.width * finer), max(1, round(self.height * finer)))
+        self.image = Image.new("RGB", size, colour)
         self._draw = ImageDraw.Draw(self.image, "RGBA")  # blends colours that let something through
 
     def finished(self) -> Image.Image:
-        """The picture."""
+        """The picture with smooth edges; larger than its width where the canvas is finer."""
         return self.image.reduce(FINER)
 
     def text(
@@ -45,9 +47,11 @@ class Canvas:
         whole: str = "",
     ) -> None:
         """Text at a baseline; `anchor` is Pillow's, `whole` as for `font_of`."""
-        written, font = font_of(text, size * FINER, whole)
+        written, font = font_of(text, size * self.finer, whole)
         stroke = size / 22 if bold else 0
-        self._draw.text((x * FINER, y * FINER), written, colour, font, anchor=anchor, stroke_width=stroke)
+        self._draw.text(
+            (x * self.finer, y * self.finer), written, colour, font, anchor=anchor, stroke_width=stroke
+        )
 
     def line_of_text(self, x: float, y: float, pieces: Iterable[Piece], size: float, colour: Colour) -> None:
         """A line of `lines_of` at a baseline."""
@@ -69,19 +73,24 @@ class Canvas:
         """A rectangle with round corners."""
         if width <= 0 or height <= 0:
             return
-        corners = (x * FINER, y * FINER, (x + width) * FINER - 1, (y + height) * FINER - 1)
-        radius = min(radius, width / 2, height / 2) * FINER
-        self._draw.rounded_rectangle(corners, radius, fill, edge, max(1, round(thickness * FINER)))
+        corners = (
+            x * self.finer,
+            y * self.finer,
+            (x + width) * self.finer - 1,
+            (y + height) * self.finer - 1,
+        )
+        radius = min(radius, width / 2, height / 2) * self.finer
+        self._draw.rounded_rectangle(corners, radius, fill, edge, max(1, round(thickness * self.finer)))
 
     def disc(self, x: float, y: float, radius: float, fill: Colour) -> None:
         """A filled circle."""
-        corners = tuple(value * FINER for value in (x - radius, y - radius, x + radius, y + radius))
+        corners = tuple(value * self.finer for value in (x - radius, y - radius, x + radius, y + radius))
         self._draw.ellipse(corners, fill)
 
     def line(self, points: Points | Sequence[tuple[float, float]], colour: Colour, thickness: float) -> None:
         """A line with round ends and joints."""
-        wide = max(1, round(thickness * FINER))
-        places: list[Any] = [(float(x) * FINER, float(y) * FINER) for x, y in points]
+        wide = max(1, round(thickness * self.finer))
+        places: list[Any] = [(float(x) * self.finer, float(y) * self.finer) for x, y in points]
         self._draw.line(places, colour, wide, joint="curve")
         if wide > 2 and len(colour) == 3:  # where colours let something through, ends would show twice
             for x, y in (places[0], places[-1]):
@@ -89,4 +98,4 @@ class Canvas:
 
     def paste(self, image: Image.Image, x: float, y: float, mask: Image.Image | None = None) -> None:
         """A picture of this canvas' fineness, at its top left corner."""
-        self.image.paste(image, (round(x * FINER), round(y * FINER)), mask)
+        self.image.paste(image, (round(x * self.finer), round(y * self.finer)), mask)

@@ -26,7 +26,6 @@ from capeval_core.drawing.colours import (
 )
 from capeval_core.drawing.overlay import badge_radius, draw_badge, draw_regions
 from capeval_core.drawing.text import FINER, Piece, lines_of, shortened, width_of
-from capeval_core.phrases.places import wrong_words
 from capeval_core.regions.regions import Regions
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 NARROWEST = 320
 _ONE_COLUMN = 760  # below this width everything stands in one column
 _TALLEST = 1.1  # height of the picture at most, by the width of its column
+_OVERLAY = 440  # width at which lines and numbers of a picture alone have their size; they grow with it
 _ENOUGH = 1.2  # an arrangement so much higher than the lowest is still taken, if it is simpler
 _GAP, _BETWEEN = 40.0, 30.0  # between columns, between blocks
 _TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
@@ -62,7 +62,7 @@ class Block:
 def draw_overlay(explanation: HiceExplanation, width: int) -> Image.Image:
     """See `HiceExplanation.overlay`."""
     _check(explanation, width)
-    return _overlay(explanation, width).finished()
+    return _overlay(explanation, _OVERLAY, FINER * width / _OVERLAY).finished()
 
 
 def draw_card(explanation: HiceExplanation, width: int) -> Image.Image:
@@ -136,10 +136,11 @@ def _drawn(block: Block, width: int, margin: float) -> Image.Image:
 # What is seen
 
 
-def _overlay(explanation: HiceExplanation, width: float) -> Canvas:
+def _overlay(explanation: HiceExplanation, width: float, finer: float = FINER) -> Canvas:
     image = explanation.image()
     regions = explanation.masks() or Regions.of([], size=(image.height, image.width))
-    return draw_regions(image, regions, [note["unmentioned"] for note in explanation.regions], width)
+    unmentioned = [note["unmentioned"] for note in explanation.regions]
+    return draw_regions(image, regions, unmentioned, width, finer)
 
 
 def _picture(explanation: HiceExplanation, width: float) -> Block:
@@ -202,10 +203,7 @@ def _caption(explanation: HiceExplanation, width: float) -> Block:
     """The caption with the words of its wrong phrases marked."""
     text = explanation["caption"]
     size, leading = (21.0, 32.0) if len(text) < 320 else (17.0, 26.0)
-    said: dict[bool, list[str]] = {True: [], False: []}
-    for note in explanation.phrases:
-        said[note["mistake"]].append(note["phrase"])
-    lines = lines_of(text, size, width, wrong_words(text, said[True], said[False]))
+    lines = lines_of(text, size, width, explanation.wrong_words())
 
     def draw(canvas: Canvas, x: float, y: float) -> None:
         for number, pieces in enumerate(lines):

@@ -34,10 +34,12 @@ def draw_badge(canvas: Canvas, x: float, y: float, radius: float, number: int, c
     canvas.text(x, y + size * 0.36, str(number), size, PAPER, bold=True, anchor="ms")
 
 
-def draw_regions(image: Image.Image, regions: Regions, unmentioned: Sequence[bool], width: float) -> Canvas:
-    """The picture, `width` pixels wide, with its regions."""
+def draw_regions(
+    image: Image.Image, regions: Regions, unmentioned: Sequence[bool], width: float, finer: float = FINER
+) -> Canvas:
+    """The picture, `width` pixels wide, with its regions; `finer` is as for `Canvas`."""
     height = max(1.0, width * image.height / image.width)
-    canvas = Canvas(width, height, PAPER)
+    canvas = Canvas(width, height, PAPER, finer)
     shown = image.convert("RGB").resize(canvas.image.size, Image.Resampling.LANCZOS)
     canvas.paste(shown, 0, 0)
     size = (canvas.width, canvas.height)
@@ -66,18 +68,20 @@ def _outline(canvas: Canvas, line: Line, colour: Rgb, *, dashed: bool) -> None:
 
 def _fill(canvas: Canvas, lines: Sequence[Line], colour: Rgb, *, hatched: bool) -> None:
     """A tint of the inside, without the holes, or white lines across it."""
-    low = np.floor(np.min([line.min(axis=0) for line in lines], axis=0) * FINER).astype(int)
-    high = np.ceil(np.max([line.max(axis=0) for line in lines], axis=0) * FINER).astype(int) + 1
+    low = np.floor(np.min([line.min(axis=0) for line in lines], axis=0) * canvas.finer).astype(int)
+    high = np.ceil(np.max([line.max(axis=0) for line in lines], axis=0) * canvas.finer).astype(int) + 1
     inside = Image.new("1", (int(high[0] - low[0]), int(high[1] - low[1])))
     for line in lines:  # what lies in an even number of outlines is a hole
         other = Image.new("1", inside.size)
-        ImageDraw.Draw(other).polygon([(x, y) for x, y in (line * FINER - low).tolist()], fill=1)
+        ImageDraw.Draw(other).polygon([(x, y) for x, y in (line * canvas.finer - low).tolist()], fill=1)
         inside = Image.fromarray(np.asarray(inside) ^ np.asarray(other))
     strength = np.asarray(inside).astype(np.uint8) * _TINT
     ground = Image.new("RGB", inside.size, colour)
     if hatched:
         y, x = np.mgrid[low[1] : high[1], low[0] : high[0]]
-        across = (x + y) % round(_HATCH * FINER * np.sqrt(2))
-        strength = np.where((across < 2 * FINER) & np.asarray(inside), 130, strength).astype(np.uint8)
-        ground = Image.fromarray(np.where((across < 2 * FINER)[..., None], PAPER, INK).astype(np.uint8))
-    canvas.paste(ground, low[0] / FINER, low[1] / FINER, Image.fromarray(strength))
+        across = (x + y) % round(_HATCH * canvas.finer * np.sqrt(2))
+        strength = np.where((across < 2 * canvas.finer) & np.asarray(inside), 130, strength).astype(np.uint8)
+        ground = Image.fromarray(
+            np.where((across < 2 * canvas.finer)[..., None], PAPER, INK).astype(np.uint8)
+        )
+    canvas.paste(ground, low[0] / canvas.finer, low[1] / canvas.finer, Image.fromarray(strength))

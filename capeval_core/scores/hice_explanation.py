@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from capeval_core.inputs.pictures import Picture
+from capeval_core.phrases.places import Span, wrong_words
 from capeval_core.regions.regions import Regions
 
 if TYPE_CHECKING:
@@ -102,6 +103,13 @@ class HiceExplanation(dict[str, Any]):
         """The references, none of a metric without."""
         found: list[ReferenceNote] = self.get("compared", [])
         return found
+
+    def wrong_words(self) -> list[Span]:
+        """The words of the caption to be marked: those of mistakes that no other phrase says rightly."""
+        said: dict[bool, list[str]] = {True: [], False: []}
+        for note in self.phrases:
+            said[note["mistake"]].append(note["phrase"])
+        return wrong_words(self["caption"], said[True], said[False])
 
     def judged(self, threshold: float) -> HiceExplanation:
         """The same with another threshold for what is a mistake and what is unmentioned."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import base64
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, cast
 
+from capeval_core.drawing.colours import region_colour
 from capeval_core.integrations.page.scale import number
 from capeval_core.integrations.page.scorer import Scored
 from capeval_core.registry import METRICS, metric_class
+
+if TYPE_CHECKING:
+    from capeval_core.scores.hice_explanation import HiceExplanation
 
 Panel = Callable[[Scored], str]
 """Of a scored caption some HTML; every text of a user or a model in it is escaped."""
@@ -16,8 +22,12 @@ Panel = Callable[[Scored], str]
 
 def parts(scored: Scored) -> str:
     """The components that the paper names."""
-    titles = {metric_class(name).key: metric_class(name).title for name in METRICS}
-    rows = {titles.get(name, name.replace("_", " ")): value for name, value in scored.parts.items()}
+    titles = {metric_class(name).key: metric_class(name).title for name in METRICS} | _NAMES
+    rows = {
+        titles.get(name, name.replace("_", " ")): int(value) if name in _COUNTS else value
+        for name, value in scored.parts.items()
+        if value or name not in _COUNTS
+    }
     return table("Parts", {escape(name): value for name, value in rows.items()})
 
 
@@ -29,7 +39,83 @@ def references(scored: Scored) -> str:
     return table("Cosine with each reference, nearest first", marked)
 
 
-OF_EVIDENCE: dict[str, Panel] = {"references": references}
+_OVERLAY = 1040
+"""Pixels of the outlined picture's width: twice what it has on a desk, for dense screens."""
+_NAMES = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC"}
+"""What papers call parts."""
+_COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
+
+
+def regions(scored: Scored) -> str:
+    """The picture with its regions, the caption with its wrong words, and what fits what."""
+    found = cast("HiceExplanation", scored.evidence)
+    missed = sum(note["unmentioned"] for note in found.regions)
+    told = f"The picture with {len(found.regions)} regions outlined, {missed} of which no phrase mentions."
+    shown = f'<img src="{_data_address(found)}" alt="{told}"><figcaption>{_marked(found)}</figcaption>'
+    phrases = {
+        _sign(note["mistake"]) + escape(note["phrase"]) + _badge(found, note["region"]): note["precision"]
+        for note in found.phrases
+    }
+    best = {
+        _badge(found, index) + _best(note["phrase"], note["unmentioned"]): note["recall"]
+        for index, note in enumerate(found.regions)
+    }
+    if found["whole"] is not None:
+        best["the whole picture: " + escape(found["whole"]["phrase"])] = found["whole"]["recall"]
+    return (
+        f"<figure>{shown}</figure>"
+        + table("Phrases, the region that fits each best, and how well (precision)", phrases)
+        + table("Regions, the phrase that fits each best, and how well (recall)", best)
+    )
+
+
+def _data_address(found: HiceExplanation) -> str:
+    written = BytesIO()
+    found.overlay(_OVERLAY).save(written, "JPEG", quality=90, subsampling=0)
+    return "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()
+
+
+def _marked(found: HiceExplanation) -> str:
+    """The caption with its wrong words marked."""
+    text, pieces, end = found["caption"], [], 0
+    for span in found.wrong_words():
+        pieces += [escape(text[end : span.start]), f"<mark>{escape(text[span.start : span.end])}</mark>"]
+        end = span.end
+    return "".join([*pieces, escape(text[end:])])
+
+
+def _sign(mistake: bool) -> str:
+    told, path = ("mistake", "M3 3l8 8m0-8l-8 8") if mistake else ("right", "M2 8l3 3 7-8")
+    kind = "wrong" if mistake else "right"
+    named = f'class="sign {kind}" role="img" aria-label="{told}"'
+    return f'<svg {named} viewBox="0 0 14 14"><path d="{path}"/></svg>'
+
+
+def _badge(found: HiceExplanation, region: int | None) -> str:
+    if region is None:
+        return " <small>the whole picture</small>"
+    red, green, blue = region_colour(region, found.regions[region]["unmentioned"])
+    style = f"--region:rgb({red} {green} {blue})"
+    return f' <b class="badge" style="{style}" aria-label="region {region + 1}">{region + 1}</b> '
+
+
+def _best(phrase: str, unmentioned: bool) -> str:
+    return f"<small>not mentioned; nearest:</small> {escape(phrase)}" if unmentioned else escape(phrase)
+
+
+def compared(scored: Scored) -> str:
+    """What the caption and its phrases have of each reference."""
+    rows = {
+        escape(note["reference"]) + (" <small>chosen</small>" if note["chosen"] else ""): (
+            note["gttc"],
+            note["lttc"],
+        )
+        for note in cast("HiceExplanation", scored.evidence).compared
+    }
+    return table("How the caption fits each reference", rows, ["as a whole", "by phrases"])
+
+
+OF_EVIDENCE: dict[str, Panel] = {"references": references, "regions": regions, "compared": compared}
 """The panel of each kind of evidence, by its name in `result.explain(i)`."""
 
 
@@ -39,10 +125,17 @@ def panels(scored: Scored) -> str:
     return "".join(panel(scored) for panel in shown)
 
 
-def table(title: str, rows: Mapping[str, Any]) -> str:
-    """A table of names (HTML) and numbers."""
-    cells = "".join(
-        f'<tr><th scope="row">{name}</th><td><data value="{value!r}">{number(value)}</data></td></tr>'
-        for name, value in rows.items()
+def table(title: str, rows: Mapping[str, Any], columns: Sequence[str] = ()) -> str:
+    """A table of names (HTML) and numbers: one number each, or under `columns` a tuple of them."""
+    headings = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    head = f"<thead><tr><td></td>{headings}</tr></thead>" if columns else ""
+    body = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(map(_cell, values if columns else [values]))}</tr>'
+        for name, values in rows.items()
     )
-    return f"<table><caption>{escape(title)}</caption><tbody>{cells}</tbody></table>"
+    return f"<table><caption>{escape(title)}</caption>{head}<tbody>{body}</tbody></table>"
+
+
+def _cell(value: float) -> str:
+    shown = value if isinstance(value, int) else number(value)
+    return f'<td><data value="{value!r}">{shown}</data></td>'

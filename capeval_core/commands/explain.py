@@ -1,0 +1,63 @@
+"""`capeval score --explain`: where each score comes from, drawn and in numbers, caption by caption."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from tqdm import tqdm
+
+from capeval_core.inputs.files import Collection
+from capeval_core.metric import CaptionMetric
+from capeval_core.registry import METRICS, metric_class
+from capeval_core.result import Result, plain
+
+FLAG = "--explain"
+
+
+def make_folder(folder: Path, metric: type[CaptionMetric]) -> None:
+    """Have an empty folder for explanations, before anything is scored.
+
+    Raises:
+        ValueError, OSError: this metric's explanations cannot be drawn, or the folder is none or not empty.
+    """
+    if not metric.plots:
+        able = ", ".join(name for name in METRICS if metric_class(name).plots)
+        raise ValueError(
+            f"{FLAG}: what explains {metric.name} cannot be drawn, only that of {able}; "
+            "--evidence with --json writes it as numbers"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{FLAG} {folder} is a file: name a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        filled = any(folder.iterdir())
+    except OSError as error:
+        raise OSError(f"{FLAG} {folder}: no folder can be made there ({error.strerror})") from error
+    if filled:
+        raise ValueError(f"{FLAG} {folder} is not empty: name a new or an empty folder")
+
+
+def write_explanations(folder: Path, collection: Collection, result: Result) -> str:
+    """Write `ID-NUMBER.png` and `ID-NUMBER.json` for each caption of each image; a line that says how many.
+
+    A caption without a score has no picture; its numbers say why.
+    """
+    numbers: Counter[str] = Counter()
+    drawn = 0
+    for index, image_id in enumerate(tqdm(collection.ids, FLAG[2:], disable=None, unit="caption")):
+        numbers[image_id] += 1
+        path = folder / f"{image_id}-{numbers[image_id]}"
+        explanation = result.explain(index)
+        content = {"id": image_id, "number": numbers[image_id], **plain(explanation)}
+        try:
+            written = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+            path.with_name(path.name + ".json").write_text(written, encoding="utf-8")
+            if index not in result.errors:
+                explanation.plot().save(path.with_name(path.name + ".png"))  # type: ignore[attr-defined]
+                drawn += 1
+        except OSError as error:
+            raise OSError(f"{FLAG} {path} cannot be written ({error.strerror or error})") from error
+    share = f"{drawn:,}" if drawn == len(collection.ids) else f"{drawn:,} of {len(collection.ids):,}"
+    return f"explained  {share} captions in {folder}"
