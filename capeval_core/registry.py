@@ -13,6 +13,8 @@ METRICS: dict[str, str] = {
     "refpacs": "capeval_core.scores.pac:RefPacS",
     "clips": "capeval_core.scores.clips:ClipS",
     "refclips": "capeval_core.scores.clips:RefClipS",
+    "hices": "capeval_core.scores.hice:HiceS",
+    "refhices": "capeval_core.scores.hice:RefHiceS",
 }
 """Every metric's name and class. To add a metric is to add its score file, module, card and a line here."""
 
@@ -50,6 +52,6 @@ def list_metrics() -> list[str]:
     """Names of all metrics.
 
     >>> list_metrics()
-    ['pacs', 'refpacs', 'clips', 'refclips']
+    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices']
     """
     return list(METRICS)

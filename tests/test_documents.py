@@ -115,7 +115,9 @@ def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() ->
         text = cards[name].read_text(encoding="utf-8")
         assert f"<!-- origin {name} -->" in text
         assert re.search(rf"^<!-- convert \w+ {name} -->$", text, re.MULTILINE)
-        assert front_matter(cards[name])["license"] == (entry.licence or "unknown").lower()
+        told = front_matter(cards[name])
+        licence = told["license_name" if told["license"] == "other" else "license"]
+        assert licence == (entry.licence or "unknown").lower().replace(" ", "-")
         assert "model-index" not in front_matter(cards[name])
 
 

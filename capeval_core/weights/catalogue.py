@@ -91,10 +91,10 @@ def _alpha(name: str, title: str, checkpoint: str, base: str) -> WeightsEntry:
     # The code is Apache-2.0; of the checkpoints the README says "for research use only".
     return WeightsEntry(
         f"{NAMESPACE}/{name}",
-        f"Alpha-CLIP {title} (research use only)",
+        f"Alpha-CLIP {title}",
         "https://github.com/SunzeY/AlphaCLIP/blob/main/model-zoo.md",
         checkpoint,
-        "other",
+        "research only",
         {"activation": "quick_gelu", "base": f"timm/{base}"},
     )
 
@@ -122,7 +122,7 @@ ALPHA_CLIP: tuple[WeightsEntry, ...] = (
     ),
     _alpha(
         "alpha-clip-vit-l-14-336",
-        "ViT-L/14, 336 pixels",
+        "ViT-L/14@336",
         "clip_l14_336_grit_20m_4xe.pth",
         "vit_large_patch14_clip_336.openai",
     ),
@@ -159,6 +159,7 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     _openai("resnet50x4_clip.openai", "RN50x4"),
     _openclip("CLIP-ViT-B-32-laion2B-s34B-b79K", "ViT-B/32"),
     _openclip("CLIP-ViT-L-14-laion2B-s32B-b82K", "ViT-L/14"),
+    *ALPHA_CLIP,
     *BLIP2,
 )
 

@@ -18,6 +18,7 @@ import capeval_core
 from capeval_core.commands.flags import add_flags, chosen, in_flags
 from capeval_core.commands.parser import Parser
 from capeval_core.options import Options, option
+from capeval_core.registry import METRICS
 from capeval_core.result import Result
 from tests.cli.conftest import CAPTIONS, REFERENCES, Ran
 
@@ -214,7 +215,7 @@ def test_empty_references_are_named(score: Score, files: Path) -> None:
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
-    "no metric": ([], "the metric comes first: capeval score {pacs,refpacs,clips,refclips} ..."),
+    "no metric": ([], f"the metric comes first: capeval score {{{','.join(METRICS)}}} ..."),
     "metric last": (["--images", "x", "pacs"], "the metric comes first"),
     "unknown metric": (["pasc"], "unknown metric 'pasc': did you mean 'pacs'?"),
     "no files": (["pacs"], "the following arguments are required: --candidates, --images"),

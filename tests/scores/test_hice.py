@@ -196,8 +196,8 @@ def test_eq_2_to_11_a_second_way(
         assert free.scores[row] == pytest.approx(plain.pop("hice"), abs=1e-6)
         for name, value in plain.items():
             assert found.parts[name][row] == pytest.approx(value, abs=1e-6), name
-        assert found.parts["regions"][row] == len(cases[row].regions)
-        assert found.parts["phrases"][row] == len(cases[row].caption.phrases)
+        assert found.parts["region_count"][row] == len(cases[row].regions)
+        assert found.parts["phrase_count"][row] == len(cases[row].caption.phrases)
 
 
 def test_the_best_region_of_each_phrase_and_the_best_phrase_of_each_region() -> None:
@@ -314,7 +314,7 @@ def test_four_captions_of_thirty_masks_cost_31_forwards_and_a_further_one_none(
     with counted(metric.encoder) as seen:
         fifth = metric.score(["a fifth caption"], [pictures[4]])
     assert (seen.masked, seen.pictures, source.asked) == (0, 0, 1)
-    assert four.parts["regions"] == [30] * 4 and fifth.parts["regions"] == [30]
+    assert four.parts["region_count"] == [30] * 4 and fifth.parts["region_count"] == [30]
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,9 @@ def test_sources_of_one_name_sign_by_what_they_give(folder: Path) -> None:
 def test_without_regions_the_whole_picture_is_the_region(folder: Path, pictures: list[Path]) -> None:
     grey = Image.new("RGB", (60, 40), (128, 128, 128))  # colours finds nothing here
     found = opened(HiceS, folder, evidence=True).score(CAPTIONS[:3], [grey, pictures[0], grey])
-    assert found.parts["regions"][0] == found.parts["regions"][2] == 0 < found.parts["regions"][1]
+    assert (
+        found.parts["region_count"][0] == found.parts["region_count"][2] == 0 < found.parts["region_count"][1]
+    )
     assert all(math.isfinite(score) for score in found.scores) and found.counts.failed == 0
     with_whole = opened(HiceS, folder, include_whole=True).score(CAPTIONS[:1], [grey])
     assert with_whole.scores == [pytest.approx(found.scores[0], abs=1e-6)]
@@ -384,17 +386,17 @@ def test_without_regions_the_whole_picture_is_the_region(folder: Path, pictures:
 
 def test_one_region(folder: Path, pictures: list[Path]) -> None:
     found = opened(HiceS, folder, regions=Rectangles(1)).score([CAPTIONS[1]], [pictures[0]])
-    assert found.parts["regions"] == [1] and found.parts["phrases"] == [1]
+    assert found.parts["region_count"] == [1] and found.parts["phrase_count"] == [1]
     assert found.parts["precision"] == found.parts["recall"]  # one phrase, one region: one cosine
 
 
 def test_five_hundred_regions_and_the_best_ten_of_them(folder: Path, pictures: list[Path]) -> None:
     metric = opened(HiceS, folder, regions=Rectangles(500))
-    assert metric.score(CAPTIONS[:1], pictures[:1]).parts["regions"] == [500]
+    assert metric.score(CAPTIONS[:1], pictures[:1]).parts["region_count"] == [500]
     limited = opened(HiceS, folder, regions=Rectangles(500), max_regions=10)
     with counted(limited.encoder) as seen:
         found = limited.score(CAPTIONS[:1], pictures[:1])
-    assert seen.masked == 11 and found.parts["regions"] == [10]
+    assert seen.masked == 11 and found.parts["region_count"] == [10]
     assert "|max_regions:10|" in found.signature
 
 
@@ -404,7 +406,7 @@ def test_regions_that_are_cropped_away_are_dropped_and_counted(folder: Path, tmp
     left, middle = np.zeros((2, 30, 90), dtype=np.bool_)
     left[:, :5], middle[5:20, 35:50] = True, True
     found = opened(HiceS, folder, regions={"wide": [left, middle]}).score(CAPTIONS[:1], [path])
-    assert found.parts["regions"] == [1] and found.parts["regions_dropped"] == [1]
+    assert found.parts["region_count"] == [1] and found.parts["regions_dropped"] == [1]
 
 
 def test_masks_of_another_size_cost_their_picture(folder: Path, pictures: list[Path]) -> None:
@@ -423,9 +425,9 @@ def test_masks_of_another_size_cost_their_picture(folder: Path, pictures: list[P
 def test_empty_masks_are_dropped_and_counted(folder: Path, pictures: list[Path]) -> None:
     whole = np.ones((60, 90), dtype=np.bool_)
     found = opened(HiceS, folder, regions={"0": [whole, ~whole]}).score(CAPTIONS[:1], pictures[:1])
-    assert found.parts["regions"] == [1] and found.parts["regions_dropped"] == [1]
+    assert found.parts["region_count"] == [1] and found.parts["regions_dropped"] == [1]
     none = opened(HiceS, folder, regions={"0": [~whole]}).score(CAPTIONS[:1], pictures[:1])
-    assert none.parts["regions"] == [0] and math.isfinite(none.mean)
+    assert none.parts["region_count"] == [0] and math.isfinite(none.mean)
 
 
 def test_a_broken_picture_costs_its_captions(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
@@ -434,7 +436,7 @@ def test_a_broken_picture_costs_its_captions(folder: Path, pictures: list[Path],
     shown = [pictures[0], broken, pictures[1], broken]
     found = opened(RefHiceS, folder, on_error="nan").score(CAPTIONS, shown, [["a dog"]] * 4)
     assert sorted(found.errors) == [1, 3] and "images[3]" in found.errors[3]
-    assert all(math.isnan(values(found)[part][1]) for part in ("score", "gitc", "litc", "regions"))
+    assert all(math.isnan(values(found)[part][1]) for part in ("score", "gitc", "litc", "region_count"))
     sound = opened(RefHiceS, folder).score(CAPTIONS[::2], pictures[:2], [["a dog"]] * 2)
     assert [found.scores[0], found.scores[2]] == pytest.approx(sound.scores, abs=1e-6)
 
@@ -443,7 +445,7 @@ def test_a_caption_of_400_words_is_counted_as_truncated(folder: Path, pictures: 
     long = " ".join(f"There is a small red star beside the big blue heart number {i}." for i in range(31))
     assert len(long.split()) > 400
     found = opened(HiceS, folder).score([long, "a star"], pictures[:2])
-    assert found.counts.truncated == 1 and found.parts["phrases"][0] > 10
+    assert found.counts.truncated == 1 and found.parts["phrase_count"][0] > 10
     # Neither the text encoder nor the rules cut this one, but a parser may.
     cut = opened(HiceS, folder, phrases=Graphs({}, truncated=2)).score(["a star"], pictures[:1])
     assert cut.counts.truncated == 1
@@ -456,7 +458,7 @@ def test_a_graph_without_a_fact_leaves_the_caption_as_its_own_phrase(
     found = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], pictures[:1])
     own = opened(HiceS, folder, phrases={CAPTIONS[0]: [CAPTIONS[0]]}).score(CAPTIONS[:1], pictures[:1])
     assert found.scores == own.scores
-    assert found.parts["without_phrases"] == [1] and found.parts["phrases"] == [1]
+    assert found.parts["without_phrases"] == [1] and found.parts["phrase_count"] == [1]
 
 
 @pytest.mark.parametrize(
@@ -464,7 +466,7 @@ def test_a_graph_without_a_fact_leaves_the_caption_as_its_own_phrase(
 )
 def test_what_can_be_read_of_a_broken_graph_is_used(graph: str, folder: Path, pictures: list[Path]) -> None:
     found = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], pictures[:1])
-    assert found.parts["phrases"] == [1] and math.isfinite(found.mean)
+    assert found.parts["phrase_count"] == [1] and math.isfinite(found.mean)
 
 
 def test_phrases_and_regions_can_be_handed_in(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
@@ -473,7 +475,7 @@ def test_phrases_and_regions_can_be_handed_in(folder: Path, pictures: list[Path]
     expected = opened(HiceS, folder, regions=Rectangles(3), phrases=phrases).score(
         CAPTIONS[:2], [pictures[0]] * 2
     )
-    assert expected.parts["phrases"] == [2, 1] and expected.parts["without_phrases"] == [0, 1]
+    assert expected.parts["phrase_count"] == [2, 1] and expected.parts["without_phrases"] == [0, 1]
     by_name = {"0": masks.coco()}
     (tmp_path / "masks.json").write_text(json.dumps(by_name))
     (tmp_path / "phrases.json").write_text(json.dumps(phrases))
