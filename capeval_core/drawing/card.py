@@ -62,7 +62,9 @@ class Block:
 def draw_overlay(explanation: HiceExplanation, width: int) -> Image.Image:
     """See `HiceExplanation.overlay`."""
     _check(explanation, width)
-    return _overlay(explanation, _OVERLAY, FINER * width / _OVERLAY).finished()
+    image = explanation.image()
+    shown = max(1.0, min(1.0, 2 * image.width / image.height) * _OVERLAY)
+    return _overlay(explanation, shown, FINER * width / _OVERLAY).finished()
 
 
 def draw_card(explanation: HiceExplanation, width: int) -> Image.Image:

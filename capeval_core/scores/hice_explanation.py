@@ -133,7 +133,10 @@ class HiceExplanation(dict[str, Any]):
         return draw_card(self if threshold is None else self.judged(threshold), width)
 
     def overlay(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
-        """The picture alone with its regions outlined; arguments and errors are those of `plot`."""
+        """The picture alone with its regions outlined; arguments and errors are those of `plot`.
+
+        It is narrower where it would be more than twice as high as wide.
+        """
         from capeval_core.drawing.card import draw_overlay
 
         return draw_overlay(self if threshold is None else self.judged(threshold), width)
