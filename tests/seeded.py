@@ -73,3 +73,16 @@ def alpha_encoder(dtype: str = "float32", zero_mask: bool = False) -> AlphaClipE
     """The seeded Alpha-CLIP, on the CPU."""
     found = alpha_release(zero_mask)
     return AlphaClipEncoder(found.config, found.tensors, device="cpu", dtype=dtype)
+
+
+def blip2_weights(folder: Path) -> Path:
+    """A weights folder of the golden BLIP-2, made in `folder`; its words are w0, w1 and so on."""
+    from capeval_core.encoders.blip2 import Blip2Encoder
+    from tests.golden.blip2_itm import Case
+
+    case = Case.read(CASES / "blip2-itm")
+    (folder / "vocab.txt").write_text("\n".join(case.words) + "\n")
+    settings = {"vocabulary": str(folder / "vocab.txt"), **case.heads}
+    found = Blip2Encoder.Conversion.of("convert", settings).read(case.lavis_checkpoint(folder))
+    Blip2Encoder(found.config, found.tensors, device="cpu").save_pretrained(folder / "blip2")
+    return folder / "blip2"

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 _PREPROCESSING = {"image_size", "mean", "std", "interpolation"}
+_INTERPOLATIONS = ("bicubic", "bilinear")
 
 
 def config_problems(config: dict[str, Any]) -> list[str]:
@@ -62,9 +63,10 @@ def _preprocessing(found: Any) -> list[str]:
         values = found.get(name, (0.5, 0.5, 0.5))
         if not _are_numbers(values, 3) or min(values) <= low:
             problems.append(f"preprocessing.{name} is {values!r}, expected three numbers, one per channel")
-    if found.get("interpolation", "bicubic") != "bicubic":
+    if found.get("interpolation", "bicubic") not in _INTERPOLATIONS:
         problems.append(
-            f"preprocessing.interpolation is {found['interpolation']!r}, but only 'bicubic' is known"
+            f"preprocessing.interpolation is {found['interpolation']!r}, but only "
+            f"{' and '.join(map(repr, _INTERPOLATIONS))} are known"
         )
     if unknown := sorted(found.keys() - _PREPROCESSING):
         problems.append(f"preprocessing has {', '.join(unknown)}, which is not known here")

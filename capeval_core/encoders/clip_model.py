@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from capeval_core.encoders.precision import DTYPES
 from capeval_core.weights.folder import WeightsError
 
-_VISION_KEYS = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size"}
-_TEXT_KEYS = {"layers", "width", "heads", "mlp_ratio", "context_length", "vocab_size"}
+VISION_KEYS = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size"}
+TEXT_KEYS = {"layers", "width", "heads", "mlp_ratio", "context_length", "vocab_size"}
 
 
 def build_clip(
@@ -61,7 +61,7 @@ def add_mask_channel(visual: nn.Module) -> None:
 
 
 def _check_architecture(architecture: dict[str, Any]) -> None:
-    for tower, known in (("vision", _VISION_KEYS), ("text", _TEXT_KEYS)):
+    for tower, known in (("vision", VISION_KEYS), ("text", TEXT_KEYS)):
         unknown = sorted(
             key for key in architecture[tower].keys() - known if architecture[tower][key] is not None
         )

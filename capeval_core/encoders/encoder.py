@@ -6,6 +6,8 @@ import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
@@ -146,20 +148,31 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
         cls: type[Self], folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32"
     ) -> Self:
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
-        try:
-            config = cls.read_config(folder)
-            _check_settings(folder.name, config)
+        with _named(folder):
+            config = cls._config_of(folder)
             key = (cls._fingerprint(config, folder.checksum), str(resolve_device(device)), dtype)
             encoder = _OPENED.get(key)
             if encoder is None:
                 tensors = folder.tensors()
                 encoder = cls(config, tensors, checksum=folder.checksum, device=device, dtype=dtype)
                 _OPENED[key] = encoder
-        except WeightsError as error:
-            if str(error).startswith("weights "):
-                raise
-            raise WeightsError(f"weights {folder.name!r}: {error}") from error
         return cast(Self, encoder)
+
+    @classmethod
+    def fingerprint_of(cls, folder: WeightsFolder) -> str:
+        """The fingerprint that a folder's encoder will have, told without reading its tensors.
+
+        Raises:
+            WeightsError: as for `open`, as far as the config tells.
+        """
+        with _named(folder):
+            return cls._fingerprint(cls._config_of(folder), folder.checksum)
+
+    @classmethod
+    def _config_of(cls, folder: WeightsFolder) -> dict[str, Any]:
+        config = cls.read_config(folder)
+        _check_settings(folder.name, config)
+        return config
 
     def save_beside(self, folder: Path) -> dict[str, Any]:
         """Write what lies beside config and tensors in files of its own; the config without it."""
@@ -192,6 +205,17 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
 
 
 _OPENED: WeakValueDictionary[tuple[str, str, str], Encoder] = WeakValueDictionary()
+
+
+@contextmanager
+def _named(folder: WeightsFolder) -> Iterator[None]:
+    """Let errors about weights name them."""
+    try:
+        yield
+    except WeightsError as error:
+        if str(error).startswith("weights "):
+            raise
+        raise WeightsError(f"weights {folder.name!r}: {error}") from error
 
 
 def _check_settings(name: str, config: dict[str, Any]) -> None:

@@ -11,10 +11,12 @@ from PIL import Image
 
 from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
 
+INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a picture becomes a tensor: bicubic resize of the shorter side, centre crop, RGB, scaling.
+    """How a picture becomes a tensor: resize of the shorter side, centre crop, RGB, scaling.
 
     The picture is resized in its own mode and converted to RGB only afterwards, so palettes are
     resized by nearest neighbour and alpha is premultiplied, then dropped; EXIF orientation is ignored.
@@ -26,9 +28,10 @@ class Preprocessing:
     interpolation: str = "bicubic"
 
     def __post_init__(self) -> None:
-        if self.interpolation != "bicubic":
+        if self.interpolation not in INTERPOLATIONS:
             raise ValueError(
-                f"preprocessing.interpolation is {self.interpolation!r}, but only 'bicubic' is known: "
+                f"preprocessing.interpolation is {self.interpolation!r}, but only "
+                f"{' and '.join(map(repr, INTERPOLATIONS))} are known: "
                 "use weights that were trained with CLIP's own preprocessing"
             )
 
@@ -37,7 +40,7 @@ class Preprocessing:
         n = self.image_size
         width, height = picture.size
         size = (n, int(n * height / width)) if width <= height else (int(n * width / height), n)
-        resized = picture.resize(size, Image.Resampling.BICUBIC)
+        resized = picture.resize(size, INTERPOLATIONS[self.interpolation])
         left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
         cropped = resized.crop((left, top, left + n, top + n)).convert("RGB")
         return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))

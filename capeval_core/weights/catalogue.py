@@ -134,6 +134,59 @@ BLIP2: tuple[WeightsEntry, ...] = (
 )
 """Image-text matching; the first one is what ECO uses."""
 
+EVA_18B = WeightsEntry(
+    f"{NAMESPACE}/eva-clip-18b",
+    "EVA-CLIP-18B",
+    "https://huggingface.co/BAAI/EVA-CLIP-18B",
+    "EVA_CLIP_18B_psz14_s6B.fp16.pt",
+    "MIT",
+    {},
+)
+
+
+def _member(repository: str, title: str, original: str, licence: str | None, **settings: str) -> WeightsEntry:
+    return WeightsEntry(repository, title, original, None, licence, settings)
+
+
+_META = "https://github.com/facebookresearch/MetaCLIP"
+_LAION = "https://github.com/mlfoundations/open_clip"
+ECO_MEMBERS: dict[str, WeightsEntry] = {
+    "eva-clip-18b": EVA_18B,
+    "metaclip-bigg": _member(
+        "timm/vit_gigantic_patch14_clip_224.metaclip_2pt5b",
+        "MetaCLIP ViT-bigG/14",
+        _META,
+        "CC-BY-NC-4.0",
+        activation="quick_gelu",
+    ),
+    "mobileclip-b": _member(
+        "apple/MobileCLIP-B-LT-OpenCLIP",
+        "MobileCLIP-B (LT)",
+        "https://github.com/apple/ml-mobileclip",
+        "apple-amlr",
+        activation="gelu",
+    ),
+    "openclip-bigg": _member(
+        "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k", "OpenCLIP ViT-bigG/14", _LAION, "MIT", activation="gelu"
+    ),
+    "eva02-l14": _member(
+        "timm/eva02_large_patch14_clip_224.merged2b_s4b_b131k",
+        "EVA-02-CLIP ViT-L/14",
+        "https://github.com/baaivision/EVA",
+        "MIT",
+        activation="gelu",
+    ),
+    "metaclip-l14": _member(
+        "timm/vit_large_patch14_clip_224.metaclip_2pt5b",
+        "MetaCLIP ViT-L/14",
+        _META,
+        "CC-BY-NC-4.0",
+        activation="quick_gelu",
+    ),
+    "openclip-l14": _openclip("CLIP-ViT-L-14-laion2B-s32B-b82K", "ViT-L/14"),
+}
+"""Dual encoders of ECO's ensemble by the names that its option `members` knows."""
+
 WEIGHTS: tuple[WeightsEntry, ...] = (
     PACS_B32,
     _pac("pacs-openclip-vit-l-14", "PAC-S, OpenCLIP ViT-L/14", _PACSCORE, "openClip_ViT-L-14.pth", "gelu"),
@@ -158,7 +211,7 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     _openai("resnet101_clip.openai", "RN101"),
     _openai("resnet50x4_clip.openai", "RN50x4"),
     _openclip("CLIP-ViT-B-32-laion2B-s34B-b79K", "ViT-B/32"),
-    _openclip("CLIP-ViT-L-14-laion2B-s32B-b82K", "ViT-L/14"),
+    *ECO_MEMBERS.values(),
     *ALPHA_CLIP,
     *BLIP2,
 )

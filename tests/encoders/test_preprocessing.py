@@ -80,4 +80,4 @@ def test_a_photograph_is_not_turned_upright() -> None:
 
 def test_another_interpolation_is_refused() -> None:
     with pytest.raises(ValueError, match="bilinear"):
-        Preprocessing(64, interpolation="bilinear")
+        Preprocessing(64, interpolation="lanczos")

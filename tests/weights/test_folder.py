@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.inputs.pictures import Picture
-from capeval_core.weights.catalogue import BLIP2, PACS_B32, WEIGHTS, entry_of
+from capeval_core.weights.catalogue import BLIP2, EVA_18B, PACS_B32, WEIGHTS, entry_of
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 from tests.hub import commit
@@ -187,7 +187,7 @@ DAMAGE: list[tuple[Callable[[Config], Any], str]] = [
     (lambda c: c["preprocessing"].update(image_size="64"), "image_size"),
     (lambda c: c["preprocessing"].update(mean=[0.5]), "mean"),
     (lambda c: c["preprocessing"].update(std=[0.5, 0.5, 0]), "std"),
-    (lambda c: c["preprocessing"].update(interpolation="bilinear"), "interpolation"),
+    (lambda c: c["preprocessing"].update(interpolation="lanczos"), "interpolation"),
     (lambda c: c["preprocessing"].update(crop=True), "crop"),
     (lambda c: c["checksum"].update({"model.safetensors": "0" * 64}), "sha256"),
     (lambda c: c.update(checksum="abc"), "checksum"),
@@ -335,7 +335,7 @@ def test_open_clips_own_format_gives_the_same_features(open_clip_folder: Path, p
         (lambda c: c.update(model_cfg=3), "open_clip_config.json"),
         (lambda c: c["model_cfg"].update(vision_cfg="ViT"), "open_clip_config.json"),
         (lambda c: c["preprocess_cfg"].update(resize_mode="squash"), "resize_mode 'squash'"),
-        (lambda c: c["preprocess_cfg"].update(interpolation="bilinear"), "bilinear"),
+        (lambda c: c["preprocess_cfg"].update(interpolation="lanczos"), "lanczos"),
         (lambda c: c["preprocess_cfg"].update(size=[64, 32]), "size"),
         (lambda c: c["model_cfg"]["vision_cfg"].update(attentional_pool=True), "attentional_pool"),
     ],
@@ -363,7 +363,7 @@ def test_the_catalogue_is_sound() -> None:
     assert len({entry.repository for entry in WEIGHTS}) == len(WEIGHTS)
     for entry in WEIGHTS:
         assert entry_of(entry.repository.upper()) is entry
-        assert entry in BLIP2 or entry.settings["activation"] in ("gelu", "quick_gelu")
+        assert entry in (*BLIP2, EVA_18B) or entry.settings["activation"] in ("gelu", "quick_gelu")
         assert entry.original.startswith("https://")
         told = entry.how_to_convert("pacs")
         if entry.checkpoint is None:

@@ -1,0 +1,134 @@
+"""CLIPs whose picture tower is one of timm's, as MobileCLIP's and EVA-02's, beside CLIP's own text tower."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from open_clip.model import CLIP, convert_weights_to_lp
+from torch import Tensor
+
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.clip_model import TEXT_KEYS, VISION_KEYS, check_tensors
+from capeval_core.encoders.precision import DTYPES
+from capeval_core.weights.folder import WeightsError, WeightsFolder
+
+_TIMM_KEYS = {
+    "timm_model_name",
+    "timm_model_pretrained",
+    "timm_pool",
+    "timm_proj",
+    "timm_proj_bias",
+    "timm_drop",
+    "timm_drop_path",
+    "image_size",
+}
+
+
+class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
+    """A picture tower of timm's beside CLIP's text tower; all else is as for `ClipEncoder`.
+
+    It reads folders and repositories in open_clip's format.
+    """
+
+    kind = "open_clip"
+    used_by = "eco"
+
+    def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
+        # Where a model has another picture tower, open_clip puts the text tower's tensors under `text.`.
+        super().__init__(config, {name.removeprefix("text."): t for name, t in tensors.items()}, **more)
+
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
+        return build_open_clip(config, tensors, self.dtype)
+
+    @classmethod
+    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
+        return {**super().read_config(folder), "encoder": cls.kind}
+
+    @staticmethod
+    def describe(config: dict[str, Any]) -> str:
+        """The architecture in one line.
+
+        >>> vision = {"timm_model_name": "vit_base_mci_224", "image_size": 224}
+        >>> shape = {"embed_dim": 512, "vision": vision, "text": {"layers": 12, "width": 512}}
+        >>> OpenClipEncoder.describe({"architecture": shape})
+        'vit_base_mci_224, 224 pixels; text 12x512; 512 dimensions'
+        """
+        shape = config["architecture"]
+        vision, text = shape["vision"], shape["text"]
+        return (
+            f"{vision['timm_model_name']}, {vision['image_size']} pixels; text {text['layers']}x"
+            f"{text['width']}; {shape['embed_dim']} dimensions"
+        )
+
+
+def is_plain(architecture: dict[str, Any]) -> bool:
+    """Whether both towers are CLIP's own, so that `ClipEncoder` has shortcuts for them."""
+    known = (("vision", VISION_KEYS), ("text", TEXT_KEYS))
+    return all(set(_told(architecture[tower])) <= keys for tower, keys in known)
+
+
+def build_open_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> CLIP:
+    """open_clip's CLIP with exactly these tensors, in eval mode.
+
+    Raises:
+        WeightsError: an architecture that is not known; tensors that are missing, extra or misshaped.
+    """
+    architecture = config["architecture"]
+    _check_architecture(architecture)
+    try:
+        model = _empty(architecture, config["activation"])
+    except (TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError, KeyError) as error:
+        raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
+    check_tensors(model.state_dict(), tensors)
+    narrow = DTYPES[dtype]
+    model.load_state_dict(
+        {
+            name: t.to(narrow if name.startswith("visual.") else torch.float32)
+            if t.is_floating_point()
+            else t
+            for name, t in tensors.items()
+        },
+        strict=True,
+        assign=True,
+    )
+    model.attn_mask = None  # causality is ours, at each text's real length
+    if dtype != "float32":
+        convert_weights_to_lp(model, narrow)
+        model.visual.to(narrow)  # its buffers too
+    return model.eval().requires_grad_(False)
+
+
+def _empty(architecture: dict[str, Any], activation: str) -> CLIP:
+    # Really built, since timm's towers may have buffers that no file holds; its random numbers are nobody's.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        return CLIP(
+            architecture["embed_dim"],
+            {**architecture["vision"], "timm_model_pretrained": False},
+            architecture["text"],
+            quick_gelu=activation == "quick_gelu",
+        )
+
+
+def _check_architecture(architecture: dict[str, Any]) -> None:
+    vision, text = _told(architecture["vision"]), _told(architecture["text"])
+    if text.pop("no_causal_mask", False):
+        raise WeightsError("architecture.text.no_causal_mask is set, but CLIP's text tower is causal")
+    if "timm_model_name" not in vision:
+        raise WeightsError("architecture.vision has no timm_model_name, so its tower is not known")
+    if not re.fullmatch(r"[\w.]+", str(vision["timm_model_name"])):
+        # timm would fetch the configuration of a model named `hf-hub:...`.
+        raise WeightsError(f"architecture.vision.timm_model_name is {vision['timm_model_name']!r}, no name")
+    for tower, found, known in (("vision", vision, _TIMM_KEYS), ("text", text, TEXT_KEYS)):
+        if unknown := sorted(found.keys() - known):
+            raise WeightsError(
+                f"architecture.{tower} has {', '.join(unknown)}, which is not known here (known: "
+                f"{', '.join(sorted(known))})"
+            )
+    if text.get("vocab_size", 49408) != 49408:
+        raise WeightsError("architecture.text.vocab_size is not 49408, the size of CLIP's vocabulary")
+
+
+def _told(section: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if value is not None}

@@ -1,0 +1,204 @@
+"""ECO: of the captions proposed for a picture the best, by an ensemble of CLIPs and their consensus.
+
+Jeong, Lee, Nam, Ma, Kang: Technical Report of NICE Challenge at CVPR 2024: Caption Re-ranking Evaluation
+Using Ensembled CLIP and Consensus Scores, CVPR 2024 Workshops, https://arxiv.org/abs/2405.01028
+
+The formulas are in `eco_formulas`, the filters in `eco_filters`, and what happens to a set in `eco_ranking`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from capeval_core.inputs.pools import check_pools
+from capeval_core.inputs.samples import Samples
+from capeval_core.metric import CaptionMetric, Model, Values
+from capeval_core.options import Options as CommonOptions
+from capeval_core.rows import canonical, column, row_schema
+from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, open_members
+from capeval_core.scores.eco_options import EcoOptions
+from capeval_core.scores.eco_ranking import Candidates, rank
+from capeval_core.weights.catalogue import BLIP2
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.blip2 import Blip2Encoder
+
+
+class Eco(CaptionMetric):
+    """ECO: picks the best of each picture's candidates by ensembled CLIP score and consensus."""
+
+    name = "eco"
+    title = "ECO"
+    key = "eco"
+    summary = "The best of each picture's candidates, by an ensemble of CLIPs and the consensus of the pool."
+    paper = (
+        "Jeong et al., Technical Report of NICE Challenge at CVPR 2024: Caption Re-ranking Evaluation Using "
+        "Ensembled CLIP and Consensus Scores, CVPR 2024 Workshops, https://arxiv.org/abs/2405.01028"
+    )
+    range = (-float("inf"), float("inf"))
+    pools = True
+    relative = (
+        "its totals are z-scores of the very set that was scored, so they cannot be compared with those of "
+        "another set, and resampling this one would change them"
+    )
+    default_weights = BLIP2[0]
+    tiny = "blip2"
+    Options: ClassVar[type[CommonOptions]] = EcoOptions
+    ROW = row_schema(
+        column("candidate", pa.int32(), "its place in the pool of its picture"),
+        column("caption", pa.string(), "its text, for filters and consensus"),
+        column("values", pa.list_(pa.float32()), "its cosine with the picture, one per member"),
+        column("itm", pa.float32(), "BLIP-2's probability that it belongs to the picture"),
+    )
+
+    options: EcoOptions
+
+    @classmethod
+    def encoder_class(cls) -> type[Blip2Encoder]:
+        from capeval_core.encoders.blip2 import Blip2Encoder
+
+        return Blip2Encoder
+
+    def open_models(self) -> dict[str, Model]:
+        # No tensors yet: members are opened one after another, when they encode.
+        matcher = Matcher(MATCHER, self.weights_folder())
+        self.members, self.ensemble = open_members(self.options.members, matcher)
+        known = {member.name: member.model for member in self.members}
+        return {"weights": known[MATCHER], **{name: known[name] for name in self.ensemble}}
+
+    def check(
+        self, captions: Any, images: Any, references: Any = None, *, called: str = "captions"
+    ) -> Samples:
+        return check_pools(
+            captions, images, on_error=self.options.on_error, empty=self.options.empty, called=called
+        )
+
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
+        place = (self.options.device, self.options.dtype, self._run())
+        yield self._joined(
+            batch,
+            {each.name: pa.concat_tables(each.encoding(*place)(batch)) for each in self.members},
+        )
+
+    def encode_all(
+        self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
+    ) -> pa.Table:
+        """Rows of checked samples. Members run one after another, each over all samples, and then go.
+
+        With `rows` each member keeps its own in a folder of its name, so that a run goes on within a member,
+        and another ensemble reuses the members that it shares.
+        """
+        folder = rows if rows is not None else self.options.rows
+        tables = {}
+        if folder is not None:
+            self.store(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
+        with self.progress_bar(len(samples) * len(self.members), progress) as bar:
+            for member in self.members:
+                store = None
+                if folder is not None:
+                    stamp = {
+                        "metric": self.name,
+                        "member": member.name,
+                        "weights": member.model.fingerprint,
+                        **self.options.encoding(),
+                    }
+                    store = self.store(Path(folder) / member.name, MEMBER_ROW, stamp)
+                bar.set_postfix_str(member.name)
+                encode = member.encoding(self.options.device, self.options.dtype, self._run())
+                tables[member.name] = self.fill(samples, encode, store, bar)
+                del encode  # and with it the encoder
+                _free_device_memory()
+        return self._joined(samples, tables)
+
+    def _run(self) -> dict[str, Any]:
+        return {"cache": self.cache, "batch_size": self.options.batch_size}
+
+    def _joined(self, samples: Samples, tables: Mapping[str, pa.Table]) -> pa.Table:
+        """One row per sample, with the values of all members."""
+        wanted = np.asarray(samples.indices, dtype=np.int64)
+        aligned = {name: _aligned(table, wanted) for name, table in tables.items()}
+        first = next(iter(aligned.values()))
+        values = [
+            aligned[name]["value"].to_numpy(zero_copy_only=False).astype(np.float32) for name in self.ensemble
+        ]
+        flat = np.stack(values, axis=1)
+        offsets = np.arange(len(wanted) + 1, dtype=np.int32) * flat.shape[1]
+        columns = {spec.name: first[spec.name] for spec in MEMBER_ROW if spec.name not in ("value", "itm")}
+        columns["error"] = pa.array(
+            _first_errors([table["error"] for table in aligned.values()]), pa.string()
+        )
+        cut = [table["truncated"].to_numpy() for table in aligned.values()]
+        columns["truncated"] = pa.array(np.max(cut, axis=0), pa.int32())
+        candidates = samples.candidates if samples.candidates is not None else [0] * len(samples)
+        return pa.table(
+            {
+                **columns,
+                "candidate": pa.array(candidates, pa.int32()),
+                "caption": pa.array(samples.captions, pa.string()),
+                "values": pa.ListArray.from_arrays(offsets, flat.ravel()),
+                "itm": aligned[MATCHER]["itm"],
+            },
+            schema=self.ROW,
+        )
+
+    def aggregate(self, rows: pa.Table) -> Values:
+        index = rows["index"].to_numpy()
+        candidates = Candidates(
+            pool=index - rows["candidate"].to_numpy(),
+            captions=rows["caption"].to_pylist(),
+            cosines=rows["values"].combine_chunks().flatten().to_numpy().reshape(len(rows), -1),
+            itm=rows["itm"].to_numpy(),
+            failed=rows["error"].is_valid().to_numpy(),
+        )
+        ranking = rank(candidates, self.ensemble, self.options)
+        if ranking.flat and len(rows):
+            warnings.warn(
+                f"{self.name}: {', '.join(ranking.flat)} cannot tell these captions apart, all values are "
+                "equal: such z-scores are 0",
+                stacklevel=3,
+            )
+        return Values(ranking.scores, ranking.parts(), of=ranking.rows)
+
+    def evidence_of(
+        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
+    ) -> dict[int, dict[str, Any]]:
+        pictures = [
+            sample.picture.name for sample, first in zip(samples, _firsts(samples), strict=True) if first
+        ]
+        return {
+            place: {"picture": picture} | {name: part[place] for name, part in parts.items()}
+            for place, picture in enumerate(pictures)
+        }
+
+
+def _firsts(samples: Samples) -> list[bool]:
+    return [candidate == 0 for candidate in samples.candidates or [0] * len(samples)]
+
+
+def _aligned(table: pa.Table, indices: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
+    """The rows of these indices, in this order."""
+    rows = canonical(table)
+    return rows.take(pa.array(np.searchsorted(rows["index"].to_numpy(), indices)))
+
+
+def _first_errors(columns: list[pa.ChunkedArray]) -> list[str | None]:
+    found: list[str | None] = columns[0].to_pylist()
+    for column_ in columns[1:]:
+        if column_.null_count < len(column_):
+            found = [one or other for one, other in zip(found, column_.to_pylist(), strict=True)]
+    return found
+
+
+def _free_device_memory() -> None:
+    """Hand back what the last member held on a GPU: the next one may need it in larger pieces."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

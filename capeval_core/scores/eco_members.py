@@ -1,0 +1,247 @@
+"""Members of ECO's ensemble: opened one at a time, each turning candidates into rows of its own."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from capeval_core.inputs.samples import Samples
+from capeval_core.matching.cosine import paired_cosine
+from capeval_core.metric import Model
+from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.weights.catalogue import ECO_MEMBERS
+from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.blip2 import Blip2Encoder
+    from capeval_core.encoders.dual import DualEncoder
+
+MATCHER = "blip2-itc"
+"""The member that is the contrast of the model which also filters."""
+PRESETS: dict[str, tuple[str, ...]] = {
+    "paper": ("eva-clip-18b", "metaclip-bigg", "mobileclip-b", "openclip-bigg", MATCHER),
+    "small": ("eva02-l14", "metaclip-l14", "mobileclip-b", "openclip-l14", MATCHER),
+    "tiny": ("pacs-tiny", "alpha-clip-tiny", MATCHER),
+}
+"""`small` has the paper's five families in sizes of which each fits into 8 GB of a GPU."""
+_TINY = {"pacs-tiny": "pacs", "alpha-clip-tiny": "hices"}
+_EVA = "eva-clip"
+"""What `capeval convert` calls the conversion of EVA-CLIP."""
+
+MEMBER_ROW = row_schema(
+    column("value", pa.float32(), "cosine of candidate and picture"),
+    column("itm", pa.float32(), "probability that they match, null for a dual encoder"),
+)
+
+Encode = Callable[[Samples], Iterator[pa.Table]]
+
+
+@dataclass(frozen=True)
+class Member(ABC):
+    """A model that gives every candidate a value; its weights are found, but not in memory.
+
+    name: in options, in the signature, and of its folder of rows. folder: its weights.
+    """
+
+    name: str
+    folder: WeightsFolder
+
+    @property
+    @abstractmethod
+    def model(self) -> Model:
+        """How the signature and the stamp of its rows name it."""
+
+    @abstractmethod
+    def open(self, device: str | None, dtype: str) -> Any:
+        """Its encoder, in memory."""
+
+    @abstractmethod
+    def rows(self, encoder: Any, batch: Samples, run: dict[str, Any]) -> Iterator[pa.Table]:
+        """Tables of schema `MEMBER_ROW` that cover the batch in order; `run` is for the encoder."""
+
+    def encoding(self, device: str | None, dtype: str, run: dict[str, Any]) -> Encode:
+        """What encodes batches. It opens the encoder when it is first called; when it goes, so does that."""
+        held: list[Any] = []
+
+        def encode(batch: Samples) -> Iterator[pa.Table]:
+            if not held:
+                held.append(self._opened(device, dtype))
+            yield from self.rows(held[0], batch, run)
+
+        return encode
+
+    def _opened(self, device: str | None, dtype: str) -> Any:
+        try:
+            return self.open(device, dtype)
+        except (WeightsError, MemoryError) as error:
+            raise type(error)(_told(self.name, error)) from error
+
+
+class Dual(Member):
+    """A dual encoder: cosine of picture and candidate, behind the prompt that its weights name."""
+
+    @property
+    def model(self) -> Model:
+        from capeval_core.encoders.dual import dual_class
+
+        fingerprint = dual_class(self.folder).fingerprint_of(self.folder)
+        return Model(self.folder.label(fingerprint), fingerprint)
+
+    def open(self, device: str | None, dtype: str) -> DualEncoder:
+        from capeval_core.encoders.dual import dual_class
+
+        return dual_class(self.folder).open(self.folder, device=device, dtype=dtype)
+
+    def rows(self, encoder: DualEncoder, batch: Samples, run: dict[str, Any]) -> Iterator[pa.Table]:
+        from capeval_core.encoders.dual import whole_pictures
+
+        prompt = self.folder.config.get("constants", {}).get("prompt", "")
+        said = encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **run)
+        starts = pool_starts(batch)
+        ends = [*starts[1:], len(batch)]
+        place = 0
+        # One picture per pool, whose features all its candidates share.
+        for seen in whole_pictures(encoder, [batch.pictures[start] for start in starts], **run):
+            lengths = np.array([ends[place + i] - starts[place + i] for i in range(len(seen.keys))])
+            part = slice(starts[place], starts[place] + int(lengths.sum()))
+            pictures = np.repeat(seen.features, lengths, axis=0)
+            yield _table(
+                batch,
+                part,
+                groups=_repeated(seen.keys, lengths),
+                errors=_repeated(seen.errors, lengths),
+                truncated=np.array(said.dropped[part]),
+                value=paired_cosine(pictures, said.features[part]),
+                itm=np.full(len(pictures), np.nan, dtype=np.float32),
+            )
+            place += len(seen.keys)
+
+
+class Matcher(Member):
+    """BLIP-2: its contrast (ITC, the best query token's cosine) and its matching (ITM), in one pass."""
+
+    @property
+    def model(self) -> Model:
+        from capeval_core.encoders.blip2 import Blip2Encoder
+
+        fingerprint = Blip2Encoder.fingerprint_of(self.folder)
+        return Model(self.folder.label(fingerprint), fingerprint)
+
+    def open(self, device: str | None, dtype: str) -> Blip2Encoder:
+        from capeval_core.encoders.blip2 import Blip2Encoder
+
+        return Blip2Encoder.open(self.folder, device=device, dtype=dtype)
+
+    def rows(self, encoder: Blip2Encoder, batch: Samples, run: dict[str, Any]) -> Iterator[pa.Table]:
+        starts = pool_starts(batch)
+        pools = [batch.captions[a:b] for a, b in zip(starts, [*starts[1:], len(batch)], strict=True)]
+        pictures = [batch.pictures[start] for start in starts]
+        for start, found in zip(starts, encoder.match(pictures, pools, **run), strict=True):
+            n = len(found.itc)
+            yield _table(
+                batch,
+                slice(start, start + n),
+                groups=[found.key] * n,
+                errors=[found.error] * n,
+                truncated=np.array(found.dropped),
+                value=found.itc,
+                itm=found.itm,
+            )
+
+
+def open_members(
+    chosen: str | Sequence[str] | None, matcher: Matcher
+) -> tuple[list[Member], tuple[str, ...]]:
+    """The matcher first, then the dual encoders; and the names of the ensemble, in its order.
+
+    Raises:
+        ValueError: no member, or one twice. WeightsError: weights that cannot be had; names the member.
+    """
+    names = member_names(chosen, tiny=matcher.folder.name == "tiny")
+    members: list[Member] = [matcher]
+    called = []
+    for name in names:
+        if name == MATCHER:
+            called.append(MATCHER)
+            continue
+        try:
+            members.append(_dual(name))
+        except WeightsError as error:
+            raise WeightsError(_told(name, error)) from error
+        called.append(members[-1].name)
+    if twice := sorted({name for name in called if called.count(name) > 1}):
+        raise ValueError(
+            f"members: {', '.join(map(repr, twice))} comes twice: name each member once (a folder is "
+            "called by its last part)"
+        )
+    return members, tuple(called)
+
+
+def member_names(chosen: str | Sequence[str] | None, *, tiny: bool) -> list[str]:
+    """The members that an option names.
+
+    >>> member_names("small", tiny=False)
+    ['eva02-l14', 'metaclip-l14', 'mobileclip-b', 'openclip-l14', 'blip2-itc']
+    >>> member_names("mobileclip-b, blip2-itc", tiny=False)
+    ['mobileclip-b', 'blip2-itc']
+    """
+    if chosen is None:
+        chosen = "tiny" if tiny else "paper"
+    if isinstance(chosen, str):
+        chosen = PRESETS.get(chosen) or chosen.split(",")
+    names = [str(name).strip() for name in chosen]
+    if not names or not all(names):
+        known = ", ".join([*PRESETS, *ECO_MEMBERS, *_TINY, MATCHER])
+        raise ValueError(
+            f"members={chosen!r} names none: expected one or more of {known}, Hub ids or folders"
+        )
+    return names
+
+
+def pool_starts(batch: Samples) -> list[int]:
+    """Rows at which another pool begins: one per picture, at least one per batch."""
+    if batch.candidates is None:
+        return list(range(len(batch)))
+    first = [index - candidate for index, candidate in zip(batch.indices, batch.candidates, strict=True)]
+    return [row for row in range(len(batch)) if row == 0 or first[row] != first[row - 1]]
+
+
+def _dual(name: str) -> Member:
+    from capeval_core.encoders.dual import dual_class
+
+    if name in _TINY:
+        folder = open_weights("tiny", metric="eco", tiny=_TINY[name])
+    elif name in ECO_MEMBERS:
+        entry = ECO_MEMBERS[name]
+        folder = open_weights(entry.repository, metric=_EVA if entry.checkpoint else "eco", tiny="")
+    elif not (Path(name).expanduser().exists() or "/" in name):
+        known = ", ".join([*ECO_MEMBERS, *_TINY, MATCHER])
+        raise WeightsError(f"it is neither known ({known}), nor a Hub id (org/name), nor a folder")
+    else:
+        folder = open_weights(name, metric="eco", tiny="")
+        name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
+    dual_class(folder)  # told now, not after hours
+    return Dual(name, folder)
+
+
+def _told(name: str, error: BaseException) -> str:
+    return f"members: {name!r} cannot be opened. {error}\nTo do without it, name the others in `members`."
+
+
+def _repeated(values: Sequence[Any], lengths: NDArray[np.int64]) -> list[Any]:
+    return [value for value, n in zip(values, lengths, strict=True) for _ in range(n)]
+
+
+def _table(batch: Samples, part: slice, **columns: Any) -> pa.Table:
+    value, itm = columns.pop("value"), columns.pop("itm")
+    common = common_columns(batch, part, **columns)
+    own = {"value": pa.array(value, mask=np.isnan(value)), "itm": pa.array(itm, mask=np.isnan(itm))}
+    return pa.table({**common, **own}, schema=MEMBER_ROW)

@@ -1,0 +1,201 @@
+"""ECO over a whole set: filters, consensus of the survivors, totals, and the choice for every picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capeval_core.phrases.consensus import consensus, tfidf_consensus
+from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.scores import eco_formulas
+from capeval_core.scores.eco_filters import PAPER, RELEASED, best_first, filter_pool
+from capeval_core.scores.eco_options import EcoOptions
+
+Doubles = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """n candidates of a set, pool after pool.
+
+    pool: (n,) a number that the candidates of one picture share. captions: their texts.
+    cosines: (n, members). itm: (n,) probabilities of a match. failed: (n,) whether the picture could not
+    be read.
+    """
+
+    pool: Integers
+    captions: list[str]
+    cosines: NDArray[np.floating[Any]]
+    itm: NDArray[np.floating[Any]]
+    failed: Flags
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What ECO makes of n candidates.
+
+    pools: per picture its rows. chosen: per picture the place of the choice in its pool, -1 if there is none.
+    zscores: (n, members). ensemble: (n,). consensus, agreement: (n,) CIDEr and its z-score, NaN where a
+    candidate was dropped, and total likewise. dropped: why, None for survivors. gave_way: per picture the
+    filter that was not applied, or ''. flat: names of what had no variance.
+    """
+
+    candidates: Candidates
+    members: Sequence[str]
+    pools: list[range]
+    chosen: list[int]
+    zscores: Doubles
+    ensemble: Doubles
+    consensus: Doubles
+    agreement: Doubles
+    total: Doubles
+    dropped: list[str | None]
+    gave_way: list[str]
+    flat: list[str]
+
+    @property
+    def rows(self) -> Integers:
+        """(pictures,) the chosen rows; the first of a pool that has no choice."""
+        return np.array(
+            [pool[max(place, 0)] for pool, place in zip(self.pools, self.chosen, strict=True)], dtype=np.int64
+        )
+
+    @property
+    def scores(self) -> Doubles:
+        """(pictures,) totals of the chosen; NaN where there is no choice."""
+        return self._of_chosen(self.total)
+
+    def parts(self) -> dict[str, Any]:
+        """Per picture the choice and where it comes from; under `candidates` all that is known of each."""
+        return {
+            "choice": list(self.chosen),
+            "caption": [
+                self.candidates.captions[row] if place >= 0 else ""
+                for row, place in zip(self.rows.tolist(), self.chosen, strict=True)
+            ],
+            "ensemble": self._of_chosen(self.ensemble),
+            "consensus": self._of_chosen(self.agreement),
+            "itm": self._of_chosen(self.candidates.itm.astype(np.float64)),
+            "gave_way": list(self.gave_way),
+            "candidates": [self._told(pool) for pool in self.pools],
+        }
+
+    def _of_chosen(self, values: Doubles) -> Doubles:
+        found = np.asarray(self.chosen, dtype=np.int64) >= 0
+        taken: Doubles = values[self.rows].astype(np.float64) if len(self.pools) else np.empty(0)
+        return np.where(found, taken, np.nan)
+
+    def _told(self, pool: range) -> list[dict[str, Any]]:
+        part = slice(pool.start, pool.stop)
+        order = best_first(np.nan_to_num(self.total[part], nan=-np.inf).tolist())
+        ranks = {place: rank for rank, place in enumerate(order, 1) if self.dropped[pool[place]] is None}
+        columns = [
+            _plain(values[part])
+            for values in (self.ensemble, self.consensus, self.agreement, self.candidates.itm, self.total)
+        ]
+        return [
+            {
+                "caption": self.candidates.captions[row],
+                "members": dict(zip(self.members, _plain(self.zscores[row]), strict=True)),
+                "ensemble": columns[0][place],
+                "cider": columns[1][place],
+                "consensus": columns[2][place],
+                "itm": columns[3][place],
+                "total": columns[4][place],
+                "rank": ranks.get(place),
+                "dropped": self.dropped[row],
+            }
+            for place, row in enumerate(pool)
+        ]
+
+
+def rank(candidates: Candidates, members: Sequence[str], options: EcoOptions) -> Ranking:
+    """The ranking of a set, by the options' rules."""
+    n = len(candidates.captions)
+    starts = np.flatnonzero(np.diff(candidates.pool, prepend=-1)).tolist() if n else []
+    pools = [range(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
+    cosines = np.where(candidates.failed[:, None], np.nan, candidates.cosines.astype(np.float64))
+    zscores = eco_formulas.standardise(cosines)
+    summed = zscores.sum(axis=1)
+    ensemble = eco_formulas.standardise(summed)
+    dropped, gave_way = _filtered(candidates, pools, options)
+    raw = _consensus(candidates, pools, dropped, options)
+    agreement = eco_formulas.standardise(raw)
+    total = eco_formulas.total(ensemble, agreement, options.ensemble_weight, options.consensus_weight)
+    flat = [name for name, yes in zip(members, eco_formulas.is_flat(cosines), strict=True) if yes]
+    flat += [] if flat or not eco_formulas.is_flat(summed[:, None])[0] else ["the ensemble"]
+    flat += ["consensus"] if eco_formulas.is_flat(raw[:, None])[0] else []
+    return Ranking(
+        candidates=candidates,
+        members=members,
+        pools=pools,
+        chosen=[_choice(candidates.captions, total, dropped, pool, options.threshold) for pool in pools],
+        zscores=zscores,
+        ensemble=ensemble,
+        consensus=raw,
+        agreement=agreement,
+        total=total,
+        dropped=dropped,
+        gave_way=gave_way,
+        flat=flat,
+    )
+
+
+def _filtered(
+    candidates: Candidates, pools: list[range], options: EcoOptions
+) -> tuple[list[str | None], list[str]]:
+    rules = RELEASED if options.compat == "released" else PAPER
+    dropped: list[str | None] = []
+    gave_way: list[str] = []
+    for pool in pools:
+        part = slice(pool.start, pool.stop)
+        if candidates.failed[part].any():
+            dropped += ["its picture could not be read"] * len(pool)
+            gave_way.append("")
+            continue
+        found = filter_pool(candidates.captions[part], candidates.itm[part].tolist(), rules)
+        dropped += found.dropped
+        gave_way.append(found.gave_way)
+    return dropped, gave_way
+
+
+def _consensus(
+    candidates: Candidates, pools: list[range], dropped: list[str | None], options: EcoOptions
+) -> Doubles:
+    """(n,) consensus of the survivors, each against the other survivors of its pool; NaN of the others."""
+    kept = [[row for row in pool if dropped[row] is None] for pool in pools]
+    kept = [rows for rows in kept if rows]
+    texts = [[candidates.captions[row] for row in rows] for rows in kept]
+    kind = options.consensus or ("tfidf" if options.compat == "released" else "cider")
+    if kind == "tfidf":
+        found = tfidf_consensus(texts)
+    else:
+        tokens = {text: ptb_tokens(text) for pool in texts for text in pool}
+        pools_of_tokens = [[tokens[text] for text in pool] for pool in texts]
+        found = consensus(pools_of_tokens, documents=options.documents, kind=kind)
+    values = np.full(len(candidates.captions), np.nan)
+    if kept:
+        values[np.concatenate(kept)] = np.concatenate(found)
+    return values
+
+
+def _choice(
+    captions: list[str], total: Doubles, dropped: list[str | None], pool: range, threshold: float
+) -> int:
+    """Place of the choice in its pool, -1 where nobody is left."""
+    kept = [row for row in pool if dropped[row] is None]
+    if not kept:
+        return -1
+    best = eco_formulas.choose([captions[row] for row in kept], total[kept].tolist(), threshold)
+    return kept[best] - pool.start
+
+
+def _plain(values: NDArray[np.floating[Any]]) -> list[float | None]:
+    """Numbers, None where there is none."""
+    return [value if value == value else None for value in values.tolist()]

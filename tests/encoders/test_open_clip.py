@@ -1,0 +1,136 @@
+"""CLIPs with a picture tower of timm's, beside open_clip's own loading, transform and forward."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from open_clip.model import CLIP, CustomTextCLIP
+from PIL import Image
+from safetensors.torch import save_file
+
+from capeval_core.cache import FeatureCache
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.dual import dual_class, whole_pictures
+from capeval_core.encoders.open_clip import OpenClipEncoder
+from capeval_core.inputs.pictures import Picture
+from capeval_core.weights.folder import WeightsError, open_weights
+
+TEXTS = ["a dog runs on grass", "two red circles", "dog " * 90, "a dog"]
+TEXT = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2}
+TOWER = {
+    "timm_model_name": "test_vit",
+    "timm_model_pretrained": False,
+    "timm_pool": "token",
+    "timm_proj": "linear",
+    "image_size": 160,
+}
+PREPROCESS = {
+    "size": 160,
+    "mean": [0.0, 0.0, 0.0],
+    "std": [1.0, 1.0, 1.0],
+    "interpolation": "bilinear",
+    "resize_mode": "shortest",
+}
+
+
+def repository(folder: Path, *, custom: bool = True, **vision: Any) -> Path:
+    """A seeded model in open_clip's format."""
+    model_cfg = {"embed_dim": 24, "vision_cfg": {**TOWER, **vision}, "text_cfg": TEXT, "custom_text": custom}
+    torch.manual_seed(5)
+    kind = CustomTextCLIP if custom else CLIP
+    model = kind(24, TOWER, TEXT)
+    folder.mkdir()
+    save_file(
+        {name: t.contiguous() for name, t in model.state_dict().items()},
+        folder / "open_clip_model.safetensors",
+    )
+    config = {"model_cfg": model_cfg, "preprocess_cfg": PREPROCESS}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return repository(tmp_path_factory.mktemp("timm") / "mobile")
+
+
+def opened(folder: Path, dtype: str = "float32") -> OpenClipEncoder:
+    found = open_weights(str(folder), metric="eco", tiny="")
+    assert dual_class(found) is OpenClipEncoder
+    return OpenClipEncoder.open(found, device="cpu", dtype=dtype)
+
+
+def picture(seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def features(encoder: OpenClipEncoder) -> tuple[Any, Any]:
+    shown = [Picture.of(picture(seed)) for seed in (0, 1)]
+    seen = np.concatenate([part.features for part in whole_pictures(encoder, shown, cache=FeatureCache(0))])
+    return seen, encoder.encode_texts(TEXTS, cache=FeatureCache(0)).features
+
+
+@torch.inference_mode()
+def test_features_are_those_of_open_clip(folder: Path) -> None:
+    model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    model.eval()
+    seen, said = features(opened(folder))
+    pixels = torch.stack([transform(picture(seed)) for seed in (0, 1)])
+    ids = open_clip.get_tokenizer(f"local-dir:{folder}")(TEXTS)
+    assert np.allclose(seen, model.encode_image(pixels), atol=1e-5)
+    assert np.allclose(said, model.encode_text(ids), atol=1e-5)
+    assert np.abs(said[0] - said[3]).max() > 1e-3
+
+
+def test_towers_named_as_in_plain_clip_are_the_same(folder: Path, tmp_path: Path) -> None:
+    plain = repository(tmp_path / "plain", custom=False)
+    assert np.allclose(features(opened(plain))[0].shape, features(opened(folder))[0].shape)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types_agree(folder: Path, dtype: str) -> None:
+    for wide, narrow in zip(features(opened(folder)), features(opened(folder, dtype)), strict=True):
+        cosines = (wide * narrow).sum(1) / np.linalg.norm(wide, axis=1) / np.linalg.norm(narrow, axis=1)
+        assert cosines.min() > 0.998
+
+
+def test_saved_and_opened_again_it_gives_the_same(folder: Path, tmp_path: Path) -> None:
+    encoder = opened(folder)
+    encoder.save_pretrained(tmp_path / "saved")
+    again = opened(tmp_path / "saved")
+    for first, second in zip(features(encoder), features(again), strict=True):
+        assert np.allclose(first, second, atol=1e-5)
+
+
+def test_building_it_leaves_the_users_random_numbers_alone(folder: Path) -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    opened(folder)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"timm_model_name": "hf-hub:someone/model"}, "hf-hub"),
+        ({"timm_model_name": "no_such_tower"}, "no_such_tower"),
+        ({"hf_model_name": "x"}, "hf_model_name"),
+        ({"timm_pool": "avg", "timm_proj": "mlp"}, "tensors"),
+    ],
+)
+def test_what_is_not_known_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(WeightsError, match="weights 'odd'") as caught:
+        opened(repository(tmp_path / "odd", **change))
+    assert said in str(caught.value)
+
+
+def test_plain_clips_go_to_their_own_encoder(seeded_weights: Path) -> None:
+    assert dual_class(open_weights(str(seeded_weights), metric="eco", tiny="")) is ClipEncoder
