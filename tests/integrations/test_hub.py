@@ -14,12 +14,13 @@ import pytest
 import capeval_core
 from capeval_core import publishing
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.registry import METRICS
+from capeval_core.registry import METRICS, metric_class
 from tests.hub import WRITER, Fault, Hub, ask, log_in, serving
 from tests.seeded import release
 
 CAPTIONS = ["a dog on the grass", "two red circles"]
 REFERENCES = [["a dog"], ["some circles", "a drawing"]]
+WEIGHTS = metric_class("pacs").default_weights.repository
 LOAD = """
 import json, warnings
 import evaluate
@@ -27,10 +28,10 @@ from capeval_core.weights import hub
 hub._WAITS = (0, 0, 0)
 asked = json.loads(%r)
 answers = []
-for name, weights in asked["load"]:
+for name, keywords in asked["load"]:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        metric = evaluate.load(name, weights=weights, device="cpu")
+        metric = evaluate.load(name, device="cpu", **keywords)
     given = {"predictions": asked["captions"], "images": asked["images"]}
     if "references" in metric.features:
         given["references"] = asked["references"]
@@ -52,8 +53,8 @@ class Published:
     def send(self, *publications: publishing.Publication) -> list[str]:
         return [pushed.commit for pushed in publishing.publish(publications)]
 
-    def load(self, home: Path, *what: tuple[str, str], **environment: str) -> list[dict[str, Any]]:
-        """What `evaluate` gives in a fresh process for (module, weights)."""
+    def load(self, home: Path, *what: tuple[str, dict[str, str]], **environment: str) -> list[dict[str, Any]]:
+        """What modules give in a fresh process, each loaded with its keywords."""
         asked = {"load": what, "captions": CAPTIONS, "references": REFERENCES, "images": self.images}
         answers: list[dict[str, Any]] = ask(LOAD % json.dumps(asked), self.hub.address, home, **environment)
         return answers
@@ -93,15 +94,20 @@ def published(
     with serving({}) as hub, pytest.MonkeyPatch.context() as patch:
         log_in(hub.address, WRITER, tmp_path_factory.mktemp("login"), patch)
         made = Published(hub, {}, [str(path) for path in pictures[:2]])
-        made.send(*(publishing.module(name, "capeval", publishing.PYPI) for name in ("pacs", "refpacs")))
-        made.send(publishing.module("pacs", "other", publishing.PYPI))
+        made.send(*modules(), publishing.module("pacs", "other", publishing.PYPI))
         (first,) = made.send(weights(folders[0]))
         made.weights[first] = folders[0]
         yield made
 
 
+def modules() -> list[publishing.Publication]:
+    return [publishing.module(name, "capeval", publishing.PYPI) for name in ("pacs", "refpacs")]
+
+
 def weights(folder: Path) -> publishing.Publication:
-    return publishing.weights(folder, "other", name="small", permission="made for this test")
+    """Published as the metric's own, which it takes where no others are named."""
+    namespace, name = WEIGHTS.split("/")
+    return publishing.weights(folder, namespace, name=name, permission="made for this test")
 
 
 @pytest.mark.slow
@@ -111,12 +117,9 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     home = tmp_path / "home"
     home.mkdir()
 
-    # Modules of two namespaces and weights come from the Hub; scores are those of the folder.
+    # Modules of two namespaces and the metric's own weights come from the Hub; scores are the folder's.
     pacs, refpacs, other = published.load(
-        home,
-        ("capeval/pacs", "other/small"),
-        ("capeval/refpacs", "other/small"),
-        ("other/pacs", "other/small"),
+        home, ("capeval/pacs", {}), ("capeval/refpacs", {}), ("other/pacs", {"weights": WEIGHTS})
     )
     for answer, key, metric in (
         (pacs, "pac_s", "pacs"),
@@ -124,23 +127,25 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
         (other, "pac_s", "pacs"),
     ):
         assert answer["per_caption"][key] == pytest.approx(published.local(metric, first), abs=1e-6)
-        assert f"|weights:other/small@{first[:8]}|" in answer["signature"] and not answer["warned"]
+        assert f"|weights:{WEIGHTS}@{first[:8]}|" in answer["signature"] and not answer["warned"]
     asked = [request for request in published.hub.requests if "capeval/pacs/resolve" in request]
     assert any("/resolve/v" in request for request in asked)  # a tag would be taken here
     assert any("/resolve/main/pacs.py" in request for request in asked)
 
-    # The next version: what is not pinned moves, what is pinned stays.
+    # The next version: what is not pinned moves, what is pinned stays. Modules can be pinned too.
     (second,) = published.send(weights(folders[1]))
     published.weights[second] = folders[1]
-    pinned = f"other/small@{first}"
-    moved, stayed = published.load(home, ("capeval/pacs", "other/small"), ("capeval/pacs", pinned))
-    assert f"|weights:other/small@{second[:8]}|" in moved["signature"]
+    module = published.hub.repositories["spaces/capeval/pacs"].names["main"]
+    pinned = {"weights": f"{WEIGHTS}@{first}", "revision": module}
+    moved, stayed = published.load(home, ("capeval/pacs", {}), ("capeval/pacs", pinned))
+    assert any(f"capeval/pacs/resolve/{module}/pacs.py" in request for request in published.hub.requests)
+    assert f"|weights:{WEIGHTS}@{second[:8]}|" in moved["signature"]
     assert moved["per_caption"]["pac_s"] == pytest.approx(published.local("pacs", second), abs=1e-6)
     assert stayed["signature"] == pacs["signature"] and stayed["per_caption"] == pacs["per_caption"]
     assert moved["pac_s"] != pytest.approx(stayed["pac_s"], abs=1e-3)
 
     # Every request is refused, without and with the user's wish to work offline, when none is made.
-    both = ("capeval/pacs", "other/small"), ("capeval/pacs", pinned)
+    both = ("capeval/pacs", {}), ("capeval/pacs", pinned)
     published.hub.faults.append(Fault("", status=503))
     cut_off = published.load(home, *both)
     requests = len(published.hub.requests)
@@ -148,16 +153,13 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     assert len(published.hub.requests) == requests
     published.hub.faults.clear()
     (warned,) = cut_off[0].pop("warned")
-    assert "HTTP status 503" in warned and f"weights='other/small@{second}'" in warned
+    assert "HTTP status 503" in warned and f"weights='{WEIGHTS}@{second}'" in warned
     cut_off[0]["warned"] = []
     assert cut_off == on_purpose == [moved, stayed]
 
     # Publishing again changes nothing, and nothing was ever tagged.
     before = {key: list(repository.messages) for key, repository in published.hub.repositories.items()}
-    again = published.send(
-        *(publishing.module(name, "capeval", publishing.PYPI) for name in ("pacs", "refpacs")),
-        weights(folders[1]),
-    )
+    again = published.send(*modules(), weights(folders[1]))
     assert again[-1] == second
     assert {key: repository.messages for key, repository in published.hub.repositories.items()} == before
     assert not any("/tag/" in request for request in published.hub.requests)
