@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from capeval_core.inputs.pictures import Picture
 from capeval_core.weights.convert import ClipConversion
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 from capeval_core.weights.open_clip_format import translate_open_clip
+from capeval_core.weights.release import Conversion
 
 Floats = NDArray[np.float32]
 
@@ -41,7 +42,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
 
     kind = "clip"
     depends_on = ("architecture", "activation", "preprocessing")
-    Conversion = ClipConversion
+    Conversion: ClassVar[type[Conversion]] = ClipConversion
     used_by = "pacs"
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:

@@ -30,30 +30,37 @@ def read_architecture(
     Raises:
         ValueError: a telling tensor is missing or has an impossible shape, or the heads must be given.
     """
-    notes: list[str] = []
-    context, text_width = _shape(shapes, "positional_embedding", 2)
-    vocabulary, _ = _shape(shapes, "token_embedding.weight", 2)
-    _, embed_dim = _shape(shapes, "text_projection", 2)
+    text, about_text = read_text(shapes, text_heads)
+    _, embed_dim = shape_of(shapes, "text_projection", 2)
+    read_vision = _read_resnet if "visual.layer1.0.conv1.weight" in shapes else _read_vit
+    vision, note = read_vision(shapes, head_width)
+    return {"embed_dim": embed_dim, "vision": vision, "text": text}, [note, about_text]
+
+
+def read_text(shapes: Mapping[str, Shape], text_heads: int | None = None) -> tuple[dict[str, Any], str]:
+    """Architecture of the text tower with these tensors, and a note on its heads.
+
+    Raises:
+        ValueError: as for `read_architecture`.
+    """
+    context, width = shape_of(shapes, "positional_embedding", 2)
+    vocabulary, _ = shape_of(shapes, "token_embedding.weight", 2)
     if text_heads is None:
-        text_heads = _heads(text_width, HEAD_WIDTH, "text", "text_heads")
-        notes.append(
-            f"text heads: {text_heads} (width {text_width} / {HEAD_WIDTH}; not visible in the tensors)"
-        )
+        heads = _heads(width, HEAD_WIDTH, "text", "text_heads")
+        note = f"text heads: {heads} (width {width} / {HEAD_WIDTH}; not visible in the tensors)"
+    elif text_heads < 1 or width % text_heads:
+        raise ValueError(f"text_heads={text_heads} does not divide the text width {width}")
     else:
-        if text_heads < 1 or text_width % text_heads:
-            raise ValueError(f"text_heads={text_heads} does not divide the text width {text_width}")
-        notes.append(f"text heads: {text_heads}, as given")
+        heads, note = text_heads, f"text heads: {text_heads}, as given"
     text = {
         "context_length": context,
         "vocab_size": vocabulary,
-        "width": text_width,
-        "heads": text_heads,
-        "layers": _count(shapes, r"transformer\.resblocks\.(\d+)\."),
-        "mlp_ratio": _mlp_ratio(shapes, "transformer", text_width),
+        "width": width,
+        "heads": heads,
+        "layers": count_blocks(shapes, r"transformer\.resblocks\.(\d+)\."),
+        "mlp_ratio": _mlp_ratio(shapes, "transformer", width),
     }
-    read_vision = _read_resnet if "visual.layer1.0.conv1.weight" in shapes else _read_vit
-    vision, note = read_vision(shapes, head_width)
-    return {"embed_dim": embed_dim, "vision": vision, "text": text}, [note, *notes]
+    return text, note
 
 
 def expected_shapes(architecture: Mapping[str, Any]) -> dict[str, Shape]:
@@ -64,9 +71,9 @@ def expected_shapes(architecture: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _read_vit(shapes: Mapping[str, Shape], head_width: int | None) -> tuple[dict[str, Any], str]:
-    width, _, patch, _ = _shape(shapes, "visual.conv1.weight", 4)
-    positions, _ = _shape(shapes, "visual.positional_embedding", 2)
-    grid = _side(positions - 1, "visual.positional_embedding")
+    width, _, patch, _ = shape_of(shapes, "visual.conv1.weight", 4)
+    positions, _ = shape_of(shapes, "visual.positional_embedding", 2)
+    grid = side_of(positions - 1, "visual.positional_embedding")
     if head_width is None and width > WIDEST_REGULAR:
         raise ValueError(
             f"the vision tower is {width} wide: above {WIDEST_REGULAR} the attention heads of published "
@@ -78,7 +85,7 @@ def _read_vit(shapes: Mapping[str, Shape], head_width: int | None) -> tuple[dict
         "image_size": grid * patch,
         "patch_size": patch,
         "width": width,
-        "layers": _count(shapes, r"visual\.transformer\.resblocks\.(\d+)\."),
+        "layers": count_blocks(shapes, r"visual\.transformer\.resblocks\.(\d+)\."),
         "head_width": head_width or HEAD_WIDTH,
         "mlp_ratio": _mlp_ratio(shapes, "visual.transformer", width),
     }
@@ -89,14 +96,14 @@ def _read_vit(shapes: Mapping[str, Shape], head_width: int | None) -> tuple[dict
 
 
 def _read_resnet(shapes: Mapping[str, Shape], head_width: int | None) -> tuple[dict[str, Any], str]:
-    width = _shape(shapes, "visual.layer1.0.conv1.weight", 4)[0]
-    positions, features = _shape(shapes, "visual.attnpool.positional_embedding", 2)
-    grid = _side(positions - 1, "visual.attnpool.positional_embedding")
+    width = shape_of(shapes, "visual.layer1.0.conv1.weight", 4)[0]
+    positions, features = shape_of(shapes, "visual.attnpool.positional_embedding", 2)
+    grid = side_of(positions - 1, "visual.attnpool.positional_embedding")
     heads = _heads(features, head_width or HEAD_WIDTH, "vision", "head_width", given=head_width is not None)
     vision = {
         "image_size": grid * RESNET_STRIDE,
         "width": width,
-        "layers": [_count(shapes, rf"visual\.layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4)],
+        "layers": [count_blocks(shapes, rf"visual\.layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4)],
         "head_width": head_width or HEAD_WIDTH,
     }
     return vision, (
@@ -105,7 +112,7 @@ def _read_resnet(shapes: Mapping[str, Shape], head_width: int | None) -> tuple[d
     )
 
 
-def _shape(shapes: Mapping[str, Shape], name: str, dimensions: int) -> Shape:
+def shape_of(shapes: Mapping[str, Shape], name: str, dimensions: int) -> Shape:
     shape = shapes.get(name)
     if shape is None:
         raise ValueError(f"{name} is not in the checkpoint: it is needed to tell the sizes of the model")
@@ -114,12 +121,12 @@ def _shape(shapes: Mapping[str, Shape], name: str, dimensions: int) -> Shape:
     return shape
 
 
-def _count(shapes: Mapping[str, Shape], pattern: str) -> int:
+def count_blocks(shapes: Mapping[str, Shape], pattern: str) -> int:
     return len({found[1] for name in shapes if (found := re.match(pattern, name))})
 
 
 def _mlp_ratio(shapes: Mapping[str, Shape], tower: str, width: int) -> float:
-    hidden = _shape(shapes, f"{tower}.resblocks.0.mlp.c_fc.weight", 2)[0]
+    hidden = shape_of(shapes, f"{tower}.resblocks.0.mlp.c_fc.weight", 2)[0]
     ratio = hidden / width
     # The model has int(width * ratio) hidden units: step over the rounding that would lose one.
     while int(width * ratio) < hidden:
@@ -127,7 +134,7 @@ def _mlp_ratio(shapes: Mapping[str, Shape], tower: str, width: int) -> float:
     return ratio
 
 
-def _side(positions: int, name: str) -> int:
+def side_of(positions: int, name: str) -> int:
     side = math.isqrt(max(positions, 0))
     if side < 1 or side * side != positions:
         raise ValueError(

@@ -19,13 +19,15 @@ _EXTRACT = (
 )
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, Any]:
     """What a checkpoint file holds under its names, in the order in which they were written.
 
     `.pth`, `.pt` and `.bin` files are read with ``torch.load(weights_only=True)`` and nothing else, so a file
     that wants to run code is refused; `.safetensors` files are read as they are. The kind is told by
     the first bytes, not by the name. A state dict is accepted bare, as ``{"state_dict": {...}}``, or in
     parts, as ``{"model": {...}, "epoch": 3}``, whose tensors are then named `model.` and so on.
+
+    With `in_place` tensors stay in the file, which is mapped into memory, where its format allows that.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -45,16 +47,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         head = file.read(512)
     if _is_safetensors(head, path.stat().st_size):
         return _read_safetensors(path)
-    if head.startswith(_ZIP):
+    zipped = head.startswith(_ZIP)
+    if zipped:
         _check_archive(path)
     elif not head.startswith(_PICKLE):
         raise ValueError(f"{path} is not a checkpoint: {_describe(head)}")
-    return _state_dict(_read_pickle(path), path)
+    return _state_dict(_read_pickle(path, mapped=in_place and zipped), path)
 
 
-def _read_pickle(path: Path) -> Any:
+def _read_pickle(path: Path, mapped: bool) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         # torch's own message advises weights_only=False, which nobody should do here: hence from None.
         wanted = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:global|class) ([\w.]+)", str(error))

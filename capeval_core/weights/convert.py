@@ -170,27 +170,33 @@ def as_float32(content: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], lis
     changed: set[str] = set()
     tensors: dict[str, torch.Tensor] = {}
     for name, value in content.items():
-        if not isinstance(value, torch.Tensor):
-            raise ValueError(
-                f"{name} is no tensor but a {type(value).__name__}: save the model's state dict alone"
-            )
-        if name.endswith("num_batches_tracked"):
+        if isinstance(value, torch.Tensor) and name.endswith("num_batches_tracked"):
             tensors[name] = value.detach().to(torch.int64).clone()
             continue
-        if not value.is_floating_point() or value.layout is not torch.strided:
-            raise ValueError(
-                f"{name} is of type {str(value.dtype).removeprefix('torch.')}: expected floating point"
-            )
-        if value.dtype is not torch.float32:
-            changed.add(str(value.dtype).removeprefix("torch."))
-        tensor = value.detach().to(torch.float32, memory_format=torch.contiguous_format)
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{name} holds NaN or infinite values: the checkpoint is broken, fetch it again")
+        given = checked_floats(name, value)
+        if given.dtype is not torch.float32:
+            changed.add(str(given.dtype).removeprefix("torch."))
+        tensor = given.to(torch.float32, memory_format=torch.contiguous_format)
         # Slices of one buffer cannot be saved under several names.
         if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
             tensor = tensor.clone()
         tensors[name] = tensor.contiguous()
     return tensors, [f"{' and '.join(sorted(changed))} tensors were stored as float32"] if changed else []
+
+
+def checked_floats(name: str, value: Any) -> torch.Tensor:
+    """A checkpoint's entry as it is, if it is a dense tensor of finite floating-point numbers."""
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(
+            f"{name} is no tensor but a {type(value).__name__}: save the model's state dict alone"
+        )
+    if not value.is_floating_point() or value.layout is not torch.strided:
+        raise ValueError(
+            f"{name} is of type {str(value.dtype).removeprefix('torch.')}: expected floating point"
+        )
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"{name} holds NaN or infinite values: the checkpoint is broken, fetch it again")
+    return value.detach()
 
 
 def _tell_activation(names: list[str], given: Activation | None) -> tuple[Activation, str]:

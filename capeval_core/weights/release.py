@@ -18,7 +18,8 @@ class Release:
 
     Attributes:
         config: the weights folder's config.json, without checksum and canary.
-        tensors: as its encoder names them, contiguous, float32 or integers, complete and nothing else.
+        tensors: as its encoder names them, contiguous, float32 or integers, complete and nothing else;
+            those of very large models as they are stored.
         notes: what was inferred, merged, ignored or dropped, and why; also in ``config["source"]["notes"]``.
     """
 
