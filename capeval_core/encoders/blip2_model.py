@@ -103,13 +103,13 @@ def run_qformer(
         if not queries:
             x = layer.feed_forward_chunk(rows)
             continue
-        asked = rows[:, :queries]
+        asked = rows[:, :queries].contiguous()  # linear layers are slow on what is not
         if layer.has_cross_attention and states is not None:
             together = asked.reshape(len(states), -1, asked.shape[-1])
             asked = _attend(layer.crossattention, together, states).view(asked.shape)
         asked = layer.feed_forward_chunk_query(asked)
         if rows.shape[1] > queries:
-            asked = torch.cat([asked, layer.feed_forward_chunk(rows[:, queries:])], dim=1)
+            asked = torch.cat([asked, layer.feed_forward_chunk(rows[:, queries:].contiguous())], dim=1)
         x = asked
     return x
 

@@ -1,0 +1,156 @@
+"""BLIP-2: both values of a picture with its captions, against transformers' forward per caption.
+
+    python -m benchmarks.blip2 [--size base] [--captions 60] [--looped 4] [--device cpu] [--dtype float32]
+
+Weights are random. The Q-Former is the release's, 12x768 with 32 queries; the vision tower is a ViT-B at
+224 pixels (`base`) or the release's ViT-g at 364 (`release`, 5 GB in float32). Compared are
+
+- the plain loop: transformers' own forward of picture and caption, once for the contrast and once for the
+  matching; timed over a few captions (`--looped`), since each takes the same, and multiplied;
+- the picture's states made once, then repeated for every caption;
+- `Blip2Encoder.match`.
+
+All values are checked to agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from capeval_core.cache import FeatureCache
+from capeval_core.encoders.blip2 import Blip2Encoder
+from capeval_core.inputs.pictures import Picture
+from capeval_core.weights.blip2 import empty_model, preprocessing
+
+VISION: dict[str, dict[str, int]] = {
+    "base": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+    }
+    | {"image_size": 224, "patch_size": 16},
+    "release": {"hidden_size": 1408, "intermediate_size": 6144, "num_hidden_layers": 39}
+    | {"num_attention_heads": 16, "image_size": 364, "patch_size": 14},
+}
+WORDS = [f"word{index}" for index in range(2000)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--size", choices=list(VISION), default="base")
+    parser.add_argument("--captions", type=int, default=60)
+    parser.add_argument("--looped", type=int, default=4, help="captions that the plain loop is timed over")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    given = parser.parse_args()
+    encoder = seeded(given.size, given.device, given.dtype)
+    rng = np.random.default_rng(0)
+    picture = Picture.of(rng.integers(0, 256, (480, 640, 3), dtype=np.uint8))
+    captions = [" ".join(rng.choice(WORDS, rng.integers(5, 21))) for _ in range(given.captions)]
+    with torch.inference_mode():
+        few, looped = timed(lambda: loop(encoder, picture, captions[: given.looped]), encoder)
+        repeated, repeating = timed(lambda: repeat(encoder, picture, captions), encoder)
+    looped *= len(captions) / given.looped
+    (found,), once = timed(lambda: list(encoder.match([picture], [captions], cache=FeatureCache(0))), encoder)
+    ours = np.stack([found.itc, found.itm], axis=1)
+    off = max(np.abs(ours[: given.looped] - few).max(), np.abs(ours - repeated).max())
+    print(f"{encoder.describe(encoder.config)}; {given.dtype} on {given.device}; {len(captions)} captions")
+    print(f"plain loop       {looped:8.2f} s  {looped / once:6.1f} x")
+    print(f"states repeated  {repeating:8.2f} s  {repeating / once:6.1f} x")
+    print(f"match            {once:8.2f} s   (values agree to {off:.1e})")
+
+
+def seeded(size: str, device: str, dtype: str) -> Blip2Encoder:
+    vision = {**VISION[size], "hidden_act": "gelu", "layer_norm_eps": 1e-6, "qkv_bias": True}
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+    qformer = {
+        "vocab_size": len(words),
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 512,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+        "cross_attention_frequency": 2,
+        "encoder_hidden_size": vision["hidden_size"],
+    }
+    architecture = {
+        "vision": vision,
+        "qformer": qformer,
+        "num_query_tokens": 32,
+        "image_text_hidden_size": 256,
+    }
+    torch.manual_seed(0)
+    tensors = {
+        name: torch.randn_like(tensor) * (0.02 if tensor.ndim > 1 else 0.1) + ("norm" in name.lower())
+        for name, tensor in empty_model(architecture).state_dict().items()
+    }
+    config = {
+        "architecture": architecture,
+        "preprocessing": preprocessing(architecture),
+        "context_length": 32,
+        "vocabulary": words,
+    }
+    return Blip2Encoder(config, tensors, checksum="random", device=device, dtype=dtype)
+
+
+def inputs(encoder: Blip2Encoder, picture: Picture, captions: list[str]) -> tuple[Any, Any, Any]:
+    """Pixels (1, 3, n, n), ids and mask (captions, longest)."""
+    pixels = torch.from_numpy(encoder.preprocess(picture.load()))[None].to(encoder.device)
+    rows = [torch.tensor(ids) for ids in encoder.tokenizer.encode(captions).ids]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(encoder.device)
+    return pixels, ids, (ids != 0).long()
+
+
+def loop(encoder: Blip2Encoder, picture: Picture, captions: list[str]) -> Any:
+    values = []
+    for caption in captions:
+        pixels, ids, mask = inputs(encoder, picture, [caption])
+        asked = {"pixel_values": pixels, "input_ids": ids, "attention_mask": mask}
+        itc = encoder.model(**asked).logits_per_image[0, 0]
+        logits = encoder.model(**asked, use_image_text_matching_head=True).logits_per_image
+        values.append([float(itc), float(logits.float().softmax(-1)[0, 1])])
+    return np.array(values)
+
+
+def repeat(encoder: Blip2Encoder, picture: Picture, captions: list[str]) -> Any:
+    model, (pixels, ids, mask) = encoder.model, inputs(encoder, picture, captions)
+    itc = model(pixel_values=pixels, input_ids=ids, attention_mask=mask).logits_per_image[0]
+    states = model.vision_model(pixels).last_hidden_state.expand(len(ids), -1, -1)
+    queries = model.query_tokens.expand(len(ids), -1, -1)
+    count = queries.shape[1]
+    hidden = model.qformer(
+        query_embeds=model.embeddings(input_ids=ids, query_embeds=queries),
+        query_length=count,
+        attention_mask=torch.cat([mask.new_ones(len(ids), count), mask], 1),
+        encoder_hidden_states=states,
+        encoder_attention_mask=mask.new_ones(states.shape[:-1]),
+    ).last_hidden_state
+    itm = model.itm_head(hidden[:, :count]).float().mean(1).softmax(-1)[:, 1]
+    return torch.stack([itc.float(), itm], 1).cpu().numpy()
+
+
+def timed(run: Callable[[], Any], encoder: Blip2Encoder) -> tuple[Any, float]:
+    """What `run` gives, and the seconds of the faster of two runs: of the processor, or of a GPU."""
+    cuda, best = encoder.device.type == "cuda", float("inf")
+    clock = time.perf_counter if cuda else time.process_time
+    for _ in range(2):
+        start = clock()
+        answer = run()
+        if cuda:
+            torch.cuda.synchronize()
+        best = min(best, clock() - start)
+    return answer, best
+
+
+if __name__ == "__main__":
+    main()
