@@ -44,8 +44,8 @@ class WeightsEntry:
         >>> PACS_B32.convert_command("pacs")
         'capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu --out pacs-clip-vit-b-32'
         """
-        flags = " ".join(f"--{name} {value}" for name, value in self.settings.items())
-        return f"capeval convert {metric} {self.checkpoint} {flags} --out {self.folder}"
+        flags = "".join(f" --{name} {value}" for name, value in self.settings.items())
+        return f"capeval convert {metric} {self.checkpoint}{flags} --out {self.folder}"
 
     def how_to_convert(self, metric: str) -> str:
         """The exact way to these weights when the Hub repository cannot be had here."""
@@ -139,7 +139,7 @@ EVA_18B = WeightsEntry(
     "EVA-CLIP-18B",
     "https://huggingface.co/BAAI/EVA-CLIP-18B",
     "EVA_CLIP_18B_psz14_s6B.fp16.pt",
-    "MIT",
+    "Apache-2.0",
     {},
 )
 
