@@ -27,6 +27,7 @@ from PIL import Image
 import capeval_core
 from capeval_core.inputs.problems import SHOWN
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.scores.hice_explanation import HiceExplanation
 from capeval_core.synthetic.demo import demo_set
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
@@ -271,6 +272,46 @@ def test_a_visitor_on_a_phone_takes_an_example(
     assert place["#score"] < place["#result"] < place["#examples"]
 
 
+@pytest.mark.parametrize(("name", "size"), [("hices", WIDE), ("refhices", NARROW)])
+def test_hice_shows_the_wrong_phrase_and_the_regions(
+    name: str, size: tuple[int, int], visit: Callable[..., Page], screenshots: Path
+) -> None:
+    item = demo_set()[1]
+    caption = f"{item.subtly_wrong} <!--"
+    metric = capeval_core.load(name, weights="tiny", evidence=True)
+    references = [list(item.references)] if metric.needs_references else None
+    found = metric.score([caption], [item.picture], references).explain(0)
+    assert isinstance(found, HiceExplanation)
+    demo = pages.build(name, "tiny")
+    pages.launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
+    try:
+        page = visit(demo.local_url, size)
+        page.locator(".example").nth(1).click()
+        expect_value(page, "#caption textarea", item.good)
+        page.locator("#caption textarea").fill(caption)
+        press_score(page)
+        page.locator("#result figure img").wait_for()
+        assert page.locator("#result figure img").evaluate("e => e.naturalWidth") > 2 * 300
+        assert page.locator("#result figcaption").inner_text() == caption
+        marked = [caption[span.start : span.end] for span in found.wrong_words()]
+        assert page.locator("#result mark").all_inner_texts() == marked == ["two black crosses"]
+        assert page.locator("#result .sign.wrong").count() == 1
+        phrases, regions = table(page, "(precision)"), table(page, "(recall)")
+        assert list(phrases.values()) == pytest.approx(
+            [note["precision"] for note in found.phrases], abs=1e-6
+        )
+        assert list(regions.values()) == pytest.approx([note["recall"] for note in found.regions], abs=1e-6)
+        assert sum("not mentioned" in text for text in regions) == 3
+        if references:
+            told = [*table(page, "each reference")]
+            assert [text.removesuffix(" chosen") for text in told] == references[0]
+        page.screenshot(path=screenshots / f"{name}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        page.close()  # before the server, or the browser complains of the lost connection
+    finally:
+        demo.close(verbose=False)
+
+
 def test_a_file_that_is_no_picture(visit: Callable[..., Page], served: str, tmp_path: Path) -> None:
     page = visit(served, WIDE)
     page.locator("#references textarea").fill("")
@@ -422,9 +463,9 @@ def expect_value(page: Page, selector: str, value: str) -> None:
 
 def table(page: Page, title: str) -> dict[str, float]:
     """The rows of the result's table of that title, in its order."""
-    rows = page.locator("#result table", has_text=title).first.locator("tr").all()
+    rows = page.locator("#result table", has_text=title).first.locator("tbody tr").all()
     return {
-        row.locator("th").inner_text(): float(row.locator("data").get_attribute("value") or "nan")
+        row.locator("th").inner_text(): float(row.locator("data").first.get_attribute("value") or "nan")
         for row in rows
     }
 
