@@ -15,7 +15,7 @@ from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.tables import paragraph, table
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.weights.folder import CONFIG, TENSORS
+from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
 
 if TYPE_CHECKING:
     from capeval_core.encoders.encoder import Encoder
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _REGIONS = "regions"
 """What a segmenter is converted for: it belongs to no metric's weights."""
-_OURS = {CONFIG, TENSORS, "README.md"}
+_OURS = {CONFIG, TENSORS, VOCABULARY, "README.md"}
 
 
 def run(arguments: list[str]) -> int:

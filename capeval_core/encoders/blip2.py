@@ -85,9 +85,16 @@ class Blip2Encoder(Encoder, tags=["image-captioning", "blip-2"]):
         config = super().read_config(folder)
         if missing := [key for key in _KEYS if key not in config]:
             raise WeightsError(f"the config lacks {', '.join(missing)}: convert the weights again")
+        seen, sized = config["preprocessing"], config["architecture"]["vision"]["image_size"]
+        if (seen["image_size"], seen["interpolation"]) != (sized, "bicubic"):
+            raise WeightsError(
+                f"preprocessing says {seen['interpolation']}, {seen['image_size']} pixels, but the tower "
+                f"takes bicubic, {sized} pixels: convert the weights again"
+            )
+        words = read_words(folder.path / VOCABULARY)
         if sha256_of(folder.path / VOCABULARY) != config["vocabulary"].get("sha256"):
             raise WeightsError(f"{VOCABULARY} is not the one that these weights were saved with")
-        return {**config, "vocabulary": read_words(folder.path / VOCABULARY)}
+        return {**config, "vocabulary": words}
 
     def save_beside(self, folder: Path) -> dict[str, Any]:
         file = folder / VOCABULARY

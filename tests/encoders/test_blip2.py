@@ -295,7 +295,7 @@ def test_saved_weights_are_the_same(weights: Path, encoder: Blip2Encoder) -> Non
     ("change", "message"),
     [
         (lambda f: (f / "vocab.txt").write_text("[PAD]\n"), "vocab.txt is not the one that these weights"),
-        (lambda f: (f / "vocab.txt").unlink(), "vocab.txt"),
+        (lambda f: (f / "vocab.txt").unlink(), "vocab.txt cannot be read"),
         (lambda f: edit(f, lambda c: c.pop("context_length")), "lacks context_length"),
         (lambda f: edit(f, lambda c: c["architecture"]["vision"].update(hidden_size=40)), "another shape"),
         (lambda f: edit(f, lambda c: c["architecture"]["qformer"].pop("hidden_size")), "do not belong toge"),
@@ -318,7 +318,7 @@ def test_weights_that_do_not_fit_are_refused(
 ) -> None:
     folder = Path(shutil.copytree(weights, tmp_path / "changed"))
     change(folder)
-    with pytest.raises((WeightsError, OSError), match=message):
+    with pytest.raises(WeightsError, match=message):
         Blip2Encoder.from_pretrained(folder, device="cpu")
 
 
