@@ -127,7 +127,8 @@ class Checks:
         """The sets with the scale of every row, found in one pass that also finds what is not finite."""
         rows = rows.detach().contiguous()
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        step = BLOCK if rows.dtype != wide else max(len(rows), 1)
+        widened = rows.dtype != wide and rows.device.type == "cpu"  # a GPU widens them as it reads
+        step = BLOCK if widened else max(len(rows), 1)
         starts = range(0, len(rows) or 1, step)
         norms = torch.cat([torch.linalg.vector_norm(rows[i : i + step], dim=1, dtype=wide) for i in starts])
         # Squares of very long and very short rows leave the range of numbers, so those rows are looked at

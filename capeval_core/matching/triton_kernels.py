@@ -124,12 +124,16 @@ def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, B
         if blocks > 1:
             y_best[expand(y_at[chosen], y_lengths[chosen])] = LOWEST
         x_sets, y_sets = pairs.x[chosen], pairs.y[chosen]
-        match_kernel[(len(chosen), blocks)](
-            x_rows, y_rows, x.scale, y.scale, x.starts[x_sets], y.starts[y_sets], x_lengths[chosen],
-            y_lengths[chosen], x_at[chosen], y_at[chosen], x_best, y_best, x_rows.shape[1],
-            BLOCK_X=block_x, BLOCK_Y=block_y, SPLIT=blocks > 1, **launch_options(x_rows.dtype, block_x,
-            block_y),
-        )  # fmt: skip
+        with torch.cuda.device_of(
+            x_rows
+        ):  # a kernel runs on the current GPU, which need not be that of the rows
+            match_kernel[(len(chosen), blocks)](
+                x_rows, y_rows, x.scale, y.scale, x.starts[x_sets], y.starts[y_sets],
+                x_lengths[chosen], y_lengths[chosen], x_at[chosen], y_at[chosen],
+                x_best, y_best, x_rows.shape[1],
+                BLOCK_X=block_x, BLOCK_Y=block_y, SPLIT=blocks > 1,
+                **launch_options(x_rows.dtype, block_x, block_y),
+            )  # fmt: skip
     return _decoded(x_best, indices), _decoded(y_best, indices)
 
 
