@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from types import NoneType
@@ -141,7 +141,7 @@ def describe_options(options: type[Settings]) -> list[OptionDescription]:
     return described
 
 
-_TYPE_NAMES: dict[type, str] = {PathLike: "path", Mapping: "mapping", NoneType: "None"}
+_TYPE_NAMES: dict[type, str] = {PathLike: "path", Mapping: "mapping", Sequence: "list", NoneType: "None"}
 
 
 def _members(hint: Any) -> list[Any]:
@@ -149,7 +149,7 @@ def _members(hint: Any) -> list[Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return list(arguments)
-    if origin in (PathLike, Mapping):
+    if origin in (PathLike, Mapping, Sequence):
         return [origin]
     if arguments:
         return [member for argument in arguments for member in _members(argument)]

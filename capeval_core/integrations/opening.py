@@ -11,7 +11,7 @@ from capeval_core.inputs.decoding import described
 from capeval_core.inputs.problems import Problems
 from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import load
+from capeval_core.registry import load, metric_class
 
 _WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
 
@@ -25,7 +25,8 @@ def open_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) ->
         cache: for the metrics that are told no other one.
 
     Raises:
-        TypeError, ValueError: none is given, or something else; two give the same key; `load` refuses one.
+        TypeError, ValueError: none is given, or something else; two give the same key; one's scores are
+            relative to their set; `load` refuses one.
     """
     listed = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     problems = Problems()
@@ -41,6 +42,14 @@ def open_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) ->
             f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load",
             TypeError,
         )
+    problems.raise_if_any()
+    for i, one in enumerate(listed):
+        if isinstance(one, CaptionMetric):
+            found = type(one)
+        else:
+            found = metric_class(one if isinstance(one, str) else one["name"])
+        if found.relative is not None:
+            problems.add(f"metrics[{i}]: {found.name} is no measure of training, {found.relative}")
     problems.raise_if_any()
     opened = [_open(one, options, cache) for one in listed]
     keys = [metric.key for metric in opened]

@@ -21,8 +21,8 @@ from capeval_core.inputs.pools import check_pools
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, Model, Values
 from capeval_core.options import Options as CommonOptions
-from capeval_core.rows import canonical, column, row_schema
-from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, open_members
+from capeval_core.rows import RowStore, canonical, column, row_schema
+from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, Member, open_members
 from capeval_core.scores.eco_options import EcoOptions
 from capeval_core.scores.eco_ranking import Candidates, rank
 from capeval_core.weights.catalogue import BLIP2
@@ -99,23 +99,23 @@ class Eco(CaptionMetric):
         tables = {}
         if folder is not None:
             self.store(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
-        with self.progress_bar(len(samples) * len(self.members), progress) as bar:
-            for member in self.members:
-                store = None
-                if folder is not None:
-                    stamp = {
-                        "metric": self.name,
-                        "member": member.name,
-                        "weights": member.model.fingerprint,
-                        **self.options.encoding(),
-                    }
-                    store = self.store(Path(folder) / member.name, MEMBER_ROW, stamp)
-                bar.set_postfix_str(member.name)
-                encode = member.encoding(self.options.device, self.options.dtype, self._run())
-                tables[member.name] = self.fill(samples, encode, store, bar)
-                del encode  # and with it the encoder
-                _free_device_memory()
+        try:
+            with self.progress_bar(len(samples) * len(self.members), progress) as bar:
+                for member in self.members:
+                    store = None if folder is None else self._member_store(folder, member)
+                    bar.set_postfix_str(member.name)
+                    encode = member.encoding(self.options.device, self.options.dtype, self._run())
+                    tables[member.name] = self.fill(samples, encode, store, bar)
+                    del encode  # and with it the encoder
+                    _free_device_memory()
+        except BaseException:
+            self.flush()  # of the members that came before, too
+            raise
         return self._joined(samples, tables)
+
+    def _member_store(self, folder: str | PathLike[str], member: Member) -> RowStore:
+        stamp = {"metric": self.name, "member": member.name, "weights": member.model.fingerprint}
+        return self.store(Path(folder) / member.name, MEMBER_ROW, {**stamp, **self.options.encoding()})
 
     def _run(self) -> dict[str, Any]:
         return {"cache": self.cache, "batch_size": self.options.batch_size}
@@ -162,7 +162,7 @@ class Eco(CaptionMetric):
             warnings.warn(
                 f"{self.name}: {', '.join(ranking.flat)} cannot tell these captions apart, all values are "
                 "equal: such z-scores are 0",
-                stacklevel=3,
+                stacklevel=4,
             )
         return Values(ranking.scores, ranking.parts(), of=ranking.rows)
 
