@@ -21,24 +21,10 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    GPT2Config,
-    PreTrainedTokenizerFast,
-    PrinterCallback,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    VisionEncoderDecoderConfig,
-    VisionEncoderDecoderModel,
-    ViTConfig,
-    default_data_collator,
-    set_seed,
-)
 
 from benchmarks.workload import Workload, make_weights, make_workload
 from capeval_core.integrations import CaptionMetrics
-
-SIDE = 48
+from tests.integrations.captioner import SIDE, captioner, make_trainer, word_tokenizer
 
 
 class Timed:
@@ -60,16 +46,14 @@ class Timed:
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """The pictures of the workload, small enough for a small captioner, with a reference as labels."""
 
-    def __init__(self, work: Workload, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.rows = [
-            self._row(path, texts[0], tokenizer)
-            for path, texts in zip(work.pictures, work.references, strict=True)
-        ]
+    def __init__(self, work: Workload) -> None:
+        self.tokenizer = word_tokenizer([text for texts in work.references for text in texts])
+        pairs = zip(work.pictures, work.references, strict=True)
+        self.rows = [self._row(path, texts[0]) for path, texts in pairs]
 
-    @staticmethod
-    def _row(path: Path, text: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:
+    def _row(self, path: Path, text: str) -> dict[str, torch.Tensor]:
         pixels = np.asarray(Image.open(path).resize((SIDE, SIDE)), dtype=np.float32) / 127.5 - 1
-        ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+        ids = [*self.tokenizer(text).input_ids, self.tokenizer.eos_token_id]
         labels = torch.tensor(ids + [-100] * (32 - len(ids)))
         return {"pixel_values": torch.tensor(pixels).permute(2, 0, 1), "labels": labels}
 
@@ -78,38 +62,6 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         return self.rows[row]
-
-
-def word_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    words = sorted({word for text in texts for word in text.split()})
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-    )
-
-
-def captioner(tokenizer: PreTrainedTokenizerFast) -> VisionEncoderDecoderModel:
-    set_seed(0)
-    special = {
-        "decoder_start_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
-        ViTConfig(image_size=SIDE, patch_size=12, hidden_size=64, num_hidden_layers=2, num_attention_heads=2),
-        GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=64, n_layer=2, n_head=2),
-        **special,
-    )
-    model = VisionEncoderDecoderModel(config)
-    # Drawn by lot, so that captions are as different as those of a captioner that has learnt something.
-    model.generation_config.update(max_length=14, min_length=10, do_sample=True, **special)
-    return model
 
 
 def main() -> None:
@@ -124,31 +76,25 @@ def main() -> None:
         folder = Path(place)
         work = make_workload(folder, arguments.fraction)
         weights = make_weights("ViT-B-32", folder)
-        tokenizer = word_tokenizer([text for texts in work.references for text in texts])
+        rows = Rows(work)
         metrics = Timed(
-            CaptionMetrics(tokenizer, images=work.pictures, references=work.references, weights=weights)
+            CaptionMetrics(rows.tokenizer, images=work.pictures, references=work.references, weights=weights)
         )
-        rows = Rows(work, tokenizer)
-        trainer = Seq2SeqTrainer(
-            model=captioner(tokenizer),
-            args=Seq2SeqTrainingArguments(
-                output_dir=str(folder / "checkpoints"),
-                predict_with_generate=True,
-                per_device_eval_batch_size=50,
-                max_steps=10,
-                save_strategy="no",
-                logging_strategy="no",
-                report_to=[],
-                disable_tqdm=True,
-                dataloader_pin_memory=torch.cuda.is_available(),
-            ),
-            train_dataset=rows,
-            eval_dataset=rows,
-            data_collator=default_data_collator,
-            processing_class=tokenizer,
-            compute_metrics=metrics,
+        model = captioner(rows.tokenizer)
+        # Drawn by lot, so that captions are as different as those of a captioner that has learnt something.
+        model.generation_config.update(max_length=14, min_length=10, do_sample=True)
+        trainer = make_trainer(
+            rows,
+            folder / "checkpoints",
+            metrics,
+            model,
+            per_device_eval_batch_size=50,
+            max_steps=10,
+            eval_strategy="no",
+            use_cpu=False,
+            dataloader_pin_memory=torch.cuda.is_available(),
         )
-        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(transformers.PrinterCallback)
         whole = []
         for turn in range(arguments.evaluations):
             if turn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,16 @@ from transformers import (
 from capeval_core.synthetic import describe, draw, sample_scene
 
 SIDE = 48
+
+
+class Captioned(Protocol):
+    """A dataset of pictures with captions as labels, and the tokenizer of these."""
+
+    tokenizer: PreTrainedTokenizerFast
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> dict[str, Any]: ...
 
 
 class Scenes(torch.utils.data.Dataset[dict[str, Any]]):
@@ -101,8 +111,9 @@ def captioner(tokenizer: PreTrainedTokenizerFast) -> VisionEncoderDecoderModel:
 
 
 def make_trainer(
-    scenes: Scenes, folder: Path, compute_metrics: Any, model: Any = None, **arguments: Any
+    rows: Captioned, folder: Path, compute_metrics: Any, model: Any = None, **arguments: Any
 ) -> Seq2SeqTrainer:
+    """A Trainer that learns these rows and evaluates itself on them."""
     chosen = {
         "predict_with_generate": True,
         "per_device_train_batch_size": 8,
@@ -122,11 +133,11 @@ def make_trainer(
         **arguments,
     }
     return Seq2SeqTrainer(
-        model=model or captioner(scenes.tokenizer),
+        model=model or captioner(rows.tokenizer),
         args=Seq2SeqTrainingArguments(output_dir=str(folder), **chosen),
-        train_dataset=scenes,
-        eval_dataset=scenes,
+        train_dataset=rows,
+        eval_dataset=rows,
         data_collator=default_data_collator,
-        processing_class=scenes.tokenizer,
+        processing_class=rows.tokenizer,
         compute_metrics=compute_metrics,
     )
