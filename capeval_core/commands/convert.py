@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from capeval_core.encoders.encoder import Encoder
     from capeval_core.weights.release import Conversion
 
-_REGIONS = "regions"
-"""What a segmenter is converted for: it belongs to no metric's weights."""
+_REGIONS, _EVA = "regions", "eva-clip"
+_PARTS = {_REGIONS: "a SAM that finds the regions of HICE-S", _EVA: "the largest member of ECO's ensemble"}
+"""What is converted beside the weights of metrics."""
 _OURS = {CONFIG, TENSORS, VOCABULARY, "README.md"}
 
 
@@ -47,6 +48,10 @@ def _encoder_of(name: str) -> type[Encoder]:
         from capeval_core.regions.sam import Sam
 
         return Sam
+    if name == _EVA:
+        from capeval_core.encoders.eva_clip import EvaClipEncoder
+
+        return EvaClipEncoder
     return metric_class(name).encoder_class()
 
 
@@ -56,7 +61,8 @@ def _parser(name: str, conversion: type[Conversion]) -> Parser:
         usage=f"capeval convert {name} CHECKPOINT --out FOLDER [options]",
         description=paragraph("Make a folder of weights of an original checkpoint. Nothing in it is run."),
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help=".pth, .pt, .bin or .safetensors")
+    kinds = ".pth, .pt, .bin or .safetensors" + (", or the index of shards" if name == _EVA else "")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help=kinds)
     parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="folder to make")
     parser.add_argument("--force", action="store_true", help="replace the weights that FOLDER holds")
     add_flags(parser, conversion, title="what the tensors may not show, and what is recorded with them")
@@ -69,12 +75,13 @@ def _introduce(arguments: list[str]) -> int:
         usage="capeval convert METRIC CHECKPOINT --out FOLDER [options]",
         description=paragraph("Make a folder of weights of an original checkpoint. Nothing in it is run."),
         epilog=paragraph(
-            f"METRIC is one of {', '.join(METRICS)}, or {_REGIONS} for a SAM that finds the regions of "
-            "HICE-S. `capeval convert METRIC --help` shows all options."
+            f"METRIC is one of {', '.join(METRICS)}, or "
+            + " or ".join(f"{name} for {what}" for name, what in _PARTS.items())
+            + ". `capeval convert METRIC --help` shows all options."
         ),
     )
     parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-    names = ",".join([*METRICS, _REGIONS])
+    names = ",".join([*METRICS, *_PARTS])
     parser.error(f"the metric comes first: capeval convert {{{names}}} CHECKPOINT --out FOLDER")
 
 
@@ -82,6 +89,8 @@ def _told(name: str, out: Path, architecture: str, notes: list[str]) -> str:
     files = "--candidates captions.json --images pictures"
     if name == _REGIONS:
         command = f"capeval score hices {files} --regions {shlex.quote(f'objects:{out}')}"
+    elif name == _EVA:
+        command = f"capeval score eco {files} --members {shlex.quote(f'{out},blip2-itc')}"
     else:
         files += " --references references.json" if metric_class(name).needs_references else ""
         command = f"capeval score {name} {files} --weights {shlex.quote(str(out))}"

@@ -1,7 +1,7 @@
 """EVA-CLIP written out: names as its authors release them, seeded values, and the forward pass step by step.
 
-After the description of the architecture (Sun et al., 2023 and 2024): written for comparison, it shares nothing
-with the package and does everything the long way.
+After the description of the architecture (Sun et al., 2023 and 2024): written for comparison, it shares
+nothing with the package and does everything the long way.
 """
 
 from __future__ import annotations
@@ -141,9 +141,7 @@ def text_feature(tensors: Tensors, ids: list[int]) -> Tensor:
             if name.startswith(f"transformer.resblocks.{layer}.")
         }
         h = _layer_norm(x, b["ln_1.weight"], b["ln_1.bias"])
-        query, keys, values = (h @ b["attn.in_proj_weight"].T + b["attn.in_proj_bias"]).split(
-            x.shape[1], dim=1
-        )
+        query, keys, values = (h @ b["attn.in_proj_weight"].T + b["attn.in_proj_bias"]).chunk(3, dim=1)
         heads = []
         for start in range(0, x.shape[1], 64):
             part = slice(start, start + 64)

@@ -112,7 +112,7 @@ def test_texts_are_those_of_the_architecture_written_out(half: bool) -> None:
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_the_tower_is_timms_of_this_configuration(norm: str) -> None:
-    from timm.layers import RmsNorm
+    from timm.layers.norm import RmsNorm
     from timm.models.eva import Eva
 
     sizes = Sizes()

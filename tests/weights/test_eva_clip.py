@@ -148,7 +148,7 @@ def test_norms_are_told_by_the_width_of_the_released_models(tmp_path: Path) -> N
         (lambda t: t.update({"visual.norm.weight": torch.zeros(3)}), "norm.weight (3,) instead of (48,)"),
         (lambda t: t.update({"visual.pos_embed": torch.zeros(1, 18, 48)}), "17 picture positions, not a"),
         (lambda t: t.update({"visual.norm.weight": torch.full((48,), torch.nan)}), "norm.weight holds NaN"),
-        (lambda t: t.update({"visual.norm.weight": torch.zeros(48, dtype=int)}), "is of type int64"),
+        (lambda t: t.update({"visual.norm.weight": torch.zeros(48).long()}), "is of type int64"),
         (lambda t: t.pop("visual.patch_embed.proj.weight"), "no EVA-CLIP: expected visual.patch_embed.proj"),
         (lambda t: t.update({"m.visual.patch_embed.proj.weight": torch.zeros(1)}), "once among the tensors"),
     ],
@@ -227,3 +227,18 @@ def test_weights_of_another_encoder_are_refused(
     EvaClipEncoder(found.config, found.tensors, device="cpu").save_pretrained(tmp_path / "w")
     with pytest.raises(WeightsError, match="weights of encoder 'eva_clip', expected 'clip'"):
         ClipEncoder.from_pretrained(tmp_path / "w")
+
+
+def test_from_the_command_line(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from capeval_core.cli import main
+
+    out = tmp_path / "w"
+    heads = ["--head-width", str(Sizes().head_width)]
+    assert main(["convert", "eva-clip", str(checkpoint), "--out", str(out), *heads]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "EVA ViT/7 3x48, 28 pixels; text 2x128; 40 dimensions; gelu" in told
+    assert told.endswith(f"--members {out},blip2-itc")
+    assert EvaClipEncoder.from_pretrained(out, device="cpu").dimension == Sizes().dimension
+    assert main(["convert", "eva-clip", str(checkpoint), "--out", str(tmp_path / "x")]) == 2
+    assert "--head-width 128 does not divide" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
