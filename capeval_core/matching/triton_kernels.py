@@ -124,9 +124,9 @@ def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, B
         if blocks > 1:
             y_best[expand(y_at[chosen], y_lengths[chosen])] = LOWEST
         x_sets, y_sets = pairs.x[chosen], pairs.y[chosen]
-        with torch.cuda.device_of(
-            x_rows
-        ):  # a kernel runs on the current GPU, which need not be that of the rows
+        with torch.cuda.device(
+            x_rows.get_device()
+        ):  # kernels run on the current GPU, not on that of the rows
             match_kernel[(len(chosen), blocks)](
                 x_rows, y_rows, x.scale, y.scale, x.starts[x_sets], y.starts[y_sets],
                 x_lengths[chosen], y_lengths[chosen], x_at[chosen], y_at[chosen],
