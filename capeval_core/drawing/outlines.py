@@ -27,7 +27,11 @@ def outlines(runs: Runs, size: tuple[int, int]) -> list[Line]:
     ([0.25, 0.25], [0.75, 0.75])
     """
     scale = _TRACED / max(size)
-    mask = _resized(rle.decode(runs, size), max(1, round(size[1] * scale)), max(1, round(size[0] * scale)))
+    mask = rle.decode(runs, size)
+    step = max(1, int(0.5 / scale))
+    if step > 1 and mask[::step, ::step].any():  # of a large picture twice what is traced is enough
+        mask = mask[::step, ::step]
+    mask = _resized(mask, max(1, round(size[1] * scale)), max(1, round(size[0] * scale)))
     height, width = mask.shape
     loops = sorted(_loops(mask), key=len, reverse=True)
     kept = [loop for loop in loops if len(loop) >= _SPECK] or loops[:1]
@@ -50,7 +54,8 @@ def dashes(line: Line, on: float, off: float) -> list[Line]:
 
 
 def _resized(mask: Mask, width: int, height: int) -> Mask:
-    image = Image.fromarray(mask.astype(np.uint8) * 255).resize((width, height), Image.Resampling.BICUBIC)
+    image = Image.fromarray(np.ascontiguousarray(mask).view(np.uint8) * 255)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
     if width > mask.shape[1]:  # without the stairs of enlarged pixels
         image = image.filter(ImageFilter.GaussianBlur(_SOFTENED * width / mask.shape[1]))
     shares = np.asarray(image)
