@@ -28,6 +28,8 @@ def places_named(message: str, ids: Sequence[str]) -> str:
 
     >>> places_named("captions[1] is empty", ["dog", "dog", "cat"])
     "caption 2 of 'dog' is empty"
+    >>> places_named("captions[0][3] is empty", ["dog", "cat"])
+    "caption 4 of 'dog' is empty"
     >>> places_named("images[2]: cannot decode 'x.jpg' (truncated)", ["dog", "dog", "cat"])
     "picture of 'cat': cannot decode 'x.jpg' (truncated)"
     """
@@ -43,6 +45,7 @@ def places_named(message: str, ids: Sequence[str]) -> str:
             what = f"reference {int(found[3]) + 1}" if found[3] else "references"
         else:
             number = ids[: index + 1].count(image_id) if ids.count(image_id) > 1 else 0
+            number = int(found[3]) + 1 if found[3] else number
             what = f"caption {number}" if number else "caption"
         return f"{what} of {image_id!r}"
 

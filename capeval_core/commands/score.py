@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
 from capeval_core.commands.flags import add_flags, chosen
-from capeval_core.commands.messages import in_words_of_the_user, places_named
+from capeval_core.commands.messages import in_words_of_the_user
+from capeval_core.commands.outputs import check_place, resumable, tell_failures, write
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.summary import interval_of, summary
 from capeval_core.commands.tables import paragraph, table
@@ -24,21 +24,25 @@ FILES = (
     "annotations), JSON lines, CSV or Parquet, told apart by their extension. A picture's id is its file "
     "name without the extension; for COCO also its number."
 )
-_FAILURES_SHOWN = 20
 
 
 def run(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         return _introduce(arguments)
     metric = metric_class(arguments[0])
+    if metric.pools:
+        raise ValueError(
+            f"{metric.name} chooses among several captions of each picture: use `capeval rerank`, which "
+            "writes the chosen ones"
+        )
     given = _parser(metric).read(arguments[1:])
-    _check_place(given)  # now, not after hours
+    check_place("--json", given.json, given, ("candidates", "references"))  # now, not after hours
     if given.explain is not None:
         make_folder(given.explain, metric)
     collection, result = _score(metric, given)
     interval = interval_of(result)
     print(summary(metric.title, result, interval), flush=True)  # first: a full disk must not cost the score
-    _tell_failures(collection, result)
+    tell_failures(collection.ids, result)
     if given.json is not None:
         _write(given.json, collection, result, interval)
     if given.explain is not None:
@@ -56,35 +60,11 @@ def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Coll
         complain(f"warning: {metric.name} needs no references: --references is ignored")
         given.references = None
     collection = read_collection(given.candidates, given.images, given.references)
-    try:
-        with in_words_of_the_user(metric.Options, collection.ids):
-            result = metric(options).score(
-                collection.captions, collection.images, collection.references, progress=True
-            )
-    except KeyboardInterrupt:
-        how = "interrupted; with --rows FOLDER a run can be resumed"
-        if options.rows is not None:
-            how = f"interrupted; rows are kept in {options.rows}: run the same command again to resume"
-        raise KeyboardInterrupt(how) from None
+    with resumable(options), in_words_of_the_user(metric.Options, collection.ids):
+        result = metric(options).score(
+            collection.captions, collection.images, collection.references, progress=True
+        )
     return collection, result
-
-
-def _check_place(given: argparse.Namespace) -> None:
-    out: Path | None = given.json
-    if out is None:
-        return
-    if str(out) == "-":
-        raise ValueError("--json - : name a file, standard output shows the summary")
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"--json {out}: there is no folder {out.parent}")
-    if out.is_dir():
-        raise IsADirectoryError(f"--json {out} is a folder: name a file")
-    for flag in ("candidates", "references"):
-        read = getattr(given, flag)
-        if read is not None and out.resolve() == Path(read).resolve():
-            raise ValueError(f"--json {out} is the file of --{flag}, which it would overwrite: name another")
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise PermissionError(f"--json {out} cannot be written (permission denied)")
 
 
 def _write(path: Path, collection: Collection, result: Result, interval: Interval | None) -> None:
@@ -96,19 +76,7 @@ def _write(path: Path, collection: Collection, result: Result, interval: Interva
     }
     if result.evidence is not None:
         content["evidence"] = plain([result.evidence[i] for i in range(len(collection.ids))])
-    try:
-        path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OSError(f"--json {path} cannot be written ({error.strerror})") from error
-
-
-def _tell_failures(collection: Collection, result: Result) -> None:
-    if not result.errors:
-        return
-    reasons = places_named("\n".join(list(result.errors.values())[:_FAILURES_SHOWN]), collection.ids)
-    more = len(result.errors) - _FAILURES_SHOWN
-    lines = [f"{len(result.errors):,} of {result.counts.captions:,} captions failed:", *reasons.split("\n")]
-    complain("\n  ".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]))
+    write("--json", path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 def _parser(metric: type[CaptionMetric]) -> Parser:

@@ -8,7 +8,8 @@ Read by extension:
     .jsonl    one object a line, with image_id, image or id, and caption, captions or references;
               also .ndjson
     .csv      a header with those names; several rows for one image, or a JSON list in a cell of
-              captions or references
+              captions or references; for candidates to choose from also one row per image, all its
+              captions after its id, under any names
     .parquet  columns with those names
 
 Image ids are strings throughout: the number 42 of COCO is "42", and finds `COCO_val2014_000000000042.jpg`.
@@ -48,7 +49,7 @@ __all__ = [
 
 Read = TypeVar("Read")
 
-ID_FIELDS = ("image_id", "image", "id")
+ID_FIELDS = ("image_id", "image", "id", "filename")
 CANDIDATE_FIELDS = ("caption", "captions")
 REFERENCE_FIELDS = ("references", "captions", "caption")
 FORMS = (
@@ -99,17 +100,20 @@ def read_collection(
     candidates: str | os.PathLike[str],
     images: str | os.PathLike[str],
     references: str | os.PathLike[str] | None = None,
+    *,
+    wide: bool = False,
 ) -> Collection:
     """Join a file of candidates with a folder of images and a file of references.
 
     Every candidate needs a picture, and references if a file of them is given; pictures and references that
     no candidate asks for are left out. Ids need not be written the same way in all three (see `Names`), and
-    the `file_name` of COCO annotations is used where there is one.
+    the `file_name` of COCO annotations is used where there is one. `wide`: CSV may have one row per image,
+    its candidates side by side.
 
     Raises FileError that lists everything that does not match.
     """
     problems = Problems()
-    asked = attempted(lambda: read_texts(candidates, CANDIDATE_FIELDS, problems), problems)
+    asked = attempted(lambda: read_texts(candidates, CANDIDATE_FIELDS, problems, wide=wide), problems)
     names = attempted(lambda: Names(names_in(Path(images))), problems)
     known = None
     if references is not None:
@@ -170,7 +174,9 @@ def read_whole(path: str | os.PathLike[str], fields: Sequence[str]) -> Texts:
     return texts
 
 
-def read_texts(path: str | os.PathLike[str], fields: Sequence[str], problems: Problems) -> Texts:
+def read_texts(
+    path: str | os.PathLike[str], fields: Sequence[str], problems: Problems, *, wide: bool = False
+) -> Texts:
     """Read any of the forms; `fields` are the names under which a row's text may stand.
 
     What is wrong with single rows is noted; a file that cannot be read at all raises FileError.
@@ -180,7 +186,7 @@ def read_texts(path: str | os.PathLike[str], fields: Sequence[str], problems: Pr
         ".json": read_json,
         ".jsonl": read_json_lines,
         ".ndjson": read_json_lines,
-        ".csv": read_csv,
+        ".csv": read_wide_csv if wide else read_csv,
         ".parquet": read_parquet,
     }
     reader = readers.get(path.suffix.lower())
@@ -338,6 +344,31 @@ def read_csv(path: Path, data: bytes, fields: Sequence[str], problems: Problems)
                 if name in row and row[name].lstrip().startswith("["):
                     row[name] = listed(row[name])
             gatherer.row(row, f"line {reader.line_num}", fields)
+    except csv.Error as error:
+        gatherer.complain(f"line {reader.line_num} is not CSV ({error})")
+    return gatherer.texts
+
+
+def read_wide_csv(path: Path, data: bytes, fields: Sequence[str], problems: Problems) -> Texts:
+    """One row per image: its id, then its captions, whose names do not matter; empty cells are none.
+
+    A header that names a column of captions is read as any other file.
+    """
+    reader = csv.reader(io.StringIO(decoded(path, data), newline=""), strict=True)
+    gatherer = Gatherer(path, problems)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        if set(header) & set(fields) or len(header) < 2:
+            return read_csv(path, data, fields, problems)
+        seen: set[str] = set()
+        for image_id, *cells in filter(None, reader):
+            place = f"line {reader.line_num}"
+            captions = [cell for cell in cells if cell.strip()]
+            if image_id in seen:
+                gatherer.complain(f"{place}: the id {image_id!r} comes twice, expected one row per image")
+            elif (checked := gatherer.image_id(image_id, f"{place}: {header[0] or 'the id'}")) is not None:
+                gatherer.add(checked, captions, f"{place} (id {image_id!r}): its captions")
+            seen.add(image_id)
     except csv.Error as error:
         gatherer.complain(f"line {reader.line_num} is not CSV ({error})")
     return gatherer.texts

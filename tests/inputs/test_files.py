@@ -177,7 +177,7 @@ def test_an_image_may_be_called_annotations(tmp_path: Path) -> None:
         (5, "unknown form, found the number 5; read are"),
         (None, "unknown form, found null; read are"),
         ([{"image_id": 1, "text": "x"}], "entry 0 has no caption or captions, only 'image_id', 'text'"),
-        ([{"caption": "x"}], "entry 0 has no image_id or image or id, only 'caption'"),
+        ([{"caption": "x"}], "entry 0 has no image_id or image or id or filename, only 'caption'"),
         ([{"id": 1, "caption": 5}], "entry 0 (id '1'): caption is the number 5: expected a string"),
         ([{"id": 1.5, "caption": "x"}], "entry 0: id is the number 1.5: expected a string or a whole number"),
         ([{"id": True, "caption": "x"}], "entry 0: id is the bool True: expected a string or a whole"),
@@ -202,7 +202,7 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
         (
             "c.csv",
             b"picture,text\na,x\n",
-            "the header has 'picture', 'text', expected image_id or image or id, and caption or captions",
+            "the header has 'picture', 'text', expected image_id or image or id or filename, and caption or captions",
         ),
         ("c.csv", b"id,caption\na,x,y\n", "line 2 has 3 cells, the header has 2"),
         ("c.csv", b'id,caption\na,"x\n', "line 2 is not CSV ("),
@@ -222,7 +222,7 @@ def test_parquet_without_the_columns(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     pq.write_table(pa.table({"id": ["a"], "text": ["x"]}), path)
     with pytest.raises(
-        FileError, match="the columns are 'id', 'text', expected image_id or image or id, and"
+        FileError, match="the columns are 'id', 'text', expected image_id or image or id or filename, and"
     ):
         read_candidates(path)
     pq.write_table(pa.table({"id": ["a", "b"], "caption": ["x", None]}), path)
@@ -241,7 +241,7 @@ def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path) -> None:
     found = complaint(tmp_path, b'{"id": 1}\nnot json\n{"caption": "x"}\n', "c.jsonl")
     assert found.startswith("3 problems with the input:\n  c.jsonl: line 1 has no caption")
     assert "(line 2, column 1: Expecting value)" in found
-    assert "line 3 has no image_id or image or id" in found
+    assert "line 3 has no image_id or image or id or filename" in found
 
 
 # ---- folders
@@ -373,3 +373,23 @@ def test_unreadable_files_are_reported_together(tmp_path: Path) -> None:
     assert message.startswith("3 problems with the input:")
     for part in ("c.json: there is no such file", "images: there is no such folder", "r.json: not JSON"):
         assert part in message
+
+
+def test_wide_csv_has_one_row_per_image(tmp_path: Path, pictures: list[Path]) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "images" / name).write_bytes(pictures[1].read_bytes())
+    path = tmp_path / "candidates.csv"
+    path.write_text('filename,x,y,z\na.png,one,"two, three",\n\nb.png,four,,five\n')
+    found = read_collection(path, tmp_path / "images", wide=True)
+    assert found.ids == ["a.png", "a.png", "b.png", "b.png"]
+    assert found.captions == ["one", "two, three", "four", "five"]
+    path.write_text("image_id,caption\na,one\na,two\nb,three\n")  # the usual form is read as ever
+    assert read_collection(path, tmp_path / "images", wide=True).captions == ["one", "two", "three"]
+    path.write_text("filename,x\na.png,one\nb.png,\na.png,two\n")
+    with pytest.raises(FileError) as caught:
+        read_collection(path, tmp_path / "images", wide=True)
+    for told in ("line 3 (id 'b.png'): its captions is an empty list", "line 4: the id 'a.png' comes twice"):
+        assert told in str(caught.value)
+    with pytest.raises(FileError, match="the header has"):
+        read_collection(path, tmp_path / "images")

@@ -1,0 +1,62 @@
+"""Files that commands write: whether they can be written is told before the work, not after it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from capeval_core.commands.messages import places_named
+from capeval_core.commands.parser import complain
+from capeval_core.options import Options
+from capeval_core.result import Result
+
+_FAILURES_SHOWN = 20
+
+
+def check_place(flag: str, out: Path | None, given: argparse.Namespace, read: tuple[str, ...]) -> None:
+    """Refuse a file that could not be written, or that is one of those that the flags `read` name."""
+    if out is None:
+        return
+    if str(out) == "-":
+        raise ValueError(f"{flag} - : name a file, standard output shows the summary")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{flag} {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise IsADirectoryError(f"{flag} {out} is a folder: name a file")
+    for name in read:
+        source = getattr(given, name)
+        if source is not None and out.resolve() == Path(source).resolve():
+            raise ValueError(f"{flag} {out} is the file of --{name}, which it would overwrite: name another")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise PermissionError(f"{flag} {out} cannot be written (permission denied)")
+
+
+def write(flag: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise OSError(f"{flag} {path} cannot be written ({error.strerror})") from error
+
+
+@contextmanager
+def resumable(options: Options) -> Iterator[None]:
+    """Let an interrupted run say how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        how = "interrupted; with --rows FOLDER a run can be resumed"
+        if options.rows is not None:
+            how = f"interrupted; rows are kept in {options.rows}: run the same command again to resume"
+        raise KeyboardInterrupt(how) from None
+
+
+def tell_failures(ids: list[str], result: Result) -> None:
+    if not result.errors:
+        return
+    reasons = places_named("\n".join(list(result.errors.values())[:_FAILURES_SHOWN]), ids)
+    more = len(result.errors) - _FAILURES_SHOWN
+    lines = [f"{len(result.errors):,} of {result.counts.captions:,} captions failed:", *reasons.split("\n")]
+    complain("\n  ".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]))

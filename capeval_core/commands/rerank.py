@@ -1,0 +1,132 @@
+"""`capeval rerank`: the best of several captions of each picture."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from capeval_core.commands.flags import add_flags, chosen
+from capeval_core.commands.messages import in_words_of_the_user
+from capeval_core.commands.outputs import check_place, resumable, tell_failures, write
+from capeval_core.commands.parser import Parser, complain
+from capeval_core.commands.score import FILES
+from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
+from capeval_core.inputs.files import read_collection
+from capeval_core.inputs.folder import bare, names_in
+from capeval_core.metric import CaptionMetric
+from capeval_core.registry import metric_class
+from capeval_core.result import Result
+
+METRIC = "eco"
+COLUMNS = ("filename", "caption")
+"""The columns of a submission to the caption re-ranking track of NICE 2024."""
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Candidates by picture, in the file's order."""
+
+    ids: list[str]
+    images: list[Path]
+    captions: list[list[str]]
+
+
+def run(arguments: list[str]) -> int:
+    metric = metric_class(METRIC)
+    given = _parser(metric).read(arguments)
+    for flag, out in (("--out", given.out), ("--json", given.json)):  # now, not after hours
+        check_place(flag, out, given, ("candidates",))
+    if given.json is not None and given.out.resolve() == given.json.resolve():
+        raise ValueError(f"--out and --json are both {given.out}: name two files")
+    with in_words_of_the_user(metric.Options):
+        options = metric.Options.of(METRIC, chosen(given, metric.Options))
+    pools = _read(given.candidates, given.images)
+    with resumable(options), in_words_of_the_user(metric.Options, pools.ids):
+        result = metric(options).score(pools.captions, pools.images, progress=True)
+    write("--out", given.out, submission(pools, result))
+    print(_summary(metric, pools, result, given.out))
+    tell_failures(pools.ids, result)
+    if given.json is not None:
+        content = {**result.to_dict(), "ids": pools.ids}
+        write("--json", given.json, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    return 0 if result.counts.failed < result.counts.captions else 1
+
+
+def submission(pools: Pools, result: Result) -> str:
+    """The chosen captions as CSV: file name and caption of each picture that has one."""
+    chosen = zip(pools.images, result.parts["caption"], result.parts["choice"], strict=True)
+    return _csv([COLUMNS, *((image.name, caption) for image, caption, place in chosen if place >= 0)])
+
+
+def _csv(rows: Iterable[Iterable[str]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _read(candidates: Path, images: Path) -> Pools:
+    collection = read_collection(candidates, images, wide=True)
+    gathered: dict[str, list[str]] = {}
+    shown: dict[str, Path] = {}
+    for image_id, caption, image in zip(collection.ids, collection.captions, collection.images, strict=True):
+        gathered.setdefault(image_id, []).append(caption)
+        shown[image_id] = image
+    left = sum(bare(name) != name for name in names_in(images)) - len(set(shown.values()))
+    if left:
+        what = f"{left:,} pictures of {images} have" if left > 1 else f"one picture of {images} has"
+        complain(f"warning: {what} no candidates in {candidates}")
+    return Pools(list(gathered), list(shown.values()), list(gathered.values()))
+
+
+def _summary(metric: type[CaptionMetric], pools: Pools, result: Result, out: Path) -> str:
+    sizes = sorted(map(len, pools.captions))
+    extent = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+    gave_way = [rule for rule in result.parts["gave_way"] if rule]
+    rows = [
+        [metric.title, f"{result.mean:.4f} (mean total, comparable within this set only)"],
+        ["pictures", f"{len(sizes):,} ({result.counts.failed:,} failed)"],
+        ["candidates", f"{sum(sizes):,} ({extent} per picture)"],
+        ["signature", result.signature],
+        ["chosen", str(out)],
+    ]
+    if gave_way:
+        rows.insert(
+            3, ["filters", f"not applied to {len(gave_way):,} pools, of which they would have left nobody"]
+        )
+    return table(rows, width=WHOLE_LINES)
+
+
+def _parser(metric: type[CaptionMetric]) -> Parser:
+    parser = Parser(
+        prog="capeval rerank",
+        usage="capeval rerank --candidates FILE --images FOLDER --out BEST.csv [options]",
+        description=paragraph(f"{metric.title}: {metric.summary}"),
+        epilog=paragraph(
+            f"{FILES} A CSV file may also have one row per picture: its file name, then its candidates. "
+            f"BEST.csv has the columns {' and '.join(COLUMNS)}, as submissions to NICE 2024 have."
+        ),
+    )
+    files = parser.add_argument_group("files")
+    files.add_argument(
+        "--candidates", metavar="FILE", type=Path, required=True, help="several captions per picture"
+    )
+    files.add_argument(
+        "--images", metavar="FOLDER", type=Path, required=True, help="the pictures that they describe"
+    )
+    files.add_argument(
+        "--out", metavar="BEST.csv", type=_table_file, required=True, help="write the chosen captions"
+    )
+    files.add_argument("--json", metavar="OUT", type=Path, help="write all that is known of every candidate")
+    add_flags(parser, metric.Options)
+    return parser
+
+
+def _table_file(name: str) -> Path:
+    if Path(name).suffix.lower() != ".csv":
+        raise argparse.ArgumentTypeError(f"{name} is not a .csv file: the chosen captions are written as CSV")
+    return Path(name)
