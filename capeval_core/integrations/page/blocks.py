@@ -17,7 +17,8 @@ from capeval_core.integrations.page.words import in_words_of_the_page
 from capeval_core.synthetic.demo import FOLDER, KINDS, demo_set
 from capeval_core.weights.folder import WeightsError
 
-LARGEST_UPLOAD = "20mb"
+LARGEST_UPLOAD = "50mb"
+"""Room for a photograph of 50 megapixels at the best quality."""
 WAITING = 64
 """Visitors in the queue; one is served at a time."""
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
