@@ -43,8 +43,8 @@ class CaptionMetrics:
     references and the captions of one evaluation (about 2.5 KB each with ViT-B/32).
 
     Works with `batch_eval_metrics=True` too. With several processes each scores its share and all return the
-    same numbers, so all of them must call it, as Trainers do. A Trainer calls it only where the evaluation set
-    has labels.
+    same numbers, so all of them must call it, as Trainers do. A Trainer calls it only where the evaluation
+    set has labels.
 
     Args:
         processor: decodes captions: a tokenizer, a processor, or anything with
