@@ -23,7 +23,7 @@ _EPSILON = 1e-6
 
 
 class RmsNorm(nn.Module):
-    """x / sqrt(mean(x^2) + epsilon), times a weight per channel; no mean is subtracted, no bias added."""
+    """x / sqrt(mean(x^2) + epsilon), times a weight per channel, in float32; no mean is subtracted."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -31,8 +31,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # In float16 the squares of some states are beyond its range.
-        normed = functional.rms_norm(x.float(), self.weight.shape, self.weight.float(), _EPSILON)
-        return normed.to(x.dtype)
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight.float(), _EPSILON)
 
 
 class Linear(nn.Linear):
@@ -86,7 +85,10 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """x + norm(f(x)) for attention, then for the MLP; with `norm_first` x + f(norm(x))."""
+    """x + norm(f(x)) for attention, then for the MLP; with `norm_first` x + f(norm(x)).
+
+    The sum x stays in float32 while f computes in `dtype`: over 48 blocks its rounding would add up.
+    """
 
     def __init__(self, width: int, heads: int, hidden: int, norm_first: bool) -> None:
         super().__init__()
@@ -94,9 +96,9 @@ class Block(nn.Module):
         self.norm1, self.norm2 = RmsNorm(width), RmsNorm(width)
         self.attn, self.mlp = Attention(width, heads), Mlp(width, hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         for step, norm in ((self.attn, self.norm1), (self.mlp, self.norm2)):
-            x = x + (step(norm(x)) if self.norm_first else norm(step(x)))
+            x = x + (step(norm(x).to(dtype)) if self.norm_first else norm(step(x.to(dtype))))
         return x
 
 
@@ -124,12 +126,12 @@ class EvaTower(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, embed_dim) features of normalised pixels (n, 3, image_size, image_size), in their type."""
-        x = self.patch_embed(pixels)
-        x = torch.cat([self.cls_token.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
-        x = x + self.pos_embed.to(x.dtype)
+        x = self.patch_embed(pixels).float()
+        x = torch.cat([self.cls_token.float().expand(len(x), -1, -1), x], dim=1)
+        x = x + self.pos_embed.float()
         for block in self.blocks:
-            x = block(x)
-        features: Tensor = self.head(self.norm(x[:, 0]))
+            x = block(x, pixels.dtype)
+        features: Tensor = self.head(self.norm(x[:, 0]).to(pixels.dtype))
         return features
 
 
