@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from capeval_core.metric import CaptionMetric
@@ -17,6 +18,7 @@ class MetricDescription:
     references: `with references` or `without references`. media: what it looks at, e.g. `image`.
     weights: repository of the default weights. licence: of these weights, or `not stated`.
     citation: authors, title and venue of the paper. address: its URL.
+    relative: why its scores have a meaning within one set only, None if they stand by themselves.
     """
 
     name: str
@@ -30,6 +32,7 @@ class MetricDescription:
     licence: str
     citation: str
     address: str
+    relative: str | None = None
 
     def __str__(self) -> str:
         return (
@@ -51,7 +54,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         name=metric.name,
         title=metric.title,
         summary=metric.summary,
-        range=f"{low:.3g} to {high:.3g}",
+        range=f"{low:.3g} to {high:.3g}" if math.isfinite(high - low) else "minus to plus infinity",
         better=f"{'higher' if metric.higher_is_better else 'lower'} is better",
         references=f"{'with' if metric.needs_references else 'without'} references",
         media=", ".join(metric.media),
@@ -59,6 +62,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         licence=licence_in_words(metric.default_weights),
         citation=citation.rstrip(","),
         address=address,
+        relative=metric.relative,
     )
 
 
@@ -76,6 +80,13 @@ def describe_inputs(metric: type[CaptionMetric]) -> dict[str, str]:
         "references": "per caption a list of texts, or one text; any number each.",
         "per_caption": "`compute` also gives scores, parts and errors per caption, and the signature.",
     }
+    if metric.pools:
+        inputs |= {
+            "predictions": "pools, per picture a list of candidate captions, any number each.",
+            "images": inputs["images"].replace("one per caption", "one per pool"),
+            "per_caption": "`compute` also gives per picture the choice, its score and all that is known of "
+            "every candidate, errors, and the signature.",
+        }
     if not metric.needs_references:
         del inputs["references"]
     return inputs

@@ -21,7 +21,7 @@ from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.rows import describe_columns
 from capeval_core.suggestion import did_you_mean
-from capeval_core.weights.catalogue import NAMESPACE, WEIGHTS, WeightsEntry
+from capeval_core.weights.catalogue import EVA_CLIP, NAMESPACE, WEIGHTS, WeightsEntry
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
@@ -65,10 +65,15 @@ def facts_table(metric: str) -> str:
         ["range", f"{told.range}, {told.better}"],
         [
             "compares a caption with",
-            "its picture and its references" if found.needs_references else "its picture",
+            "its picture and the other candidates"
+            if found.pools
+            else "its picture and its references"
+            if found.needs_references
+            else "its picture",
         ],
         ["default weights", f"`{told.weights}`, licence {told.licence}"],
         ["paper", f"[{told.citation}]({told.address})"],
+        *([["no comparisons", told.relative]] if told.relative else []),
     ]
     return markdown([told.title, told.summary], rows)
 
@@ -120,7 +125,8 @@ def origin_table(folder: str) -> str:
 
 def convert_command(metric: str, folder: str) -> str:
     """The command that makes weights of ours, as a block of code."""
-    return f"```sh\n{_own_weights(folder).convert_command(metric_class(metric).name)}\n```"
+    name = metric if metric == EVA_CLIP else metric_class(metric).name
+    return f"```sh\n{_own_weights(folder).convert_command(name)}\n```"
 
 
 def part(name: str) -> str:

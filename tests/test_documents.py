@@ -114,7 +114,7 @@ def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() ->
     for name, entry in own_weights().items():
         text = cards[name].read_text(encoding="utf-8")
         assert f"<!-- origin {name} -->" in text
-        assert re.search(rf"^<!-- convert \w+ {name} -->$", text, re.MULTILINE)
+        assert re.search(rf"^<!-- convert [\w-]+ {name} -->$", text, re.MULTILINE)
         told = front_matter(cards[name])
         licence = told["license_name" if told["license"] == "other" else "license"]
         assert licence == (entry.licence or "unknown").lower().replace(" ", "-")

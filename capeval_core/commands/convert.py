@@ -15,14 +15,18 @@ from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.tables import paragraph, table
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.weights.catalogue import EVA_CLIP
 from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
 
 if TYPE_CHECKING:
     from capeval_core.encoders.encoder import Encoder
     from capeval_core.weights.release import Conversion
 
-_REGIONS, _EVA = "regions", "eva-clip"
-_PARTS = {_REGIONS: "a SAM that finds the regions of HICE-S", _EVA: "the largest member of ECO's ensemble"}
+_REGIONS = "regions"
+_PARTS = {
+    _REGIONS: "a SAM that finds the regions of HICE-S",
+    EVA_CLIP: "the largest member of ECO's ensemble",
+}
 """What is converted beside the weights of metrics."""
 _OURS = {CONFIG, TENSORS, VOCABULARY, "README.md"}
 
@@ -48,7 +52,7 @@ def _encoder_of(name: str) -> type[Encoder]:
         from capeval_core.regions.sam import Sam
 
         return Sam
-    if name == _EVA:
+    if name == EVA_CLIP:
         from capeval_core.encoders.eva_clip import EvaClipEncoder
 
         return EvaClipEncoder
@@ -61,7 +65,7 @@ def _parser(name: str, conversion: type[Conversion]) -> Parser:
         usage=f"capeval convert {name} CHECKPOINT --out FOLDER [options]",
         description=paragraph("Make a folder of weights of an original checkpoint. Nothing in it is run."),
     )
-    kinds = ".pth, .pt, .bin or .safetensors" + (", or the index of shards" if name == _EVA else "")
+    kinds = ".pth, .pt, .bin or .safetensors" + (", or the index of shards" if name == EVA_CLIP else "")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help=kinds)
     parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="folder to make")
     parser.add_argument("--force", action="store_true", help="replace the weights that FOLDER holds")
@@ -89,8 +93,11 @@ def _told(name: str, out: Path, architecture: str, notes: list[str]) -> str:
     files = "--candidates captions.json --images pictures"
     if name == _REGIONS:
         command = f"capeval score hices {files} --regions {shlex.quote(f'objects:{out}')}"
-    elif name == _EVA:
-        command = f"capeval score eco {files} --members {shlex.quote(f'{out},blip2-itc')}"
+    elif name == EVA_CLIP:
+        members = shlex.quote(f"{out},blip2-itc")
+        command = f"capeval rerank {files} --out best.csv --members {members}"
+    elif metric_class(name).pools:
+        command = f"capeval rerank {files} --out best.csv --weights {shlex.quote(str(out))}"
     else:
         files += " --references references.json" if metric_class(name).needs_references else ""
         command = f"capeval score {name} {files} --weights {shlex.quote(str(out))}"

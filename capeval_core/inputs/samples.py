@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, overload
 
 from PIL import Image
@@ -47,6 +48,13 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.captions)
+
+    @property
+    def places(self) -> list[int]:
+        """Of a whole input, which of its pictures each row is about: its own, or that of its pool."""
+        if self.candidates is None:
+            return list(range(len(self)))
+        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[row] for row in range(len(self)))

@@ -68,6 +68,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
                 f"weights={config_name!r}?"
             )
         self._told_about_references = False
+        self._pictures_added = 0
         super().__init__(config_name, timeout=timeout, **own)
         _ = self.metric  # now: what is wrong with the weights must not be told after an epoch of training
 
@@ -98,12 +99,12 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def add(
         self,
         *,
-        prediction: str | None = None,
+        prediction: str | Sequence[str] | None = None,
         image: Any = None,
         reference: Sequence[str] | str | None = None,
         **plural: Any,
     ) -> None:
-        """Add one caption with its picture (and references).
+        """Add one caption (or one list of candidates, for a metric that chooses) with its picture.
 
         The plural names `predictions`, `images`, `references` mean the same here: one caption, one
         picture, and the references of this one caption. Many captions are faster in one `add_batch`.
@@ -126,7 +127,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def add_batch(
         self,
         *,
-        predictions: Sequence[str] | None = None,
+        predictions: Sequence[str] | Sequence[Sequence[str]] | None = None,
         images: Any = None,
         references: Sequence[Sequence[str] | str] | None = None,
         **unknown: Any,
@@ -160,7 +161,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def compute(
         self,
         *,
-        predictions: Sequence[str] | None = None,
+        predictions: Sequence[str] | Sequence[Sequence[str]] | None = None,
         images: Any = None,
         references: Sequence[Sequence[str] | str] | None = None,
         per_caption: bool = False,
@@ -215,17 +216,20 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if self.writer is None:
             self.selected_feature_format = self.features
             self._init_writer()
+            self._pictures_added = 0
 
     def _placed(self, samples: Samples) -> Samples:
         """The batch at its place in everything that is added, which rows and late messages go by."""
         start = len(self)
         of_process = f" of process {self.process_id}" if self.process_id else ""
+        places = [self._pictures_added + i for i in samples.places]
+        self._pictures_added = places[-1] + 1
         return replace(
             samples,
             indices=[self.process_id * RANK_STRIDE + start + i for i in samples.indices],
             pictures=[
-                Picture(f"images[{start + i}]{of_process}", picture.source)
-                for i, picture in zip(samples.indices, samples.pictures, strict=True)
+                Picture(f"images[{place}]{of_process}", picture.source)
+                for place, picture in zip(places, samples.pictures, strict=True)
             ],
         )
 
@@ -272,6 +276,7 @@ def _features(metric: type[CaptionMetric]) -> Features:
 
 def _inputs_description(metric: type[CaptionMetric]) -> str:
     example = "references=[[...], ...], " if metric.needs_references else ""
+    scored = "chosen captions" if metric.pools else "captions that have a score"
     inputs = [f"{name}: {meaning}" for name, meaning in describe_inputs(metric).items()]
     options = [
         f"{option.name} ({option.type}, default {option.default!r}): {option.help}"
@@ -280,10 +285,11 @@ def _inputs_description(metric: type[CaptionMetric]) -> str:
     ]
     sections = {
         "Inputs:": inputs,
-        "Result:": [f"{metric.key}: mean over all captions that have a score."],
+        "Result:": [f"{metric.key}: mean over all {scored}."],
         "Example:": [
             f'>>> metric = evaluate.load("metrics/{metric.name}", weights="tiny")',
-            f">>> metric.compute(predictions=[...], images=[...], {example}per_caption=True)",
+            f">>> metric.compute(predictions=[{'[...], ...' if metric.pools else '...'}], images=[...], "
+            f"{example}per_caption=True)",
         ],
         "Options, keywords of `evaluate.load`:": options,
     }

@@ -17,7 +17,7 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.metric import Model
 from capeval_core.rows import column, common_columns, row_schema
-from capeval_core.weights.catalogue import ECO_MEMBERS
+from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ PRESETS: dict[str, tuple[str, ...]] = {
 }
 """`small` has the paper's five families in sizes of which each fits into 8 GB of a GPU."""
 _TINY = {"pacs-tiny": "pacs", "alpha-clip-tiny": "hices"}
-_EVA = "eva-clip"
-"""What `capeval convert` calls the conversion of EVA-CLIP."""
 
 MEMBER_ROW = row_schema(
     column("value", pa.float32(), "cosine of candidate and picture"),
@@ -221,7 +219,7 @@ def _dual(name: str) -> Member:
         folder = open_weights("tiny", metric="eco", tiny=_TINY[name])
     elif name in ECO_MEMBERS:
         entry = ECO_MEMBERS[name]
-        folder = open_weights(entry.repository, metric=_EVA if entry.checkpoint else "eco", tiny="")
+        folder = open_weights(entry.repository, metric=EVA_CLIP if entry.checkpoint else "eco", tiny="")
     elif not (Path(name).expanduser().exists() or "/" in name):
         known = ", ".join([*ECO_MEMBERS, *_TINY, MATCHER])
         raise WeightsError(f"it is neither known ({known}), nor a Hub id (org/name), nor a folder")

@@ -134,6 +134,8 @@ BLIP2: tuple[WeightsEntry, ...] = (
 )
 """Image-text matching; the first one is what ECO uses."""
 
+EVA_CLIP = "eva-clip"
+"""What `capeval convert` is told for EVA-CLIP, which is no metric's own weights."""
 EVA_18B = WeightsEntry(
     f"{NAMESPACE}/eva-clip-18b",
     "EVA-CLIP-18B",
