@@ -82,8 +82,13 @@ class _Page:
             placeholder="# Drop a picture here\nor click to choose one",
             elem_id="picture",
         )
+        pools = self.scorer.metric.pools
         self.caption = gr.Textbox(
-            label="Caption", lines=2, max_lines=6, placeholder="What the picture shows", elem_id="caption"
+            label="Captions to choose from, one per line" if pools else "Caption",
+            lines=6 if pools else 2,
+            max_lines=20 if pools else 6,
+            placeholder="What the picture shows",
+            elem_id="caption",
         )
         self.references = gr.Textbox(
             label="References, one per line",
@@ -118,6 +123,7 @@ class _Page:
             list(KINDS),
             value=next(iter(KINDS)),
             label="Examples, each with a caption that is",
+            visible=not self.scorer.metric.pools,
             elem_id="kind",
         )
         with gr.Row(elem_id="examples"):
@@ -192,7 +198,8 @@ class _Page:
             raise gr.Error(_message(error, picture), print_exception=False) from error
 
     def _scored(self, picture: dict[str, Any] | None, caption: str, references: str, weights: str) -> Scored:
-        return self.scorer.score(_path(picture), caption, lines_of(references), weights)
+        given = lines_of(caption) if self.scorer.metric.pools else caption
+        return self.scorer.score(_path(picture), given, lines_of(references), weights)
 
     def _filled(self, index: int) -> Any:
         """What a press of an example's button does."""
@@ -204,8 +211,14 @@ class _Page:
         return fill
 
     def refill(self, index: int | None, kind: str) -> Any:
-        """The caption of that kind of the example that was chosen."""
-        return gr.skip() if index is None else getattr(demo_set()[index], KINDS[kind])
+        """The caption of that kind of the example that was chosen, or its captions of all kinds."""
+        if index is None:
+            return gr.skip()
+        item = demo_set()[index]
+        if self.scorer.metric.pools:
+            told = [getattr(item, field) for field in KINDS.values()]
+            return "\n".join([*item.references, *told])
+        return getattr(item, KINDS[kind])
 
 
 def lines_of(text: str | None) -> list[str]:

@@ -26,7 +26,7 @@ def parts(scored: Scored) -> str:
     rows = {
         titles.get(name, name.replace("_", " ")): int(value) if name in _COUNTS else value
         for name, value in scored.parts.items()
-        if value or name not in _COUNTS
+        if isinstance(value, float) and (value or name not in _COUNTS)
     }
     return table("Parts", {escape(name): value for name, value in rows.items()})
 
@@ -39,6 +39,7 @@ def references(scored: Scored) -> str:
     return table("Cosine with each reference, nearest first", marked)
 
 
+_CHOSEN = " <small>chosen</small>"
 _OVERLAY = 1040
 """Pixels of the outlined picture's width: twice what it has on a desk, for dense screens."""
 _NAMES = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC"}
@@ -106,7 +107,7 @@ def _best(phrase: str, unmentioned: bool) -> str:
 def compared(scored: Scored) -> str:
     """What the caption and its phrases have of each reference."""
     rows = {
-        escape(note["reference"]) + (" <small>chosen</small>" if note["chosen"] else ""): (
+        escape(note["reference"]) + (_CHOSEN if note["chosen"] else ""): (
             note["gttc"],
             note["lttc"],
         )
@@ -115,7 +116,36 @@ def compared(scored: Scored) -> str:
     return table("How the caption fits each reference", rows, ["as a whole", "by phrases"])
 
 
-OF_EVIDENCE: dict[str, Panel] = {"references": references, "regions": regions, "compared": compared}
+def candidates(scored: Scored) -> str:
+    """The captions that could be chosen, best first, and why the others could not."""
+    told, choice = scored.evidence["candidates"], scored.evidence["choice"]
+    kept = sorted((note["rank"], place) for place, note in enumerate(told) if note["dropped"] is None)
+    columns = ("total", "ensemble", "consensus", "itm")
+    ranked = {
+        f"{rank}. {escape(told[place]['caption'])}{_CHOSEN if place == choice else ''}": tuple(
+            told[place][column] for column in columns
+        )
+        for rank, place in kept
+    }
+    dropped = {
+        f"{escape(note['caption'])} <small>line {place + 1}: {escape(note['dropped'])}</small>": (
+            note["ensemble"],
+            note["itm"],
+        )
+        for place, note in enumerate(told)
+        if note["dropped"] is not None
+    }
+    headings = ("total", "ensemble", "consensus", "match")
+    shown = table("Captions, best first, and the parts of their totals", ranked, headings)
+    return shown + (table("Captions that filters left out", dropped, headings[1::2]) if dropped else "")
+
+
+OF_EVIDENCE: dict[str, Panel] = {
+    "references": references,
+    "regions": regions,
+    "compared": compared,
+    "candidates": candidates,
+}
 """The panel of each kind of evidence, by its name in `result.explain(i)`."""
 
 

@@ -36,7 +36,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Scored:
-    """One scored caption.
+    """One scored caption, or the one that a metric chose.
 
     turned: whether the picture's file asks viewers to turn it, which metrics ignore.
     """
@@ -80,9 +80,13 @@ class Scorer:
         return weights in self._opened
 
     def score(
-        self, picture: str | None, caption: str, references: Sequence[str], weights: str | None = None
+        self,
+        picture: str | None,
+        caption: str | Sequence[str],
+        references: Sequence[str],
+        weights: str | None = None,
     ) -> Scored:
-        """One caption of the picture at a path, scored; one call at a time.
+        """One caption, or one list of candidates, of the picture at a path, scored; one call at a time.
 
         Raises:
             ValueError, TypeError: wrong input, or weights that cannot be had: the library's own errors.
@@ -90,7 +94,8 @@ class Scorer:
         weights = self.first if weights is None else weights
         if weights not in self.offered:
             raise ValueError(f"weights={weights!r}: this page offers {' and '.join(map(repr, self.offered))}")
-        length = sum(len(text) for text in (caption, *references) if isinstance(text, str))
+        given = [caption] if isinstance(caption, str) else caption or []
+        length = sum(len(text) for text in (*given, *references) if isinstance(text, str))
         if length > LONGEST_TEXT:
             raise ValueError(f"the texts have {length:,} characters, this page takes {LONGEST_TEXT:,}")
         with self._busy:
@@ -98,7 +103,8 @@ class Scorer:
             told = [list(references)] if self.metric.needs_references else None
             result = metric.score([caption], [picture], told)
         turned = picture is not None and _is_turned(picture)
-        return Scored(self.metric, caption, result, result.explain(0), marks, turned)
+        scored = caption if isinstance(caption, str) else result.parts["caption"][0]
+        return Scored(self.metric, scored, result, result.explain(0), marks, turned)
 
     def _open(self, weights: str) -> tuple[CaptionMetric, Marks]:
         if weights not in self._opened:
@@ -120,6 +126,8 @@ def marks_of(metric: CaptionMetric) -> Marks:
 
     The demo's captions are scored now, with the metric's own weights.
     """
+    if metric.relative:
+        return Marks((), "")
     published = published_marks(type(metric), [model.label for model in metric.models.values()])
     if published.values:
         return published

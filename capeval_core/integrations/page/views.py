@@ -32,11 +32,13 @@ def heading(metric: type[CaptionMetric]) -> str:
 
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     """Before the first score: the scale, with what is known of it already."""
-    needs = "a picture, a caption and references" if metric.needs_references else "a picture and a caption"
+    needs = "a picture and captions to choose from" if metric.pools else "a picture and a caption"
+    if metric.needs_references:
+        needs = "a picture, a caption and references"
     return _place(
         f'<p class="what">{escape(metric.title)}</p>'
         f'<p class="said">Give {needs}, or take an example, and press Score.</p>'
-        f"{scale(metric, marks.values)}" + _notes([marks.source])
+        f"{_scale(metric, marks)}" + _notes([marks.source])
     )
 
 
@@ -53,6 +55,8 @@ def score(scored: Scored, weights: str) -> str:
     if scored.result.errors:
         return problem(scored.result.errors[0])
     notes = [scored.marks.source]
+    if scored.metric.relative:
+        notes.append(f"Compare totals of these captions only: {scored.metric.relative}.")
     if scored.turned:
         notes.append(TURNED)
     if scored.result.counts.truncated:
@@ -60,11 +64,16 @@ def score(scored: Scored, weights: str) -> str:
     if weights == "tiny":
         notes.append(TINY_KNOWS)
     return _place(
-        f'<p class="what">{escape(scored.metric.title)} of</p>'
+        f'<p class="what">{escape(scored.metric.title)} {"chooses" if scored.metric.pools else "of"}</p>'
         f"<blockquote>{escape(scored.caption)}</blockquote>"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
-        f"{scale(scored.metric, scored.marks.values, scored.score)}" + _notes(notes) + panels(scored)
+        f"{_scale(scored.metric, scored.marks, scored.score)}" + _notes(notes) + panels(scored)
     )
+
+
+def _scale(metric: type[CaptionMetric], marks: Marks, score: float | None = None) -> str:
+    """Scores that are relative to their set lie on no scale."""
+    return "" if metric.relative else scale(metric, marks.values, score)
 
 
 def problem(message: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 _PLACES = [
     (re.compile(r"\breferences\[\d+\]\[(\d+)\]"), lambda found: f"reference {int(found[1]) + 1}"),
     (re.compile(r"\breferences(\[\d+\])?(?= is empty)"), lambda found: "the list of references"),
+    (re.compile(r"\bcaptions\[\d+\]\[(\d+)\]"), lambda found: f"line {int(found[1]) + 1}"),
+    (re.compile(r"\bcaptions\[\d+\](?= is empty: every)"), lambda found: "the list of captions"),
     (re.compile(r"\bcaptions\[\d+\]"), lambda found: "the caption"),
     (re.compile(r"\bimages\[\d+\]"), lambda found: "the picture"),
 ]
