@@ -62,10 +62,10 @@ def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
 
 
 def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
-    rows = [["WEIGHTS", "LICENCE", "WHAT"]]
-    rows += [[entry.repository, licence_in_words(entry), entry.title] for entry in WEIGHTS]
+    rows = [["WEIGHTS", "LICENCE: WHAT"]]  # two columns, since ids on the Hub are long
+    rows += [[entry.repository, f"{licence_in_words(entry)}: {entry.title}"] for entry in WEIGHTS]
     if any(_has_tiny(metric) for metric in metrics):
-        rows.append(["tiny", "Apache-2.0", "packaged: needs no network, knows drawn scenes only"])
+        rows.append(["tiny", "Apache-2.0: packaged, needs no network, knows drawn scenes only"])
     return table(rows)
 
 
