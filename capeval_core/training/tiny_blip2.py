@@ -439,7 +439,7 @@ def main() -> int:
     """The command line: train, measure on fresh scenes, save; exit status 1 if a requirement is missed."""
     parser = argparse.ArgumentParser(
         prog="python -m capeval_core.training.tiny_blip2",
-        description="Train the tiny BLIP-2 (about 10 minutes on a CPU core).",
+        description="Train the tiny BLIP-2 (about 11 minutes on a CPU core).",
     )
     parser.add_argument("--out", type=Path, required=True, help="the weights folder to write")
     parser.add_argument("--seed", type=int, default=0)
