@@ -143,7 +143,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         metric = self.metric_type()
         if references is not None and not metric.needs_references:
             if not self._told_about_references:
-                warnings.warn(f"{metric.name} needs no references: they are ignored", stacklevel=2)
+                _warn(f"{metric.name} needs no references: they are ignored")
                 self._told_about_references = True
             references = None
         if all(_has_no_rows(given) for given in (predictions, images, references or [])):
@@ -174,7 +174,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         Returns:
             The metric's own key and the mean. With `per_caption=True` also `per_caption`, lists with one
             entry per caption in the order of adding (process by process with `num_process`): the score,
-            its parts, and `errors` (None, or why a caption has no score); and the `signature`.
+            its parts, and `errors` (None, or why a caption has no score); the `signature`; and `counts`:
+            captions, and those of them that failed, were truncated or are empty.
             None on processes other than the first.
 
         Raises:
@@ -209,7 +210,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if per_caption:
             errors = [result.errors.get(i) for i in range(len(result.scores))]
             output["per_caption"] = {result.key: result.scores, **result.parts, "errors": errors}
-            output["signature"] = result.signature
+            output |= {"signature": result.signature, "counts": dict(vars(result.counts))}
         return output
 
     def _open_writer(self) -> None:
@@ -256,12 +257,19 @@ def _has_no_rows(value: Any) -> bool:
 
 def _warn_of_failures(result: Result) -> None:
     first = next(iter(result.errors))
-    warnings.warn(
+    _warn(
         f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score and "
         f"are left out of the mean; the first is predictions[{first}] ({result.errors[first]}), "
-        "per_caption=True tells all",
-        stacklevel=5,
+        "per_caption=True tells all"
     )
+
+
+def _warn(message: str) -> None:
+    """Warn at the user's line: the nearest that is neither this package's nor evaluate's."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in ("capeval_core", "evaluate"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def _features(metric: type[CaptionMetric]) -> Features:
@@ -285,7 +293,11 @@ def _inputs_description(metric: type[CaptionMetric]) -> str:
     ]
     sections = {
         "Inputs:": inputs,
-        "Result:": [f"{metric.key}: mean over all {scored}."],
+        "Result:": [
+            f"{metric.key}: mean over all {scored}.",
+            "with per_caption=True also per_caption, signature, and counts: captions, failed, truncated "
+            "(longer than the text encoder reads, references too), empty.",
+        ],
         "Example:": [
             f'>>> metric = evaluate.load("metrics/{metric.name}", weights="tiny")',
             f">>> metric.compute(predictions=[{'[...], ...' if metric.pools else '...'}], images=[...], "

@@ -132,8 +132,10 @@ class CaptionMetrics:
             for metric, table in zip(self.metrics, tables, strict=True)
         }
         self.cache.forget_unused()
-        for result in self.results.values() if rank == 0 else ():
-            _warn_of_failures(result)
+        if rank == 0:
+            _warn_of_empty(self.captions)
+            for result in self.results.values():
+                _warn_of_failures(result)
         return {result.key: result.mean for result in self.results.values()}
 
     def _check(self, images: Any, references: Any) -> tuple[list[Picture], list[list[str]] | None]:
@@ -228,6 +230,16 @@ def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
             f"{sum(elsewhere):,} of {len(labels):,} labels are references of another picture, the first is "
             f"row {first} ({labels[first]!r}): images and references must be in the order of the evaluation "
             'set, which train_sampling_strategy="group_by_length" changes'
+        )
+
+
+def _warn_of_empty(captions: list[str]) -> None:
+    empty = sum(not caption.strip() for caption in captions)
+    if empty > len(captions) / 2:
+        warnings.warn(
+            f"{empty:,} of {len(captions):,} captions are empty: their scores are those of the bare prompt and say "
+            "little of the captioner; is it untrained, or max_new_tokens too small?",
+            stacklevel=3,
         )
 
 

@@ -74,7 +74,8 @@ def test_it_gives_what_the_core_gives(name: str, load: Load, weights: str, pictu
     assert type(plain[expected.key]) is float
     assert same(plain[expected.key], expected.mean)
     detailed = module.compute(predictions=CAPTIONS, images=pictures, **needed(name), per_caption=True)
-    assert list(detailed) == [expected.key, "per_caption", "signature"]
+    assert list(detailed) == [expected.key, "per_caption", "signature", "counts"]
+    assert detailed["counts"] == vars(expected.counts)
     assert same(detailed[expected.key], expected.mean)
     assert detailed["signature"] == expected.signature
     per_caption = detailed["per_caption"]
@@ -82,6 +83,13 @@ def test_it_gives_what_the_core_gives(name: str, load: Load, weights: str, pictu
     assert same(per_caption[expected.key], expected.scores)
     assert all(same(per_caption[part], values) for part, values in expected.parts.items())
     assert per_caption["errors"] == [None] * len(CAPTIONS)
+
+
+def test_a_cut_caption_is_counted(load: Load, pictures: list[Path]) -> None:
+    module = load("pacs")
+    output = module.compute(predictions=["word " * 500, "a star"], images=pictures[:2], per_caption=True)
+    assert output["counts"] == {"captions": 2, "failed": 0, "truncated": 1, "empty": 0}
+    assert "truncated" in module.inputs_description
 
 
 def test_it_loads_by_the_path_in_a_checkout(
@@ -211,9 +219,11 @@ def test_combined_metrics_share_their_input(load: Load, weights: str, pictures: 
         output = everything.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES)
         everything.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES)
     assert [str(warning.message) for warning in told] == [
-        "pacs needs no references: they are ignored",
-        "clips needs no references: they are ignored",
+        f"{name} needs no references: they are ignored"
+        for name in NAMES
+        if not metric_class(name).needs_references
     ]
+    assert {warning.filename for warning in told} == {__file__}
     assert output.keys() == expected.keys()
     assert all(same(output[key], value) for key, value in expected.items())
     two = evaluate.combine([load("pacs"), load("refpacs")])
@@ -223,6 +233,7 @@ def test_combined_metrics_share_their_input(load: Load, weights: str, pictures: 
     output = two.compute(per_caption=True)
     assert output.keys() == {
         "pac_s", "refpac_s", "pacs_per_caption", "pacs_signature", "refpacs_per_caption", "refpacs_signature",
+        "pacs_counts", "refpacs_counts",
     }  # fmt: skip
     assert math.isclose(output["pac_s"], expected["pac_s"], abs_tol=1e-6)
     assert math.isclose(output["refpac_s"], expected["refpac_s"], abs_tol=1e-6)

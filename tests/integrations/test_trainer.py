@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,16 @@ def test_labels_are_the_references_where_none_are_given(
     with pytest.raises(ValueError, match=re.escape("pass CaptionMetrics(..., references=[[...], ...])")):
         make(references=None)(unreadable)
     assert make(metrics="pacs", references=None)(unreadable)["pac_s"] > 0
+
+
+def test_a_captioner_that_says_nothing_is_told(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
+    metrics = make()
+    with pytest.warns(UserWarning, match="10 of 10 captions are empty: .* untrained") as told:
+        metrics(evaluation(scenes, [""] * COUNT))
+    assert len(told) == 1 and told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metrics(evaluation(scenes, [""] * 5 + CAPTIONS[5:]))
 
 
 def test_a_module_of_evaluate_works_in_ones_own_compute_metrics(
