@@ -131,25 +131,33 @@ class Checks:
         step = BLOCK if widened else max(len(rows), 1)
         starts = range(0, len(rows) or 1, step)
         norms = torch.cat([torch.linalg.vector_norm(rows[i : i + step], dim=1, dtype=wide) for i in starts])
-        # Squares of very long and very short rows leave the range of numbers, so those rows are looked at
-        # again.
+        # Squares of very long and very short rows leave the range of numbers: such rows are looked at again.
         limit = 1e150 if wide == torch.float64 else 1e15
         odd = torch.nonzero(~((norms > 1 / limit) & (norms < limit))).flatten()
         if len(odd) and rows.shape[1]:
             some = rows[odd].to(wide)
             peaks = some.abs().amax(1, keepdim=True)
-            ends = np.cumsum(lengths)
-            for row in odd[~torch.isfinite(peaks[:, 0])].tolist():
-                owner = int(np.searchsorted(ends, row, side="right"))
-                within = row - int(ends[owner] - lengths[owner])
-                self.problems.add(
-                    f"{name}[{row}], row {within} of set {owner}, holds NaN or infinity: mend or drop it"
-                )
-            some = (some / torch.where(peaks > 0, peaks, 1)).to(rows.dtype)
-            rows, norms[odd] = rows.clone(), torch.linalg.vector_norm(some, dim=1, dtype=wide)
-            rows[odd] = some
+            self._not_finite(name, odd[~torch.isfinite(peaks[:, 0])].tolist(), lengths)
+            there = peaks[:, 0] > 0
+            if there.any():
+                odd, some, peaks = odd[there], some[there], peaks[there]
+                # By powers of two, so that 16-bit rows lose nothing.
+                digits, exponents = torch.frexp(some)
+                some = torch.ldexp(digits, (exponents - torch.frexp(peaks).exponent).clamp_(max=0))
+                rows, norms[odd] = rows.clone(), torch.linalg.vector_norm(some, dim=1)
+                rows[odd] = some.to(rows.dtype)
         scale = torch.where(norms > 0, norms, 1).reciprocal()
         return Sets(rows, scale, torch.from_numpy(lengths).to(rows.device))
+
+    def _not_finite(self, name: str, rows: list[int], lengths: Integers) -> None:
+        """Name such rows with their sets."""
+        ends = np.cumsum(lengths)
+        for row in rows:
+            owner = int(np.searchsorted(ends, row, side="right"))
+            within = row - int(ends[owner] - lengths[owner])
+            self.problems.add(
+                f"{name}[{row}], row {within} of set {owner}, holds NaN or infinity: mend or drop it"
+            )
 
     def _integers(self, name: str, values: object) -> Integers | None:
         """A flat list, array or tensor of whole numbers."""

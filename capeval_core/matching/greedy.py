@@ -136,9 +136,8 @@ def greedy_match(
             rows.
 
     Raises:
-        ValueError, TypeError: everything that is wrong with the arguments, at once. Rows with NaN or infinity
-        are
-            named with their set.
+        ValueError, TypeError: everything that is wrong with the arguments, at once. Rows that hold NaN or
+            infinity are named with their set.
     """
     checks = Checks()
     x_rows, y_rows = checks.rows("x", x), checks.rows("y", y)
@@ -236,7 +235,7 @@ class _Side:
                 best.indices.masked_fill_(low, -1)
         values = maxima.double()
         if self.weights is not None:
-            values *= self.weights[expand(self.sets.starts[self.of_pair[part]], lengths)]
+            values = values * self.weights[expand(self.sets.starts[self.of_pair[part]], lengths)]
         totals = self.totals[part]
         self.means[part] = torch.where(
             totals > 0, _sums(values, lengths) / torch.where(totals > 0, totals, 1), 0

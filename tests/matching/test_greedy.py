@@ -237,6 +237,20 @@ def test_weights_and_padding_as_in_the_scripts(
 
 
 @on_every_path
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_leave_maxima_alone(path: str, device: str, dtype: torch.dtype) -> None:
+    if path == "triton" and dtype == torch.float64:
+        pytest.skip("the kernels do not take float64")
+    rng = np.random.default_rng(4)
+    case = Case([rng.normal(size=(5, 8))], [rng.normal(size=(3, 8))], [(0, 0)])
+    weights = {"x_weights": rng.random(5) * 9, "y_weights": rng.random(3) * 9}
+    found = case.match(path, device, dtype, return_maxima=True, **weights)
+    table = cosines(case.x[0], case.y[0])
+    close(found.x_maxima, table.max(1))  # type: ignore[arg-type]
+    close(found.y_maxima, table.max(0))  # type: ignore[arg-type]
+
+
+@on_every_path
 def test_definitions(path: str, device: str) -> None:
     e = np.eye(4)
     none, zero = np.zeros((0, 4)), np.zeros((1, 4))
@@ -279,6 +293,17 @@ def test_rows_of_any_length_keep_their_direction(path: str, device: str) -> None
     equal = Case([case.x[0] * 7], [case.x[0]], [(0, 0)]).match(path, device)
     close(equal.f, [1.0])
     assert equal.f <= 1 and equal.precision <= 1
+
+
+@on_every_path
+def test_long_and_short_rows_of_16_bits_lose_nothing(path: str, device: str) -> None:
+    rng = np.random.default_rng(9)
+    sizes = np.array([1e30, 1e-30, 1, 1e-36, 1e38])[:, None]
+    case = Case([rng.uniform(-1, 1, (5, 24)) * sizes], [rng.uniform(-1, 1, (5, 24)) / sizes], [(0, 0)])
+    found = case.match(path, device, torch.bfloat16, return_maxima=True)
+    table = cosines(*(rounded(side, torch.bfloat16)[0] for side in (case.x, case.y)))
+    close(found.x_maxima, table.max(1))  # type: ignore[arg-type]
+    close(found.y_maxima, table.max(0))  # type: ignore[arg-type]
 
 
 @on_every_path
