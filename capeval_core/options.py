@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.problems import Problems
-from capeval_core.suggestion import did_you_mean
+from capeval_core.suggestion import did_you_mean, which_choice
 
 Self = TypeVar("Self", bound="Settings")
 
@@ -166,7 +166,7 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
     if isinstance(value, str) and choices:
         if value not in choices:
             expected = " or ".join(map(repr, choices))
-            problems.add(f"{spec.name}={value!r}: expected {expected}{did_you_mean(value, choices)}")
+            problems.add(f"{spec.name}={value!r}: expected {expected}{which_choice(value, choices)}")
     elif not fits:
         expected = " or ".join([*map(repr, choices), *(_TYPE_NAMES.get(t, t.__name__) for t in types)])
         problems.add(f"{spec.name}={value!r}: expected {expected}", kind=TypeError)

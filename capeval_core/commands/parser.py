@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from capeval_core.commands.tables import terminal_width
 from capeval_core.suggestion import did_you_mean
+
+_IN_OUR_WORDS = [
+    (re.compile(r"^argument (\S+): invalid int value: '(.*)'$"), r"\1 \2: expected a whole number"),
+    (re.compile(r"^argument (\S+): invalid float value: '(.*)'$"), r"\1 \2: expected a number"),
+    (re.compile(r"^argument (\S+): expected one argument$"), r"\1: a value is missing"),
+]
+"""What argparse says, and how the other messages of the command line say such things."""
 
 
 def complain(message: str) -> None:
@@ -36,6 +44,8 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(arguments)
 
     def error(self, message: str) -> NoReturn:
+        for theirs, ours in _IN_OUR_WORDS:
+            message = theirs.sub(ours, message)
         complain(f"{message}\n(see {self.prog} --help)")
         self.exit(2)
 

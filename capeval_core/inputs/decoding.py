@@ -78,7 +78,7 @@ def refuse_unfit(image: Image.Image, name: str) -> None:
         raise Refused(f"{name} is {size} pixels: one side is more than {STEEPEST} times the other, crop it")
     frames = 1 if image.format in NOT_FRAMES else getattr(image, "n_frames", 1)
     if frames > 1:
-        raise Refused(f"{name} has {frames} frames: pass one frame")
+        raise Refused(f"{name} has {frames} frames: save one of them as a picture")
 
 
 def undecodable(name: str, error: Exception) -> Refused:

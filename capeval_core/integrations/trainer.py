@@ -237,8 +237,8 @@ def _warn_of_empty(captions: list[str]) -> None:
     empty = sum(not caption.strip() for caption in captions)
     if empty > len(captions) / 2:
         warnings.warn(
-            f"{empty:,} of {len(captions):,} captions are empty: their scores are those of the bare prompt and say "
-            "little of the captioner; is it untrained, or max_new_tokens too small?",
+            f"{empty:,} of {len(captions):,} captions are empty: their scores are those of the bare prompt "
+            "and say little of the captioner; is it untrained, or max_new_tokens too small?",
             stacklevel=3,
         )
 

@@ -78,7 +78,7 @@ def _read_vit(shapes: Mapping[str, Shape], head_width: int | None) -> tuple[dict
         raise ValueError(
             f"the vision tower is {width} wide: above {WIDEST_REGULAR} the attention heads of published "
             f"models are not {HEAD_WIDTH} wide (ViT-H 80, ViT-g 88, ViT-bigG 104), and the tensors cannot "
-            "tell; pass head_width"
+            "tell; pass head_width=N"
         )
     heads = _heads(width, head_width or HEAD_WIDTH, "vision", "head_width", given=head_width is not None)
     vision = {
@@ -149,7 +149,7 @@ def _heads(width: int, head_width: int, tower: str, option: str, given: bool = F
             raise ValueError(f"{option}={head_width} does not divide the {tower} width {width}")
         raise ValueError(
             f"the {tower} tower is {width} wide, no multiple of {head_width}: the number of heads cannot be "
-            f"told from the tensors, pass {option}"
+            f"told from the tensors, pass {option}=N"
         )
     return width // head_width
 

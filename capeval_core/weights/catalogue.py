@@ -56,7 +56,9 @@ class WeightsEntry:
                 f"copy the folder here, and pass weights={self.folder!r}."
             )
         return (
-            f"The original release is {self.checkpoint} at {self.original} ; download it, run\n"
+            f"The original release is {self.checkpoint} at\n"
+            f"    {self.original}\n"
+            f"Download it, run\n"
             f"    {self.convert_command(metric)}\n"
             f"and pass weights={self.folder!r}."
         )
@@ -66,8 +68,8 @@ _QUICK, _EXACT = {"activation": "quick_gelu"}, {"activation": "gelu"}
 
 # The release's repository and the folder that its README names for the checkpoints.
 _PACSCORE = (
-    "https://github.com/aimagelab/pacscore "
-    "(https://drive.google.com/drive/folders/15Da_nh7CYv8xfryIdETG6dPFSqcBiqpd)"
+    "https://github.com/aimagelab/pacscore and "
+    "https://drive.google.com/drive/folders/15Da_nh7CYv8xfryIdETG6dPFSqcBiqpd"
 )
 _PLUSPLUS = "https://ailb-web.ing.unimore.it/publicfiles/pac++"
 

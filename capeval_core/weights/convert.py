@@ -224,7 +224,7 @@ def _tell_activation(names: list[str], given: Activation | None) -> tuple[Activa
         "the activation cannot be told: shapes do not show it, and the order of the tensors is neither that "
         "of OpenAI's code nor that of open_clip (they are sorted by name or mixed). Pass "
         "activation='quick_gelu' (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's "
-        "own); on the command line --activation"
+        "own)"
     )
 
 

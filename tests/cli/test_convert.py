@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +99,34 @@ def test_a_failure_leaves_nothing_behind(capeval: Capeval, checkpoint: Path, tmp
     assert [entry.name for entry in tmp_path.iterdir()] == ["cut.pth"]
 
 
+def test_what_the_tensors_cannot_tell_is_asked_for_by_flag(
+    capeval: Capeval, checkpoint: Path, tmp_path: Path
+) -> None:
+    tensors = torch.load(checkpoint, weights_only=True)["state_dict"]
+    torch.save(dict(sorted(tensors.items())), tmp_path / "sorted.pth")
+    ran = capeval("convert", "pacs", tmp_path / "sorted.pth", "--out", tmp_path / "w")
+    assert (
+        ran.status == 2 and ran.err.count("--activation") == 1 and "Pass --activation quick_gelu" in ran.err
+    )
+    odd = {name: value for name, value in tensors.items() if "transformer" in name}
+    odd |= {
+        "visual.conv1.weight": tensors["visual.conv1.weight"],
+        "positional_embedding": torch.zeros(77, 48),
+        "token_embedding.weight": torch.zeros(9, 48),
+    }
+    torch.save(odd, tmp_path / "odd.pth")
+    ran = capeval("convert", "pacs", tmp_path / "odd.pth", "--out", tmp_path / "w")
+    assert ran.status == 2 and "pass --text-heads N" in ran.err
+
+
+def test_a_pickle_that_is_no_checkpoint_is_told_once(capeval: Capeval, tmp_path: Path) -> None:
+    (tmp_path / "x.pth").write_bytes(pickle.dumps({"a": [1, 2]}))
+    ran = capeval("convert", "pacs", tmp_path / "x.pth", "--out", tmp_path / "w")
+    assert (
+        ran.status == 2 and "issue" not in ran.err and ran.err.startswith(f"capeval: {tmp_path / 'x.pth'} ")
+    )
+
+
 def test_a_failure_while_writing_leaves_the_old_weights(
     capeval: Capeval, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +151,9 @@ def test_a_failure_while_writing_leaves_the_old_weights(
     [
         (["pasc", "x.pth", "--out", "w"], "unknown metric 'pasc': did you mean 'pacs'?"),
         (["pacs", "x.pth"], "the following arguments are required: --out"),
-        (["pacs", "x.pth", "--out", "w", "--activation", "relu"], "--activation relu: expected"),
+        (["pacs", "x.pth", "--out", "w", "--activation", "relu"], "'quick_gelu' or 'gelu'\n"),
+        (["pacs", "x.pth", "--out", "w", "--head-width", "x"], "--head-width x: expected a whole number\n"),
+        (["pacs", "x.pth", "--out"], "--out: a value is missing\n"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, capeval: Capeval) -> None:

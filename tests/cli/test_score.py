@@ -226,7 +226,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "no number": (
         ["pacs", "--candidates", "c", "--images", "i", "--w", "x"],
-        "--w: invalid float value: 'x'",
+        "--w x: expected a number",
     ),
     "wrong choice": (
         ["pacs", "--candidates", "c", "--images", "i", "--dtype", "float23"],
