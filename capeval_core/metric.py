@@ -129,7 +129,15 @@ class CaptionMetric(ABC):
         """The folder that the option `weights` means, by default the metric's published weights."""
         chosen = self.options.weights
         weights = self.default_weights.repository if chosen is None else chosen
-        return open_weights(weights, metric=self.name, tiny=self.tiny)
+        folder = open_weights(weights, metric=self.name, tiny=self.tiny)
+        entry = folder.entry
+        if entry is not None and entry.metrics and self.name not in entry.metrics:
+            warnings.warn(
+                f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}: what {self.name} "
+                f"computes with it is not {self.title}, and its signature says so",
+                stacklevel=2,
+            )
+        return folder
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]

@@ -12,10 +12,10 @@ from uuid import uuid4
 
 from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user
-from capeval_core.commands.parser import Parser
+from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.tables import paragraph, table
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.weights.catalogue import EVA_CLIP
+from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
 
 if TYPE_CHECKING:
@@ -43,7 +43,13 @@ def run(arguments: list[str]) -> int:
         release = conversion.read(given.checkpoint)
     with _whole_folder(out) as partial:
         encoder(release.config, release.tensors, device="cpu").save_pretrained(partial)
-    print(_told(arguments[0], out, encoder.describe(release.config), release.notes))
+    described = encoder.describe(release.config)
+    entry = entry_known_as(out.name, given.checkpoint.name)
+    if entry is not None and (wrong := entry.is_another(described)):
+        complain(
+            f"warning: {wrong}: {given.checkpoint} is not the released file, its scores are not comparable"
+        )
+    print(_told(arguments[0], out, described, release.notes))
     return 0
 
 

@@ -74,7 +74,8 @@ def _weights_parser() -> Parser:
     parser.add_argument(
         "--permission",
         metavar="TEXT",
-        help="who allows to publish weights whose authors state no licence, and where; told in the commit",
+        help="who allows to publish weights whose authors state no licence, and where; told in the commit "
+        "and on the card",
     )
     return parser
 

@@ -16,7 +16,7 @@ from capeval_core.publishing.publication import (
 )
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.suggestion import did_you_mean
-from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry
+from capeval_core.weights.catalogue import WeightsEntry, entry_known_as
 from capeval_core.weights.constants import LICENCE_NOT_STATED
 from capeval_core.weights.folder import CONFIG, TENSORS, WeightsFolder, open_weights
 
@@ -35,7 +35,8 @@ def weights(
         folder: made by `capeval convert`.
         namespace: user or organisation on the Hub.
         name: of the repository; None: the folder's.
-        permission: who allows to publish weights without a stated licence, and where; told in the commit.
+        permission: who allows to publish weights without a stated licence, and where; told in the commit and
+            on the card.
         private: the repository will be private, which needs no permission.
 
     Raises:
@@ -48,11 +49,13 @@ def weights(
     opened = open_weights(path, metric="METRIC", tiny="")
     if opened.tensor_file.name != TENSORS:
         raise PublishError(f"{path} is in open_clip's format: convert it with `capeval convert` first")
-    _open_encoder(opened)
+    described = _open_encoder(opened)
     name = checked(name or opened.name)
-    entry = _entry(name, opened)
+    entry = entry_known_as(name, opened.original)
     if not _licence(entry, opened) and not permission and not private:
         raise PublishError(_no_licence(name, entry))
+    if entry is not None and (wrong := entry.is_another(described)):
+        raise PublishError(f"{path}: {wrong}: convert the file that the authors released")
     card = _card_path(name)
     card = card if card.is_file() else path / CARD
     if not card.is_file():
@@ -64,7 +67,7 @@ def weights(
         f"{checked(namespace)}/{name}",
         "model",
         {
-            CARD: _card_text(card, name, namespace),
+            CARD: _card_text(card, name, namespace, permission),
             # config, and a tokenizer's files where there are some
             **{file.name: file for file in sorted(path.iterdir()) if file.suffix in (".json", ".txt")},
             TENSORS: opened.tensor_file,
@@ -89,22 +92,14 @@ def cards() -> list[str]:
     return sorted(path.stem for path in shipped("hub_cards", "hub_cards").glob("*.md"))
 
 
-def _open_encoder(folder: WeightsFolder) -> None:
+def _open_encoder(folder: WeightsFolder) -> str:
+    """The architecture in one line, once the weights have been opened."""
     kind = folder.config.get("encoder")
     for name in METRICS:
         encoder = metric_class(name).encoder_class()
         if encoder.kind == kind:
-            encoder.open(folder, device="cpu")
-            return
+            return encoder.describe(encoder.open(folder, device="cpu").config)
     raise PublishError(f"{folder.path}: {CONFIG} says encoder {kind!r}, which no metric here has")
-
-
-def _entry(name: str, folder: WeightsFolder) -> WeightsEntry | None:
-    """The catalogue's entry by the repository's name, else by the original file."""
-    original = (folder.config.get("source") or {}).get("file")
-    named = (entry for entry in WEIGHTS if entry.repository.rsplit("/", 1)[-1].lower() == name.lower())
-    converted = (entry for entry in WEIGHTS if entry.checkpoint and entry.checkpoint == original)
-    return next(named, None) or next(converted, None)
 
 
 def _licence(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
@@ -124,8 +119,9 @@ def _no_licence(name: str, entry: WeightsEntry | None) -> str:
     )
 
 
-def _card_text(path: Path, name: str, namespace: str) -> bytes:
-    return in_namespace(path.read_text(encoding="utf-8"), namespace, [name, *METRICS]).encode()
+def _card_text(path: Path, name: str, namespace: str, permission: str | None = None) -> bytes:
+    text = in_namespace(path.read_text(encoding="utf-8"), namespace, [name, *METRICS])
+    return (f"{text.rstrip()}\n\n## Permission\n\n{permission}\n" if permission else text).encode()
 
 
 def _card_path(name: str) -> Path:

@@ -20,6 +20,8 @@ class WeightsEntry:
     licence: as its authors state it, None if they state none.
     settings: what a config must say of them; a repository that says otherwise is refused. They are also flags
         of `capeval convert`, for what the tensors cannot tell.
+    metrics: names of those whose published weights these are; none where no metric here is named after them.
+    architecture: how encoders describe these weights, without their activation; None where that is not noted.
     """
 
     repository: str
@@ -28,6 +30,19 @@ class WeightsEntry:
     checkpoint: str | None
     licence: str | None
     settings: Mapping[str, str]
+    metrics: tuple[str, ...] = ()
+    architecture: str | None = None
+
+    def is_another(self, described: str) -> str | None:
+        """What is wrong with weights that go by this entry's name but are described as another model.
+
+        >>> PACS_B32.is_another("ViT/32 2x64, 64 pixels; text 2x64; 32 dimensions; gelu")
+        'PAC-S, CLIP ViT-B/32 is ViT/32 12x768, ..., but these weights are ViT/32 2x64, ...; gelu'
+        >>> PACS_B32.is_another(f"{PACS_B32.architecture}; quick_gelu")
+        """
+        if self.architecture is None or described.startswith(self.architecture):
+            return None
+        return f"{self.title} is {self.architecture}, but these weights are {described}"
 
     @property
     def folder(self) -> str:
@@ -74,14 +89,36 @@ _PACSCORE = (
 _PLUSPLUS = "https://ailb-web.ing.unimore.it/publicfiles/pac++"
 
 
-def _pac(name: str, title: str, original: str, checkpoint: str, activation: str) -> WeightsEntry:
-    # The authors state no licence for the weights: they are converted by each user, not hosted again.
-    return WeightsEntry(f"{NAMESPACE}/{name}", title, original, checkpoint, None, {"activation": activation})
+# CLIP's published sizes (Radford et al., 2021, table 20).
+_VIT_B32 = "ViT/32 12x768, 224 pixels; text 12x512; 512 dimensions"
+_VIT_L14 = "ViT/14 24x1024, 224 pixels; text 12x768; 768 dimensions"
+
+
+def _pac(
+    name: str, title: str, original: str, checkpoint: str, activation: str, architecture: str
+) -> WeightsEntry:
+    return WeightsEntry(
+        f"{NAMESPACE}/{name}",
+        title,
+        original,
+        checkpoint,
+        None,  # The authors state no licence for the weights: each user converts them, none are hosted again.
+        {"activation": activation},
+        ("pacs", "refpacs"),
+        architecture,
+    )
 
 
 def _openai(repository: str, title: str) -> WeightsEntry:
-    original = "https://github.com/openai/CLIP"
-    return WeightsEntry(f"timm/{repository}", f"OpenAI CLIP {title}", original, None, "MIT", _QUICK)
+    return WeightsEntry(
+        f"timm/{repository}",
+        f"OpenAI CLIP {title}",
+        "https://github.com/openai/CLIP",
+        None,
+        "MIT",
+        _QUICK,
+        ("clips", "refclips"),
+    )
 
 
 def _openclip(repository: str, title: str) -> WeightsEntry:
@@ -106,7 +143,9 @@ def _blip2(name: str, title: str, checkpoint: str) -> WeightsEntry:
     return WeightsEntry(f"Salesforce/{name}", f"BLIP-2 {title}", original, None, "BSD-3-Clause", {})
 
 
-PACS_B32 = _pac("pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", _PACSCORE, "clip_ViT-B-32.pth", "quick_gelu")
+PACS_B32 = _pac(
+    "pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", _PACSCORE, "clip_ViT-B-32.pth", "quick_gelu", _VIT_B32
+)
 CLIP_B32 = _openai("vit_base_patch32_clip_224.openai", "ViT-B/32")
 ALPHA_L14 = _alpha(
     "alpha-clip-vit-l-14",
@@ -193,13 +232,21 @@ ECO_MEMBERS: dict[str, WeightsEntry] = {
 
 WEIGHTS: tuple[WeightsEntry, ...] = (
     PACS_B32,
-    _pac("pacs-openclip-vit-l-14", "PAC-S, OpenCLIP ViT-L/14", _PACSCORE, "openClip_ViT-L-14.pth", "gelu"),
+    _pac(
+        "pacs-openclip-vit-l-14",
+        "PAC-S, OpenCLIP ViT-L/14",
+        _PACSCORE,
+        "openClip_ViT-L-14.pth",
+        "gelu",
+        _VIT_L14,
+    ),
     _pac(
         "pacs-plusplus-clip-vit-b-32",
         "PAC-S++, CLIP ViT-B/32",
         f"{_PLUSPLUS}/PAC++_clip_ViT-B-32.pth",
         "PAC++_clip_ViT-B-32.pth",
         "quick_gelu",
+        _VIT_B32,
     ),
     _pac(
         "pacs-plusplus-clip-vit-l-14",
@@ -207,6 +254,7 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
         f"{_PLUSPLUS}/PAC++_clip_ViT-L-14.pth",
         "PAC++_clip_ViT-L-14.pth",
         "quick_gelu",
+        _VIT_L14,
     ),
     CLIP_B32,
     _openai("vit_base_patch16_clip_224.openai", "ViT-B/16"),
@@ -219,6 +267,18 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     *ALPHA_CLIP,
     *BLIP2,
 )
+
+
+def entry_known_as(name: str, original: str | None) -> WeightsEntry | None:
+    """The entry by the name of a repository, in any namespace, or of a folder; else by the original's file.
+
+    >>> entry_known_as("me/PACS-CLIP-ViT-B-32", None) is entry_known_as("x", "clip_ViT-B-32.pth") is PACS_B32
+    True
+    """
+    folder = name.rpartition("/")[2].lower()
+    named = (entry for entry in WEIGHTS if entry.folder.lower() == folder)
+    converted = (entry for entry in WEIGHTS if entry.checkpoint and entry.checkpoint == original)
+    return next(named, None) or next(converted, None)
 
 
 def entry_of(repository: str) -> WeightsEntry | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capeval_core.weights.catalogue import WEIGHTS, entry_of
+from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry, entry_known_as, entry_of
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.hub import failures, fetch, reason
 
@@ -47,6 +47,17 @@ class WeightsFolder:
     config: dict[str, Any]
     tensor_file: Path
     checksum: str
+
+    @property
+    def original(self) -> str | None:
+        """File name of the checkpoint that they were converted from, where that is noted."""
+        source = self.config.get("source")
+        return source.get("file") if isinstance(source, dict) else None
+
+    @property
+    def entry(self) -> WeightsEntry | None:
+        """What the catalogue knows of them, by their name or by the file that they were converted from."""
+        return entry_known_as(self.name, self.original)
 
     def label(self, fingerprint: str) -> str:
         """Name and exact version, e.g. `capeval/pacs-clip-vit-b-32@1f3c9a2b`.

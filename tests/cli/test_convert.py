@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +118,18 @@ def test_what_the_tensors_cannot_tell_is_asked_for_by_flag(
     torch.save(odd, tmp_path / "odd.pth")
     ran = capeval("convert", "pacs", tmp_path / "odd.pth", "--out", tmp_path / "w")
     assert ran.status == 2 and "pass --text-heads N" in ran.err
+
+
+def test_another_model_under_a_listed_name_is_told(
+    capeval: Capeval, checkpoint: Path, tmp_path: Path
+) -> None:
+    named = shutil.copy(checkpoint, tmp_path / "clip_ViT-B-32.pth")
+    ran = capeval("convert", "pacs", named, "--out", tmp_path / "w")
+    assert ran.status == 0
+    assert "warning: PAC-S, CLIP ViT-B/32 is ViT/32 12x768, 224 pixels" in ran.err
+    assert "is not the released file" in ran.err
+    ran = capeval("convert", "pacs", checkpoint, "--out", tmp_path / "pacs-plusplus-clip-vit-l-14")
+    assert "warning: PAC-S++, CLIP ViT-L/14 is ViT/14 24x1024" in ran.err
 
 
 def test_a_pickle_that_is_no_checkpoint_is_told_once(capeval: Capeval, tmp_path: Path) -> None:

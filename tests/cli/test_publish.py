@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from capeval_core import publishing
 from capeval_core._version import __version__
 from capeval_core.registry import METRICS, metric_class
 from tests.cli.conftest import Ran
@@ -153,6 +154,20 @@ def test_unlisted_weights_say_their_licence(
     ran = capeval("publish", "weights", folder, "--permission", "the authors, by letter")
     assert ran.status == 0, ran.err
     assert "with permission: the authors, by letter" in hub.repositories["capeval/mine"].messages[-1]
+    assert files(hub, "capeval/mine")["README.md"].endswith(b"## Permission\n\nthe authors, by letter\n")
+
+
+def test_another_model_is_not_published_under_a_listed_name(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    state(folder, "mit", file="clip_ViT-B-32.pth")
+    ran = capeval("publish", "weights", folder, "--private")
+    assert ran.status == 2 and not hub.requests
+    assert "PAC-S, CLIP ViT-B/32 is ViT/32 12x768, 224 pixels; " in ran.err
+    assert "these weights are ViT/16 2x128, 64 pixels; " in ran.err
+
+
+def test_cards_do_not_deny_that_weights_are_handed_on() -> None:
+    for name in publishing.cards():
+        assert b"hand them on" not in publishing.card(name, "someone").files["README.md"], name
 
 
 def test_a_private_copy_stays_private(capeval: Capeval, hub: Hub, folder: Path) -> None:

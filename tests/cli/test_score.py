@@ -266,6 +266,17 @@ def test_an_unexpected_error_keeps_its_traceback(score: Score, monkeypatch: pyte
         score("pacs")
 
 
+def test_weights_of_another_metric_are_told(
+    score: Callable[..., Ran], files: Path, seeded_weights: Path
+) -> None:
+    named = shutil.copytree(seeded_weights, files / "pacs-clip-vit-b-32")
+    ran = score("clips", "--weights", named)
+    assert ran.status == 0
+    assert "warning: PAC-S, CLIP ViT-B/32 (pacs-clip-vit-b-32) is for pacs and refpacs: " in ran.err
+    assert "not CLIP-S" in ran.err
+    assert not score("pacs", "--weights", named).err
+
+
 def test_help_shows_every_option_with_its_default(capeval: Callable[..., Ran]) -> None:
     for metric in capeval_core.list_metrics():
         ran = capeval("score", metric, "--help")
