@@ -17,6 +17,7 @@ from capeval_core.suggestion import did_you_mean
 COMMANDS: dict[str, str] = {
     "demo": "score packaged pictures with a small packaged model, without a network",
     "score": "score a file of captions against a folder of pictures",
+    "rerank": "choose the best of several captions of each picture",
     "compare": "test whether one system is better than another",
     "page": "serve a page where captions are typed and scored",
     "list": "show the metrics and the known weights",

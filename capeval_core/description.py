@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from capeval_core.metric import CaptionMetric
@@ -14,7 +13,8 @@ class MetricDescription:
     """The class attributes of a metric, as people read them.
 
     name: as `load` knows it. title: as papers write it. summary: one sentence.
-    range: of the score at the default options, e.g. `0 to 1.33`. better: `higher is better` or `lower ...`.
+    range: of the score at the default options, e.g. `0 to 1.33`, or `relative`.
+    better: `higher is better` or `lower is better`.
     references: `with references` or `without references`. media: what it looks at, e.g. `image`.
     weights: repository of the default weights. licence: of these weights, or `not stated`.
     citation: authors, title and venue of the paper. address: its URL.
@@ -35,9 +35,8 @@ class MetricDescription:
     relative: str | None = None
 
     def __str__(self) -> str:
-        return (
-            f"{self.title}: {self.summary} {self.references.capitalize()}, from {self.range}, {self.better}."
-        )
+        extent = "relative to its set" if self.relative else f"from {self.range}"
+        return f"{self.title}: {self.summary} {self.references.capitalize()}, {extent}, {self.better}."
 
 
 def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
@@ -54,7 +53,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         name=metric.name,
         title=metric.title,
         summary=metric.summary,
-        range=f"{low:.3g} to {high:.3g}" if math.isfinite(high - low) else "minus to plus infinity",
+        range="relative" if metric.relative else f"{low:.3g} to {high:.3g}",
         better=f"{'higher' if metric.higher_is_better else 'lower'} is better",
         references=f"{'with' if metric.needs_references else 'without'} references",
         media=", ".join(metric.media),

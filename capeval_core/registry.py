@@ -15,6 +15,7 @@ METRICS: dict[str, str] = {
     "refclips": "capeval_core.scores.clips:RefClipS",
     "hices": "capeval_core.scores.hice:HiceS",
     "refhices": "capeval_core.scores.hice:RefHiceS",
+    "eco": "capeval_core.scores.eco:Eco",
 }
 """Every metric's name and class. To add a metric is to add its score file, module, card and a line here."""
 
@@ -52,6 +53,6 @@ def list_metrics() -> list[str]:
     """Names of all metrics.
 
     >>> list_metrics()
-    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices']
+    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'eco']
     """
     return list(METRICS)

@@ -32,6 +32,8 @@ from capeval_core.weights.catalogue import WeightsEntry
 from tests.counting import counted
 
 EVERY = pytest.mark.parametrize("name", METRICS)
+EACH = pytest.mark.parametrize("name", [name for name in METRICS if not metric_class(name).pools])
+"""Metrics that score each caption by itself; those that choose have their own tests of the same."""
 CLOSE = 1e-6
 
 CAPTIONS = [
@@ -65,19 +67,28 @@ def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
 
 
 def score(metric: CaptionMetric, pictures: list[Any], only: list[int] | None = None, **more: Any) -> Result:
-    """Score the captions above (or only some) on their pictures."""
+    """Score the captions above (or only some) on their pictures; in pools, for a metric that chooses."""
     chosen = range(len(CAPTIONS)) if only is None else only
     return metric.score(
-        [CAPTIONS[i] for i in chosen],
+        [pool_of(i) for i in chosen] if metric.pools else [CAPTIONS[i] for i in chosen],
         [pictures[SHOWN[i]] for i in chosen],
         [REFERENCES[i] for i in chosen] if metric.needs_references else None,
         **more,
     )
 
 
+LAWN = ["a dog and a cat on a wide lawn", "a dog and a bird on a lawn", "a cat on a wide green lawn", "grass"]
+
+
+def pool_of(place: int) -> list[str]:
+    """A caption among others."""
+    return [CAPTIONS[place], *CAPTIONS[place - 3 : place], *LAWN]
+
+
 def values(result: Result) -> dict[str, Any]:
-    """Scores and parts, for `pytest.approx`."""
-    return {"score": result.scores, **result.parts}
+    """Scores and parts, for `pytest.approx`; what is told of every candidate is more than it takes."""
+    told = {name: part for name, part in result.parts.items() if not any(isinstance(p, list) for p in part)}
+    return {"score": result.scores, **told}
 
 
 def cost(name: str, weights: str, pictures: list[Path], only: list[int]) -> tuple[int, int]:
@@ -89,6 +100,8 @@ def cost(name: str, weights: str, pictures: list[Path], only: list[int]) -> tupl
 
 
 def close(found: Result, expected: Result, within: float = CLOSE) -> bool:
+    if expected.relative:
+        within *= 100  # z-scores divide by small deviations
     return values(found) == {
         key: pytest.approx(part, abs=within, nan_ok=True) for key, part in values(expected).items()
     }
@@ -147,7 +160,7 @@ def test_batch_size_does_not_matter(name: str, batch_size: int, weights: str, pi
     assert close(fixed, automatic)
 
 
-@EVERY
+@EACH
 def test_one_caption_scores_as_among_others(name: str, weights: str, pictures: list[Path]) -> None:
     together = score(opened(name, weights), pictures)
     for row in range(len(CAPTIONS)):
@@ -156,7 +169,7 @@ def test_one_caption_scores_as_among_others(name: str, weights: str, pictures: l
         assert alone.mean == alone.scores[0] == pytest.approx(together.scores[row], abs=CLOSE)
 
 
-@EVERY
+@EACH
 def test_equal_rows_score_equal_and_run_once(name: str, weights: str, pictures: list[Path]) -> None:
     metric = opened(name, weights)
     rows = [0, 1, 0, 2, 0, 1]
@@ -168,7 +181,7 @@ def test_equal_rows_score_equal_and_run_once(name: str, weights: str, pictures: 
     assert (seen.pictures, seen.texts) == cost(name, weights, pictures, [0, 1, 2])
 
 
-@EVERY
+@EACH
 def test_equal_pictures_in_other_files_and_forms_run_once(
     name: str, weights: str, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -183,7 +196,7 @@ def test_equal_pictures_in_other_files_and_forms_run_once(
     assert len(set(result.groups)) == len(set(result.scores)) == 1
 
 
-@EVERY
+@EACH
 def test_a_bare_string_is_one_reference(name: str, weights: str, pictures: list[Path]) -> None:
     metric = opened(name, weights)
     if not metric.needs_references:
@@ -194,7 +207,7 @@ def test_a_bare_string_is_one_reference(name: str, weights: str, pictures: list[
     assert "|refs:1|" in bare.signature
 
 
-@EVERY
+@EACH
 def test_an_unneeded_reference_is_ignored_with_a_warning(
     name: str, weights: str, pictures: list[Path]
 ) -> None:
@@ -209,7 +222,7 @@ def test_an_unneeded_reference_is_ignored_with_a_warning(
     assert given == metric.score(["a dog"], pictures[:1])
 
 
-@EVERY
+@EACH
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_types_run_on_the_cpu_and_agree(
     name: str, dtype: str, weights: str, pictures: list[Path]
@@ -246,7 +259,7 @@ def rows_of(metric: CaptionMetric, pictures: list[Path], chosen: list[int]) -> p
     return pa.concat_tables(metric.encode(samples.select(chosen)))
 
 
-@EVERY
+@EACH
 def test_many_processes_give_what_one_gives(
     name: str, weights: str, pictures: list[Path], two_processes: ProcessPoolExecutor
 ) -> None:
@@ -261,7 +274,7 @@ def test_many_processes_give_what_one_gives(
     assert gathered.counts == alone.counts
 
 
-@EVERY
+@EACH
 def test_rows_combine_in_any_order_and_the_last_of_an_index_counts(
     name: str, weights: str, pictures: list[Path]
 ) -> None:
@@ -293,7 +306,7 @@ def test_an_empty_list_is_refused(name: str, weights: str) -> None:
         opened(name, weights).score([], [], [] if metric_class(name).needs_references else None)
 
 
-@EVERY
+@EACH
 def test_the_input_is_checked_before_a_model_runs(name: str, weights: str, pictures: list[Path]) -> None:
     metric = opened(name, weights)
     references = [["a"], []] if metric.needs_references else None
@@ -304,7 +317,7 @@ def test_the_input_is_checked_before_a_model_runs(name: str, weights: str, pictu
     assert (seen.pictures, seen.texts) == (0, 0)
 
 
-@EVERY
+@EACH
 def test_the_range_is_never_left(name: str, weights: str, pictures: list[Path]) -> None:
     metric = opened(name, weights)
     low, high = metric.range
@@ -333,7 +346,7 @@ def test_the_range_is_never_left(name: str, weights: str, pictures: list[Path]) 
         assert all(-1 <= found <= 1 for found in own.parts.get(part, []))
 
 
-@EVERY
+@EACH
 def test_a_broken_picture_costs_its_own_row(
     name: str, weights: str, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -355,7 +368,7 @@ def test_a_broken_picture_costs_its_own_row(
         score(opened(name, weights), shown)
 
 
-@EVERY
+@EACH
 def test_equal_broken_pictures_each_name_their_place(
     name: str, weights: str, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -368,7 +381,7 @@ def test_equal_broken_pictures_each_name_their_place(
     assert all(f"images[{row}]" in reason for row, reason in result.errors.items())
 
 
-@EVERY
+@EACH
 def test_a_picture_without_a_way_to_rgb_costs_its_own_row(
     name: str, weights: str, pictures: list[Path]
 ) -> None:
@@ -381,7 +394,7 @@ def test_a_picture_without_a_way_to_rgb_costs_its_own_row(
         score(opened(name, weights), shown)
 
 
-@EVERY
+@EACH
 def test_empty_captions_score_on_request_and_are_counted(
     name: str, weights: str, pictures: list[Path]
 ) -> None:
@@ -397,7 +410,7 @@ def test_empty_captions_score_on_request_and_are_counted(
     assert result.scores[1] == pytest.approx(plain.scores[0], abs=CLOSE)
 
 
-@EVERY
+@EACH
 def test_truncation_is_counted_per_caption(name: str, weights: str, pictures: list[Path]) -> None:
     metric = opened(name, weights)
     long = "dog " * 90
@@ -416,6 +429,12 @@ ALTERNATIVES: dict[str, Any] = {
     "compat": "released",
     "evidence": True,
     "w": 2.000001,
+    "members": "tiny",
+    "ensemble_weight": 3.5,
+    "consensus_weight": 2.0,
+    "threshold": 0.5,
+    "consensus": "cider_d",
+    "documents": "doc_image_all_pools",
     "prompt": "An image that shows ",
     "regions": "colours",
     "max_regions": 1,
@@ -450,7 +469,7 @@ def test_the_signature_differs_where_scores_may(
             assert close(changed, usual), option
 
 
-@EVERY
+@EACH
 def test_other_weights_of_the_same_name_have_another_signature(
     name: str, weights: str, tmp_path: Path
 ) -> None:
@@ -465,7 +484,7 @@ def test_other_weights_of_the_same_name_have_another_signature(
     assert opened(name, str(here)).signature() != opened(name, str(there)).signature()
 
 
-@EVERY
+@EACH
 def test_prompts_that_differ_sign_differently(name: str, weights: str) -> None:
     if "prompt" not in {option.name for option in describe_options(metric_class(name).Options)}:
         pytest.skip("without a prompt")
@@ -475,7 +494,7 @@ def test_prompts_that_differ_sign_differently(name: str, weights: str) -> None:
     assert all(s.isprintable() and s.count("|") == signatures[0].count("|") for s in signatures)
 
 
-@EVERY
+@EACH
 def test_kept_rows_spare_the_second_run(
     name: str, weights: str, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -493,7 +512,7 @@ def test_kept_rows_spare_the_second_run(
     assert seen.pictures == 0
 
 
-@EVERY
+@EACH
 def test_w_and_compat_need_no_new_run(name: str, weights: str, pictures: list[Path], tmp_path: Path) -> None:
     score(opened(name, weights), pictures, rows=tmp_path)
     other = opened(name, weights, w=0.7, compat="released")
@@ -503,7 +522,7 @@ def test_w_and_compat_need_no_new_run(name: str, weights: str, pictures: list[Pa
     assert kept == score(opened(name, weights, w=0.7, compat="released"), pictures)
 
 
-@EVERY
+@EACH
 def test_a_changed_row_is_computed_again_and_no_other(
     name: str, weights: str, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -536,7 +555,7 @@ def test_a_changed_row_is_computed_again_and_no_other(
     assert costs_as_alone([3, 6])
 
 
-@EVERY
+@EACH
 def test_kept_failures_are_tried_again(name: str, weights: str, pictures: list[Path], tmp_path: Path) -> None:
     late = tmp_path / "late.png"
     shown: list[Any] = list(pictures)
@@ -553,7 +572,7 @@ def test_kept_failures_are_tried_again(name: str, weights: str, pictures: list[P
     assert score(metric, shown) == result
 
 
-@EVERY
+@EACH
 def test_rows_of_other_settings_are_refused(
     name: str, weights: str, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -569,7 +588,7 @@ def test_rows_of_other_settings_are_refused(
         score(opened(other, weights), pictures, rows=tmp_path)
 
 
-@EVERY
+@EACH
 def test_a_damaged_shard_is_computed_again(
     name: str, weights: str, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -586,7 +605,7 @@ def test_a_damaged_shard_is_computed_again(
                 new.unlink()
 
 
-@EVERY
+@EACH
 def test_what_was_computed_before_an_error_is_kept(
     name: str, weights: str, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,7 +633,7 @@ def test_what_was_computed_before_an_error_is_kept(
     assert sum(len(pq.read_table(shard)) for shard in tmp_path.glob("*.parquet")) == len(CAPTIONS)
 
 
-@EVERY
+@EACH
 def test_evidence_is_kept_on_request(name: str, weights: str, pictures: list[Path]) -> None:
     result = score(opened(name, weights, evidence=True), pictures)
     shown = result.explain(3)
@@ -630,7 +649,7 @@ def test_evidence_is_kept_on_request(name: str, weights: str, pictures: list[Pat
             result.explain(index)
 
 
-@EVERY
+@EACH
 def test_metrics_of_the_same_weights_share_an_encoder_and_its_features(
     name: str, weights: str, pictures: list[Path]
 ) -> None:

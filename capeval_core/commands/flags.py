@@ -8,6 +8,8 @@ from typing import Any
 
 from capeval_core.options import OptionDescription, Settings, describe_options
 
+_WIDEST = 50
+"""Characters of the values of a flag that stand beside it."""
 _NUMBERS: dict[str, type[int] | type[float]] = {"int": int, "float": float}
 
 
@@ -64,6 +66,8 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
     if option.choices:
         # For the eye only: the options class refuses other values, and says which was meant.
         shape["metavar"] = "{" + ",".join(map(str, option.choices)) + "}"
+        if len(shape["metavar"]) > _WIDEST:
+            shape |= {"metavar": "NAME", "help": f"{text}; one of {', '.join(map(str, option.choices))}"}
     for name, kind in _NUMBERS.items():
         if name in types:
             shape |= {"type": kind, "metavar": "N" if kind is int else "X"}

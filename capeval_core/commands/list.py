@@ -10,6 +10,7 @@ from capeval_core.commands.tables import paragraph, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.result import plain
 from capeval_core.weights.catalogue import WEIGHTS
 from capeval_core.weights.folder import TINY
 
@@ -42,7 +43,7 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
         "title": metric.title,
         "key": metric.key,
         "summary": metric.summary,
-        "range": list(metric.range),
+        "range": plain(list(metric.range)),
         "higher_is_better": metric.higher_is_better,
         "needs_references": metric.needs_references,
         "media": list(metric.media),
@@ -57,7 +58,8 @@ def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
     for m in metrics:
         told = describe_metric(m)
         needs = "yes" if m.needs_references else "no"
-        rows.append([m.name, m.title, told.range.replace(" to ", "-"), needs, told.media, told.weights])
+        extent = "-" if m.relative else told.range.replace(" to ", "-")
+        rows.append([m.name, m.title, extent, needs, told.media, told.weights])
     return table(rows)
 
 

@@ -220,7 +220,10 @@ class Blip2Encoder(Encoder, tags=["image-captioning", "blip-2"]):
 
     def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
         given = self.config["preprocessing"]
-        mean, std = (torch.tensor(given[key], device=self.device).view(3, 1, 1) for key in ("mean", "std"))
+        mean, std = (
+            torch.tensor(given[key], dtype=torch.float32, device=self.device).view(3, 1, 1)
+            for key in ("mean", "std")
+        )
         return (torch.from_numpy(pixels).to(self.device).float() / 255 - mean) / std
 
     @torch.inference_mode()
@@ -258,10 +261,11 @@ class Blip2Encoder(Encoder, tags=["image-captioning", "blip-2"]):
     def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
         """(n, longest) ids, and which of them are tokens; None where all texts are equally long."""
         longest = max(map(len, texts))
-        ids = torch.tensor([[*row, *[self._padding] * (longest - len(row))] for row in texts])
-        lengths = torch.tensor([len(row) for row in texts])
-        mask = None if min(map(len, texts)) == longest else torch.arange(longest) < lengths[:, None]
-        return ids.to(self.device), None if mask is None else mask.to(self.device)
+        place = {"device": self.device}
+        ids = torch.tensor([[*row, *[self._padding] * (longest - len(row))] for row in texts], **place)
+        lengths = torch.tensor([len(row) for row in texts], **place)
+        mask = None if min(map(len, texts)) == longest else torch.arange(longest, **place) < lengths[:, None]
+        return ids, mask
 
     def pictures_per_batch(self, batch_size: int | None) -> BatchSize:
         if batch_size is not None:

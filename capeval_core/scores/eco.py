@@ -153,7 +153,7 @@ class Eco(CaptionMetric):
         candidates = Candidates(
             pool=index - rows["candidate"].to_numpy(),
             captions=rows["caption"].to_pylist(),
-            cosines=rows["values"].combine_chunks().flatten().to_numpy().reshape(len(rows), -1),
+            cosines=rows["values"].combine_chunks().flatten().to_numpy().reshape(-1, len(self.ensemble)),
             itm=rows["itm"].to_numpy(),
             failed=rows["error"].is_valid().to_numpy(),
         )

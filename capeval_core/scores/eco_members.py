@@ -77,8 +77,11 @@ class Member(ABC):
         return encode
 
     def _opened(self, device: str | None, dtype: str) -> Any:
+        import torch
+
         try:
-            return self.open(device, dtype)
+            with torch.device("cpu"):  # whatever a program that builds a model of its own has set
+                return self.open(device, dtype)
         except (WeightsError, MemoryError) as error:
             raise type(error)(_told(self.name, error)) from error
 

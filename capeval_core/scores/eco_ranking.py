@@ -119,7 +119,7 @@ def rank(candidates: Candidates, members: Sequence[str], options: EcoOptions) ->
     """The ranking of a set, by the options' rules."""
     n = len(candidates.captions)
     starts = np.flatnonzero(np.diff(candidates.pool, prepend=-1)).tolist() if n else []
-    pools = [range(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
+    pools = [range(a, b) for a, b in zip(starts, [*starts[1:], n], strict=False)]
     cosines = np.where(candidates.failed[:, None], np.nan, candidates.cosines.astype(np.float64))
     zscores = eco_formulas.standardise(cosines)
     summed = zscores.sum(axis=1)

@@ -1,0 +1,167 @@
+"""`capeval rerank`: pools in files, the chosen captions as CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import capeval_core
+from capeval_core.result import Result
+from capeval_core.synthetic import describe, draw, sample_scene
+from tests.cli.conftest import Ran
+
+IDS = ["a.b", "42", "third"]
+NAMES = ["a.b.png", "COCO_val2014_000000000042.png", "third.png"]
+
+
+@pytest.fixture
+def pools(tmp_path: Path) -> dict[str, list[str]]:
+    """Pools of 5, 6 and 7 captions; images/ has a fourth picture."""
+    rng = np.random.default_rng(2)
+    (tmp_path / "images").mkdir()
+    found = {}
+    for place, (image_id, name) in enumerate(zip([*IDS, "nobody"], [*NAMES, "nobody.png"], strict=True)):
+        scene = sample_scene(rng)
+        draw(scene).save(tmp_path / "images" / name)
+        found[image_id] = [describe(scene, rng) for _ in range(5 + place)]
+    del found["nobody"]
+    (tmp_path / "pools.json").write_text(json.dumps(found))
+    return found
+
+
+@pytest.fixture
+def rerank(capeval: Callable[..., Ran], pools: Any, tmp_path: Path) -> Callable[..., Ran]:
+    """`capeval rerank` on those files; further arguments follow, and win."""
+
+    def run(*arguments: object) -> Ran:
+        given = ["--candidates", tmp_path / "pools.json", "--images", tmp_path / "images"]
+        out = ["--out", tmp_path / "best.csv", "--weights", "tiny", "--device", "cpu"]
+        return capeval("rerank", *given, *out, *arguments)
+
+    return run
+
+
+def chosen(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_the_choice_is_that_of_the_library(
+    rerank: Callable[..., Ran], pools: dict[str, list[str]], tmp_path: Path
+) -> None:
+    ran = rerank("--json", tmp_path / "all.json")
+    assert ran.status == 0
+    pictures = [tmp_path / "images" / name for name in NAMES]
+    expected = capeval_core.load("eco", weights="tiny", device="cpu").score(list(pools.values()), pictures)
+    rows = chosen(tmp_path / "best.csv")
+    assert rows == [["filename", "caption"], *map(list, zip(NAMES, expected.parts["caption"], strict=True))]
+    content = json.loads((tmp_path / "all.json").read_text())
+    assert content["ids"] == IDS and Result.from_dict(content) == expected
+    assert ran.out.splitlines() == [
+        f"ECO         {expected.mean:.4f} (mean total, comparable within this set only)",
+        "pictures    3 (0 failed)",
+        "candidates  18 (5 to 7 per picture)",
+        f"signature   {expected.signature}",
+        f"chosen      {tmp_path / 'best.csv'}",
+    ]
+    assert "one picture" in ran.err and "no candidates" in ran.err
+
+
+def test_every_form_gives_the_same_choice(
+    rerank: Callable[..., Ran], pools: dict[str, list[str]], tmp_path: Path
+) -> None:
+    rerank()
+    expected = chosen(tmp_path / "best.csv")
+    pairs = [(image_id, caption) for image_id, captions in pools.items() for caption in captions]
+    with (tmp_path / "long.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("image_id", "caption"), *pairs])
+    with (tmp_path / "wide.csv").open("w", newline="") as file:  # the challenge's own form
+        wide = [[name, *captions] for name, captions in zip(NAMES, pools.values(), strict=True)]
+        longest = max(map(len, wide))
+        rows = [["filename", *map(str, range(longest - 1))], *(r + [""] * (longest - len(r)) for r in wide)]
+        csv.writer(file).writerows(rows)
+    columns = {"id": [i for i, _ in pairs], "caption": [c for _, c in pairs]}
+    pq.write_table(pa.table(columns), tmp_path / "pools.parquet")
+    for name in ("long.csv", "wide.csv", "pools.parquet"):
+        assert rerank("--candidates", tmp_path / name).status == 0, name
+        assert chosen(tmp_path / "best.csv") == expected, name
+
+
+def test_what_was_chosen_can_be_scored(
+    rerank: Callable[..., Ran], capeval: Callable[..., Ran], tmp_path: Path
+) -> None:
+    rerank()
+    files = ["--candidates", tmp_path / "best.csv", "--images", tmp_path / "images"]
+    ran = capeval("score", "pacs", *files, "--weights", "tiny", "--device", "cpu")
+    assert ran.status == 0 and "captions   3 (" in ran.out
+
+
+def test_a_second_run_with_rows_reads_them(rerank: Callable[..., Ran], tmp_path: Path) -> None:
+    first = rerank("--rows", tmp_path / "rows")
+    shards = sorted((tmp_path / "rows").rglob("*.parquet"))
+    assert {shard.parent.name for shard in shards} == {"blip2-itc", "pacs-tiny", "alpha-clip-tiny"}
+    again = rerank("--rows", tmp_path / "rows", "--threshold", 0)
+    assert again.status == 0 and sorted((tmp_path / "rows").rglob("*.parquet")) == shards
+    assert first.out != again.out  # its signature names the threshold
+
+
+def test_a_broken_picture_is_left_out_on_request(rerank: Callable[..., Ran], tmp_path: Path) -> None:
+    (tmp_path / "images" / "third.png").write_bytes(b"no picture")
+    refused = rerank()
+    assert refused.status == 2 and "picture of 'third'" in refused.err
+    assert not (tmp_path / "best.csv").exists()
+    ran = rerank("--on-error", "nan")
+    assert ran.status == 0 and "1 of 3 captions failed" in ran.err
+    assert [name for name, _ in chosen(tmp_path / "best.csv")] == ["filename", *NAMES[:2]]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"a.b": ["a dog", ""]}, "caption 2 of 'a.b' is empty: write a caption, leave it out"),
+        ({"a.b": []}, "id 'a.b' is an empty list"),
+        ({"nowhere": ["a dog"]}, "('nowhere') has no picture"),
+    ],
+)
+def test_wrong_pools_are_told_by_their_id(
+    rerank: Callable[..., Ran], tmp_path: Path, content: Any, said: str
+) -> None:
+    (tmp_path / "pools.json").write_text(json.dumps(content))
+    ran = rerank()
+    assert ran.status == 2 and said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--members", "pacs-tiny,nope"], "members: 'nope' cannot be opened"),
+        (["--out", "best.json"], "is not a .csv file"),
+        (["--out", "no/such/best.csv"], "there is no folder"),
+        (["--threshold", "-1"], "--threshold -1"),
+        (["--member", "tiny"], "unknown option --member: did you mean '--members'?"),
+    ],
+)
+def test_wrong_arguments_are_told(rerank: Callable[..., Ran], arguments: list[str], said: str) -> None:
+    ran = rerank(*arguments)
+    assert ran.status == 2 and said in ran.err, ran.err
+
+
+def test_its_files_do_not_overwrite_each_other(rerank: Callable[..., Ran], tmp_path: Path) -> None:
+    (tmp_path / "pools.csv").write_text("image_id,caption\n42,a dog on a wide lawn\n")
+    ran = rerank("--candidates", tmp_path / "pools.csv", "--out", tmp_path / "pools.csv")
+    assert ran.status == 2 and "which it would overwrite" in ran.err
+    same = rerank("--json", tmp_path / "best.csv")
+    assert same.status == 2 and "name two files" in same.err
+
+
+def test_score_points_to_it(capeval: Callable[..., Ran]) -> None:
+    ran = capeval("score", "eco", "--help")
+    assert ran.status == 2 and "use `capeval rerank`" in ran.err

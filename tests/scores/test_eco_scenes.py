@@ -1,0 +1,60 @@
+"""On the synthetic scenes, with what ships: a right caption is chosen, more often than by a part alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import capeval_core
+from capeval_core.cache import FeatureCache
+from capeval_core.result import Result
+from capeval_core.scores.eco_filters import PAPER, bad_format
+from capeval_core.synthetic import draw, holds, sample_scene
+from capeval_core.synthetic.pools import COUNTS, RIGHT, TERSE, UNRELATED, WORDY, describe_pool
+from capeval_core.synthetic.scenes import Scene
+
+POOLS = 120
+
+
+@pytest.fixture(scope="module")
+def chosen() -> tuple[list[tuple[Scene, list[str], list[str]]], Result]:
+    """Scenes with their pools and kinds, and what ECO makes of them."""
+    rng = np.random.default_rng(20240613)
+    drawn = []
+    while len(drawn) < POOLS:
+        scene, other = sample_scene(rng), sample_scene(rng)
+        pool = describe_pool(scene, other, rng)
+        if pool is not None:
+            drawn.append((scene, pool.captions, pool.kinds))
+    metric = capeval_core.load("eco", weights="tiny", device="cpu", cache=FeatureCache())
+    return drawn, metric.score([captions for _, captions, _ in drawn], [draw(scene) for scene, _, _ in drawn])
+
+
+def share_right(drawn: list[tuple[Scene, list[str], list[str]]], places: list[int]) -> float:
+    return float(np.mean([kinds[at] == RIGHT for (_, _, kinds), at in zip(drawn, places, strict=True)]))
+
+
+def test_pools_are_what_they_say(chosen: tuple[list[tuple[Scene, list[str], list[str]]], Result]) -> None:
+    for scene, captions, kinds in chosen[0]:
+        assert {kind: kinds.count(kind) for kind in COUNTS} == COUNTS
+        told = {kind: [c for c, k in zip(captions, kinds, strict=True) if k == kind] for kind in COUNTS}
+        assert len(set(told[RIGHT])) == 3 and all(holds(scene, caption) for caption in told[RIGHT])
+        assert not any(holds(scene, caption, margin=0.0) for caption in told["foiled"])
+        assert all(bad_format(caption, PAPER) for caption in told[TERSE])
+        assert not holds(scene, told[UNRELATED][0])
+        assert min(len(c.split()) for c in told[WORDY]) > 10
+
+
+def test_a_right_caption_is_chosen_more_often_than_by_either_part(
+    chosen: tuple[list[tuple[Scene, list[str], list[str]]], Result],
+) -> None:
+    drawn, result = chosen
+    told = result.parts["candidates"]
+    by_ensemble = [int(np.argmax([each["ensemble"] for each in pool])) for pool in told]
+    by_consensus = [
+        int(np.argmax([-1 if each["dropped"] else each["cider"] for each in pool])) for pool in told
+    ]
+    eco = share_right(drawn, result.parts["choice"])
+    assert eco >= 0.85
+    assert eco > share_right(drawn, by_ensemble)
+    assert eco > share_right(drawn, by_consensus)
