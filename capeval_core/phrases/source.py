@@ -6,28 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from capeval_core.inputs.problems import Problems
 from capeval_core.phrases.chunks import chunks
 from capeval_core.phrases.graph import Style
+from capeval_core.phrases.phrases import Phrases
 from capeval_core.suggestion import did_you_mean
-
-
-@dataclass(frozen=True)
-class Phrases:
-    """What one caption says, part by part.
-
-    phrases: in the caption's order, at least one, none twice.
-    truncated: how many of its sentences were longer than the parser reads.
-    fallback: how many of its sentences stand for themselves, since nothing was found in them.
-    """
-
-    phrases: tuple[str, ...]
-    truncated: int = 0
-    fallback: int = 0
 
 
 @runtime_checkable
@@ -92,8 +78,6 @@ def open_phrases(
 def _open_named(
     name: str, style: Style, device: str | None, dtype: str, batch_size: int | None
 ) -> PhraseSource:
-    from capeval_core.phrases.scene_graph import FACTUAL, FactualParser
-
     if name == "chunks":
         return ChunkPhrases()
     if Path(name).suffix == ".json":
@@ -104,6 +88,9 @@ def _open_named(
             f"phrases={name!r}: expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a "
             f"parser, or a JSON file{did_you_mean(name, ['factual', 'chunks'])}"
         )
+    from capeval_core.phrases.graph_writer import FACTUAL
+    from capeval_core.phrases.scene_graph import FactualParser
+
     model = FACTUAL if name == "factual" else name
     return FactualParser(model, style=style, device=device, dtype=dtype, batch_size=batch_size)
 
@@ -199,14 +186,14 @@ class GivenPhrases:
         """The phrases of each text.
 
         Raises:
-            ValueError: a text that has none, named by index.
+            ValueError: texts that have none, each told once.
         """
         problems = Problems()
-        for index, text in enumerate(texts):
+        for text in dict.fromkeys(texts):
             if text not in self._given:
                 problems.add(
-                    f"phrases have no entry for text {index} ({_short(text)}): hand in its phrases, or let "
-                    'phrases="factual" or "chunks" find them'
+                    f"phrases have no entry for {_short(text)}: hand in its phrases, or let "
+                    "phrases='factual' or 'chunks' find them all"
                 )
         problems.raise_if_any()
         return [self._given[text] for text in texts]

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from capeval_core.phrases.scene_graph import FACTUAL, FactualParser, ParserError
-from capeval_core.phrases.source import Phrases, open_phrases
+from capeval_core.phrases.graph_writer import FACTUAL, GraphWriter, ParserError
+from capeval_core.phrases.phrases import Phrases
+from capeval_core.phrases.scene_graph import FactualParser
+from capeval_core.phrases.source import open_phrases
 from tests.hub import Repository, ask, commit, serving
 from tests.phrases.tiny_parser import GRAPHS
 
@@ -40,7 +42,8 @@ def test_phrases_of_captions(parser: FactualParser) -> None:
     assert long == Phrases(("men is 2", "ball is red", "nonsense"), fallback=1)  # each sentence on its own
 
 
-def test_graphs_do_not_depend_on_their_batch(parser_folder: Path) -> None:
+def test_graphs_do_not_depend_on_their_batch(parser_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capeval_core.phrases.graph_writer.KEPT", 0)  # every graph is written anew
     texts = [*GRAPHS, "a red dog", "a boy near a dog", "park", "a ball in the park near two men " * 3]
     for beams in (5, 1):
         together = FactualParser(parser_folder, device="cpu", beams=beams).parse(texts)
@@ -61,21 +64,41 @@ def test_sentences_that_the_parser_cannot_read_to_their_end(parser: FactualParse
     assert parser.parse([over])[0].graph == parser.parse([over + "park"])[0].graph
 
 
-def test_equal_sentences_are_parsed_once(parser_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parser = FactualParser(parser_folder, device="cpu", beams=1)
-    seen: list[int] = []
-    generate = parser._generate
+@pytest.fixture
+def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sentences went through the model, batch by batch."""
+    counts: list[int] = []
+    generate = GraphWriter._generate
 
-    def count(inputs: list[list[int]]) -> list[str]:
-        seen.append(len(inputs))
-        return generate(inputs)
+    def count(writer: GraphWriter, inputs: list[list[int]]) -> list[str]:
+        counts.append(len(inputs))
+        return generate(writer, inputs)
 
-    monkeypatch.setattr(parser, "_generate", count)
+    monkeypatch.setattr(GraphWriter, "_generate", count)
+    return counts
+
+
+def test_equal_sentences_are_parsed_once(parser_folder: Path, generated: list[int]) -> None:
+    parser = FactualParser(parser_folder, device="cpu", beams=3)
     first = parser.phrases(["two men", "two men\na red ball", "two men"])
-    assert sum(seen) == 2
-    assert parser.phrases(["a red ball", "two men"]) == [Phrases(("ball is red",)), first[0]]
-    assert sum(seen) == 2
+    assert sum(generated) == 2
+    assert parser.phrases(["a red ball", "two men"])[1] == first[0]
+    assert sum(generated) == 2
     assert parser.phrases([]) == []
+
+
+def test_parsers_of_one_model_share_it_and_what_it_wrote(
+    parser_folder: Path, tmp_path: Path, generated: list[int]
+) -> None:
+    parser = FactualParser(parser_folder, device="cpu", beams=3)
+    parser.phrases(["two men"])
+    other = FactualParser(parser_folder, device="cpu", beams=3, style="soft-spice")
+    assert other.phrases(["two men"]) == [Phrases(("2 men", "men"))]
+    assert sum(generated) == 1
+    copy = Path(shutil.copytree(parser_folder, tmp_path / "copy"))
+    for apart in (FactualParser(parser_folder, device="cpu"), FactualParser(copy, device="cpu", beams=3)):
+        apart.phrases(["two men"])
+    assert sum(generated) == 3
 
 
 def test_fingerprints_follow_what_phrases_depend_on(parser_folder: Path, tmp_path: Path) -> None:

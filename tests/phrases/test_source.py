@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from capeval_core.phrases.source import ChunkPhrases, GivenPhrases, Phrases, PhraseSource, open_phrases
+from capeval_core.phrases.phrases import Phrases
+from capeval_core.phrases.source import ChunkPhrases, GivenPhrases, PhraseSource, open_phrases
 
 
 def test_chunks() -> None:
@@ -33,8 +34,8 @@ def test_phrases_that_are_handed_in(tmp_path: Path) -> None:
     assert open_phrases(file).phrases(["Night", "Two dogs run."]) == expected
     assert open_phrases(str(file)).fingerprint == source.fingerprint
     assert open_phrases({"Night": ["dark"]}).fingerprint != source.fingerprint
-    with pytest.raises(ValueError, match=r"no entry for text 1 \('One cat.'\)") as caught:
-        source.phrases(["Night", "One cat.", "x" * 100])
+    with pytest.raises(ValueError, match=r"no entry for 'One cat\.'") as caught:
+        source.phrases(["One cat.", "Night", "One cat.", "x" * 100])
     assert "2 problems" in str(caught.value) and "xxx...'" in str(caught.value)
 
 

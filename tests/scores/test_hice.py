@@ -21,8 +21,8 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.region_features import RegionFeatures
 from capeval_core.inputs.pictures import Picture
 from capeval_core.phrases.graph import phrases_of
-from capeval_core.phrases.scene_graph import FACTUAL
-from capeval_core.phrases.source import Phrases
+from capeval_core.phrases.graph_writer import FACTUAL
+from capeval_core.phrases.phrases import Phrases
 from capeval_core.regions.models import DETECTOR, SEGMENTER
 from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.regions import Regions
@@ -484,7 +484,7 @@ def test_phrases_and_regions_can_be_handed_in(folder: Path, pictures: list[Path]
         metric = opened(HiceS, folder, regions=regions, phrases=tmp_path / "phrases.json")
         found = metric.score(CAPTIONS[:2], [pictures[0]] * 2)
         assert found.scores == pytest.approx(expected.scores, abs=1e-6)
-    with pytest.raises(ValueError, match=r"phrases have no entry for text 0 \('another'\)"):
+    with pytest.raises(ValueError, match=r"phrases have no entry for 'another'"):
         metric.score(["another"], pictures[:1])
 
 
