@@ -34,9 +34,11 @@ pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 
 from capeval_core.integrations import page as pages
 from capeval_core.integrations.page import scorer as scorers
+from capeval_core.integrations.page import views
 from capeval_core.integrations.page.blocks import lines_of
 from capeval_core.integrations.page.scale import scale, ticks
 from capeval_core.integrations.page.scorer import LONGEST_TEXT, Mark, Scorer, published_marks
+from capeval_core.integrations.page.seen import CUT, DEEP, TRANSPARENT, TURNED, notes_on
 from capeval_core.integrations.page.words import in_words_of_the_page
 
 if TYPE_CHECKING:
@@ -116,7 +118,9 @@ def test_a_picture_that_viewers_turn_is_told(
     if orientation:
         exif[274] = orientation
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.jpg", exif=exif)
-    assert Scorer("pacs", weights).score(str(tmp_path / "a.jpg"), "a red ground", []).turned is turned
+    assert (
+        Scorer("pacs", weights).score(str(tmp_path / "a.jpg"), "a red ground", []).notes == [TURNED] * turned
+    )
 
 
 def test_visitors_at_the_same_time_open_the_weights_once(
@@ -166,7 +170,7 @@ def test_the_scale_says_in_words_what_it_draws() -> None:
     assert "--here:100.00%" in scale(metric_class("pacs"), [], 7.0)
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", [name for name in METRICS if not metric_class(name).relative])
 def test_ticks_go_from_end_to_end_with_room_between(name: str) -> None:
     low, high = metric_class(name).range
     found = ticks(low, high)
@@ -203,10 +207,49 @@ def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, pi
         assert str(refused.value).count("\n") == told.count("\n") < SHOWN
 
 
-def test_how_to_get_weights_is_told_to_who_runs_the_page() -> None:
-    told = in_words_of_the_page(metric_class("pacs").default_weights.how_to_convert("pacs"))
+def test_how_to_get_weights_is_told_to_who_runs_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = metric_class("pacs").default_weights.how_to_convert("pacs")
+    told = in_words_of_the_page(message)
     assert "\n    capeval convert pacs clip_ViT-B-32.pth" in told
-    assert told.endswith("and start this page with CAPEVAL_WEIGHTS=pacs-clip-vit-b-32.")
+    assert told.endswith("\nand start `capeval page` with --weights pacs-clip-vit-b-32.")
+    monkeypatch.setenv("SPACE_ID", "someone/pacs")
+    told = in_words_of_the_page(message)
+    assert told.endswith("\nand start this page with CAPEVAL_WEIGHTS=pacs-clip-vit-b-32.")
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "colour", "noted"),
+    [
+        ("RGB", (40, 30), "red", []),
+        ("RGBA", (40, 30), (255, 0, 0, 255), []),
+        ("RGBA", (40, 30), (255, 0, 0, 90), [TRANSPARENT]),
+        ("I;16", (40, 30), 700, [DEEP]),
+        ("L", (20, 80), 90, [CUT.format(0.25)]),
+    ],
+)
+def test_what_the_metric_sees_otherwise_is_told(
+    mode: str, size: tuple[int, int], colour: Any, noted: list[str], tmp_path: Path
+) -> None:
+    Image.new(mode, size, colour).save(tmp_path / "a.png")
+    assert notes_on(str(tmp_path / "a.png")) == noted
+    assert CUT.format(0.25) not in notes_on(str(tmp_path / "a.png"), square=False)
+
+
+def test_many_references_are_folded_and_a_cut_text_is_told(picture: Path, weights: str) -> None:
+    given = [f"reference {number}" for number in range(8)]
+    scored = Scorer("refpacs", weights).score(str(picture), "long " * 300, given)
+    shown = views.score(scored, weights)
+    nearest, _, folded = shown.partition("<details><summary>3 more</summary>")
+    assert [len(re.findall(r">reference \d", half)) for half in (nearest, folded)] == [5, 3]
+    assert 'class="warning">The caption or a reference is longer than the text encoder reads' in shown
+    assert 'class="warning"' not in views.score(
+        Scorer("refpacs", weights).score(str(picture), "short", given[:1]), weights
+    )
+
+
+def test_lines_of_a_problem_keep_their_indent() -> None:
+    shown = views.problem("2 problems:\n  one <b>\n    a command")
+    assert '<p style="--indent:2ch">one &lt;b&gt;</p><p style="--indent:4ch">a command</p>' in shown
 
 
 # In a browser
@@ -243,9 +286,13 @@ def test_a_visitor_scores_a_picture_of_their_own(
     assert re.search(r"typical captions get: \w[\w ]* -?\d\.\d{3}, ", told)
     page.screenshot(path=screenshots / "wide-score.png", full_page=True)
 
+    assert not is_stale(page)
     page.locator("#caption textarea").fill("")
+    page.locator("#found.stale").wait_for()
+    page.screenshot(path=screenshots / "wide-stale.png", full_page=True)
     press_score(page)
     page.locator("#result .problem").wait_for()
+    assert not is_stale(page)
     assert page.locator("#result").inner_text() == "The caption is empty: write a caption"
     assert not page.locator("#signature").is_visible()
 
@@ -262,6 +309,7 @@ def test_a_visitor_on_a_phone_takes_an_example(
     assert page.locator("#references textarea").input_value() == "\n".join(item.references)
     press_score(page)
     page.locator("#result .score data").wait_for()
+    assert not is_stale(page)
     page.screenshot(path=screenshots / "narrow-score.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") == NARROW[0]
     for one in page.locator("#result *:visible, #bench button:visible").all():
@@ -449,6 +497,10 @@ def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def is_stale(page: Page) -> bool:
+    return page.locator("#found.stale").count() > 0
 
 
 def press_score(page: Page) -> None:

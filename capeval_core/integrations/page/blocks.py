@@ -21,6 +21,9 @@ LARGEST_UPLOAD = "50mb"
 """Room for a photograph of 50 megapixels at the best quality."""
 WAITING = 64
 """Visitors in the queue; one is served at a time."""
+# The answer stands beside other input than it belongs to; it is dimmed until the next one.
+_STALE = "() => { document.getElementById('found').classList.add('stale'); }"
+_FRESH = "() => { document.getElementById('found').classList.remove('stale'); }"
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 _LOG = logging.getLogger(__name__)
 _FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
@@ -149,8 +152,15 @@ class _Page:
         outputs = [self.shown, self.signature, self.go_on]
         # The picture is handed over as its file: Gradio's own reading would turn and convert it.
         quiet: dict[str, Any] = {"preprocess": False, "api_visibility": "private"}
+        asked = [self.press.click, self.caption.submit, self.references.submit]
         gr.on(
-            [self.press.click, self.caption.submit, self.references.submit],
+            [self.picture.change, self.caption.change, self.references.change, self.weights.change],
+            js=_STALE,
+            api_visibility="private",
+        )
+        gr.on(asked, js=_FRESH, api_visibility="private")
+        gr.on(
+            asked,
             self.show,
             inputs,
             outputs,
@@ -159,7 +169,7 @@ class _Page:
         )
         self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private").then(
             self.show, inputs, outputs, show_progress="minimal", **quiet
-        )
+        ).then(None, js=_FRESH, api_visibility="private")
         filled = [self.picture, self.caption, self.references, self.chosen]
         for index, button in enumerate(self.examples):
             button.click(self._filled(index), self.kind, filled, api_visibility="private")

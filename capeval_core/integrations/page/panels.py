@@ -35,10 +35,17 @@ def references(scored: Scored) -> str:
     """The cosine of the caption with each reference, nearest first."""
     found: Mapping[str, float] = scored.evidence["references"]
     nearest = sorted(found.items(), key=lambda item: item[1], reverse=True)
-    marked = {escape(text): value for text, value in nearest}
-    return table("Cosine with each reference, nearest first", marked)
+    marked = {escape(text): value for text, value in nearest[:_NEAREST]}
+    further = {escape(text): value for text, value in nearest[_NEAREST:]}
+    folded = (
+        f"<details><summary>{len(further)} more</summary>{table('Further references', further)}</details>"
+    )
+    shown = table("Cosine with each reference, nearest first", marked)
+    return shown + folded if further else shown
 
 
+_NEAREST = 5
+"""References that are shown at once."""
 _CHOSEN = " <small>chosen</small>"
 _OVERLAY = 1040
 """Pixels of the outlined picture's width: twice what it has on a desk, for dense screens."""

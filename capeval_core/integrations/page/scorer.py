@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from capeval_core.integrations.page.seen import notes_on
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
@@ -38,7 +39,7 @@ class Marks:
 class Scored:
     """One scored caption, or the one that a metric chose.
 
-    turned: whether the picture's file asks viewers to turn it, which metrics ignore.
+    notes: where the metric sees another picture than the reader.
     """
 
     metric: type[CaptionMetric]
@@ -46,7 +47,7 @@ class Scored:
     result: Result
     evidence: Mapping[str, Any]
     marks: Marks
-    turned: bool
+    notes: Sequence[str]
 
     @property
     def score(self) -> float:
@@ -102,23 +103,15 @@ class Scorer:
             metric, marks = self._open(weights)
             told = [list(references)] if self.metric.needs_references else None
             result = metric.score([caption], [picture], told)
-        turned = picture is not None and _is_turned(picture)
+        notes = [] if picture is None else notes_on(picture, square=not self.metric.pools)
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]
-        return Scored(self.metric, scored, result, result.explain(0), marks, turned)
+        return Scored(self.metric, scored, result, result.explain(0), marks, notes)
 
     def _open(self, weights: str) -> tuple[CaptionMetric, Marks]:
         if weights not in self._opened:
             metric = load(self.metric.name, weights=weights, evidence=True)
             self._opened[weights] = metric, marks_of(metric)
         return self._opened[weights]
-
-
-def _is_turned(picture: str) -> bool:
-    """Whether the EXIF data of a picture's file say that it is to be turned or mirrored."""
-    from PIL import ExifTags, Image
-
-    with Image.open(picture) as image:
-        return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
 
 
 def marks_of(metric: CaptionMetric) -> Marks:

@@ -13,10 +13,6 @@ from capeval_core.metric import CaptionMetric
 TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
 )
-TURNED = (
-    "The file says that the picture is to be turned (EXIF), and so it is shown here. The score is that of "
-    "the picture as it is stored, as in the original code: save it upright if that is not what you mean."
-)
 
 
 def heading(metric: type[CaptionMetric]) -> str:
@@ -57,18 +53,24 @@ def score(scored: Scored, weights: str) -> str:
     notes = [scored.marks.source]
     if scored.metric.relative:
         notes.append(f"Compare totals of these captions only: {scored.metric.relative}.")
-    if scored.turned:
-        notes.append(TURNED)
-    if scored.result.counts.truncated:
-        notes.append("A text is longer than the text encoder reads: its end was cut off.")
+    notes += scored.notes
     if weights == "tiny":
         notes.append(TINY_KNOWS)
     return _place(
         f'<p class="what">{escape(scored.metric.title)} {"chooses" if scored.metric.pools else "of"}</p>'
-        f"<blockquote>{escape(scored.caption)}</blockquote>"
+        f'<blockquote title="{escape(scored.caption)}">{escape(scored.caption)}</blockquote>'
+        f"{_cut(scored)}"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
         f"{_scale(scored.metric, scored.marks, scored.score)}" + _notes(notes) + panels(scored)
     )
+
+
+def _cut(scored: Scored) -> str:
+    if not scored.result.counts.truncated:
+        return ""
+    text = "A caption" if scored.metric.pools else "The caption"
+    text += " or a reference" if scored.metric.needs_references else ""
+    return f'<p class="warning">{text} is longer than the text encoder reads: its end was cut off.</p>'
 
 
 def _scale(metric: type[CaptionMetric], marks: Marks, score: float | None = None) -> str:
@@ -77,10 +79,12 @@ def _scale(metric: type[CaptionMetric], marks: Marks, score: float | None = None
 
 
 def problem(message: str) -> str:
-    """What is wrong, in the library's words: its first line, and what follows as it is."""
-    first, _, rest = message.partition("\n")
-    more = f"<pre>{escape(rest)}</pre>" if rest else ""
-    return _place(f'<div class="problem" role="alert"><p>{escape(first)}</p>{more}</div>')
+    """What is wrong, in the library's words, line by line; indented lines stay so where they are wrapped."""
+    lines = "".join(
+        f'<p style="--indent:{len(line) - len(line.lstrip())}ch">{escape(line.strip())}</p>'
+        for line in message.splitlines()
+    )
+    return _place(f'<div class="problem" role="alert">{lines}</div>')
 
 
 def _notes(notes: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -41,4 +42,6 @@ def in_words_of_the_page(message: str, picture: str | None = None) -> str:
 def _weights(found: re.Match[str]) -> str:
     if found["name"] == "tiny":
         return "choose tiny"
-    return f"start this page with CAPEVAL_WEIGHTS={found['name']}"
+    if "SPACE_ID" in os.environ:  # on the Hub, where nobody types commands
+        return f"start this page with CAPEVAL_WEIGHTS={found['name']}"
+    return f"start `capeval page` with --weights {found['name']}"
