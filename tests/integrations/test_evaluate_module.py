@@ -28,6 +28,7 @@ from tests.integrations.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 NAMES = capeval_core.list_metrics()
+OF_CAPTIONS = [name for name in NAMES if not metric_class(name).pools]
 CAPTIONS = ["a red circle", "two blue squares", "a small green star", "a red circle", "hearts", "nothing"]
 REFERENCES = [
     ["a circle", "a red disc"],
@@ -64,7 +65,7 @@ def same(first: Any, second: Any) -> bool:
 # What it computes
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_CAPTIONS)
 def test_it_gives_what_the_core_gives(name: str, load: Load, weights: str, pictures: list[Path]) -> None:
     expected = capeval_core.load(name, weights=weights).score(CAPTIONS, pictures, **needed(name))
     module = load(name)
@@ -83,6 +84,40 @@ def test_it_gives_what_the_core_gives(name: str, load: Load, weights: str, pictu
     assert same(per_caption[expected.key], expected.scores)
     assert all(same(per_caption[part], values) for part, values in expected.parts.items())
     assert per_caption["errors"] == [None] * len(CAPTIONS)
+
+
+POOLS = [
+    ["a red circle on the left", "a circle", "a big red circle on the left side"],
+    ["two blue squares"],
+    ["a small green star at the top", "a green star at the top", "a star near the very top"],
+    ["a red circle", "", "a heart"],
+]
+
+
+def test_pools_give_what_the_core_gives(load: Load, pictures: list[Path], tmp_path: Path) -> None:
+    broken = [*pictures[:3], tmp_path / "missing.png"]
+    options = {"on_error": "nan", "empty": "score"}
+    expected = capeval_core.load("eco", weights="tiny", **options).score(POOLS, broken)
+    module = load("eco", weights="tiny", **options)
+    with pytest.warns(UserWarning, match=r"1 of 4 captions have no score.*predictions\[3\] \(images\[3\]"):
+        assert same(module.compute(predictions=POOLS, images=broken)["eco"], expected.mean)
+    module.add(prediction=POOLS[0], image=broken[0])
+    module.add_batch(predictions=POOLS[1:3], images=broken[1:3])
+    module.add(prediction=POOLS[3], image=broken[3])
+    with pytest.warns(UserWarning, match=r"predictions\[3\] \(images\[3\]"):
+        output = module.compute(per_caption=True)
+    found = output["per_caption"]
+    assert list(output) == ["eco", "per_caption", "signature", "counts"]
+    assert list(found) == ["eco", *expected.parts, "errors"]
+    assert found["choice"] == expected.parts["choice"] and found["caption"] == expected.parts["caption"]
+    assert np.allclose(found["eco"], expected.scores, atol=1e-5, equal_nan=True)
+    assert found["errors"][:3] == [None] * 3 and "missing.png" in found["errors"][3]
+    with pytest.raises(ValueError, match=r"predictions\[0\]\[1\] is None"):
+        module.add_batch(predictions=[["a", None]], images=pictures[:1])
+    with pytest.raises(
+        TypeError, match=r"predictions\[0\] is a single string: pass the list of its candidates"
+    ):
+        module.add(prediction="a red circle", image=pictures[0])
 
 
 def test_a_cut_caption_is_counted(load: Load, pictures: list[Path]) -> None:
@@ -212,15 +247,15 @@ def test_combined_metrics_share_their_input(load: Load, weights: str, pictures: 
         metric_class(name).key: capeval_core.load(name, weights=weights)
         .score(CAPTIONS, pictures, **needed(name))
         .mean
-        for name in NAMES
+        for name in OF_CAPTIONS
     }
-    everything = evaluate.combine([load(name) for name in NAMES])
+    everything = evaluate.combine([load(name) for name in OF_CAPTIONS])
     with pytest.warns(UserWarning, match="needs no references") as told:
         output = everything.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES)
         everything.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES)
     assert [str(warning.message) for warning in told] == [
         f"{name} needs no references: they are ignored"
-        for name in NAMES
+        for name in OF_CAPTIONS
         if not metric_class(name).needs_references
     ]
     assert {warning.filename for warning in told} == {__file__}
