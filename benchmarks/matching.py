@@ -72,7 +72,9 @@ class Workload:
             for (low, high), chosen in ((shape.x, x_of_pair), (shape.y, y_of_pair))
         ]
         # Not around 0: where all cosines are positive, padding does not change the maxima.
-        rows = (torch.randn(int(lengths.sum()), width, device=device, dtype=dtype) + 1 for lengths in sizes)
+        rows = (
+            torch.randn(int(lengths.sum()), width, device=device, dtype=dtype).add_(1) for lengths in sizes
+        )
         return cls(*rows, *(torch.from_numpy(values) for values in (*sizes, x_of_pair, y_of_pair)))
 
     def sets(self) -> tuple[list[Tensor], list[Tensor]]:

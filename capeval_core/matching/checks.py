@@ -93,7 +93,7 @@ class Checks:
         return Pairs(torch.from_numpy(x), torch.from_numpy(y))
 
     def weights(self, name: str, values: object, rows_name: str, rows: Tensor | None) -> Tensor | None:
-        """One finite weight of 0 or more for every row, as float64."""
+        """One finite weight of 0 or more for every row, as float64 on the CPU."""
         if values is None or rows is None:
             return None
         array = _array(values)
@@ -106,7 +106,7 @@ class Checks:
         numbers = array.astype(np.float64)
         for i in np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0))):
             self.problems.add(f"{name}[{i}] is {numbers[i]}: a weight is finite and 0 or more")
-        return torch.from_numpy(numbers).to(rows.device)
+        return torch.from_numpy(numbers)
 
     def flags(self, name: str, values: object, pairs: Pairs | None) -> Tensor | None:
         """One flag for each pair; None as well if no pair has it."""

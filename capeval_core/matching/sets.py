@@ -12,8 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sets:
-    """Sets of rows: `rows` (n, D), one set after the other; set s is rows starts[s] to starts[s] +
-    lengths[s].
+    """Sets of rows: `rows` (n, D), one set after the other; set s is lengths[s] rows from starts[s] on.
 
     `scale` (n,) turns a product of rows into a cosine: 1 / norm, or 1 for an all-zero row. It may hold a
     weight as well, so that weighted similarities need nothing more. It is float64 for float64 rows, else
@@ -43,11 +42,9 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Best:
-    """One side: for each row of each pair, packed in the order of pairs, its best similarity and with which
-    row.
+    """One side: best similarity of each row of each pair, packed in the order of pairs, and with which row.
 
-    `indices` count from the start of the other set. Where that is empty, the similarity is 0 and the index
-    -1.
+    `indices` count from the start of the other set; where that is empty, similarity is 0 and index -1.
     """
 
     maxima: Tensor

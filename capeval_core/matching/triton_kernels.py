@@ -91,8 +91,7 @@ def match_kernel(
         tl.store(x_best + tl.load(x_at + pair) + rows, _code(best, match), mask=in_x)
 
 
-# Without it, kernels are Python: set TRITON_INTERPRET=1 before triton is imported, and tensors may be on the
-# CPU.
+# With TRITON_INTERPRET=1, set before triton is imported, kernels run as Python, on tensors of the CPU too.
 INTERPRETED = not isinstance(match_kernel, triton.JITFunction)
 
 
@@ -101,6 +100,7 @@ def launch_options(dtype: torch.dtype, block_x: int, block_y: int) -> dict[str, 
     cells = block_x * block_y
     warps = 1 if cells <= 512 else 2 if cells <= 1024 else 4
     step = 32 if dtype == torch.float32 else 64
+    # Fused multiply-add is asked for by name, since Triton is changing its default.
     return {"BLOCK_D": step, "num_warps": warps, "num_stages": 3, "enable_fp_fusion": True}
 
 
@@ -124,9 +124,8 @@ def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, B
         if blocks > 1:
             y_best[expand(y_at[chosen], y_lengths[chosen])] = LOWEST
         x_sets, y_sets = pairs.x[chosen], pairs.y[chosen]
-        with torch.cuda.device(
-            x_rows.get_device()
-        ):  # kernels run on the current GPU, not on that of the rows
+        # Kernels run on the current GPU, which need not be that of the rows.
+        with torch.cuda.device(x_rows.get_device()):
             match_kernel[(len(chosen), blocks)](
                 x_rows, y_rows, x.scale, y.scale, x.starts[x_sets], y.starts[y_sets],
                 x_lengths[chosen], y_lengths[chosen], x_at[chosen], y_at[chosen],
