@@ -19,9 +19,12 @@ import pytest
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
+from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.dual import dual_class, whole_pictures
 from capeval_core.encoders.encoder import _OPENED
+from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.inputs.pools import check_pools
 from capeval_core.integrations.rewards import reward
 from capeval_core.integrations.trainer import CaptionMetrics
@@ -34,6 +37,8 @@ from capeval_core.scores.eco_ranking import Candidates, rank
 from capeval_core.synthetic import describe, draw, sample_scene
 from capeval_core.weights.catalogue import ECO_MEMBERS
 from capeval_core.weights.folder import WeightsError
+from tests.encoders.test_eva_clip import release
+from tests.encoders.test_open_clip import repository
 from tests.seeded import blip2_weights
 from tests.seeded import encoder as seeded_clip
 
@@ -502,3 +507,27 @@ def test_evidence_tells_all_of_a_pool(matcher: str, scenes: Any) -> None:
     result = opened(matcher, evidence=True).score(*scenes)
     shown = result.explain(2)
     assert shown["candidates"] == result.parts["candidates"][2] and "picture" in shown
+
+
+@pytest.mark.parametrize("kind", ["eva_clip", "open_clip", "alpha_clip"])
+def test_dual_encoders_of_every_make_are_members(
+    kind: str, matcher: str, scenes: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "member"
+    if kind == "eva_clip":
+        found = release()
+        EvaClipEncoder(found.config, found.tensors, device="cpu").save_pretrained(folder)
+    elif kind == "open_clip":
+        repository(folder)
+    else:
+        AlphaClipEncoder.from_pretrained("tiny", device="cpu").save_pretrained(folder)
+    metric = opened(matcher, [str(folder), "blip2-itc"])
+    assert f"|member:member@{metric.members[1].model.fingerprint[:8]}|" in metric.signature()
+    samples = metric.check(*scenes)
+    values = np.array(metric.encode_all(samples)["values"].to_pylist())[:, 0]
+    encoder = dual_class(metric.members[1].folder).open(metric.members[1].folder, device="cpu")
+    said = encoder.encode_texts(samples.captions).features
+    seen = np.concatenate([part.features for part in whole_pictures(encoder, samples.pictures)])
+    assert encoder.kind == kind
+    cosines = (said * seen).sum(1) / np.linalg.norm(said, axis=1) / np.linalg.norm(seen, axis=1)
+    assert np.allclose(values, cosines, atol=1e-5)
