@@ -38,6 +38,7 @@ def report(weights: str | PathLike[str]) -> str:
             "",
             _captions_table(items, results, titles),
             "",
+            *_mistakes(items, results),
             _means_table(results, titles),
             "",
             *(results[name]["good"].signature for name in METRICS),
@@ -67,8 +68,27 @@ def _means_table(results: dict[str, dict[str, Result]], titles: list[str]) -> st
     return table(rows, width=WHOLE_LINES)
 
 
+def _mistakes(items: list[DemoItem], results: dict[str, dict[str, Result]]) -> list[str]:
+    """Where a caption that is not true has the best score of its picture, which a metric may give."""
+    found = [
+        f"{metric_class(name).title} of {item.picture.name}"
+        for name in METRICS
+        for i, item in enumerate(items)
+        if max(KINDS, key=lambda kind: results[name][kind].scores[i]) != "good"
+    ]
+    if not found:
+        return []
+    told = f"A wrong caption wins in {', '.join(found)}: single scores err, means of many captions less."
+    return [paragraph(told), ""]
+
+
 def _next_steps() -> list[str]:
+    files = "--candidates captions.json --images pictures"
+    weights = metric_class("pacs").default_weights
     return [
-        "`tiny` knows only such drawings. With real weights (`capeval list`), on yours:",
-        "  capeval score pacs --candidates captions.json --images pictures",
+        "`tiny` knows only such drawings. On yours CLIP-S, with its weights from the Hub:",
+        f"  capeval score clips {files}",
+        "and PAC-S, with its authors' checkpoint (`capeval list` says where it is):",
+        "  " + weights.convert_command("pacs").replace(" --out", " \\\n      --out"),
+        f"  capeval score pacs {files} \\\n      --weights {weights.folder}",
     ]

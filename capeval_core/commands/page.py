@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.weights.folder import open_unless_on_the_hub
 
 PORTS = range(1, 65_536)
 
@@ -21,12 +23,23 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("--port", type=int, metavar="N", help="default: the first free one from 7860 on")
     given = parser.read(arguments)
-    metric_class(given.metric)
+    metric = metric_class(given.metric)
     if given.port is not None and given.port not in PORTS:
         parser.error(f"--port {given.port}: expected a number from 1 to {PORTS[-1]}")
+    if given.weights is not None:
+        with in_words_of_the_user(metric.Options):
+            open_unless_on_the_hub(given.weights, metric=metric.name, tiny=metric.tiny)
     if find_spec("gradio") is None:
         raise ValueError('the page needs gradio: pip install "capeval[page]"')
     from capeval_core.integrations import page
 
-    page.launch(page.build(given.metric, given.weights), server_port=given.port)
+    demo = page.build(given.metric, given.weights)
+    try:
+        page.launch(demo, server_port=given.port, quiet=True, prevent_thread_lock=True)
+    except OSError as error:
+        if given.port is None or "empty port" not in str(error):
+            raise
+        raise ValueError(f"--port {given.port} is taken: pass another") from error
+    print(f"{metric.title} is served at {demo.local_url} (Ctrl-C ends it)", flush=True)
+    demo.block_thread()
     return 0

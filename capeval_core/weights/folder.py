@@ -102,12 +102,23 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
             f"weights={name!r} is a file: convert it with `capeval convert {metric} {name} --out FOLDER` "
             "and pass the folder"
         )
-    if not _HUB_ID.fullmatch(name) or name.startswith((".", "~")):
+    if not _may_be_on_the_hub(name):
         raise WeightsError(
             f"weights={name!r} is neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
             + _did_you_mean(name)
         )
     return _download(name, metric)
+
+
+def open_unless_on_the_hub(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> None:
+    """Raise what `open_weights` would, unless that is up to the Hub, which is not asked."""
+    name = os.fspath(weights)
+    if Path(name).expanduser().exists() or not _may_be_on_the_hub(name):
+        open_weights(name, metric=metric, tiny=tiny)
+
+
+def _may_be_on_the_hub(name: str) -> bool:
+    return bool(_HUB_ID.fullmatch(name)) and not name.startswith((".", "~"))
 
 
 def _did_you_mean(name: str) -> str:

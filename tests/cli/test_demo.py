@@ -28,7 +28,9 @@ def test_the_report_has_every_caption_means_and_signatures(seeded_weights: Path)
         mean = next(line for line in text.splitlines() if line.startswith(kind))
         assert mean.count(" to ") == 2
     assert "capeval:pacs|" in text and "capeval:refpacs|" in text and "refs:2" in text
-    assert words.endswith("capeval score pacs --candidates captions.json --images pictures")
+    assert "capeval score clips --candidates captions.json --images pictures" in words
+    assert "capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu" in words
+    assert words.endswith("--weights pacs-clip-vit-b-32")
     assert all(len(line) <= 80 for line in text.splitlines() if "|" not in line)
 
 
@@ -45,6 +47,10 @@ def test_without_a_network_good_captions_come_first(
         if " to " in line and line.startswith(("good", "subtly wrong", "unrelated"))
     }
     assert means["good"] > means["subtly wrong"] > means["unrelated"]
+    rows = [line.split() for line in ran.out.splitlines()]
+    at = next(i for i, row in enumerate(rows) if row[:1] == ["1.png"])
+    wrong = next(row for row in rows[at:] if "subtly" in row)
+    assert ("wins in PAC-S of 1.png" in ran.out) is (float(wrong[0]) > float(rows[at][1]))
     assert "weights:tiny@" in ran.out
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +63,21 @@ def test_every_source_file_is_there(installed: Path) -> None:
         assert not missing, f"{source}: not in the wheel"
     assert not (installed / "metrics").exists()
     assert not (installed / "tests").exists()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout")
+def test_every_package_is_committed() -> None:
+    """One that only the working tree has would be built here, and fail to build in a clone."""
+    options = configparser.ConfigParser()
+    options.read(ROOT / "setup.cfg")
+    packages = options["options"]["packages"].split()
+    elsewhere = dict(line.split(" = ") for line in options["options"]["package_dir"].strip().splitlines())
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    committed = set(listed.stdout.splitlines())
+    wanted = {f"{elsewhere.get(name, name.replace('.', '/'))}/__init__.py" for name in packages}
+    assert wanted <= committed
+    own = {path for path in committed if re.fullmatch(r"capeval_core/(\w+/)*__init__\.py", path)}
+    assert own <= wanted, "packages that setup.cfg does not name"
 
 
 def test_a_metric_loads_from_its_installed_folder(installed: Path, weights: str, tmp_path: Path) -> None:
