@@ -15,59 +15,32 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, Model, Published, Values, windows
 from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.source import PhraseSource, open_phrases
-from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.regions.limited import LimitedRegions
 from capeval_core.regions.remembered import RememberedRegions
 from capeval_core.regions.segment import open_regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.scores.hice_formulas import Doubles, each_reference, harmonic_mean, image_text, text_text
 from capeval_core.scores.hice_options import HiceOptions, RefHiceOptions
 from capeval_core.weights.catalogue import ALPHA_L14
 
 if TYPE_CHECKING:
     from capeval_core.encoders.alpha_clip import AlphaClipEncoder
     from capeval_core.encoders.region_features import RegionFeatures
-    from capeval_core.scores.hice_rows import Reading
-
-Doubles = NDArray[np.float64]
+    from capeval_core.scores.hice_rows import Reading, References
 
 PICTURES_AT_ONCE = 64
 TEXTS_AT_ONCE = 4096
 """Captions and references whose phrases are found and encoded together, which bounds memory."""
 _SOURCES = {"regions": "objects", "phrases": "factual"}
 """What finds regions and phrases, unless the options or the weights say otherwise: the paper's choices."""
-
-
-def harmonic_mean(*terms: Doubles) -> Doubles:
-    """hMean of eq. 6 and 9 to 11, of terms of at least 0: 0 where one of them is 0, NaN where one is NaN.
-
-    >>> harmonic_mean(np.array([0.6, 0.6, 0.6]), np.array([0.3, 0.0, np.nan]))
-    array([0.4, 0. , nan])
-    """
-    stacked = np.stack(terms)
-    positive = (stacked > 0).all(axis=0)
-    inverse = (1 / np.where(positive, stacked, 1)).sum(axis=0)
-    failed = np.isnan(stacked).any(axis=0)
-    return np.where(failed, np.nan, np.where(positive, len(terms) / inverse, 0.0))
-
-
-def compatibility(cosine: Doubles, w: float = 1.0) -> Doubles:
-    """w max(cos, 0), for each global cosine (eq. 2, 3) and each mean of maxima (eq. 4, 5, 7, 8).
-
-    The paper states neither: harmonic means need terms of at least 0, and its values (table 3, the threshold
-    of 0.5 in figure 5) are those of cosines that CLIP-S's w = 2.5 has stretched.
-
-    >>> compatibility(np.array([0.2, -0.1]), 2.5)
-    array([0.5, 0. ])
-    """
-    return w * np.maximum(cosine, 0)
 
 
 _COLUMNS = (
@@ -130,7 +103,9 @@ class HiceS(CaptionMetric):
             self.finder = LimitedRegions(self.finder, self.options.max_regions)
         if self.options.evidence:  # they are asked for a second time
             self.finder = RememberedRegions(self.finder)
-        self.parser = open_phrases(chosen["phrases"], style=self.options.style, **place)
+        self.parser = open_phrases(
+            chosen["phrases"], style=self.options.style, batch_size=self.options.batch_size, **place
+        )
         return {
             "weights": Model(folder.label(self.encoder.fingerprint), self.encoder.fingerprint),
             "regions": _signed(self.finder),
@@ -138,31 +113,33 @@ class HiceS(CaptionMetric):
         }
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        for window in windows(batch, TEXTS_AT_ONCE):
-            yield from self._encode(window)
-
-    def _encode(self, batch: Samples) -> Iterator[pa.Table]:
-        from capeval_core.encoders.pictures import chunks
         from capeval_core.scores.hice_rows import reference_columns, region_columns
 
-        captions = self._read(batch.captions)
-        lists = batch.references if self.needs_references else None
-        counts = np.array([len(texts) for texts in lists] if lists else np.zeros(len(batch)), dtype=np.int64)
-        references = self._read([text for texts in lists or [] for text in texts])
-        ends = np.concatenate([[0], np.cumsum(counts)])
-        start = 0
-        for seen in chunks(self._see(batch.pictures), PICTURES_AT_ONCE):
+        for window in windows(batch, TEXTS_AT_ONCE):
+            references = self._references(window)
+            for part, captions, seen in self._pairs(window):
+                columns, cut = region_columns(captions, seen), captions.cut
+                if references is not None:
+                    compared = references.part(part)
+                    columns |= reference_columns(captions, compared)
+                    cut = cut + compared.cut
+                keys, errors = [each.key for each in seen], [each.error for each in seen]
+                common = common_columns(window, part, groups=keys, errors=errors, truncated=cut)
+                yield pa.table({**common, **columns}, schema=self.ROW)
+
+    def _pairs(self, window: Samples) -> Iterator[tuple[slice, Reading, list[RegionFeatures]]]:
+        """Part by part of a window, captions with their phrases, and their pictures with their regions."""
+        from capeval_core.encoders.pictures import chunks
+
+        captions, start = self._read(window.captions), 0
+        for seen in chunks(self._see(window.pictures), PICTURES_AT_ONCE):
             part = slice(start, start + len(seen))
-            said, compared = captions.part(part), references.part(slice(ends[start], ends[part.stop]))
-            columns = region_columns(said, seen)
-            if lists is not None:
-                columns |= reference_columns(said, compared, counts[part])
-            owner = np.repeat(np.arange(len(seen)), counts[part])
-            cut = said.cut + np.bincount(owner, compared.cut, len(seen)).astype(np.int64)
-            keys, errors = [each.key for each in seen], [each.error for each in seen]
-            common = common_columns(batch, part, groups=keys, errors=errors, truncated=cut)
-            yield pa.table({**common, **columns}, schema=self.ROW)
+            yield part, captions.part(part), seen
             start = part.stop
+
+    def _references(self, window: Samples) -> References | None:
+        """What the captions of a window are compared with, beside their pictures."""
+        return None
 
     def _read(self, texts: Sequence[str]) -> Reading:
         from capeval_core.scores.hice_rows import read
@@ -179,31 +156,22 @@ class HiceS(CaptionMetric):
         )
 
     def aggregate(self, rows: pa.Table) -> Values:
-        parts = self._image_text(rows)
-        return Values(harmonic_mean(parts["gitc"], parts["litc"]), parts)
+        terms = self._terms(rows)
+        return Values(harmonic_mean(terms["gitc"], terms["litc"]), {**terms, **self._counts(rows)})  # eq. 10
 
-    def _image_text(self, rows: pa.Table) -> dict[str, Doubles]:
-        """gITC (eq. 2), lITC (eq. 6) and what that is made of; NaN where the picture could not be read.
+    def _terms(self, rows: pa.Table) -> dict[str, Doubles]:
+        return image_text(rows, self.options.w, self.options.include_whole)
 
-        The full-one mask serves gITC only, unless there is no region, or `include_whole` asks for it.
-        """
-        w, cosine = self.options.w, rows["cosine"].to_numpy().astype(np.float64)
-        whole, best = Ragged.of(rows["phrase_cosines"]), Ragged.of(rows["phrase_maxima"])
-        found = Ragged.of(rows["region_maxima"])
-        n = found.lengths
-        maxima = np.where((n == 0)[best.owner], whole.values, best.values)
-        if self.options.include_whole:
-            maxima = np.maximum(maxima, whole.values)
-        with_whole = (n == 0) | self.options.include_whole
-        precision = Ragged(maxima, best.lengths).mean()
-        recall = (found.sum() + np.where(with_whole, whole.max(), 0)) / (n + with_whole)
-        p, r = compatibility(precision, w), compatibility(recall, w)
-        parts = {"gitc": compatibility(cosine, w), "litc": harmonic_mean(p, r), "precision": p, "recall": r}
-        counts = {"region_count": n, "phrase_count": best.lengths}
-        counts |= {name: rows[name].to_numpy() for name in ("regions_dropped", "without_phrases")}
-        parts |= {name: count.astype(np.float64) for name, count in counts.items()}
-        failed = np.isnan(cosine)
-        return {name: np.where(failed, np.nan, part) for name, part in parts.items()}
+    def _counts(self, rows: pa.Table) -> dict[str, Doubles]:
+        """How many regions and phrases there were, and what went wrong; NaN where the picture failed."""
+        failed = rows["cosine"].is_null().to_numpy()
+        counts = {
+            "region_count": pc.list_value_length(rows["region_maxima"]),
+            "phrase_count": pc.list_value_length(rows["phrase_maxima"]),
+            "regions_dropped": rows["regions_dropped"],
+            "without_phrases": rows["without_phrases"],
+        }
+        return {name: np.where(failed, np.nan, count.to_numpy()) for name, count in counts.items()}
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
@@ -211,17 +179,20 @@ class HiceS(CaptionMetric):
         from capeval_core.scores.hice_evidence import Evidence
         from capeval_core.scores.hice_explanation import THRESHOLD
 
+        constants = self.encoder.config.get("constants", {})
         evidence = Evidence(
-            read=self._read,
-            see=self._see,
             finder=self.finder,
-            parser=self.parser,
             w=self.options.w,
             include_whole=self.options.include_whole,
-            threshold=self.options.w * self.encoder.config.get("constants", {}).get("threshold", THRESHOLD),
+            threshold=self.options.w * constants.get("threshold", THRESHOLD),
+        )
+        pairs = (
+            (window[part], captions, seen)
+            for window in windows(samples, TEXTS_AT_ONCE)
+            for part, captions, seen in self._pairs(window)
         )
         scored = {self.key: self.aggregate(rows).scores.tolist(), **parts}
-        return dict(enumerate(evidence.explanations(samples, rows, scored)))
+        return dict(enumerate(evidence.explanations(pairs, rows, scored)))
 
 
 class RefHiceS(HiceS):
@@ -252,32 +223,17 @@ class RefHiceS(HiceS):
 
     options: RefHiceOptions
 
+    def _references(self, window: Samples) -> References:
+        from capeval_core.scores.hice_rows import References
+
+        compared = window.references or []
+        counts = np.array([len(texts) for texts in compared], dtype=np.int64)
+        return References(self._read([text for texts in compared for text in texts]), counts)
+
     def aggregate(self, rows: pa.Table) -> Values:
-        parts = self._image_text(rows)
-        gttc, lttc = self._text_text(rows)
-        score = harmonic_mean(parts["gitc"], parts["litc"], gttc, lttc)
-        return Values(score, {**parts, "gttc": gttc, "lttc": lttc})
-
-    def _text_text(self, rows: pa.Table) -> tuple[Doubles, Doubles]:
-        """gTTC (eq. 3) and lTTC (eq. 9) over the references, as the option `several` says."""
-        gttc, lttc = self._each_reference(rows)
-        if self.options.several == "best":
-            return gttc.max(), lttc.max()
-        if self.options.several == "mean":
-            return gttc.mean(), lttc.mean()
-        if self.options.several == "pooled":
-            said, meant, counts = _phrase_maxima(rows)
-            precision = compatibility(_best_of_all(said, counts).mean())
-            return gttc.max(), harmonic_mean(precision, compatibility(meant.joined(counts).mean()))
-        chosen = Ragged(harmonic_mean(gttc.values, lttc.values), gttc.lengths).argmax()
-        return gttc.values[chosen], lttc.values[chosen]
-
-    def _each_reference(self, rows: pa.Table) -> tuple[Ragged, Ragged]:
-        """gTTC and lTTC of each reference of each caption."""
-        said, meant, counts = _phrase_maxima(rows)
-        gttc = compatibility(Ragged.of(rows["reference_cosines"]).values)
-        lttc = harmonic_mean(compatibility(said.mean()), compatibility(meant.mean()))
-        return Ragged(gttc, counts), Ragged(lttc, counts)
+        terms = {**self._terms(rows), **text_text(rows, self.options.several)}
+        score = harmonic_mean(terms["gitc"], terms["litc"], terms["gttc"], terms["lttc"])  # eq. 11
+        return Values(score, {**terms, **self._counts(rows)})
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
@@ -285,33 +241,13 @@ class RefHiceS(HiceS):
         from capeval_core.scores.hice_evidence import reference_notes
 
         shown = super().evidence_of(samples, rows, parts)
-        notes = reference_notes(samples, *self._each_reference(rows), self.options.several)
+        notes = reference_notes(samples, *each_reference(rows), self.options.several)
         for explanation, compared in zip(shown.values(), notes, strict=True):
             explanation["compared"] = compared
         return shown
-
-
-def _phrase_maxima(rows: pa.Table) -> tuple[Ragged, Ragged, Integers]:
-    """Per reference the maxima of the caption's phrases and of its own; references per caption."""
-    of_caption, counts = inner(rows["caption_phrase_maxima"])
-    of_reference, _ = inner(rows["reference_phrase_maxima"])
-    return Ragged.of(of_caption), Ragged.of(of_reference), counts
 
 
 def _signed(source: RegionSource | PhraseSource) -> Model:
     """A source in the signature: its name, and what tells it from others of that name."""
     digest = hashlib.blake2b(source.fingerprint.encode(), digest_size=4).hexdigest()
     return Model(f"{source.name}@{digest}", source.fingerprint)
-
-
-def _best_of_all(maxima: Ragged, counts: Integers) -> Ragged:
-    """Each phrase's best over several lists: `counts[i]` consecutive ones are of the phrases of caption i."""
-    ends = np.cumsum(counts)
-    lengths = maxima.lengths[ends - counts]
-    starts = np.repeat(np.cumsum(lengths) - lengths, counts)
-    within = np.arange(len(maxima.values)) - np.repeat(
-        np.cumsum(maxima.lengths) - maxima.lengths, maxima.lengths
-    )
-    best = np.full(lengths.sum(), -np.inf)
-    np.maximum.at(best, np.repeat(starts, maxima.lengths) + within, maxima.values)
-    return Ragged(best, lengths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,67 +10,64 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.encoders.pictures import chunks
 from capeval_core.inputs.pictures import Picture, PictureError
 from capeval_core.inputs.samples import Sample, Samples
-from capeval_core.phrases.source import PhraseSource
 from capeval_core.ragged import Ragged
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
-from capeval_core.scores.hice import PICTURES_AT_ONCE, TEXTS_AT_ONCE, harmonic_mean
 from capeval_core.scores.hice_explanation import HiceExplanation, PhraseNote, ReferenceNote, RegionNote
-from capeval_core.scores.hice_rows import match_regions
+from capeval_core.scores.hice_formulas import joint
+from capeval_core.scores.hice_rows import Reading, match_regions
 
 if TYPE_CHECKING:
     from capeval_core.encoders.region_features import RegionFeatures
-    from capeval_core.scores.hice_rows import Reading
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What explanations of rows are made with: values come from the rows, so that they add up to the score.
 
-    read, see: features of texts and of pictures with their regions, from the caches where rows are fresh.
-    finder, parser: they give the same regions and phrases as they gave for the rows.
+    finder: gives the same regions as it gave for the rows.
     w, include_whole, threshold: see `HiceOptions` and `HiceExplanation`.
     """
 
-    read: Callable[[Sequence[str]], Reading]
-    see: Callable[[Sequence[Picture]], Iterator[RegionFeatures]]
     finder: RegionSource
-    parser: PhraseSource
     w: float
     include_whole: bool
     threshold: float
 
     def explanations(
-        self, samples: Samples, rows: pa.Table, values: Mapping[str, Sequence[Any]]
+        self,
+        pairs: Iterable[tuple[Samples, Reading, Sequence[RegionFeatures]]],
+        rows: pa.Table,
+        values: Mapping[str, Sequence[Any]],
     ) -> Iterator[HiceExplanation]:
-        """One for each sample; rows are in their order, `values` are the score and what it is made of."""
+        """One for each row.
+
+        Args:
+            pairs: some at a time, the samples of the rows in their order, with what is read of their captions
+                and seen in their pictures.
+            rows: as the metric encoded them.
+            values: the score of each row, and what it is made of.
+        """
         masks: dict[str, Regions | PictureError] = {}  # by picture, so that its captions share them
-        for start in range(0, len(samples), TEXTS_AT_ONCE):
-            batch = samples[start : start + TEXTS_AT_ONCE]
-            said, captions = self.parser.phrases(batch.captions), self.read(batch.captions)
-            place = 0
-            for seen in chunks(self.see(batch.pictures), PICTURES_AT_ONCE):
-                part = slice(place, place + len(seen))
-                matches = match_regions(captions.part(part), seen).to("cpu")
-                best_regions = _listed(matches.x_indices, matches.x_offsets)
-                best_phrases = _listed(matches.y_indices, matches.y_offsets)
-                found = rows.slice(start + place, len(seen)).to_pylist()
-                for i, (features, row) in enumerate(zip(seen, found, strict=True)):
-                    sample, index = batch[place + i], start + place + i
-                    own = {name: value[index] for name, value in values.items()}
-                    regions = self._masks(sample.picture, features, masks)
-                    if row["error"] is not None or isinstance(regions, PictureError):
-                        yield _failed(sample, own, row["error"] or str(regions), self.threshold)
-                        continue
-                    texts = said[place + i].phrases
-                    noted = self._notes(row, texts, regions, best_regions[i], best_phrases[i])
-                    yield HiceExplanation(
-                        {**_head(sample, own, self.threshold), **noted}, sample.picture, regions
-                    )
-                place = part.stop
+        index = 0
+        for samples, captions, seen in pairs:
+            matches = match_regions(captions, seen).to("cpu")
+            best_regions = _listed(matches.x_indices, matches.x_offsets)
+            best_phrases = _listed(matches.y_indices, matches.y_offsets)
+            found = rows.slice(index, len(seen)).to_pylist()
+            for i, (sample, features, row) in enumerate(zip(samples, seen, found, strict=True)):
+                own = {name: value[index] for name, value in values.items()}
+                index += 1
+                regions = self._masks(sample.picture, features, masks)
+                if row["error"] is not None or isinstance(regions, PictureError):
+                    yield _failed(sample, own, row["error"] or str(regions), self.threshold)
+                    continue
+                noted = self._notes(row, captions.said[i], regions, best_regions[i], best_phrases[i])
+                yield HiceExplanation(
+                    {**_head(sample, own, self.threshold), **noted}, sample.picture, regions
+                )
 
     def _masks(
         self, picture: Picture, features: RegionFeatures, known: dict[str, Regions | PictureError]
@@ -141,8 +138,7 @@ def reference_notes(
     samples: Samples, gttc: Ragged, lttc: Ragged, several: str
 ) -> Iterator[list[ReferenceNote]]:
     """Of each sample its references, with their gTTC and lTTC; `several` says which of them are chosen."""
-    joint = Ragged(harmonic_mean(gttc.values, lttc.values), gttc.lengths)
-    by_option = {"joint": [joint], "best": [gttc, lttc], "mean": [], "pooled": []}[several]
+    by_option = {"joint": [joint(gttc, lttc)], "best": [gttc, lttc], "mean": [], "pooled": []}[several]
     chosen = np.full(len(gttc.values), not by_option)
     for terms in by_option:
         chosen[terms.argmax()] = True

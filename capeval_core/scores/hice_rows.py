@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,22 +28,53 @@ Integers = NDArray[np.int64]
 class Reading:
     """n texts with their phrases.
 
-    wholes: (n, d) features of the texts. phrases: (sum of lengths, d) features of their phrases.
-    lengths: (n,) phrases of each text. cut: (n,) token ids that the encoder did not read, and sentences whose
-    end the parser did not read. fallback: (n,) sentences in which no phrase was found.
+    said: the phrases of each text, at least one. wholes: (n, d) features of the texts. phrases: (sum of
+    lengths, d) features of their phrases. cut: (n,) token ids that the encoder did not read, and sentences
+    whose end the parser did not read. fallback: (n,) sentences in which no phrase was found.
     """
 
+    said: list[tuple[str, ...]]
     wholes: Floats
     phrases: Floats
-    lengths: Integers
     cut: Integers
     fallback: Integers
+
+    @cached_property
+    def lengths(self) -> Integers:
+        """(n,) phrases of each text."""
+        return np.array([len(phrases) for phrases in self.said], dtype=np.int64)
 
     def part(self, part: slice) -> Reading:
         """Some consecutive texts."""
         ends = np.concatenate([[0], np.cumsum(self.lengths)])
         phrases = self.phrases[ends[part.start] : ends[part.stop]]
-        return Reading(self.wholes[part], phrases, self.lengths[part], self.cut[part], self.fallback[part])
+        return Reading(self.said[part], self.wholes[part], phrases, self.cut[part], self.fallback[part])
+
+
+@dataclass(frozen=True)
+class References:
+    """The references of n captions.
+
+    texts: all of them, one caption's after another's. counts: (n,) how many each caption has.
+    """
+
+    texts: Reading
+    counts: Integers
+
+    @cached_property
+    def owner(self) -> Integers:
+        """(texts,) whose reference each text is."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @property
+    def cut(self) -> Integers:
+        """(n,) what was cut of each caption's references, see `Reading`."""
+        return np.bincount(self.owner, self.texts.cut, len(self.counts)).astype(np.int64)
+
+    def part(self, part: slice) -> References:
+        """Those of some consecutive captions."""
+        ends = np.concatenate([[0], np.cumsum(self.counts)])
+        return References(self.texts.part(slice(ends[part.start], ends[part.stop])), self.counts[part])
 
 
 def read(texts: Sequence[str], source: PhraseSource, encoder: AlphaClipEncoder, **run: Any) -> Reading:
@@ -63,9 +95,9 @@ def read(texts: Sequence[str], source: PhraseSource, encoder: AlphaClipEncoder, 
     n, dropped = len(texts), np.array(said.dropped, dtype=np.int64)
     of_phrases = np.bincount(np.repeat(np.arange(n), lengths), dropped[n:], n).astype(np.int64)
     return Reading(
+        said=[each.phrases for each in found],
         wholes=said.features[:n],
         phrases=said.features[n:],
-        lengths=lengths,
         cut=dropped[:n] + of_phrases + np.array([each.truncated for each in found], dtype=np.int64),
         fallback=np.array([each.fallback for each in found], dtype=np.int64),
     )
@@ -104,21 +136,21 @@ def match_regions(captions: Reading, seen: Sequence[RegionFeatures]) -> GreedyMa
     )
 
 
-def reference_columns(captions: Reading, references: Reading, counts: Integers) -> dict[str, Any]:
-    """The columns that `RefHiceS.ROW` adds; `counts` (n,) are the references of each caption."""
-    owner = np.repeat(np.arange(len(counts)), counts)
+def reference_columns(captions: Reading, references: References) -> dict[str, Any]:
+    """The columns that `RefHiceS.ROW` adds."""
+    texts, counts, owner = references.texts, references.counts, references.owner
     matches = greedy_match(
         torch.from_numpy(captions.phrases),
-        torch.from_numpy(references.phrases),
+        torch.from_numpy(texts.phrases),
         captions.lengths,
-        references.lengths,
+        texts.lengths,
         x_of_pair=owner,
         return_maxima=True,
     )
     return {
-        "reference_cosines": lists(grouped_cosine(captions.wholes, references.wholes, counts), counts),
+        "reference_cosines": lists(grouped_cosine(captions.wholes, texts.wholes, counts), counts),
         "caption_phrase_maxima": lists(lists(matches.x_maxima, captions.lengths[owner]), counts),
-        "reference_phrase_maxima": lists(lists(matches.y_maxima, references.lengths), counts),
+        "reference_phrase_maxima": lists(lists(matches.y_maxima, texts.lengths), counts),
     }
 
 

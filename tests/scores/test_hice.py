@@ -29,7 +29,7 @@ from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.result import Result
 from capeval_core.scores.hice import HiceS, RefHiceS
-from capeval_core.scores.hice_rows import Reading, reference_columns, region_columns
+from capeval_core.scores.hice_rows import Reading, References, reference_columns, region_columns
 from tests import seeded
 from tests.counting import counted
 
@@ -113,10 +113,10 @@ def plainly(case: Case, w: float, include_whole: bool, several: str) -> dict[str
 
 
 def reading(texts: Sequence[Text]) -> Reading:
-    counts = np.array([len(text.phrases) for text in texts], dtype=np.int64)
+    said = [("phrase",) * len(text.phrases) for text in texts]
     none = np.zeros(len(texts), dtype=np.int64)
     phrases = np.stack([phrase for text in texts for phrase in text.phrases])
-    return Reading(np.stack([text.whole for text in texts]), phrases, counts, none, none)
+    return Reading(said, np.stack([text.whole for text in texts]), phrases, none, none)
 
 
 def rows_of(cases: Sequence[Case]) -> pa.Table:
@@ -130,7 +130,8 @@ def rows_of(cases: Sequence[Case]) -> pa.Table:
     counts = np.array([len(case.references) for case in cases], dtype=np.int64)
     captions = reading([case.caption for case in cases])
     columns = region_columns(captions, seen)
-    columns |= reference_columns(captions, reading([r for case in cases for r in case.references]), counts)
+    compared = References(reading([r for case in cases for r in case.references]), counts)
+    columns |= reference_columns(captions, compared)
     n = len(cases)
     common = {
         "index": np.arange(n),
