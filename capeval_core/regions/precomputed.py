@@ -143,9 +143,15 @@ class PrecomputedRegions(RegionSource):
         if any(key.startswith(("file:", "pixels:")) for key in self._masks) and picture.key in self._masks:
             return self._masks[picture.key]
         known = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
+        mend = (
+            "give it an empty list if it has no regions"
+            if path
+            else "pictures without a file name take theirs from PrecomputedRegions.of(images, masks), in "
+            "capeval_core.regions.precomputed"
+        )
         raise RegionsError(
             f"{picture.where}: there are no precomputed masks of {picture.name} (there are those of "
-            f"{len(self._masks)} pictures: {known}); give it an empty list if it has no regions"
+            f"{len(self._masks)} pictures: {known}); {mend}"
         )
 
 

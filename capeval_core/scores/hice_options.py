@@ -46,10 +46,10 @@ class HiceOptions(CommonOptions):
         "how a scene graph becomes phrases: the paper's `triplet`s, or as Soft-SPICE does",
         encodes=True,
     )
-    geometry: Literal["square_crop", "released"] = option(
+    geometry: Literal["square_crop", "released", "released_no_antialias"] = option(
         "square_crop",
         "how pictures and masks are cropped: alike, or as Alpha-CLIP's documented usage, where they do not "
-        "line up",
+        "line up (`no_antialias`: with torchvision before 0.17)",
         sign="geometry",
         encodes=True,
     )

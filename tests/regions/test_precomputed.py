@@ -155,3 +155,12 @@ def test_fingerprints_cover_the_masks() -> None:
     ]
     assert len(set(prints)) == 5
     assert PrecomputedRegions({"a": [MASK.copy()]}).fingerprint == prints[0]
+
+
+def test_pictures_without_a_name_have_regions_by_content() -> None:
+    shown = np.full((6, 8, 3), 200, dtype=np.uint8)
+    with pytest.raises(
+        RegionsError, match=r"no precomputed masks of .*PrecomputedRegions\.of\(images, masks\)"
+    ):
+        PrecomputedRegions({"42": [RUNS]}).segment(shown)
+    assert len(PrecomputedRegions.of([shown], [[RUNS]]).segment(shown.copy())) == 1

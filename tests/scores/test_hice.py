@@ -344,6 +344,7 @@ def test_options_of_the_formula_need_no_new_run(
         {"phrases": Graphs({})},
         {"style": "soft-spice"},
         {"geometry": "released"},
+        {"geometry": "released_no_antialias"},
     ],
     ids=lambda changed: next(iter(changed)),
 )
