@@ -261,11 +261,13 @@ class Blip2Encoder(Encoder, tags=["image-captioning", "blip-2"]):
     def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
         """(n, longest) ids, and which of them are tokens; None where all texts are equally long."""
         longest = max(map(len, texts))
-        place = {"device": self.device}
-        ids = torch.tensor([[*row, *[self._padding] * (longest - len(row))] for row in texts], **place)
-        lengths = torch.tensor([len(row) for row in texts], **place)
-        mask = None if min(map(len, texts)) == longest else torch.arange(longest, **place) < lengths[:, None]
-        return ids, mask
+        ids = torch.tensor(
+            [[*row, *[self._padding] * (longest - len(row))] for row in texts], device=self.device
+        )
+        lengths = torch.tensor([len(row) for row in texts], device=self.device)
+        if min(map(len, texts)) == longest:
+            return ids, None
+        return ids, torch.arange(longest, device=self.device) < lengths[:, None]
 
     def pictures_per_batch(self, batch_size: int | None) -> BatchSize:
         if batch_size is not None:

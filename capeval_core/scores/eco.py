@@ -14,17 +14,18 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
 from capeval_core.inputs.pools import check_pools
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, Model, Values
 from capeval_core.options import Options as CommonOptions
-from capeval_core.rows import RowStore, canonical, column, row_schema
-from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, Member, open_members
+from capeval_core.rows import RowStore
+from capeval_core.scores.eco_ensembles import open_members
+from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, Member
 from capeval_core.scores.eco_options import EcoOptions
 from capeval_core.scores.eco_ranking import Candidates, rank
+from capeval_core.scores.eco_rows import ECO_ROW, joined_rows
 from capeval_core.weights.catalogue import BLIP2
 
 if TYPE_CHECKING:
@@ -51,12 +52,7 @@ class Eco(CaptionMetric):
     default_weights = BLIP2[0]
     tiny = "blip2"
     Options: ClassVar[type[CommonOptions]] = EcoOptions
-    ROW = row_schema(
-        column("candidate", pa.int32(), "its place in the pool of its picture"),
-        column("caption", pa.string(), "its text, for filters and consensus"),
-        column("values", pa.list_(pa.float32()), "its cosine with the picture, one per member"),
-        column("itm", pa.float32(), "BLIP-2's probability that it belongs to the picture"),
-    )
+    ROW = ECO_ROW
 
     options: EcoOptions
 
@@ -82,9 +78,8 @@ class Eco(CaptionMetric):
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         place = (self.options.device, self.options.dtype, self._run())
-        yield self._joined(
-            batch,
-            {each.name: pa.concat_tables(each.encoding(*place)(batch)) for each in self.members},
+        yield joined_rows(
+            batch, {m.name: pa.concat_tables(m.encoding(*place)(batch)) for m in self.members}, self.ensemble
         )
 
     def encode_all(
@@ -111,7 +106,7 @@ class Eco(CaptionMetric):
         except BaseException:
             self.flush()  # of the members that came before, too
             raise
-        return self._joined(samples, tables)
+        return joined_rows(samples, tables, self.ensemble)
 
     def _member_store(self, folder: str | PathLike[str], member: Member) -> RowStore:
         stamp = {"metric": self.name, "member": member.name, "weights": member.model.fingerprint}
@@ -119,34 +114,6 @@ class Eco(CaptionMetric):
 
     def _run(self) -> dict[str, Any]:
         return {"cache": self.cache, "batch_size": self.options.batch_size}
-
-    def _joined(self, samples: Samples, tables: Mapping[str, pa.Table]) -> pa.Table:
-        """One row per sample, with the values of all members."""
-        wanted = np.asarray(samples.indices, dtype=np.int64)
-        aligned = {name: _aligned(table, wanted) for name, table in tables.items()}
-        first = next(iter(aligned.values()))
-        values = [
-            aligned[name]["value"].to_numpy(zero_copy_only=False).astype(np.float32) for name in self.ensemble
-        ]
-        flat = np.stack(values, axis=1)
-        offsets = np.arange(len(wanted) + 1, dtype=np.int32) * flat.shape[1]
-        columns = {spec.name: first[spec.name] for spec in MEMBER_ROW if spec.name not in ("value", "itm")}
-        columns["error"] = pa.array(
-            _first_errors([table["error"] for table in aligned.values()]), pa.string()
-        )
-        cut = [table["truncated"].to_numpy() for table in aligned.values()]
-        columns["truncated"] = pa.array(np.max(cut, axis=0), pa.int32())
-        candidates = samples.candidates if samples.candidates is not None else [0] * len(samples)
-        return pa.table(
-            {
-                **columns,
-                "candidate": pa.array(candidates, pa.int32()),
-                "caption": pa.array(samples.captions, pa.string()),
-                "values": pa.ListArray.from_arrays(offsets, flat.ravel()),
-                "itm": aligned[MATCHER]["itm"],
-            },
-            schema=self.ROW,
-        )
 
     def aggregate(self, rows: pa.Table) -> Values:
         index = rows["index"].to_numpy()
@@ -180,20 +147,6 @@ class Eco(CaptionMetric):
 
 def _firsts(samples: Samples) -> list[bool]:
     return [candidate == 0 for candidate in samples.candidates or [0] * len(samples)]
-
-
-def _aligned(table: pa.Table, indices: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
-    """The rows of these indices, in this order."""
-    rows = canonical(table)
-    return rows.take(pa.array(np.searchsorted(rows["index"].to_numpy(), indices)))
-
-
-def _first_errors(columns: list[pa.ChunkedArray]) -> list[str | None]:
-    found: list[str | None] = columns[0].to_pylist()
-    for column_ in columns[1:]:
-        if column_.null_count < len(column_):
-            found = [one or other for one, other in zip(found, column_.to_pylist(), strict=True)]
-    return found
 
 
 def _free_device_memory() -> None:

@@ -6,7 +6,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +16,7 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.metric import Model
 from capeval_core.rows import column, common_columns, row_schema
-from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
-from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
+from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 if TYPE_CHECKING:
     from capeval_core.encoders.blip2 import Blip2Encoder
@@ -26,14 +24,6 @@ if TYPE_CHECKING:
 
 MATCHER = "blip2-itc"
 """The member that is the contrast of the model which also filters."""
-PRESETS: dict[str, tuple[str, ...]] = {
-    "paper": ("eva-clip-18b", "metaclip-bigg", "mobileclip-b", "openclip-bigg", MATCHER),
-    "small": ("eva02-l14", "metaclip-l14", "mobileclip-b", "openclip-l14", MATCHER),
-    "tiny": ("pacs-tiny", "alpha-clip-tiny", MATCHER),
-}
-"""`small` has the paper's five families in sizes of which each fits into 8 GB of a GPU."""
-_TINY = {"pacs-tiny": "pacs", "alpha-clip-tiny": "hices"}
-
 MEMBER_ROW = row_schema(
     column("value", pa.float32(), "cosine of candidate and picture"),
     column("itm", pa.float32(), "probability that they match, null for a dual encoder"),
@@ -83,7 +73,7 @@ class Member(ABC):
             with torch.device("cpu"):  # whatever a program that builds a model of its own has set
                 return self.open(device, dtype)
         except (WeightsError, MemoryError) as error:
-            raise type(error)(_told(self.name, error)) from error
+            raise type(error)(cannot_open(self.name, error)) from error
 
 
 class Dual(Member):
@@ -158,55 +148,6 @@ class Matcher(Member):
             )
 
 
-def open_members(
-    chosen: str | Sequence[str] | None, matcher: Matcher
-) -> tuple[list[Member], tuple[str, ...]]:
-    """The matcher first, then the dual encoders; and the names of the ensemble, in its order.
-
-    Raises:
-        ValueError: no member, or one twice. WeightsError: weights that cannot be had; names the member.
-    """
-    names = member_names(chosen, tiny=matcher.folder.name == "tiny")
-    members: list[Member] = [matcher]
-    called = []
-    for name in names:
-        if name == MATCHER:
-            called.append(MATCHER)
-            continue
-        try:
-            members.append(_dual(name))
-        except WeightsError as error:
-            raise WeightsError(_told(name, error)) from error
-        called.append(members[-1].name)
-    if twice := sorted({name for name in called if called.count(name) > 1}):
-        raise ValueError(
-            f"members: {', '.join(map(repr, twice))} comes twice: name each member once (a folder is "
-            "called by its last part)"
-        )
-    return members, tuple(called)
-
-
-def member_names(chosen: str | Sequence[str] | None, *, tiny: bool) -> list[str]:
-    """The members that an option names.
-
-    >>> member_names("small", tiny=False)
-    ['eva02-l14', 'metaclip-l14', 'mobileclip-b', 'openclip-l14', 'blip2-itc']
-    >>> member_names("mobileclip-b, blip2-itc", tiny=False)
-    ['mobileclip-b', 'blip2-itc']
-    """
-    if chosen is None:
-        chosen = "tiny" if tiny else "paper"
-    if isinstance(chosen, str):
-        chosen = PRESETS.get(chosen) or chosen.split(",")
-    names = [str(name).strip() for name in chosen]
-    if not names or not all(names):
-        known = ", ".join([*PRESETS, *ECO_MEMBERS, *_TINY, MATCHER])
-        raise ValueError(
-            f"members={chosen!r} names none: expected one or more of {known}, Hub ids or folders"
-        )
-    return names
-
-
 def pool_starts(batch: Samples) -> list[int]:
     """Rows at which another pool begins: one per picture, at least one per batch."""
     if batch.candidates is None:
@@ -215,26 +156,10 @@ def pool_starts(batch: Samples) -> list[int]:
     return [row for row in range(len(batch)) if row == 0 or first[row] != first[row - 1]]
 
 
-def _dual(name: str) -> Member:
-    from capeval_core.encoders.dual import dual_class
-
-    if name in _TINY:
-        folder = open_weights("tiny", metric="eco", tiny=_TINY[name])
-    elif name in ECO_MEMBERS:
-        entry = ECO_MEMBERS[name]
-        folder = open_weights(entry.repository, metric=EVA_CLIP if entry.checkpoint else "eco", tiny="")
-    elif not (Path(name).expanduser().exists() or "/" in name):
-        known = ", ".join([*ECO_MEMBERS, *_TINY, MATCHER])
-        raise WeightsError(f"it is neither known ({known}), nor a Hub id (org/name), nor a folder")
-    else:
-        folder = open_weights(name, metric="eco", tiny="")
-        name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
-    dual_class(folder)  # told now, not after hours
-    return Dual(name, folder)
-
-
-def _told(name: str, error: BaseException) -> str:
-    return f"members: {name!r} cannot be opened. {error}\nTo do without it, name the others in `members`."
+def cannot_open(name: str, error: BaseException) -> str:
+    """A complaint about weights, in words about members."""
+    said = re.sub(r"pass weights=('(?!tiny)[^']+')", r"name \1 in `members` instead", str(error))
+    return f"members: {name!r} cannot be opened. {said}\nTo do without it, name the others in `members`."
 
 
 def _repeated(values: Sequence[Any], lengths: NDArray[np.int64]) -> list[Any]:

@@ -87,9 +87,7 @@ class Ranking:
         }
 
     def _of_chosen(self, values: Doubles) -> Doubles:
-        found = np.asarray(self.chosen, dtype=np.int64) >= 0
-        taken: Doubles = values[self.rows].astype(np.float64) if len(self.pools) else np.empty(0)
-        return np.where(found, taken, np.nan)
+        return np.where(np.asarray(self.chosen, dtype=np.int64) >= 0, values[self.rows], np.nan)
 
     def _told(self, pool: range) -> list[dict[str, Any]]:
         part = slice(pool.start, pool.stop)

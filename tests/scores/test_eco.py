@@ -31,7 +31,7 @@ from capeval_core.integrations.trainer import CaptionMetrics
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.result import Result
 from capeval_core.scores.eco import Eco
-from capeval_core.scores.eco_members import PRESETS, member_names
+from capeval_core.scores.eco_ensembles import PRESETS, member_names
 from capeval_core.scores.eco_options import EcoOptions
 from capeval_core.scores.eco_ranking import Candidates, rank
 from capeval_core.synthetic import describe, draw, sample_scene
@@ -507,6 +507,17 @@ def test_evidence_tells_all_of_a_pool(matcher: str, scenes: Any) -> None:
     result = opened(matcher, evidence=True).score(*scenes)
     shown = result.explain(2)
     assert shown["candidates"] == result.parts["candidates"][2] and "picture" in shown
+
+
+def test_a_folder_of_a_known_name_is_that_member(
+    matcher: str, seeded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eva-clip-18b").symlink_to(seeded)
+    (tmp_path / "blip2-itc").symlink_to(seeded)
+    monkeypatch.chdir(tmp_path)
+    assert "|seeded:Seeded@" in opened(matcher, ["eva-clip-18b", "blip2-itc"]).signature()
+    with pytest.raises(ValueError, match="twice"):
+        opened(matcher, ["eva-clip-18b", "./eva-clip-18b"])
 
 
 @pytest.mark.parametrize("kind", ["eva_clip", "open_clip", "alpha_clip"])

@@ -1,0 +1,95 @@
+"""Which members ECO's ensemble has: presets, names, Hub ids and folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from capeval_core.scores.eco_members import MATCHER, Dual, Matcher, Member, cannot_open
+from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
+from capeval_core.weights.folder import WeightsError, open_weights
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    "paper": ("eva-clip-18b", "metaclip-bigg", "mobileclip-b", "openclip-bigg", MATCHER),
+    "small": ("eva02-l14", "metaclip-l14", "mobileclip-b", "openclip-l14", MATCHER),
+    "tiny": ("pacs-tiny", "alpha-clip-tiny", MATCHER),
+}
+"""`small` has the paper's five families in sizes of which each fits into 8 GB of a GPU."""
+_TINY = {"pacs-tiny": "pacs", "alpha-clip-tiny": "hices"}
+
+
+def open_members(
+    chosen: str | Sequence[str] | None, matcher: Matcher
+) -> tuple[list[Member], tuple[str, ...]]:
+    """The matcher first, then the dual encoders; and the names of the ensemble, in its order.
+
+    Raises:
+        ValueError: no member, or one twice. WeightsError: weights that cannot be had; names the member.
+    """
+    names = member_names(chosen, tiny=matcher.folder.name == "tiny")
+    members: list[Member] = [matcher]
+    called = []
+    for name in names:
+        if name == MATCHER:
+            called.append(MATCHER)
+            continue
+        try:
+            members.append(_dual(name))
+        except WeightsError as error:
+            raise WeightsError(cannot_open(name, error)) from error
+        called.append(members[-1].name)
+    named = [member.name for member in members]
+    if twice := sorted({name for each in (called, named) for name in each if each.count(name) > 1}):
+        raise ValueError(
+            f"members: {', '.join(map(repr, twice))} comes twice: name each member once (a folder is "
+            "called by its last part)"
+        )
+    return members, tuple(called)
+
+
+def member_names(chosen: str | Sequence[str] | None, *, tiny: bool) -> list[str]:
+    """The members that an option names.
+
+    >>> member_names("small", tiny=False)
+    ['eva02-l14', 'metaclip-l14', 'mobileclip-b', 'openclip-l14', 'blip2-itc']
+    >>> member_names("mobileclip-b, blip2-itc", tiny=False)
+    ['mobileclip-b', 'blip2-itc']
+    """
+    if chosen is None:
+        chosen = "tiny" if tiny else "paper"
+    if isinstance(chosen, str):
+        chosen = PRESETS.get(chosen) or chosen.split(",")
+    names = [str(name).strip() for name in chosen]
+    if not names or not all(names):
+        known = ", ".join([*PRESETS, *ECO_MEMBERS, *_TINY, MATCHER])
+        raise ValueError(
+            f"members={chosen!r} names none: expected one or more of {known}, Hub ids or folders"
+        )
+    return names
+
+
+def _dual(name: str) -> Member:
+    from capeval_core.encoders.dual import dual_class
+
+    if Path(name).expanduser().is_dir():
+        folder = open_weights(name, metric="eco", tiny="")
+        name = _called(folder.name)
+    elif name in _TINY:
+        folder = open_weights("tiny", metric="eco", tiny=_TINY[name])
+    elif name in ECO_MEMBERS:
+        entry = ECO_MEMBERS[name]
+        folder = open_weights(entry.repository, metric=EVA_CLIP if entry.checkpoint else "eco", tiny="")
+    elif "/" not in name:
+        known = ", ".join([*ECO_MEMBERS, *_TINY, MATCHER])
+        raise WeightsError(f"it is neither known ({known}), nor a Hub id (org/name), nor a folder")
+    else:
+        folder = open_weights(name, metric="eco", tiny="")
+        name = _called(folder.name)
+    dual_class(folder)  # told now, not after hours
+    return Dual(name, folder)
+
+
+def _called(name: str) -> str:
+    """A name that can stand in a signature and name a folder of rows."""
+    return re.sub(r"[^\w.-]+", "-", name.rpartition("/")[2]).lower()
