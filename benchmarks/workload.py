@@ -8,11 +8,15 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-ARCHITECTURES = {
+if TYPE_CHECKING:
+    import torch
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "ViT-B-32": {
         "embed_dim": 512,
         "vision": {"image_size": 224, "layers": 12, "width": 768, "patch_size": 32},
@@ -47,24 +51,48 @@ class Workload:
 
 def make_weights(name: str, folder: Path) -> Path:
     """A seeded full-size CLIP as a weights folder."""
+    from capeval_core.encoders.clip import ClipEncoder
+
+    config = {**_config(name), "encoder": "clip"}
+    ClipEncoder(config, _seeded(name).state_dict(), device="cpu").save_pretrained(folder / name)
+    return folder / name
+
+
+def make_alpha_weights(name: str, folder: Path) -> Path:
+    """A seeded full-size Alpha-CLIP as a weights folder."""
+    import torch
+
+    from capeval_core.encoders.alpha_clip import AlphaClipEncoder
+    from capeval_core.weights.constants import MASK_MEAN, MASK_STD
+
+    tensors = _seeded(name).state_dict()
+    kernel = tensors["visual.conv1.weight"]
+    tensors["visual.conv1_alpha.weight"] = torch.randn_like(kernel[:, :1]) * kernel.std()
+    config = {**_config(name), "encoder": "alpha_clip", "mask": {"mean": MASK_MEAN, "std": MASK_STD}}
+    AlphaClipEncoder(config, tensors, device="cpu").save_pretrained(folder / f"alpha-{name}")
+    return folder / f"alpha-{name}"
+
+
+def _seeded(name: str) -> torch.nn.Module:
     import torch
     from open_clip.model import CLIP
 
-    from capeval_core.encoders.clip import ClipEncoder
-    from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
-
     architecture = ARCHITECTURES[name]
     torch.manual_seed(0)
-    model = CLIP(architecture["embed_dim"], architecture["vision"], architecture["text"], quick_gelu=True)
-    config = {
+    return CLIP(architecture["embed_dim"], architecture["vision"], architecture["text"], quick_gelu=True)
+
+
+def _config(name: str) -> dict[str, Any]:
+    from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
+
+    size = ARCHITECTURES[name]["vision"]["image_size"]
+    scaling = {"image_size": size, "mean": CLIP_MEAN, "std": CLIP_STD, "interpolation": "bicubic"}
+    return {
         "format": 1,
-        "encoder": "clip",
-        "architecture": architecture,
+        "architecture": ARCHITECTURES[name],
         "activation": "quick_gelu",
-        "preprocessing": {"image_size": 224, "mean": CLIP_MEAN, "std": CLIP_STD, "interpolation": "bicubic"},
+        "preprocessing": scaling,
     }
-    ClipEncoder(config, model.state_dict(), device="cpu").save_pretrained(folder / name)
-    return folder / name
 
 
 def make_workload(folder: Path, fraction: float, references: int = 5) -> Workload:
