@@ -88,7 +88,8 @@ def _next_steps() -> list[str]:
     return [
         "`tiny` knows only such drawings. On yours CLIP-S, with its weights from the Hub:",
         f"  capeval score clips {files}",
-        "and PAC-S, with its authors' checkpoint (`capeval list` says where it is):",
+        f"and PAC-S, with {weights.checkpoint} of its authors, who host it at",
+        *(f"  {address}" for address in weights.original.split(" and ")),
         "  " + weights.convert_command("pacs").replace(" --out", " \\\n      --out"),
         f"  capeval score pacs {files} \\\n      --weights {weights.folder}",
     ]

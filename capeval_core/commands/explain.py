@@ -42,15 +42,18 @@ def make_folder(folder: Path, metric: type[CaptionMetric]) -> None:
 def write_explanations(folder: Path, collection: Collection, result: Result) -> str:
     """Write `ID-NUMBER.png` and `ID-NUMBER.json` for each caption of each image; a line that says how many.
 
+    Slashes of ids that are paths become underscores.
+
     A caption without a score has no picture; its numbers say why.
     """
     numbers: Counter[str] = Counter()
     drawn = 0
     for index, image_id in enumerate(tqdm(collection.ids, FLAG[2:], disable=None, unit="caption")):
-        numbers[image_id] += 1
-        path = folder / f"{image_id}-{numbers[image_id]}"
+        name = image_id.replace("/", "_")
+        numbers[name] += 1
+        path = folder / f"{name}-{numbers[name]}"
         explanation = result.explain(index)
-        content = {"id": image_id, "number": numbers[image_id], **plain(explanation)}
+        content = {"id": image_id, "number": numbers[name], **plain(explanation)}
         try:
             written = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
             path.with_name(path.name + ".json").write_text(written, encoding="utf-8")

@@ -76,8 +76,10 @@ def _read(candidates: Path, images: Path) -> Pools:
     for image_id, caption, image in zip(collection.ids, collection.captions, collection.images, strict=True):
         gathered.setdefault(image_id, []).append(caption)
         shown[image_id] = image
-    left = sum(bare(name) != name for name in names_in(images)) - len(set(shown.values()))
-    if left:
+    left = sum(bare(name) != name for name in names_in(images)) - len(
+        {image for image in shown.values() if image.parent == images}
+    )
+    if left > 0:
         what = f"{left:,} pictures of {images} have" if left > 1 else f"one picture of {images} has"
         complain(f"warning: {what} no candidates in {candidates}")
     return Pools(list(gathered), list(shown.values()), list(gathered.values()))

@@ -22,7 +22,7 @@ from capeval_core.statistics import Interval
 FILES = (
     "Files are JSON ({image id: caption}, {image id: [captions or references]}, COCO results, COCO "
     "annotations), JSON lines, CSV or Parquet, told apart by their extension. A picture's id is its file "
-    "name without the extension; for COCO also its number."
+    "name without the extension, or its path from the folder of pictures; for COCO also its number."
 )
 
 

@@ -3,6 +3,8 @@
 The field writes the same image as `42`, `000000000042`, `COCO_val2014_000000000042`, with or without `.jpg`.
 An id means, in this order: the entry of exactly that name, the entry of that name but for an image's
 extension, the entry of the same COCO number. Two entries at one step are an ambiguity, never a silent choice.
+A picture's id may also be a path, `dogs/42.jpg`, from the folder of images or from where that folder lies;
+its last part is looked up in the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from capeval_core.inputs.problems import Problems
 
@@ -69,7 +71,7 @@ def coco_number(name: str) -> int | None:
 
 
 def find_pictures(folder: str | os.PathLike[str], ids: Iterable[str] | None = None) -> dict[str, Path]:
-    """The picture of every id in a folder of images; its subfolders are not searched.
+    """The picture of every id in a folder of images; its subfolders are looked into for ids that are paths.
 
     With `ids=None` the ids are the files' stems, for files with an image's extension. With `ids` each is
     looked up as this module says (`42` finds `COCO_val2014_000000000042.jpg`), and all that are missing or
@@ -96,8 +98,9 @@ def match_pictures(
     """Look up ids, each under the names that it may have; note what is missing or ambiguous."""
     found: dict[str, Path] = {}
     missing: list[str] = []
+    paths = _Paths(folder)
     for image_id, wanted in ids.items():
-        matches = next(filter(None, map(names.find, wanted)), [])
+        matches = next(filter(None, map(names.find, wanted)), []) or paths.find(image_id)
         if len(matches) == 1:
             found[image_id] = folder / matches[0]
         elif matches:
@@ -106,9 +109,40 @@ def match_pictures(
         else:
             missing.append(image_id)
     if missing:
-        mend = examples(names.entries) if len(missing) == len(ids) else ""
-        problems.add(f"{folder}: {counted(missing, len(ids))} no picture{mend}", kind=FileError)
+        problems.add(
+            f"{folder}: {counted(missing, len(ids))} no picture{examples(names.entries)}. An id is a "
+            "picture's file name, with or without its extension, its path from that folder, or "
+            "its COCO number",
+            kind=FileError,
+        )
     return found
+
+
+class _Paths:
+    """Pictures of ids that are paths, from a folder or from where it lies; each subfolder is listed once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._below: dict[str, tuple[str, Names] | None] = {}
+
+    def find(self, image_id: str) -> list[str]:
+        """The files that the id can mean, as paths from the folder."""
+        place, _, name = image_id.rpartition("/")
+        if not place:
+            return []
+        if place not in self._below:
+            self._below[place] = self._listed(PurePosixPath(place))
+        listed = self._below[place]
+        return [] if listed is None else [f"{listed[0]}/{entry}" for entry in listed[1].find(name)]
+
+    def _listed(self, place: PurePosixPath) -> tuple[str, Names] | None:
+        if place.is_absolute() or ".." in place.parts:
+            return None
+        known = [place]
+        if place.parts[:1] == (self.folder.absolute().name,):
+            known.append(PurePosixPath(*place.parts[1:]))
+        below = next((path for path in known if (self.folder / path).is_dir()), None)
+        return None if below is None else (str(below), Names(names_in(self.folder / below)))
 
 
 def names_in(folder: Path) -> list[str]:
@@ -133,5 +167,5 @@ def counted(ids: list[str], total: int) -> str:
 
 def examples(names: list[str]) -> str:
     if not names:
-        return "; it holds no files (subfolders are not searched)"
-    return f"; it holds files like {', '.join(map(repr, names[:3]))} (subfolders are not searched)"
+        return "; it holds no files (its subfolders are looked into for ids that are paths)"
+    return f"; it holds files like {', '.join(map(repr, names[:3]))}"

@@ -202,7 +202,8 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
         (
             "c.csv",
             b"picture,text\na,x\n",
-            "the header has 'picture', 'text', expected image_id or image or id or filename, and caption or captions",
+            "the header has 'picture', 'text', expected image_id or image or id or filename, and caption or "
+            "captions",
         ),
         ("c.csv", b"id,caption\na,x,y\n", "line 2 has 3 cells, the header has 2"),
         ("c.csv", b'id,caption\na,"x\n', "line 2 is not CSV ("),
@@ -276,6 +277,34 @@ def test_an_id_finds_its_picture(tmp_path: Path, image_id: str, name: str) -> No
     assert find_pictures(folder, [image_id]) == {image_id: folder / name}
 
 
+@pytest.mark.parametrize(
+    ("image_id", "name"),
+    [
+        ("dogs/a.jpg", "dogs/a.jpg"),  # from the folder
+        ("dogs/a", "dogs/a.jpg"),
+        ("./dogs/42", "dogs/000000000042.jpg"),
+        ("images/b.jpg", "b.jpg"),  # from where the folder lies
+        ("images/dogs/a.jpg", "dogs/a.jpg"),
+    ],
+)
+def test_an_id_may_be_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_id: str, name: str
+) -> None:
+    folder = folder_of(tmp_path / "images", "b.jpg")
+    folder_of(folder / "dogs", "a.jpg", "000000000042.jpg")
+    assert find_pictures(folder, [image_id]) == {image_id: folder / name}
+    monkeypatch.chdir(folder)
+    assert find_pictures(".", [image_id]) == {image_id: Path(name)}
+
+
+@pytest.mark.parametrize("image_id", ["../images/b.jpg", "elsewhere/b.jpg", "cats/a.jpg", "/b.jpg", "a"])
+def test_a_path_from_elsewhere_finds_nothing(tmp_path: Path, image_id: str) -> None:
+    folder = folder_of(tmp_path / "images", "b.jpg")
+    folder_of(folder / "dogs", "a.jpg")
+    with pytest.raises(FileError, match=r"has no picture; it holds files like 'b.jpg'. An id is a picture's"):
+        find_pictures(folder, [image_id])
+
+
 def test_the_exact_name_wins(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "images", "a.jpg", "a.png", "42.jpg", "000000000042.jpg")
     assert find_pictures(folder, ["a.png", "42"]) == {"a.png": folder / "a.png", "42": folder / "42.jpg"}
@@ -297,7 +326,9 @@ def test_ambiguous_and_missing_ids_are_reported_at_once(tmp_path: Path) -> None:
         "3 problems with the input:",
         f"{folder}: the id 'a' is ambiguous, it can mean 'a.jpg' and 'a.png'",
         f"{folder}: the id '7' is ambiguous, it can mean '{names[0]}' and '{names[1]}'",
-        f"{folder}: 6 of 9 ids ('u', 'v', 'w', 'x', 'y', ...) have no picture",
+        f"{folder}: 6 of 9 ids ('u', 'v', 'w', 'x', 'y', ...) have no picture; it holds files like "
+        f"'{names[0]}', '{names[1]}', 'a.jpg'. An id is a picture's file name, with or without its "
+        "extension, its path from that folder, or its COCO number",
     ]
     with pytest.raises(FileError, match=r"'a' is ambiguous"):
         find_pictures(folder)
@@ -309,9 +340,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="is a file, expected a folder of images"):
         find_pictures(written(tmp_path, b"x"))
     empty = folder_of(tmp_path / "empty")
-    with pytest.raises(
-        FileError, match=r"holds no picture; it holds no files \(subfolders are not searched\)"
-    ):
+    with pytest.raises(FileError, match=r"holds no picture; it holds no files \(its subfolders are looked"):
         find_pictures(empty)
     folder = folder_of(tmp_path / "images", "b.jpg")
     with pytest.raises(FileError, match=r"1 of 1 ids \('a'\) has no picture; it holds files like 'b.jpg'"):
@@ -358,12 +387,11 @@ def test_everything_that_does_not_match_is_reported_at_once(tmp_path: Path) -> N
     references = written(tmp_path, {"a": ["r"], "c": ["s"], "c.jpg": ["t"]}, "r.json")
     with pytest.raises(FileError) as caught:
         read_collection(candidates, folder, references)
-    assert str(caught.value).split("\n  ") == [
-        "3 problems with the input:",
-        f"{folder}: the id 'c' is ambiguous, it can mean 'c.jpg' and 'c.png'",
-        f"{folder}: 1 of 3 ids ('b') has no picture",
-        f"{references}: 1 of 3 ids ('b') has no references",
-    ]
+    first, ambiguous, missing, unknown = str(caught.value).split("\n  ")
+    assert first == "3 problems with the input:"
+    assert ambiguous == f"{folder}: the id 'c' is ambiguous, it can mean 'c.jpg' and 'c.png'"
+    assert missing.startswith(f"{folder}: 1 of 3 ids ('b') has no picture; it holds files like 'a.jpg', ")
+    assert unknown == f"{references}: 1 of 3 ids ('b') has no references"
 
 
 def test_unreadable_files_are_reported_together(tmp_path: Path) -> None:
