@@ -49,7 +49,7 @@ class Filtered:
 
     @property
     def kept(self) -> list[int]:
-        """Places of the candidates that can be chosen, at least one."""
+        """Places of the candidates that can be chosen, at least one of a pool that has any."""
         return [place for place, reason in enumerate(self.dropped) if reason is None]
 
 
@@ -98,7 +98,7 @@ def filter_pool(captions: Sequence[str], itm: Sequence[float], rules: Rules = PA
             told = {place: bad_format(captions[place], rules) for place in left}
         else:
             told = _worse_half([itm[place] for place in left], left, rules)
-        if all(reason is not None for reason in told.values()):
+        if told and all(reason is not None for reason in told.values()):
             gave_way = each
             continue
         for place, reason in told.items():

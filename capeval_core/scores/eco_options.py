@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from capeval_core.options import Options as CommonOptions
@@ -42,3 +42,13 @@ class EcoOptions(CommonOptions):
         "the other captions; within a pool or over all pools",
         sign="documents",
     )
+
+    @property
+    def comparison(self) -> Literal["cider", "cider_d", "tfidf"]:
+        """How captions of a pool are compared, also where `consensus` leaves it to `compat`."""
+        return self.consensus or ("tfidf" if self.compat == "released" else "cider")
+
+    def signed(self) -> list[str]:
+        """As for all options, with the comparison spelt out, and documents only where one reads them."""
+        told = super(EcoOptions, replace(self, consensus=self.comparison)).signed()
+        return [sign for sign in told if self.comparison != "tfidf" or not sign.startswith("documents:")]

@@ -19,6 +19,9 @@ Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+NO_PICTURE = "its picture could not be read"
+NO_VALUE = "a member has no finite value for it"
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -149,16 +152,14 @@ def _filtered(
     candidates: Candidates, pools: list[range], options: EcoOptions
 ) -> tuple[list[str | None], list[str]]:
     rules = RELEASED if options.compat == "released" else PAPER
+    scored = np.isfinite(candidates.cosines).all(axis=1) & np.isfinite(candidates.itm) & ~candidates.failed
     dropped: list[str | None] = []
     gave_way: list[str] = []
     for pool in pools:
-        part = slice(pool.start, pool.stop)
-        if candidates.failed[part].any():
-            dropped += ["its picture could not be read"] * len(pool)
-            gave_way.append("")
-            continue
-        found = filter_pool(candidates.captions[part], candidates.itm[part].tolist(), rules)
-        dropped += found.dropped
+        left = [row for row in pool if scored[row]]
+        found = filter_pool([candidates.captions[row] for row in left], candidates.itm[left].tolist(), rules)
+        told = dict(zip(left, found.dropped, strict=True))
+        dropped += [told.get(row, NO_PICTURE if candidates.failed[row] else NO_VALUE) for row in pool]
         gave_way.append(found.gave_way)
     return dropped, gave_way
 
@@ -170,13 +171,12 @@ def _consensus(
     kept = [[row for row in pool if dropped[row] is None] for pool in pools]
     kept = [rows for rows in kept if rows]
     texts = [[candidates.captions[row] for row in rows] for rows in kept]
-    kind = options.consensus or ("tfidf" if options.compat == "released" else "cider")
-    if kind == "tfidf":
+    if options.comparison == "tfidf":
         found = tfidf_consensus(texts)
     else:
         tokens = {text: ptb_tokens(text) for pool in texts for text in pool}
         pools_of_tokens = [[tokens[text] for text in pool] for pool in texts]
-        found = consensus(pools_of_tokens, documents=options.documents, kind=kind)
+        found = consensus(pools_of_tokens, documents=options.documents, kind=options.comparison)
     values = np.full(len(candidates.captions), np.nan)
     if kept:
         values[np.concatenate(kept)] = np.concatenate(found)

@@ -405,6 +405,31 @@ def test_options_move_the_total_as_they_say() -> None:
     assert np.allclose(ensemble_only.total[[0, 1]], 3.52 * ensemble_only.ensemble[[0, 1]])
 
 
+def test_a_candidate_without_a_finite_value_is_left_out_alone() -> None:
+    captions = ["a dog runs on the sand", "a dog runs on the wide sand", "a dog sleeps in the sun"]
+    candidates = Candidates(
+        pool=np.repeat([0, 3], 3),
+        captions=captions * 2,
+        cosines=np.array([[0.3], [np.nan], [0.1], [np.nan], [np.nan], [np.nan]]),
+        itm=np.array([0.7, 0.9, 0.8, 0.5, 0.5, 0.5]),
+        failed=np.zeros(6, bool),
+    )
+    found = rank(candidates, ["a"], EcoOptions())
+    lost = "a member has no finite value for it"
+    assert found.dropped == ["match 0.700, rank 2 of 2: not in the better half", lost, None, *[lost] * 3]
+    assert found.chosen == [2, -1] and found.gave_way == ["", ""]
+    assert math.isfinite(found.scores[0]) and math.isnan(found.scores[1])
+
+
+def test_equal_rules_have_equal_signatures(matcher: str) -> None:
+    usual = opened(matcher).signature()
+    assert "|consensus:cider|documents:doc_caption_within_pool|" in usual
+    assert opened(matcher, consensus="cider").signature() == usual
+    released = opened(matcher, compat="released").signature()
+    assert "|consensus:tfidf|v:" in released
+    assert opened(matcher, compat="released", documents="doc_image_all_pools").signature() == released
+
+
 @pytest.mark.parametrize(
     ("captions", "said"),
     [
