@@ -79,6 +79,11 @@ class Blip2Encoder(Encoder, tags=["image-captioning", "blip-2"]):
         self._text_size: BatchSize | None = None
 
     @classmethod
+    def reads(cls, folder: WeightsFolder) -> bool:
+        """Whether a weights folder says that it is a BLIP-2: this library's, or one of transformers'."""
+        return folder.config.get("encoder") == cls.kind or folder.config.get("model_type") == "blip-2"
+
+    @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         if "model_type" in folder.config:
             return translate_transformers(folder)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capeval_core.scores.eco_members import MATCHER, Dual, Matcher, Member, cannot_open
+from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, open_weights
 
@@ -22,7 +23,7 @@ _TINY = {"pacs-tiny": "pacs", "alpha-clip-tiny": "hices"}
 def open_members(
     chosen: str | Sequence[str] | None, matcher: Matcher
 ) -> tuple[list[Member], tuple[str, ...]]:
-    """The matcher first, then the dual encoders; and the names of the ensemble, in its order.
+    """The matcher that filters first, then the others; and the names of the ensemble, in its order.
 
     Raises:
         ValueError: no member, or one twice. WeightsError: weights that cannot be had; names the member.
@@ -35,7 +36,7 @@ def open_members(
             called.append(MATCHER)
             continue
         try:
-            members.append(_dual(name))
+            members.append(_member(name))
         except WeightsError as error:
             raise WeightsError(cannot_open(name, error)) from error
         called.append(members[-1].name)
@@ -69,7 +70,8 @@ def member_names(chosen: str | Sequence[str] | None, *, tiny: bool) -> list[str]
     return names
 
 
-def _dual(name: str) -> Member:
+def _member(name: str) -> Member:
+    from capeval_core.encoders.blip2 import Blip2Encoder
     from capeval_core.encoders.dual import dual_class
 
     if Path(name).expanduser().is_dir():
@@ -81,11 +83,16 @@ def _dual(name: str) -> Member:
         entry = ECO_MEMBERS[name]
         folder = open_weights(entry.repository, metric=EVA_CLIP if entry.checkpoint else "eco", tiny="")
     elif "/" not in name:
-        known = ", ".join([*ECO_MEMBERS, *_TINY, MATCHER])
-        raise WeightsError(f"it is neither known ({known}), nor a Hub id (org/name), nor a folder")
+        known = [*ECO_MEMBERS, *_TINY, MATCHER]
+        raise WeightsError(
+            f"it is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
+            f"{did_you_mean(name, known)}"
+        )
     else:
         folder = open_weights(name, metric="eco", tiny="")
         name = _called(folder.name)
+    if Blip2Encoder.reads(folder):
+        return Matcher(name, folder)
     dual_class(folder)  # told now, not after hours
     return Dual(name, folder)
 

@@ -475,6 +475,7 @@ def test_members_have_names_and_presets() -> None:
     ("members", "said"),
     [
         (["pacs-tiny", "nope"], "members: 'nope' cannot be opened.*neither known"),
+        (["pacs-tin"], "nor a folder: did you mean 'pacs-tiny'"),
         (["./no-folder"], "members: './no-folder' cannot be opened"),
         (["pacs-tiny", "pacs-tiny"], "'pacs-tiny' comes twice"),
         ([], "names none"),
@@ -486,9 +487,26 @@ def test_wrong_members_are_named(matcher: str, members: Any, said: str) -> None:
         opened(matcher, members)
 
 
-def test_a_member_that_is_no_dual_encoder_is_named(matcher: str) -> None:
-    with pytest.raises(WeightsError, match=r"members: '.*blip2' cannot be opened.*expected one of 'clip'"):
-        opened(matcher, [matcher])
+def test_another_blip2_is_a_member_by_its_contrast(matcher: str, scenes: Any, tmp_path: Path) -> None:
+    (tmp_path / "Second").symlink_to(matcher)
+    metric = opened("tiny", [str(tmp_path / "Second"), "blip2-itc"])
+    rows = metric.encode_all(metric.check(*scenes))
+    alone, filtering = (
+        each.encode_all(each.check(*scenes))
+        for each in (opened(matcher, "blip2-itc"), opened("tiny", "blip2-itc"))
+    )
+    values = np.array(rows["values"].to_pylist())
+    assert np.allclose(values[:, 0], np.array(alone["values"].to_pylist())[:, 0], atol=1e-6)
+    assert np.allclose(values[:, 1], np.array(filtering["values"].to_pylist())[:, 0], atol=1e-6)
+    assert np.allclose(rows["itm"], filtering["itm"], atol=1e-6)  # `weights` filter, whoever else matches
+
+
+def test_a_member_of_another_kind_is_named(matcher: str, seeded: str, tmp_path: Path) -> None:
+    config = json.loads((Path(seeded) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "encoder": "sam"}))
+    (tmp_path / "model.safetensors").symlink_to(Path(seeded) / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"members: '.*' cannot be opened.*'sam', expected one of 'clip'"):
+        opened(matcher, [str(tmp_path)])
 
 
 def test_a_member_whose_tensors_are_broken_is_named_when_it_runs(
