@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from capeval_core.inputs.pools import check_pools
@@ -125,7 +126,7 @@ class Eco(CaptionMetric):
             failed=rows["error"].is_valid().to_numpy(),
         )
         ranking = rank(candidates, self.ensemble, self.options)
-        if ranking.flat and len(rows):
+        if ranking.flat and np.isfinite(ranking.scores).any():
             warnings.warn(
                 f"{self.name}: {', '.join(ranking.flat)} cannot tell these captions apart, all values are "
                 "equal: such z-scores are 0",

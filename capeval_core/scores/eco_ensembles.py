@@ -26,7 +26,8 @@ def open_members(
     """The matcher that filters first, then the others; and the names of the ensemble, in its order.
 
     Raises:
-        ValueError: no member, or one twice. WeightsError: weights that cannot be had; names the member.
+        ValueError: no member, one twice, or one called as the option `weights`.
+        WeightsError: weights that cannot be had; names the member.
     """
     names = member_names(chosen, tiny=matcher.folder.name == "tiny")
     members: list[Member] = [matcher]
@@ -46,6 +47,8 @@ def open_members(
             f"members: {', '.join(map(repr, twice))} comes twice: name each member once (a folder is "
             "called by its last part)"
         )
+    if "weights" in called:  # as the signature calls the matcher that filters
+        raise ValueError("members: a folder called 'weights' cannot be told from the option: rename it")
     return members, tuple(called)
 
 

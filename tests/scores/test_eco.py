@@ -7,6 +7,8 @@ import itertools
 import json
 import math
 import pickle
+import shutil
+import warnings
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -337,6 +339,9 @@ def test_a_broken_picture_costs_its_own_pool(matcher: str, scenes: Any, tmp_path
     assert "images[3]" in result.errors[3] and result.counts.failed == 1
     assert result.parts["choice"][3] == -1 and result.parts["caption"][3] == ""
     assert {each["dropped"] for each in result.parts["candidates"][3]} == {"its picture could not be read"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no values are not equal values
+        assert opened(matcher, on_error="nan").score(pools[3:4], broken[3:4]).parts["choice"] == [-1]
     without = opened(matcher).score(pools[:3] + pools[4:], images[:3] + images[4:])
     assert [score for i, score in enumerate(result.scores) if i != 3] == pytest.approx(
         without.scores, abs=1e-6
@@ -561,6 +566,9 @@ def test_a_folder_of_a_known_name_is_that_member(
     assert "|seeded:Seeded@" in opened(matcher, ["eva-clip-18b", "blip2-itc"]).signature()
     with pytest.raises(ValueError, match="twice"):
         opened(matcher, ["eva-clip-18b", "./eva-clip-18b"])
+    shutil.copytree(seeded, tmp_path / "weights")
+    with pytest.raises(ValueError, match="a folder called 'weights' cannot be told from the option"):
+        opened(matcher, ["weights", "blip2-itc"])
 
 
 @pytest.mark.parametrize("kind", ["eva_clip", "open_clip", "alpha_clip"])
