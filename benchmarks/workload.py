@@ -130,8 +130,11 @@ def _draw(path: Path, rng: np.random.Generator) -> Path:
 
 def peak_memory() -> float:
     """Peak resident memory of this process so far, in MB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count what the process was before it ran its own program
+        peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)  # macOS: bytes
 
 
 def in_own_process(module: str, *arguments: str) -> str:
