@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.inputs.problems import Problems
-from capeval_core.matching.sets import Pairs, Sets
+from capeval_core.matching.sets import Pairs, Sets, ordinary
 
 Integers = NDArray[np.int64]
 
@@ -131,9 +131,7 @@ class Checks:
         step = BLOCK if widened else max(len(rows), 1)
         starts = range(0, len(rows) or 1, step)
         norms = torch.cat([torch.linalg.vector_norm(rows[i : i + step], dim=1, dtype=wide) for i in starts])
-        # Squares of very long and very short rows leave the range of numbers: such rows are looked at again.
-        limit = 1e150 if wide == torch.float64 else 1e15
-        odd = torch.nonzero(~((norms > 1 / limit) & (norms < limit))).flatten()
+        odd = torch.nonzero(~ordinary(norms)).flatten()
         if len(odd) and rows.shape[1]:
             some = rows[odd].to(wide)
             peaks = some.abs().amax(1, keepdim=True)
@@ -148,6 +146,12 @@ class Checks:
                 rows[odd] = some.to(rows.dtype)
         scale = torch.where(norms > 0, norms, 1).reciprocal()
         return Sets(rows, scale, torch.from_numpy(lengths).to(rows.device))
+
+    def unmeasured(self, rows: Tensor, lengths: Integers) -> Sets:
+        """The sets, whose scale the path finds."""
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        scale = torch.empty(len(rows), dtype=wide)
+        return Sets(rows.detach().contiguous(), scale, torch.from_numpy(lengths), measured=False)
 
     def _not_finite(self, name: str, rows: list[int], lengths: Integers) -> None:
         """Name such rows with their sets."""

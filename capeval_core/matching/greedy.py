@@ -18,16 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from capeval_core.matching import slices
 from capeval_core.matching.checks import Checks
-from capeval_core.matching.paths import PathName, find_path, place_of
-from capeval_core.matching.sets import Best, Pairs, Sets, expand
+from capeval_core.matching.paths import LARGE, PathName, find_path, place_of
+from capeval_core.matching.sets import Best, OddRowError, Pairs, Sets, expand
 
 Numbers = Sequence[float] | NDArray[Any] | Tensor
 Whole = Sequence[int] | NDArray[Any] | Tensor
 Flags = bool | Sequence[bool] | NDArray[np.bool_] | Tensor
 
 # Rows of both sides of all pairs matched at once, which bounds what is held besides the result.
-ROWS_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 23}
+ROWS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 23}
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,8 @@ def greedy_match(
         x_padded: whether the x sets were padded in the script to be reproduced.
         y_padded: whether the y sets were.
         weighted_similarity: multiply weights into the similarities before the maxima.
-        path: `reference` (plain torch), `cpu` or `triton` (CUDA); None: the fastest for the device of the
-            rows.
+        path: `reference` (plain torch), `slices` (one CPU thread), `buckets` (several) or `triton` (CUDA);
+            None: the fastest for the device of the rows and their number.
 
     Raises:
         ValueError, TypeError: everything that is wrong with the arguments, at once. Rows that hold NaN or
@@ -153,37 +154,31 @@ def greedy_match(
     x_floor, y_floor = checks.flags("y_padded", y_padded, pairs), checks.flags("x_padded", x_padded, pairs)
     rows = x_rows if x_rows is not None else torch.empty(0)
     place = place_of(rows.device)
-    best_matches = find_path(path, place, rows.dtype, checks.problems)
+    pair_rows = sum(float(sizes.mean()) for sizes in (x_sizes, y_sizes) if sizes is not None and len(sizes))
+    best_matches = find_path(path, place, rows.dtype, pair_rows, checks.problems)
     checks.problems.raise_if_any()
     assert x_rows is not None and y_rows is not None and pairs is not None
     assert x_sizes is not None and y_sizes is not None
 
+    def matched(x_sets: Sets, y_sets: Sets) -> GreedyMatch:
+        x_side = _Side(x_sets, pairs.x, x_weight, x_floor, weighted_similarity)
+        y_side = _Side(y_sets, pairs.y, y_weight, y_floor, weighted_similarity)
+        for part in _parts(x_side.lengths + y_side.lengths, ROWS_AT_ONCE[place.type]):
+            chosen = Pairs(x_side.of_pair[part], y_side.of_pair[part])
+            of_x, of_y = best_matches(x_side.sets, y_side.sets, chosen, return_indices)
+            x_side.take(of_x, part, return_maxima)
+            y_side.take(of_y, part, return_maxima)
+        return _means(x_side, y_side, return_maxima, return_indices).to(rows.device)
+
+    met_once = _met_once(x_sizes, pairs.x) and _met_once(y_sizes, pairs.y)
+    if best_matches is slices.best_matches and met_once and pair_rows >= LARGE and not weighted_similarity:
+        try:  # norms beside the products, which spares a pass over the rows
+            return matched(checks.unmeasured(x_rows, x_sizes), checks.unmeasured(y_rows, y_sizes))
+        except OddRowError:
+            pass
     x_sets, y_sets = checks.sets("x", x_rows.to(place), x_sizes), checks.sets("y", y_rows.to(place), y_sizes)
     checks.problems.raise_if_any()
-    x_side = _Side(x_sets, pairs.x, x_weight, x_floor, weighted_similarity)
-    y_side = _Side(y_sets, pairs.y, y_weight, y_floor, weighted_similarity)
-    for part in _parts(x_side.lengths + y_side.lengths, ROWS_AT_ONCE[place.type]):
-        chosen = Pairs(x_side.of_pair[part], y_side.of_pair[part])
-        of_x, of_y = best_matches(x_side.sets, y_side.sets, chosen, return_indices)
-        x_side.take(of_x, part, return_maxima)
-        y_side.take(of_y, part, return_maxima)
-    both = (x_side.means > 0) & (y_side.means > 0)
-    product, total = x_side.means * y_side.means, x_side.means + y_side.means
-    f = torch.where(both, 2 * product / torch.where(both, total, 1), 0)
-    kept = return_maxima or return_indices
-    return GreedyMatch(
-        precision=x_side.means.to(x_sets.scale.dtype),
-        recall=y_side.means.to(x_sets.scale.dtype),
-        f=f.to(x_sets.scale.dtype),
-        x_weightless=x_side.totals == 0,
-        y_weightless=y_side.totals == 0,
-        x_offsets=x_side.offsets() if kept else None,
-        y_offsets=y_side.offsets() if kept else None,
-        x_maxima=_packed(x_side.maxima, x_sets.scale) if return_maxima else None,
-        y_maxima=_packed(y_side.maxima, y_sets.scale) if return_maxima else None,
-        x_indices=_packed(x_side.indices, x_sets.lengths) if return_indices else None,
-        y_indices=_packed(y_side.indices, y_sets.lengths) if return_indices else None,
-    ).to(rows.device)
+    return matched(x_sets, y_sets)
 
 
 def best_cosine(x: Tensor, groups: Tensor, lengths: Whole, *, path: PathName | None = None) -> BestCosine:
@@ -248,6 +243,35 @@ class _Side:
     def offsets(self) -> Tensor:
         """Where the rows of each pair begin, and the end."""
         return torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
+
+
+def _means(x_side: _Side, y_side: _Side, maxima: bool, indices: bool) -> GreedyMatch:
+    """What all pairs come to."""
+    both = (x_side.means > 0) & (y_side.means > 0)
+    product, total = x_side.means * y_side.means, x_side.means + y_side.means
+    f = torch.where(both, 2 * product / torch.where(both, total, 1), 0)
+    dtype = x_side.sets.scale.dtype
+    kept = maxima or indices
+    return GreedyMatch(
+        precision=x_side.means.to(dtype),
+        recall=y_side.means.to(dtype),
+        f=f.to(dtype),
+        x_weightless=x_side.totals == 0,
+        y_weightless=y_side.totals == 0,
+        x_offsets=x_side.offsets() if kept else None,
+        y_offsets=y_side.offsets() if kept else None,
+        x_maxima=_packed(x_side.maxima, x_side.sets.scale) if maxima else None,
+        y_maxima=_packed(y_side.maxima, y_side.sets.scale) if maxima else None,
+        x_indices=_packed(x_side.indices, x_side.sets.lengths) if indices else None,
+        y_indices=_packed(y_side.indices, y_side.sets.lengths) if indices else None,
+    )
+
+
+def _met_once(lengths: NDArray[np.int64], of_pair: Tensor) -> bool:
+    """Whether every set has rows and meets another, and few of them more than one."""
+    met = np.bincount(of_pair.numpy(), minlength=len(lengths))
+    rows = int(lengths.sum())
+    return bool(rows and lengths.min() and met.min() and (met * lengths).sum() <= 1.5 * rows)
 
 
 def _parts(rows: Tensor, limit: int) -> Iterator[slice]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from capeval_core.inputs.problems import Problems
-from capeval_core.matching import cpu, reference
+from capeval_core.matching import buckets, reference, slices
 from capeval_core.matching.sets import Path
 from capeval_core.suggestion import did_you_mean
 
-PathName = Literal["reference", "cpu", "triton"]
+PathName = Literal["reference", "slices", "buckets", "triton"]
+
+# Rows of a pair, both sides, from which their memory is what costs: a second thread gains by gathering them,
+# and a product by norms that were just found.
+LARGE = 48
 
 
 def place_of(device: torch.device) -> torch.device:
@@ -20,18 +24,20 @@ def place_of(device: torch.device) -> torch.device:
     return device if device.type in ("cpu", "cuda") else torch.device("cpu")
 
 
-def find_path(name: str | None, device: torch.device, dtype: torch.dtype, problems: Problems) -> Path:
-    """The way of that name, or the fastest for such rows; notes why a named one cannot be taken."""
-    double = dtype == torch.float64
+def find_path(
+    name: str | None, device: torch.device, dtype: torch.dtype, pair_rows: float, problems: Problems
+) -> Path:
+    """The way of that name, or the fastest for pairs of so many rows; notes why one cannot be taken."""
     if name is None:
-        has_triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        name = "cpu" if device.type == "cpu" else "triton" if has_triton and not double else "reference"
-    if name == "cpu":
+        name = _on_cpu(pair_rows) if device.type == "cpu" else _on_gpu(dtype)
+    if name == "reference":
+        return reference.best_matches
+    if name in ("slices", "buckets"):
         if device.type != "cpu":
-            problems.add(f"path='cpu', but the rows are on {device}: move them with .cpu()")
-        return cpu.best_matches
+            problems.add(f"path={name!r}, but the rows are on {device}: move them with .cpu()")
+        return slices.best_matches if name == "slices" else buckets.best_matches
     if name == "triton":
-        if importlib.util.find_spec("triton") is None:
+        if not _has_triton():
             problems.add("path='triton', but triton is not installed: pip install triton (Linux only)")
             return reference.best_matches
         from capeval_core.matching import triton_kernels
@@ -40,11 +46,23 @@ def find_path(name: str | None, device: torch.device, dtype: torch.dtype, proble
             problems.add(
                 f"path='triton', but the rows are on {device}: move them to CUDA, or set TRITON_INTERPRET=1"
             )
-        if double:
+        if dtype == torch.float64:
             problems.add(
                 "path='triton', but the rows are float64, which it does not do: take path='reference'"
             )
         return triton_kernels.best_matches
-    if name != "reference":
-        problems.add(f"path={name!r} is not known{did_you_mean(str(name), ('reference', 'cpu', 'triton'))}")
+    problems.add(f"path={name!r} is not known{did_you_mean(str(name), get_args(PathName))}")
     return reference.best_matches
+
+
+def _on_cpu(pair_rows: float) -> PathName:
+    threads = torch.get_num_threads()
+    return "buckets" if threads > 2 or (threads == 2 and pair_rows >= LARGE) else "slices"
+
+
+def _on_gpu(dtype: torch.dtype) -> PathName:
+    return "triton" if _has_triton() and dtype != torch.float64 else "reference"
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

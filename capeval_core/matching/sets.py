@@ -16,16 +16,27 @@ class Sets:
 
     `scale` (n,) turns a product of rows into a cosine: 1 / norm, or 1 for an all-zero row. It may hold a
     weight as well, so that weighted similarities need nothing more. It is float64 for float64 rows, else
-    float32.
+    float32. Where it is not `measured` yet, the path finds the norms, and raises OddRowError where it must.
     """
 
     rows: Tensor
     scale: Tensor
     lengths: Tensor
+    measured: bool = True
 
     @cached_property
     def starts(self) -> Tensor:
         return starts_of(self.lengths)
+
+
+class OddRowError(Exception):
+    """A row has no ordinary norm."""
+
+
+def ordinary(norms: Tensor) -> Tensor:
+    """Which rows 1 / norm may scale: not all zero, and no square of theirs left the range of numbers."""
+    limit = 1e150 if norms.dtype == torch.float64 else 1e15
+    return (norms > 1 / limit) & (norms < limit)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.matching import cpu, greedy
+from capeval_core.matching import buckets, greedy, slices
+from capeval_core.matching.checks import Checks
 from capeval_core.matching.greedy import GreedyMatch, best_cosine, greedy_match
 
 Doubles = NDArray[np.float64]
@@ -26,7 +27,8 @@ CUDA = torch.cuda.is_available()
 no_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
 PATHS = [
     pytest.param("reference", "cpu", id="reference"),
-    pytest.param("cpu", "cpu", id="cpu"),
+    pytest.param("slices", "cpu", id="slices"),
+    pytest.param("buckets", "cpu", id="buckets"),
     # Without a GPU, the same kernels in Triton's interpreter.
     pytest.param("triton", "cuda" if CUDA else "cpu", id="triton", marks=no_triton),
     *([pytest.param("reference", "cuda", id="reference-cuda")] if CUDA else []),
@@ -319,7 +321,9 @@ def test_no_pairs_no_sets_no_numbers(path: str, device: str) -> None:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """So little at once that every loop goes round several times."""
     monkeypatch.setattr(greedy, "ROWS_AT_ONCE", {"cpu": 40, "cuda": 40})
-    monkeypatch.setattr(cpu, "GRID", 60)
+    monkeypatch.setattr(slices, "GRID", 60)
+    monkeypatch.setattr(buckets, "ROWS", 30)
+    monkeypatch.setattr(buckets, "PAIRS", 4)
     yield
 
 
@@ -343,22 +347,26 @@ def test_parts_make_the_whole(path: str, device: str, monkeypatch: pytest.Monkey
         assert torch.equal(getattr(parts, name), getattr(whole, name))
 
 
-def test_threads_change_nothing() -> None:
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("path", ["slices", "buckets"])
+def test_threads_change_nothing(path: str) -> None:
     rng = np.random.default_rng(12)
     x, y = ([rng.normal(size=(n, 64)) for n in rng.integers(1, 60, 80)] for _ in range(2))
     case = Case(x, y, [(i, i) for i in range(80)])
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = case.match("cpu", "cpu", return_indices=True)
-        torch.set_num_threads(2)
-        two = case.match("cpu", "cpu", return_indices=True)
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(one.f, two.f)
-    assert (
-        one.x_indices is not None and two.x_indices is not None and torch.equal(one.x_indices, two.x_indices)
-    )
+    two = case.match(path, "cpu", return_indices=True)
+    torch.set_num_threads(1)
+    one = case.match(path, "cpu", return_indices=True)
+    close(one.f, two.f, 1e-7)
+    assert one.x_indices is not None and two.x_indices is not None
+    assert torch.equal(one.x_indices, two.x_indices)
 
 
 @on_every_path
@@ -396,6 +404,47 @@ def test_rows_that_are_no_numbers_are_named(path: str, device: str) -> None:
         greedy_match(x, y, [2, 0, 3], [1, 1, 1], path=path)  # type: ignore[arg-type]
     assert "x[3], row 1 of set 2, holds NaN or infinity: mend or drop it" in str(error.value)
     assert "y[0], row 0 of set 0, holds NaN or infinity" in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("odd", [None, 0.0, 1e-30, 1e30])
+def test_norms_beside_the_products(
+    dtype: torch.dtype, odd: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(13)
+    x, y = ([rng.normal(size=(n, 40)) for n in rng.integers(1, 12, 30)] for _ in range(2))
+    if odd is not None:
+        x[17][0] *= odd**10 if dtype == torch.float64 else odd
+    case = Case(x, y, [(i, i) for i in range(30)] + [(3, 4)])
+    whole = case.match("slices", "cpu", dtype, return_maxima=True, return_indices=True)
+    monkeypatch.setattr(greedy, "LARGE", 0)
+    passes: list[str] = []
+    sets = Checks.sets
+    monkeypatch.setattr(Checks, "sets", lambda *given: (passes.append(given[1]), sets(*given))[1])
+    beside = case.match("slices", "cpu", dtype, return_maxima=True, return_indices=True)
+    assert passes == ([] if odd is None else ["x", "y"])  # odd rows are looked at in a pass of their own
+    for name in ("precision", "recall", "f", "x_maxima", "y_maxima"):
+        close(getattr(beside, name), getattr(whole, name), 1e-12 if dtype == torch.float64 else 3e-7)
+    for name in ("x_indices", "y_indices"):
+        assert torch.equal(getattr(beside, name), getattr(whole, name))
+
+
+@pytest.mark.parametrize("place", [(0, 0), (29, 3)])
+def test_rows_that_are_no_numbers_are_named_beside_the_products(
+    place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greedy, "LARGE", 0)
+    x, y = torch.ones(30, 4), torch.ones(30, 4)
+    x[place], y[7, 0] = float("inf"), float("nan")
+    with pytest.raises(ValueError, match="2 problems") as error:
+        greedy_match(x, y, [3] * 10, [6] * 5 + [0] * 5, path="slices")
+    assert f"x[{place[0]}], row {place[0] % 3} of set {place[0] // 3}, holds NaN" in str(error.value)
+    assert "y[7], row 1 of set 1, holds NaN or infinity" in str(error.value)
+    x[place] = 1  # in a set that meets an empty one, or none at all
+    with pytest.raises(ValueError, match=r"y\[7\], row 7 of set 0"):
+        greedy_match(x[:3], y, [3, 0], [10, 20], path="slices")
+    with pytest.raises(ValueError, match=r"y\[7\], row 7 of set 0"):
+        greedy_match(x, y, [30], [10, 20], x_of_pair=[0], y_of_pair=[1], path="slices")
 
 
 ROWS = torch.ones(3, 4)

@@ -1,4 +1,4 @@
-"""Greedy matching on the CPU.
+"""Greedy matching on one thread of a CPU.
 
 Rows are never copied, padded or normalised: pairs that share one set and whose other sets lie side by side
 are one matrix product of slices (a run), and the products of many runs go into one small grid, which is
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -24,12 +23,12 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped, unused-ignore]
 from torch import Tensor
 
-from capeval_core.matching.sets import Best, Pairs, Sets, expand, starts_of
+from capeval_core.matching.sets import Best, OddRowError, Pairs, Sets, expand, ordinary, starts_of
 
 Integers = NDArray[np.int64]
 
-# Similarities held at once: they stay in a core's cache, and torch does not share so few among threads. A row
-# counts as NARROWEST at least, which bounds the rows as well.
+# Similarities held at once: they stay in a core's cache. A row counts as NARROWEST at least, which bounds the
+# rows as well.
 GRID, NARROWEST = (1 << 15) - 1, 16
 
 _ALONE = Lock()  # the number of threads of a product is a setting of the whole process
@@ -73,31 +72,30 @@ def _match(x: Sets, y: Sets, pairs: Pairs, plan: Plan, indices: bool) -> tuple[B
     one, other = pairs.x[plan.order], pairs.y[plan.order]
     widths, heights = x.lengths[one].numpy(), y.lengths[other].numpy()
     x_ends, y_ends = (np.append(0, np.cumsum(lengths)) for lengths in (widths, heights))
-    x_first, x_scale = x.starts[one].numpy(), x.scale.numpy()
-    y_scale = y.scale[expand(y.starts[other], y.lengths[other])].numpy()
-    x_maxima, y_maxima = np.empty(x_ends[-1], x_scale.dtype), np.empty(y_ends[-1], x_scale.dtype)
+    x_rows, y_rows = (
+        expand(side.starts[which], side.lengths[which]).numpy() for side, which in ((x, one), (y, other))
+    )
+    x_maxima, y_maxima = (np.empty(ends[-1], x.scale.numpy().dtype) for ends in (x_ends, y_ends))
     x_found, y_found = (np.empty(ends[-1] if indices else 0, np.int64) for ends in (x_ends, y_ends))
     products = _Products(x, y, plan, one, other)
 
-    def fill(part: tuple[int, int]) -> None:
-        start, stop = part
+    def fill(start: int, stop: int) -> None:
         # Rows of the grid are y's, columns x's; a column beyond the x set of its row is -inf and stays so.
         grid = products.grid(start, stop)
         of_x, of_y = slice(x_ends[start], x_ends[stop]), slice(y_ends[start], y_ends[stop])
         tall, begins = heights[start:stop], y_ends[start:stop] - y_ends[start]
-        columns = np.arange(grid.shape[1])
-        inside = columns < widths[start:stop, None]
-        x_rows = np.minimum(x_first[start:stop, None] + columns, len(x_scale) - 1)
-        grid *= np.repeat(np.where(inside, x_scale[x_rows], 1), tall, axis=0)
-        scale = y_scale[of_y]
+        inside = np.arange(grid.shape[1]) < widths[start:stop, None]
+        scale = np.ones(inside.shape, grid.dtype)
+        scale[inside] = _scale(x, x_rows[of_x])
+        grid *= np.repeat(scale, tall, axis=0)
+        scale = _scale(y, y_rows[of_y])
         if indices:
             maxima, found = (values.numpy() for values in torch.from_numpy(grid).max(1))
             y_found[of_y] = np.where(scale == 0, 0, found)  # as similar to all
         else:
             maxima = torch.from_numpy(grid).amax(1).numpy()  # many times as fast as numpy's on short rows
         np.multiply(maxima, scale, out=y_maxima[of_y])
-        with np.errstate(invalid="ignore"):  # a weight of 0 times -inf, in columns that do not count
-            grid *= scale[:, None]
+        grid *= scale[:, None]
         maxima = np.maximum.reduceat(grid, begins, axis=0)
         x_maxima[of_x] = maxima[inside]
         if indices:
@@ -107,15 +105,10 @@ def _match(x: Sets, y: Sets, pairs: Pairs, plan: Plan, indices: bool) -> tuple[B
                 inside
             ]
 
-    parts = list(_parts(widths, y_ends))
-    threads = min(torch.get_num_threads(), len(parts))
-    with _ALONE, _products_threads().limit(limits=1):
-        if threads < 2:
-            for part in parts:
-                fill(part)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(fill, parts))
+    # A weight of 0 times -inf, in columns that do not count, is no number; nor may be what is not measured.
+    with _ALONE, _products_threads().limit(limits=1), np.errstate(over="ignore", invalid="ignore"):
+        for part in _parts(widths, y_ends):
+            fill(*part)
 
     answers = []
     for side, which, maxima, found in ((x, pairs.x, x_maxima, x_found), (y, pairs.y, y_maxima, y_found)):
@@ -126,6 +119,17 @@ def _match(x: Sets, y: Sets, pairs: Pairs, plan: Plan, indices: bool) -> tuple[B
             best.indices[places] = torch.from_numpy(found)
         answers.append(best)
     return answers[0], answers[1]
+
+
+def _scale(sets: Sets, rows: Integers) -> NDArray[Any]:
+    """The scale of such rows, which holds their squares as long as it was not measured."""
+    values = sets.scale.numpy()[rows]
+    if sets.measured:
+        return values
+    norms = torch.from_numpy(np.sqrt(values))
+    if not ordinary(norms).all():
+        raise OddRowError
+    return norms.reciprocal_().numpy()
 
 
 def _parts(widths: Integers, y_ends: Integers) -> Iterator[tuple[int, int]]:
@@ -152,7 +156,8 @@ class _Products:
         self.x_starts, self.y_starts = x.starts[one].numpy(), y.starts[other].numpy()
         self.x_lengths = x.lengths[one].numpy()
         self.y_ends = np.append(0, np.cumsum(y.lengths[other].numpy()))
-        self.wide = x.scale.numpy().dtype
+        self.x_squares, self.y_squares = (side.scale.numpy() for side in (x, y))
+        self.measured, self.wide = x.measured, self.x_squares.dtype
 
     def grid(self, start: int, stop: int) -> NDArray[Any]:
         """(rows of all y sets, rows of the largest x set): every y row times its x set, and -inf."""
@@ -171,5 +176,8 @@ class _Products:
             left, right = self.y_rows[b : b + bottom - top], self.x_rows[a : a + width]
             if self.narrow:  # widened as they are met
                 left, right = (torch.from_numpy(r).view(self.dtype).float().numpy() for r in (left, right))
+            if not self.measured:  # which brings the rows into the cache, where the product is a third faster
+                np.vecdot(left, left, out=self.y_squares[b : b + bottom - top])
+                np.vecdot(right, right, out=self.x_squares[a : a + width])
             np.matmul(left, right.T, out=grid[top:bottom, :width])
         return grid

@@ -1,0 +1,144 @@
+"""Greedy matching on several threads of a CPU.
+
+Pairs of like sizes go through torch's batched operations together, which share them among its threads. Rows
+are gathered for it, into a space that stays in the cache, where their product is a third faster than on rows
+that come from memory; and a set shorter than the longest repeats its last row, which changes no maximum.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from capeval_core.matching.sets import Best, Pairs, Sets, expand, starts_of
+
+Integers = NDArray[np.int64]
+
+# A bucket's rows, of both sides, and its pairs: a space of a few megabytes, and small for small sets.
+ROWS, PAIRS = 1536, 32
+
+
+def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, Best]:
+    """The best of each row, both ways; see `sets.Path`."""
+    there = torch.nonzero((x.lengths[pairs.x] > 0) & (y.lengths[pairs.y] > 0)).flatten()
+    widths, heights = x.lengths[pairs.x[there]].numpy(), y.lengths[pairs.y[there]].numpy()
+    order, ends = _buckets(widths, heights)
+    counts, begins = np.diff(ends, prepend=0), np.append(0, ends[:-1])
+    one, other = (
+        _Side(side, which, there[torch.from_numpy(order)], counts, begins, indices)
+        for side, which in ((x, pairs.x), (y, pairs.y))
+    )
+    cells = torch.empty(int((counts * one.longest * other.longest).max(initial=0)), dtype=x.scale.dtype)
+    for bucket, count in enumerate(counts.tolist()):
+        left, right = one.batch(bucket), other.batch(bucket)
+        shape = count, left.shape[1], right.shape[1]
+        similarity = cells[: shape[0] * shape[1] * shape[2]].view(shape)
+        torch.bmm(left, right.transpose(1, 2), out=similarity)
+        similarity *= one.of_bucket(one.scale, bucket)[:, :, None]
+        similarity *= other.of_bucket(other.scale, bucket)[:, None, :]
+        one.take(similarity, 2, bucket)
+        other.take(similarity, 1, bucket)
+    return one.answer(other.lengths), other.answer(one.lengths)
+
+
+def _buckets(widths: Integers, heights: Integers) -> tuple[Integers, Integers]:
+    """An order of the pairs in which those of like sizes are neighbours, and where each bucket ends in it.
+
+    Pairs are sorted by width, cut into strata, and sorted by height in each: were all sizes equally frequent,
+    so many strata would spare both sides the same share of padding.
+    """
+    order = np.argsort(widths, kind="stable")
+    rows = np.cumsum((widths + heights)[order])
+    total = int(rows[-1]) if len(rows) else 0
+    strata = max(1, round(max(total / ROWS, len(rows) / PAIRS) ** 0.5))
+    stratum = rows * strata // (total + 1)
+    inner = np.lexsort((heights[order], stratum))
+    order = order[inner]
+    ends = np.fromiter(_cuts(widths[order], heights[order], stratum), np.int64)
+    return order, ends
+
+
+def _cuts(widths: Integers, heights: Integers, stratum: Integers) -> Iterator[int]:
+    """Where buckets end: those of a stratum have at most so many rows and pairs, but one pair at least."""
+    threads = torch.get_num_threads()
+    bounds = np.flatnonzero(np.diff(stratum, append=-1)) + 1
+    start = 0
+    for bound in bounds.tolist():
+        width = int(widths[start:bound].max())
+        while start < bound:
+            first, most = start, min(start + PAIRS, bound)
+
+            def rows(stop: int, first: int = first, width: int = width) -> int:
+                return (stop - first) * (width + int(heights[stop - 1]))
+
+            count = bisect_right(range(most + 1), ROWS, lo=first + 2, key=rows) - 1 - first
+            start += count - count % threads if threads < count < bound - first else count
+            yield start
+
+
+class _Side:
+    """One side of all buckets: its rows, bucket by bucket, and the best of each, padding included."""
+
+    def __init__(
+        self, sets: Sets, which: Tensor, order: Tensor, counts: Integers, begins: Integers, indices: bool
+    ) -> None:
+        self.sets, self.which, self.order = sets, which, order
+        chosen = which[order]
+        self.lengths = sets.lengths[chosen]
+        self.longest = (
+            np.maximum.reduceat(self.lengths.numpy(), begins) if len(counts) else np.empty(0, np.int64)
+        )
+        padded = torch.from_numpy(np.repeat(self.longest, counts))
+        first = sets.starts[chosen]
+        last = torch.repeat_interleave(first + self.lengths - 1, padded)
+        self.rows = torch.minimum(expand(first, padded), last)
+        self.scale = sets.scale[self.rows]
+        self.starts = starts_of(padded)
+        self.ends = np.append(0, np.cumsum(counts * self.longest)).tolist()
+        self.maxima = torch.empty_like(self.scale)
+        self.found = torch.empty_like(self.rows) if indices else None
+        most = int((counts * self.longest)[counts > 1].max(initial=0))
+        self.space = torch.empty(most, sets.rows.shape[1], dtype=sets.rows.dtype)
+        self.wide = self.space if self.scale.dtype == self.space.dtype else self.space.to(self.scale.dtype)
+
+    def of_bucket(self, values: Tensor, bucket: int) -> Tensor:
+        """(pairs, longest) of values of all padded rows."""
+        part = values[self.ends[bucket] : self.ends[bucket + 1]]
+        return part.view(-1, int(self.longest[bucket]))
+
+    def batch(self, bucket: int) -> Tensor:
+        """(pairs, longest, D), in a space that the next one overwrites."""
+        rows = self.of_bucket(self.rows, bucket)
+        if len(rows) == 1:
+            start = int(rows[0, 0])
+            return self.sets.rows[None, start : start + rows.shape[1]].to(self.scale.dtype)
+        space, wide = self.space[: rows.numel()], self.wide[: rows.numel()]
+        torch.index_select(self.sets.rows, 0, rows.flatten(), out=space)
+        return (wide if wide.dtype == space.dtype else wide.copy_(space)).view(*rows.shape, -1)
+
+    def take(self, similarity: Tensor, axis: int, bucket: int) -> None:
+        maxima = self.of_bucket(self.maxima, bucket)
+        if self.found is None:
+            torch.amax(similarity, axis, out=maxima)
+        else:
+            torch.max(similarity, axis, out=(maxima, self.of_bucket(self.found, bucket)))
+
+    def answer(self, others: Tensor) -> Best:
+        """The best of the rows themselves, in the order of the pairs that was asked for.
+
+        `others` (pairs,) are the lengths of the other side's sets: what was found beyond is the last row too,
+        which may come first by a rounding.
+        """
+        best = Best.of_nothing(self.sets, self.which, self.found is not None)
+        places = expand(starts_of(self.sets.lengths[self.which])[self.order], self.lengths)
+        real = expand(self.starts, self.lengths)
+        best.maxima[places] = self.maxima[real]
+        if best.indices is not None and self.found is not None:
+            last = torch.repeat_interleave(others - 1, self.lengths)
+            best.indices[places] = torch.minimum(self.found[real], last)
+        return best
