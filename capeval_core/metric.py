@@ -25,7 +25,7 @@ from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.encoder import Encoder
+    from capeval_core.models.model import CheckedModel
 
 TEXTS_AT_ONCE = 65_536
 """Captions and references that are encoded together, which bounds memory for any number of captions."""
@@ -107,7 +107,7 @@ class CaptionMetric(ABC):
 
     @classmethod
     @abstractmethod
-    def encoder_class(cls) -> type[Encoder]:
+    def encoder_class(cls) -> type[CheckedModel]:
         """The class of the encoder that the option `weights` is for, which `capeval convert` makes."""
 
     @abstractmethod

@@ -19,7 +19,7 @@ from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.encoder import Encoder
+    from capeval_core.models.model import CheckedModel
     from capeval_core.weights.release import Conversion
 
 _REGIONS = "regions"
@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _encoder_of(name: str) -> type[Encoder]:
+def _encoder_of(name: str) -> type[CheckedModel]:
     if name == _REGIONS:
         from capeval_core.regions.sam import Sam
 

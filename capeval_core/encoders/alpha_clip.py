@@ -20,8 +20,6 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.batching import BatchSize
-from capeval_core.encoders.canary import TEXTS, canary_pictures, cosines
 from capeval_core.encoders.clip_config import config_problems, mask_problems
 from capeval_core.encoders.clip_model import build_clip
 from capeval_core.encoders.clip_towers import ClipTowers, rows_of
@@ -32,10 +30,12 @@ from capeval_core.encoders.mask_geometry import (
     picture_pixels,
     resize_masks,
 )
-from capeval_core.encoders.precision import DTYPES, exact_float32
 from capeval_core.encoders.region_features import Prepared, RegionFeatures, Row, encode_regions_of
 from capeval_core.encoders.transformer import run_vision
 from capeval_core.inputs.pictures import Picture, PictureError
+from capeval_core.models.batching import BatchSize
+from capeval_core.models.canary import TEXTS, canary_pictures, cosines
+from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.weights.alpha_clip import AlphaClipConversion
@@ -55,7 +55,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     many pictures as it takes to fill it. In float32 a feature does not depend on what else is in the
     batch, up to rounding.
 
-    Arguments and errors are those of `Encoder`; tensors have open_clip's names, beside
+    Arguments and errors are those of `CheckedModel`; tensors have open_clip's names, beside
     `visual.conv1_alpha.weight`, (width, 1, patch, patch).
     """
 

@@ -18,7 +18,6 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.batching import BatchSize
 from capeval_core.encoders.blip2_matching import Matches, match_pools
 from capeval_core.encoders.blip2_model import (
     build_blip2,
@@ -27,13 +26,14 @@ from capeval_core.encoders.blip2_model import (
     query_states,
     text_states,
 )
-from capeval_core.encoders.canary import TEXTS, canary_pictures
 from capeval_core.encoders.clip_towers import TextFeatures, rows_of
-from capeval_core.encoders.encoder import Encoder
 from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
-from capeval_core.encoders.precision import DTYPES, exact_float32
 from capeval_core.encoders.wordpiece import PAD, WordPiece
 from capeval_core.inputs.pictures import Picture
+from capeval_core.models.batching import BatchSize
+from capeval_core.models.canary import TEXTS, canary_pictures
+from capeval_core.models.model import CheckedModel
+from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.blip2 import Blip2Conversion, read_words, translate_transformers
 from capeval_core.weights.checksum import sha256_of
 from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
@@ -44,14 +44,14 @@ Ids = tuple[int, ...]
 _KEYS = ("architecture", "preprocessing", "context_length", "vocabulary")
 
 
-class Blip2Encoder(Encoder, tags=["image-captioning", "blip-2"]):
+class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
     """BLIP-2's image-text model on transformers' modules: a vision tower, a Q-Former, two heads.
 
     A picture goes through the vision tower once, however many captions are asked about it; texts run at
     their own length or with masked padding. In float32 a value does not depend on what else is in the
     batch, up to rounding.
 
-    Arguments and errors are those of `Encoder`; tensors have transformers' names.
+    Arguments and errors are those of `CheckedModel`; tensors have transformers' names.
     """
 
     kind = "blip2"

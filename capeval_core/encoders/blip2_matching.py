@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.batching import BatchSize
 from capeval_core.encoders.pictures import chunks, content_key, told_at
 from capeval_core.inputs.pictures import Picture, PictureError
 from capeval_core.matching.cosine import unit
+from capeval_core.models.batching import BatchSize
 
 if TYPE_CHECKING:
     from torch import Tensor

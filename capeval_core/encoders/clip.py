@@ -14,14 +14,14 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.canary import TEXTS, canary_pictures, cosines
 from capeval_core.encoders.clip_config import config_problems
 from capeval_core.encoders.clip_model import build_clip
 from capeval_core.encoders.clip_towers import ClipTowers, rows_of
 from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
-from capeval_core.encoders.precision import DTYPES, exact_float32
 from capeval_core.encoders.transformer import run_vision
 from capeval_core.inputs.pictures import Picture
+from capeval_core.models.canary import TEXTS, canary_pictures, cosines
+from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.convert import ClipConversion
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 from capeval_core.weights.open_clip_format import translate_open_clip
@@ -37,7 +37,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     run once; every feature goes through a `FeatureCache`. In float32 a feature does not depend on what
     else is in the batch, up to rounding; bfloat16 and float16 take half the memory for weights and states.
 
-    Arguments and errors are those of `Encoder`; tensors have open_clip's names.
+    Arguments and errors are those of `CheckedModel`; tensors have open_clip's names.
     """
 
     kind = "clip"

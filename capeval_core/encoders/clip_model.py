@@ -9,7 +9,7 @@ from open_clip.model import CLIP, convert_weights_to_lp
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
-from capeval_core.encoders.precision import DTYPES
+from capeval_core.models.precision import DTYPES
 from capeval_core.weights.folder import WeightsError
 
 VISION_KEYS = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size"}

@@ -14,12 +14,12 @@ from open_clip.model import CLIP
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.batching import BatchSize
-from capeval_core.encoders.encoder import Encoder
-from capeval_core.encoders.precision import DTYPES, exact_float32
 from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.encoders.tokenizer import ClipTokenizer
 from capeval_core.encoders.transformer import KeyValues, run_pooled, run_prefix
+from capeval_core.models.batching import BatchSize
+from capeval_core.models.model import CheckedModel
+from capeval_core.models.precision import DTYPES, exact_float32
 
 Floats = NDArray[np.float32]
 
@@ -32,7 +32,7 @@ class TextFeatures:
     dropped: list[int]
 
 
-class ClipTowers(Encoder):
+class ClipTowers(CheckedModel):
     """A text tower of CLIP, and what its picture side is built on.
 
     Texts run at their real length, equal ones once (exact, since attention is causal).

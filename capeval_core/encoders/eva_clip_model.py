@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.clip_model import check_tensors
-from capeval_core.encoders.precision import DTYPES
+from capeval_core.models.precision import DTYPES
 from capeval_core.weights.eva_clip import STAND_IN, TEXT_KEYS, VISION_KEYS
 from capeval_core.weights.folder import WeightsError
 

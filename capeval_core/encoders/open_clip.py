@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.clip_model import TEXT_KEYS, VISION_KEYS, check_tensors
-from capeval_core.encoders.precision import DTYPES
+from capeval_core.models.precision import DTYPES
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 _TIMM_KEYS = {

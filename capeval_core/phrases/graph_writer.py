@@ -7,7 +7,6 @@ prompt, the beams and the lengths are those of its released package.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from capeval_core.encoders.batching import BatchSize
-from capeval_core.encoders.precision import DTYPES, exact_float32
+from capeval_core.models.batching import BatchSize
+from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import TENSORS, WeightsError
-from capeval_core.weights.hub import failures, fetch, reason
+from capeval_core.weights.foreign import download
 
 FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"
 """Flan-T5 base (Apache 2.0) tuned on Visual Genome's descriptions; `-large-` and `-small-` exist too."""
@@ -139,6 +138,7 @@ def _cut(tokens: list[int]) -> list[int]:
     return tokens if len(tokens) <= LONGEST_INPUT else [*tokens[: LONGEST_INPUT - 1], tokens[-1]]
 
 
+_WHAT = "the scene-graph parser"
 _WITHOUT = 'To run without it: phrases="chunks" (rules, no model), or hand in phrases, {caption: [phrases]}.'
 
 
@@ -148,7 +148,9 @@ def find_parser(model: str) -> tuple[Path, str, str]:
     if path.is_dir():
         folder, label, version = path, path.resolve().name, ""
     else:
-        folder = _download(model)
+        folder = download(
+            model, _WHAT, ["*.json", "*.model"], default=FACTUAL, without=_WITHOUT, error=ParserError
+        ).path
         label, version = model.partition("@")[0], folder.name
     # Without its files transformers would make up a tokenizer of its own.
     tokenizers = [*folder.glob("tokenizer.json"), *folder.glob("*.model")]
@@ -158,7 +160,7 @@ def find_parser(model: str) -> tuple[Path, str, str]:
     ):
         if not found:
             raise ParserError(
-                f"the scene-graph parser {label!r} has no {file} in {folder}: pass one in transformers' "
+                f"{_WHAT} {label!r} has no {file} in {folder}: pass one in transformers' "
                 f"format, such as {FACTUAL} from the Hub. {_WITHOUT}"
             )
     if not version:
@@ -166,32 +168,6 @@ def find_parser(model: str) -> tuple[Path, str, str]:
         content = "".join(file.name + file_checksum(file) for file in files)
         version = hashlib.sha256(content.encode()).hexdigest()
     return folder, label, version
-
-
-def _download(model: str) -> Path:
-    repository, _, revision = model.partition("@")
-    unknown = (
-        f"the scene-graph parser {model!r} is neither a folder nor a Hub id (org/name[@revision]). {_WITHOUT}"
-    )
-    if repository.count("/") != 1 or model.startswith((".", "~", "/")):
-        raise ParserError(unknown)
-    try:
-        found = fetch(repository, revision or None, ["*.json", "*.model"], lambda _: TENSORS)
-    except ValueError as error:  # characters that no id has
-        raise ParserError(unknown) from error
-    except failures() as error:
-        raise ParserError(
-            f"the scene-graph parser {model!r} cannot be had ({reason(error)}). The default is {FACTUAL} "
-            "(990 MB): check the id and the connection, or download it elsewhere (`hf download "
-            f"{repository} --local-dir FOLDER`) and pass the folder. {_WITHOUT}"
-        ) from error
-    if found.unasked:
-        warnings.warn(
-            f"the scene-graph parser {model!r}: the Hub could not be asked for the newest version "
-            f"({found.unasked}); commit {found.commit} of the local cache is used",
-            stacklevel=2,
-        )
-    return found.path
 
 
 def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
@@ -206,12 +182,12 @@ def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
         raise _missing(error) from error
     except Exception as error:  # a damaged file raises whatever its reader raises
         raise ParserError(
-            f"the scene-graph parser {label!r} in {folder} cannot be loaded ({_said(error)}): download it "
+            f"{_WHAT} {label!r} in {folder} cannot be loaded ({_said(error)}): download it "
             f"again, or pass another. {_WITHOUT}"
         ) from error
     if tokenizer.pad_token_id is None or len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise ParserError(
-            f"the scene-graph parser {label!r} has a tokenizer that is not its own (no pad token, or more "
+            f"{_WHAT} {label!r} has a tokenizer that is not its own (no pad token, or more "
             f"tokens than the model knows): download it again, or pass another. {_WITHOUT}"
         )
     return tokenizer, model
@@ -219,8 +195,7 @@ def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
 
 def _missing(error: ImportError) -> ParserError:
     return ParserError(
-        f"the scene-graph parser needs transformers ({error}): "
-        f"pip install transformers sentencepiece. {_WITHOUT}"
+        f"{_WHAT} needs transformers ({error}): pip install transformers sentencepiece. {_WITHOUT}"
     )
 
 

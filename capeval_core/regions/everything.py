@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.encoders.precision import exact_float32
 from capeval_core.inputs.pictures import Picture
+from capeval_core.models.precision import exact_float32
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam import Sam
 from capeval_core.regions.source import RegionSource

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from pathlib import Path
 
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, WeightsFolder, open_weights
-from capeval_core.weights.hub import failures, fetch, reason
+from capeval_core.weights.foreign import download
 
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"
 """SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0: light as the paper's MobileSAMv2, whose weights have to
@@ -45,38 +44,14 @@ def open_model(weights: str | os.PathLike[str], *, what: str, model_type: str, d
     if path.is_dir():
         folder = _read(path, path.resolve().name, None, what, default)
     else:
-        folder = _download(name, what, default)
-    found = folder.config.get("encoder" if folder.config.get("format") == 1 else "model_type")
-    if found != model_type:
+        found = download(name, what, ["*config.json"], default=default, without=WITHOUT)
+        folder = _read(found.path, name.partition("@")[0], found.commit, what, default)
+    kind = folder.config.get("encoder" if folder.config.get("format") == 1 else "model_type")
+    if kind != model_type:
         raise WeightsError(
-            f"{what} {name!r} is a model of type {found!r}, expected {model_type!r}, such as {default}"
+            f"{what} {name!r} is a model of type {kind!r}, expected {model_type!r}, such as {default}"
         )
     return folder
-
-
-def _download(name: str, what: str, default: str) -> WeightsFolder:
-    repository, _, revision = name.partition("@")
-    unknown = f"{what} {name!r} is neither a folder nor a Hub id (org/name[@revision]). {WITHOUT}"
-    if repository.count("/") != 1 or name.startswith((".", "~", "/")):
-        raise WeightsError(unknown)
-    try:
-        found = fetch(repository, revision or None, ["*config.json"], lambda _: TENSORS)
-    except ValueError as error:  # characters that no id has
-        raise WeightsError(unknown) from error
-    except failures() as error:
-        same = "" if repository == default else f" The default is {default}."
-        raise WeightsError(
-            f"{what} {name!r} cannot be had ({reason(error)}).{same} Check the id and the connection, or "
-            f"download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass the folder. "
-            f"{WITHOUT}"
-        ) from error
-    if found.unasked:
-        warnings.warn(
-            f"{what} {name!r}: the Hub could not be asked for the newest version ({found.unasked}); commit "
-            f"{found.commit} of the local cache is used",
-            stacklevel=2,
-        )
-    return _read(found.path, repository, found.commit, what, default)
 
 
 def _read(path: Path, name: str, revision: str | None, what: str, default: str) -> WeightsFolder:

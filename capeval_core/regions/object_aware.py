@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from capeval_core.encoders.device import resolve_device
-from capeval_core.encoders.precision import exact_float32
 from capeval_core.inputs.pictures import Picture
+from capeval_core.models.device import resolve_device
+from capeval_core.models.precision import exact_float32
 from capeval_core.regions.boxes import clipped, distinct
 from capeval_core.regions.source import Boxes, BoxSource
 from capeval_core.weights.checksum import file_checksum

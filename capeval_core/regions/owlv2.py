@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from capeval_core.encoders.device import resolve_device
-from capeval_core.encoders.precision import DTYPES, exact_float32
 from capeval_core.inputs.pictures import Picture
+from capeval_core.models.device import resolve_device
+from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.regions.boxes import clipped, distinct
 from capeval_core.regions.models import DETECTOR, needs_transformers, open_model
 from capeval_core.regions.source import Boxes, BoxSource

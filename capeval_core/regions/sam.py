@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.encoders.canary import canary_pictures
-from capeval_core.encoders.encoder import Encoder
-from capeval_core.encoders.precision import DTYPES, exact_float32
+from capeval_core.models.canary import canary_pictures
+from capeval_core.models.model import CheckedModel
+from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam_model import build, build_transformers, fill
@@ -31,14 +31,14 @@ _LOGITS = 1 << 25
 """Logits at the size of the picture that are held at a time."""
 
 
-class Sam(Encoder, tags=["mask-generation", "sam"]):
+class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour.
 
     Weights are a folder made by `capeval convert` of an original release, or a SAM in transformers' format.
     Only the picture encoder runs in bfloat16 or float16: coordinates of boxes need float32.
 
     Any number of threads may use one; the model then serves them in turn. Arguments and errors are those of
-    `Encoder`.
+    `CheckedModel`.
     """
 
     kind = "sam"

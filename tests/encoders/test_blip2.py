@@ -17,11 +17,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.batching import BatchSize
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.blip2_matching import Matches, best_query_cosine
 from capeval_core.encoders.wordpiece import WordPiece
 from capeval_core.inputs.pictures import Picture
+from capeval_core.models.batching import BatchSize
 from capeval_core.weights.folder import WeightsError
 from tests.golden.blip2_itm import Case
 from tests.hub import Repository, ask, serving

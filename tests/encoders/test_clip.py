@@ -21,9 +21,9 @@ from PIL import Image
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.clip_towers import _common_prefix
-from capeval_core.encoders.precision import exact_float32
 from capeval_core.inputs.pictures import Picture
 from capeval_core.matching.cosine import paired_cosine
+from capeval_core.models.precision import exact_float32
 from tests.counting import counted
 from tests.seeded import HEADS, encoder, release
 

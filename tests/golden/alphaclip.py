@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-from capeval_core.encoders.canary import cosines
 from capeval_core.encoders.mask_geometry import Geometry
 from capeval_core.inputs.pictures import Picture
+from capeval_core.models.canary import cosines
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 

@@ -109,7 +109,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     # What other tests hold open would be shared, and not be built where it can be watched.
-    monkeypatch.setattr("capeval_core.encoders.encoder._OPENED", WeakValueDictionary())
+    monkeypatch.setattr("capeval_core.models.model._OPENED", WeakValueDictionary())
     return Runs(monkeypatch)
 
 

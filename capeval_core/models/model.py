@@ -19,14 +19,14 @@ from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from capeval_core.encoders.canary import TOLERANCE, check_canary
-from capeval_core.encoders.device import resolve_device
+from capeval_core.models.canary import TOLERANCE, check_canary
+from capeval_core.models.device import resolve_device
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, WeightsFolder, open_weights
 from capeval_core.weights.release import Conversion
 
-Self = TypeVar("Self", bound="Encoder")
+Self = TypeVar("Self", bound="CheckedModel")
 
 _CARD = """---
 {{ card_data }}
@@ -43,7 +43,7 @@ that are computed again whenever the weights are loaded.
 """
 
 
-class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_CARD):
+class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_template=_CARD):
     """A model with checked weights.
 
     Args:
@@ -204,7 +204,7 @@ class Encoder(ABC, ModelHubMixin, library_name="capeval", model_card_template=_C
         shutil.copymode(save_directory / CONFIG, save_directory / TENSORS)
 
 
-_OPENED: WeakValueDictionary[tuple[str, str, str], Encoder] = WeakValueDictionary()
+_OPENED: WeakValueDictionary[tuple[str, str, str], CheckedModel] = WeakValueDictionary()
 
 
 @contextmanager
