@@ -15,6 +15,7 @@ from capeval_core.matching.sets import Pairs, Sets, ordinary
 Integers = NDArray[np.int64]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+HEAVIEST = 1e15  # a weight of either side multiplies a similarity
 BLOCK = 1 << 12  # 16-bit rows whose norms are taken at once, since they are widened for it
 
 
@@ -92,8 +93,13 @@ class Checks:
             return None
         return Pairs(torch.from_numpy(x), torch.from_numpy(y))
 
-    def weights(self, name: str, values: object, rows_name: str, rows: Tensor | None) -> Tensor | None:
-        """One finite weight of 0 or more for every row, as float64 on the CPU."""
+    def weights(
+        self, name: str, values: object, rows_name: str, rows: Tensor | None, in_similarity: bool
+    ) -> Tensor | None:
+        """One finite weight of 0 or more for every row, as float64 on the CPU.
+
+        Those that go into similarities (`in_similarity`) must leave them within the range of float32.
+        """
         if values is None or rows is None:
             return None
         array = _array(values)
@@ -106,6 +112,10 @@ class Checks:
         numbers = array.astype(np.float64)
         for i in np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0))):
             self.problems.add(f"{name}[{i}] is {numbers[i]}: a weight is finite and 0 or more")
+        for i in np.flatnonzero(np.isfinite(numbers) & (numbers > HEAVIEST)) if in_similarity else ():
+            self.problems.add(
+                f"{name}[{i}] is {numbers[i]}: with weighted_similarity=True a weight is at most {HEAVIEST:g}"
+            )
         return torch.from_numpy(numbers)
 
     def flags(self, name: str, values: object, pairs: Pairs | None) -> Tensor | None:

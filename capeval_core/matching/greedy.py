@@ -146,8 +146,8 @@ def greedy_match(
     x_sizes = checks.lengths("x_lengths", x_lengths, "x", x_rows)
     y_sizes = checks.lengths("y_lengths", y_lengths, "y", y_rows)
     pairs = checks.pairs(x_sizes, y_sizes, x_of_pair, y_of_pair)
-    x_weight = checks.weights("x_weights", x_weights, "x", x_rows)
-    y_weight = checks.weights("y_weights", y_weights, "y", y_rows)
+    x_weight = checks.weights("x_weights", x_weights, "x", x_rows, weighted_similarity)
+    y_weight = checks.weights("y_weights", y_weights, "y", y_rows, weighted_similarity)
     if weighted_similarity and x_weights is None and y_weights is None:
         checks.problems.add("weighted_similarity=True: pass x_weights, y_weights or both")
     # The padding of one side takes part in the maxima of the other.

@@ -469,6 +469,11 @@ ROWS = torch.ones(3, 4)
         ((ROWS, ROWS, [3], [3]), {"y_weights": [1, -1, float("nan")]}, "y_weights[1] is -1.0"),
         ((ROWS, ROWS, [3], [3]), {"x_padded": [True, False]}, "x_padded has shape (2,) and type bool: pass"),
         ((ROWS, ROWS, [3], [3]), {"weighted_similarity": True}, "pass x_weights, y_weights or both"),
+        (
+            (ROWS, ROWS, [3], [3]),
+            {"weighted_similarity": True, "x_weights": [1e16, 1, 1]},
+            "x_weights[0] is 1e+16: with weighted_similarity=True a weight is at most 1e+15",
+        ),
         ((ROWS, ROWS, [3], [3]), {"path": "tritn"}, "path='tritn' is not known: did you mean 'triton'?"),
     ],
 )  # fmt: skip
