@@ -34,7 +34,8 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_pictures
 from capeval_core.models.model import CheckedModel
 from capeval_core.models.precision import DTYPES, exact_float32
-from capeval_core.weights.blip2 import Blip2Conversion, read_words, translate_transformers
+from capeval_core.weights.blip2 import Blip2Conversion
+from capeval_core.weights.blip2_transformers import read_words, translate_transformers
 from capeval_core.weights.checksum import sha256_of
 from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
 

@@ -1,62 +1,28 @@
-"""BLIP-2's matching model as it is released -> what a weights folder holds.
+"""BLIP-2's matching model as LAVIS released it -> what a weights folder holds, under transformers' names.
 
-Two formats: LAVIS, in which it was trained, and transformers, in which the Hub has it. Tensors keep
-transformers' names. A picture's side is always the one that the tower's positions are for.
+A picture's side is the one that the tower's positions are for.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from capeval_core.options import option
+from capeval_core.weights.blip2_transformers import CONTEXT, empty_model, preprocessing, read_words
 from capeval_core.weights.catalogue import BLIP2
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.checksum import sha256_of
-from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
 from capeval_core.weights.convert import as_float32, complete
-from capeval_core.weights.folder import TOKENIZER, VOCABULARY, WeightsError, WeightsFolder
 from capeval_core.weights.release import Conversion, Release
 
-if TYPE_CHECKING:
-    from transformers import Blip2ForImageTextRetrieval
-
 Tensors = dict[str, torch.Tensor]
-
-VISION = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "image_size",
-    "patch_size",
-    "hidden_act",
-    "layer_norm_eps",
-    "qkv_bias",
-)
-QFORMER = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "max_position_embeddings",
-    "layer_norm_eps",
-    "pad_token_id",
-    "cross_attention_frequency",
-    "encoder_hidden_size",
-)
-"""What the towers depend on, named as in transformers' configuration."""
-CONTEXT = 32
-"""Ids of a text in the original code, marks included."""
 
 _VISION_HEAD, _QFORMER_HEAD = 88, 64
 """Widths of the heads of the released models' towers."""
@@ -248,108 +214,6 @@ def translate_names(content: Mapping[str, torch.Tensor]) -> Tensors:
             [query, torch.zeros_like(query), value]
         )
     return tensors
-
-
-def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
-    """Our configuration of a repository in transformers' format.
-
-    Raises:
-        WeightsError: it is no BLIP-2 with matching heads, or its pictures are not made as we make them.
-    """
-    given = folder.config
-    if given.get("model_type") != "blip-2" or given.get("architectures") != ["Blip2ForImageTextRetrieval"]:
-        raise WeightsError(
-            f"these are weights of {given.get('model_type')!r} ({given.get('architectures')}), expected a "
-            f"Blip2ForImageTextRetrieval such as {BLIP2[0].repository}"
-        )
-    try:
-        from transformers import Blip2Config
-    except ImportError as error:
-        raise WeightsError(f"BLIP-2 needs transformers ({error}): pip install transformers") from error
-    try:
-        whole = Blip2Config.from_dict(given).to_dict()
-        architecture = {
-            "vision": {key: whole["vision_config"][key] for key in VISION},
-            "qformer": {key: whole["qformer_config"][key] for key in QFORMER},
-            "num_query_tokens": whole["num_query_tokens"],
-            "image_text_hidden_size": whole["image_text_hidden_size"],
-        }
-    except Exception as error:  # versions of transformers refuse in different ways
-        raise WeightsError(f"config.json cannot be understood ({error})") from error
-    return {
-        "encoder": "blip2",
-        "architecture": architecture,
-        "preprocessing": preprocessing(architecture, _processor(folder.path)),
-        "context_length": CONTEXT,
-        "vocabulary": _words_of(folder.path),
-    }
-
-
-def empty_model(architecture: dict[str, Any]) -> Blip2ForImageTextRetrieval:
-    """The model of an architecture (names as in transformers' configuration), its weights still random.
-
-    Raises:
-        WeightsError: transformers is missing, or the architecture cannot be built.
-    """
-    try:
-        from transformers import Blip2Config, Blip2ForImageTextRetrieval
-    except ImportError as error:
-        raise WeightsError(f"BLIP-2 needs transformers ({error}): pip install transformers") from error
-    try:
-        config = Blip2Config(
-            vision_config=dict(architecture["vision"]),
-            qformer_config={**architecture["qformer"], "use_qformer_text_input": True},
-            num_query_tokens=architecture["num_query_tokens"],
-            image_text_hidden_size=architecture["image_text_hidden_size"],
-        )
-        return Blip2ForImageTextRetrieval(config)
-    except Exception as error:  # versions of transformers refuse in different ways
-        raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
-
-
-def preprocessing(architecture: Mapping[str, Any], processor: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """How pictures are made, after a processor of transformers where there is one."""
-    if processor.get("resample", 3) != 3:
-        raise WeightsError(f"pictures are resized by method {processor['resample']}, expected 3 (bicubic)")
-    return {
-        "image_size": architecture["vision"]["image_size"],
-        "mean": list(processor.get("image_mean") or CLIP_MEAN),
-        "std": list(processor.get("image_std") or CLIP_STD),
-        "interpolation": "bicubic",
-    }
-
-
-def read_words(file: Path) -> list[str]:
-    """The words of a vocab.txt, one per line."""
-    try:
-        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WeightsError(
-            f"{file} cannot be read ({error}): it holds the words that ids stand for"
-        ) from error
-
-
-def _words_of(folder: Path) -> list[str]:
-    if (folder / VOCABULARY).is_file():
-        return read_words(folder / VOCABULARY)
-    try:
-        words = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
-        return sorted(words, key=words.__getitem__)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(
-            f"{folder} has neither {VOCABULARY} nor a {TOKENIZER} with words ({error}): download it again"
-        ) from error
-
-
-def _processor(folder: Path) -> dict[str, Any]:
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (folder / name).is_file():
-            try:
-                found = json.loads((folder / name).read_text(encoding="utf-8"))
-                return dict(found.get("image_processor", found))
-            except (ValueError, AttributeError, TypeError) as error:
-                raise WeightsError(f"{name} cannot be read ({error})") from error
-    raise WeightsError(f"{folder} has no preprocessor_config.json: download the repository again")
 
 
 def _own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
