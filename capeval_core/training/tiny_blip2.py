@@ -34,7 +34,7 @@ from capeval_core.synthetic.scenes import COLOURS, SHAPES
 from capeval_core.training.lessons import LONGEST, Lessons, make_lessons, shrink
 from capeval_core.training.tiny import CELLS, MEAN, SIDE, STD, normalised
 from capeval_core.training.tiny_blip2_report import measure_matching, missed, table
-from capeval_core.weights.blip2 import empty_model
+from capeval_core.weights.blip2_transformers import empty_model
 from capeval_core.weights.folder import TINY, open_weights
 
 log = logging.getLogger(__name__)
