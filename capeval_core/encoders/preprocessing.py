@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from capeval_core.inputs.resizing import resized
 from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
 
 INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
@@ -40,7 +41,7 @@ class Preprocessing:
         n = self.image_size
         width, height = picture.size
         size = (n, int(n * height / width)) if width <= height else (int(n * width / height), n)
-        resized = picture.resize(size, INTERPOLATIONS[self.interpolation])
+        sized = resized(picture, size, INTERPOLATIONS[self.interpolation])
         left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
-        cropped = resized.crop((left, top, left + n, top + n)).convert("RGB")
+        cropped = sized.crop((left, top, left + n, top + n)).convert("RGB")
         return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.resizing import resized
 from capeval_core.models.precision import exact_float32
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam import Sam
@@ -62,7 +63,7 @@ class EverythingRegions(RegionSource):
         small = image
         if max(size) > self.sam.image_size:
             height, width = self.sam.resized(size)
-            small = image.resize((max(width, 1), max(height, 1)), Image.Resampling.BILINEAR)
+            small = resized(image, (max(width, 1), max(height, 1)), Image.Resampling.BILINEAR)
         at_once = int(np.clip(_LOGITS // (3 * small.width * small.height), 1, 64))
         with self._lock, torch.inference_mode(), exact_float32(self.sam.device):
             found = self._pipeline(small, points_per_batch=at_once, **self._settings)

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
+from capeval_core.inputs.resizing import resized
 from capeval_core.models.canary import canary_pictures
 from capeval_core.models.model import CheckedModel
 from capeval_core.models.precision import DTYPES, exact_float32
@@ -108,7 +109,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     def preprocess(self, image: Image.Image) -> Tensor:
         """(3, image_size, image_size) float32: resized, normalised, with zeros on the right and below."""
         height, width = self.resized((image.height, image.width))
-        small = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+        small = resized(image.convert("RGB"), (width, height), Image.Resampling.BILINEAR)
         pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1).float()
         pixels = (pixels - self._mean) / self._std
         return functional.pad(pixels, (0, self.image_size - width, 0, self.image_size - height))

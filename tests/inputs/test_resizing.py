@@ -1,0 +1,51 @@
+"""The same pixels with every version of Pillow."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import PIL
+import pytest
+from PIL import Image
+
+from capeval_core.inputs.resizing import resized
+
+SHAPES = [(30, 160), (160, 30), (7, 200), (33, 34), (1, 90)]
+SIZES = [(20, 20), (64, 21), (5, 150), (40, 200)]
+MODES = ["RGB", "L", "RGBA", "LA", "P", "1", "CMYK", "I", "F"]
+METHODS = [Image.Resampling.BICUBIC, Image.Resampling.BILINEAR]
+
+
+def noise(mode: str, width: int, height: int) -> Image.Image:
+    rng = np.random.default_rng(width + height)
+    picture = Image.fromarray(rng.integers(0, 256, (height, width, 4), dtype=np.uint8), "RGBA")
+    return picture if mode == "RGBA" else picture.convert("LA" if mode == "LA" else "L").convert(mode)
+
+
+def all_resized(mode: str) -> list[tuple[Image.Image, Image.Image]]:
+    pictures = [noise(mode, *shape) for shape in SHAPES]
+    return [
+        (resized(picture, size, method), picture.resize(size, method))
+        for picture in pictures
+        for size in SIZES
+        for method in METHODS
+    ]
+
+
+@pytest.mark.skipif(
+    int(PIL.__version__.split(".")[0]) >= 13, reason="this Pillow orders its passes otherwise"
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_pixels_are_those_of_pillow_before_13(mode: str) -> None:
+    for ours, theirs in all_resized(mode):
+        assert (ours.mode, ours.size) == (theirs.mode, theirs.size) == (mode, theirs.size)
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def test_pixels_are_pinned_for_every_version() -> None:
+    digest = hashlib.sha256()
+    for mode in ("RGB", "RGBA", "L"):
+        for ours, _ in all_resized(mode):
+            digest.update(ours.tobytes())
+    assert digest.hexdigest()[:16] == "8cc45cdc03c41957"
