@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import numbers
-from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
@@ -104,19 +102,3 @@ def pixel_key(image: Image.Image) -> str:
 
 def quoted(path: str) -> str:
     return repr(path if len(path) <= 200 else f"{path[:80]}...{path[-80:]}")
-
-
-def described(value: Any) -> str:
-    """A wrong value in few words: `the number 5`, `a list of length 3`."""
-    if value is None:
-        return "None"
-    if isinstance(value, bool):
-        return f"the bool {value}"
-    if isinstance(value, numbers.Number):
-        return f"the number {value}"
-    kind = type(value).__name__
-    article = "an" if kind[:1].lower() in "aeiou" else "a"
-    try:
-        return f"{article} {kind} of length {len(value)}"
-    except TypeError:
-        return f"{article} {kind}"

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from capeval_core.inputs.decoding import described
 from capeval_core.inputs.folder import (
     FileError,
     Names,
@@ -36,7 +35,7 @@ from capeval_core.inputs.folder import (
     match_pictures,
     names_in,
 )
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.problems import Problems, described
 
 __all__ = [
     "Collection",

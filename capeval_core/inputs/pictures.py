@@ -18,7 +18,8 @@ from typing import Any
 from PIL import Image
 
 from capeval_core.inputs.arrays import source_of_array, source_of_tensor
-from capeval_core.inputs.decoding import PictureError, Refused, described, quoted
+from capeval_core.inputs.decoding import PictureError, Refused, quoted
+from capeval_core.inputs.problems import described
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk, Source
 
 ACCEPTED = (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from capeval_core.inputs.decoding import described
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.problems import Problems, described
 from capeval_core.inputs.samples import (
     Samples,
     as_list,

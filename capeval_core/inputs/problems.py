@@ -1,6 +1,9 @@
-"""Everything that is wrong with an input, gathered first and raised once."""
+"""Everything that is wrong with an input, gathered first and raised once; and wrong values in few words."""
 
 from __future__ import annotations
+
+import numbers
+from typing import Any
 
 SHOWN = 20
 
@@ -56,3 +59,23 @@ class Problems:
         if len(self._kinds) == 1:
             return next(iter(self._kinds))
         return TypeError if all(issubclass(kind, TypeError) for kind in self._kinds) else ValueError
+
+
+def described(value: Any, *, none: str = "None") -> str:
+    """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called.
+
+    >>> described(5), described(["a dog"]), described(None), described(None, none="null")
+    ('the number 5', 'a list of length 1', 'None', 'null')
+    """
+    if value is None:
+        return none
+    if isinstance(value, bool):
+        return f"the bool {value}"
+    if isinstance(value, numbers.Number):
+        return f"the number {value}"
+    kind = type(value).__name__
+    article = "an" if kind[:1].lower() in "aeiou" else "a"
+    try:
+        return f"{article} {kind} of length {len(value)}"
+    except TypeError:
+        return f"{article} {kind}"

@@ -12,9 +12,8 @@ from typing import Any, Literal, overload
 from PIL import Image
 
 from capeval_core.inputs.columns import UndecodedColumn, is_dataset_column
-from capeval_core.inputs.decoding import described
 from capeval_core.inputs.pictures import Picture, PictureError, Row
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.problems import Problems, described
 from capeval_core.inputs.sources import OnDisk, Source
 
 CHECKED_AT_ONCE = 1024  # pictures queued for the threads; bounds what waits, not what is decoded

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.decoding import described
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.problems import Problems, described
 from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import load, metric_class

@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.cache import RecentFeatures
-from capeval_core.inputs.decoding import described
 from capeval_core.inputs.pictures import Picture
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.problems import Problems, described
 from capeval_core.inputs.samples import (
     Samples,
     check_captions,
