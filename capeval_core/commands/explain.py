@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from capeval_core.inputs.files import Collection
+from capeval_core.inputs.files.collection import Collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.result import Result, plain

@@ -96,25 +96,35 @@ def match_pictures(
     folder: Path, names: Names, ids: dict[str, list[str]], problems: Problems
 ) -> dict[str, Path]:
     """Look up ids, each under the names that it may have; note what is missing or ambiguous."""
-    found: dict[str, Path] = {}
-    missing: list[str] = []
     paths = _Paths(folder)
-    for image_id, wanted in ids.items():
-        matches = next(filter(None, map(names.find, wanted)), []) or paths.find(image_id)
-        if len(matches) == 1:
-            found[image_id] = folder / matches[0]
-        elif matches:
-            several = " and ".join(map(repr, matches))
-            problems.add(f"{folder}: the id {image_id!r} is ambiguous, it can mean {several}", kind=FileError)
+    matches = {
+        image_id: next(filter(None, map(names.find, wanted)), []) or paths.find(image_id)
+        for image_id, wanted in ids.items()
+    }
+    lacking = (
+        f"no picture{examples(names.entries)}. An id is a picture's file name, with or without its "
+        "extension, its path from that folder, or its COCO number"
+    )
+    found = only_matches(folder, matches, lacking, problems)
+    return {image_id: folder / name for image_id, name in found.items()}
+
+
+def only_matches(
+    place: Path, matches: dict[str, list[str]], lacking: str, problems: Problems
+) -> dict[str, str]:
+    """The one entry that each id means; note ids that mean several, and those that have `lacking`."""
+    found: dict[str, str] = {}
+    missing: list[str] = []
+    for image_id, entries in matches.items():
+        if len(entries) == 1:
+            found[image_id] = entries[0]
+        elif entries:
+            several = " and ".join(map(repr, entries))
+            problems.add(f"{place}: the id {image_id!r} is ambiguous, it can mean {several}", kind=FileError)
         else:
             missing.append(image_id)
     if missing:
-        problems.add(
-            f"{folder}: {counted(missing, len(ids))} no picture{examples(names.entries)}. An id is a "
-            "picture's file name, with or without its extension, its path from that folder, or "
-            "its COCO number",
-            kind=FileError,
-        )
+        problems.add(f"{place}: {counted(missing, len(matches))} {lacking}", kind=FileError)
     return found
 
 

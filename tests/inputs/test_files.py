@@ -13,13 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capeval_core.inputs.files import (
-    FileError,
-    find_pictures,
-    read_candidates,
-    read_collection,
-    read_references,
-)
+from capeval_core.inputs.files.collection import read_collection
+from capeval_core.inputs.files.reading import read_candidates, read_references
+from capeval_core.inputs.folder import FileError, find_pictures
 
 Mapping = dict[str, list[str]]
 

@@ -1,0 +1,56 @@
+"""Bytes to text and text to JSON; a complaint says where in the file it went wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from capeval_core.inputs.folder import FileError
+
+
+def decoded(path: Path, data: bytes) -> str:
+    """The text of a file in UTF-8, without its byte order mark. Raises FileError."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError(
+            f"{path}: is not UTF-8 (byte {data[error.start]:#04x} at position {error.start}): convert it"
+        ) from None
+
+
+def parse_json(path: Path, text: str, first_line: int = 1) -> Any:
+    """JSON in which a repeated key is an error: `json` would silently keep the last.
+
+    Raises FileError, with lines counted from `first_line`.
+
+    >>> parse_json(Path("c.json"), '{"42": "a dog", "42": "a cat"}')
+    Traceback (most recent call last):
+    capeval_core.inputs.folder.FileError: c.json: the key '42' comes twice; for several captions of an image
+    use {image id: [captions]}
+    """
+    repeated: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                repeated.append(key)
+            result[key] = value
+        return result
+
+    try:
+        content = json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        mend = ""
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):
+            mend = "; if each line is an object, name it .jsonl"
+        line = first_line + error.lineno - 1
+        raise FileError(f"{path}: not JSON (line {line}, column {error.colno}: {error.msg}){mend}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise FileError(f"{path}: JSON that cannot be read ({error})") from None
+    if repeated:
+        keys = ", ".join(map(repr, list(dict.fromkeys(repeated))[:5]))
+        mend = "for several captions of an image use {image id: [captions]}"
+        raise FileError(f"{path}: the key {keys} comes twice; {mend}")
+    return content
