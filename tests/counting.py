@@ -1,7 +1,8 @@
-"""How many pictures and texts a model really saw."""
+"""How many pictures and texts a model really saw, and which files were opened."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,3 +53,20 @@ def counted(encoder: ClipTowers) -> Iterator[Seen]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Whatever touches the disk: files that are opened, folders that are made."""
+    touched: list[str] = []
+    watching = True
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching and event in ("open", "os.mkdir", "sqlite3.connect"):
+            touched.append(f"{event} {arguments[0]}")
+
+    sys.addaudithook(watch)  # for good: nothing takes a hook away
+    try:
+        yield touched
+    finally:
+        watching = False

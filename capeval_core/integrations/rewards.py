@@ -8,6 +8,7 @@ from typing import Any
 from capeval_core.cache import DEFAULT_BYTES, FeatureCache, Floats, kind_of
 from capeval_core.inputs.problems import Problems
 from capeval_core.integrations.opening import open_metrics
+from capeval_core.metric import CaptionMetric
 
 TEXT_BYTES = 64 << 20
 """Memory for features of texts: those of a policy rarely come again."""
@@ -87,6 +88,21 @@ class Reward:
             references if self.metric.needs_references else None,
         )
         return result.scores
+
+    def __repr__(self) -> str:
+        return f"Reward({shown(self.metric)})"
+
+
+def shown(metric: CaptionMetric) -> str:
+    """An open metric in a log: its key, where it runs, and its signature, which names weights and options.
+
+    >>> import capeval_core
+    >>> shown(capeval_core.load("pacs", weights="tiny", device="cpu"))
+    "pac_s on cpu: capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
+    """
+    from capeval_core.models.device import resolve_device
+
+    return f"{metric.key} on {resolve_device(metric.options.device)}: {metric.signature()}"
 
 
 class PictureFirst(FeatureCache):

@@ -10,18 +10,15 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.cache import RecentFeatures
+from capeval_core.inputs.images import check_images, check_pictures
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import Problems, described
-from capeval_core.inputs.samples import (
-    Samples,
-    check_captions,
-    check_images,
-    check_pictures,
-    check_references,
-)
+from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.texts import check_captions, check_references
 from capeval_core.integrations.generated import Row, rows_of, rows_of_evaluation
 from capeval_core.integrations.opening import open_metrics
 from capeval_core.integrations.processes import gather_tables, processes, share
+from capeval_core.integrations.rewards import shown
 from capeval_core.metric import CaptionMetric
 from capeval_core.result import Result
 
@@ -136,6 +133,12 @@ class CaptionMetrics:
             for result in self.results.values():
                 _warn_of_failures(result)
         return {result.key: result.mean for result in self.results.values()}
+
+    def __repr__(self) -> str:
+        told = [f"pictures: {len(self._pictures):,}"]
+        if self._compares():
+            told.append(f"references: {'labels' if self._references is None else 'given'}")
+        return f"CaptionMetrics({'; '.join([*told, *map(shown, self.metrics)])})"
 
     def _check(self, images: Any, references: Any) -> tuple[list[Picture], list[list[str]] | None]:
         """Pictures and references of the evaluation set, by the options of the metrics that look at them."""

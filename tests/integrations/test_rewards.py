@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import capeval_core
 from capeval_core.integrations import reward
 from capeval_core.integrations.rewards import PictureFirst
 from capeval_core.synthetic import describe, draw, foils, sample_scene
-from tests.counting import counted
+from tests.counting import counted, watched
 
 CAPTIONS = ["a red circle", "two blue squares", "a star", "hearts"]
 
@@ -91,17 +90,20 @@ def test_an_empty_caption_is_scored(drawn: list[Image.Image], weights: str) -> N
 def test_nothing_touches_the_disk(drawn: list[Image.Image], weights: str) -> None:
     rewards = reward("pacs", weights=weights)
     rewards(CAPTIONS, as_tensor(drawn))  # what is imported late is imported now
-    opened: list[str] = []
-    watching = True
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if watching and event in ("open", "os.mkdir", "sqlite3.connect"):
-            opened.append(f"{event} {arguments[0]}")
-
-    sys.addaudithook(watch)
-    rewards([caption + " again" for caption in CAPTIONS], 255 - as_tensor(drawn))
-    watching = False
+    with watched() as opened:
+        rewards([caption + " again" for caption in CAPTIONS], 255 - as_tensor(drawn))
     assert opened == []
+
+
+def test_a_log_tells_what_it_is(weights: str) -> None:
+    rewards = reward({"name": "pacs", "w": 2.5}, weights=weights, device="cpu")
+    repr(rewards)  # what is imported late is imported now
+    with watched() as opened, counted(rewards.metric.encoder) as seen:  # type: ignore[attr-defined]
+        said = repr(rewards)
+    assert said == f"Reward(pac_s on cpu: {rewards.metric.signature()})"
+    assert f"|weights:{Path(weights).name}@" in said and "|w:2.5|" in said
+    assert opened == [] and seen.texts == seen.pictures == 0
+    assert repr(pickle.loads(pickle.dumps(rewards))) == said
 
 
 @pytest.mark.parametrize(

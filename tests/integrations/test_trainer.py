@@ -20,7 +20,7 @@ from transformers import EvalPrediction, VisionEncoderDecoderModel, ViTImageProc
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.integrations import CaptionMetrics
-from tests.counting import counted
+from tests.counting import counted, watched
 from tests.integrations.captioner import Scenes, make_trainer
 from tests.integrations.trainer_ranks import run_trainer_ranks
 from tests.test_import import loaded
@@ -129,6 +129,19 @@ def test_the_values_are_those_of_the_metrics(
         assert metrics.results[name].signature == expected.signature
         assert metrics.results[name].counts == expected.counts
     assert list(values) == ["pac_s", "refpac_s"]
+
+
+def test_a_log_tells_what_it_is(make: Callable[..., CaptionMetrics], weights: str) -> None:
+    metrics = make(metrics=["pacs", {"name": "refclips", "w": 1.5}], device="cpu")
+    repr(metrics)  # what is imported late is imported now
+    with watched() as opened, counted(metrics.metrics[0].encoder) as seen:  # type: ignore[attr-defined]
+        said = repr(metrics)
+    pac_s, refclip_s = (f"{metric.key} on cpu: {metric.signature()}" for metric in metrics.metrics)
+    assert said == f"CaptionMetrics(pictures: {COUNT}; references: given; {pac_s}; {refclip_s})"
+    assert said.count(f"|weights:{Path(weights).name}@") == 2 and "|w:1.5|" in said
+    assert opened == [] and seen.texts == seen.pictures == 0
+    assert "; references: labels; " in repr(make(references=None))
+    assert "references" not in repr(make(references=None, metrics=["pacs"]))
 
 
 def test_labels_are_the_references_where_none_are_given(
