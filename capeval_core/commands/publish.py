@@ -69,13 +69,15 @@ def _modules_parser() -> Parser:
 
 def _weights_parser() -> Parser:
     parser = _parser("weights", "FOLDER")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="of `capeval convert`")
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path, help="of `capeval convert`, or in open_clip's format"
+    )
     parser.add_argument("--name", metavar="NAME", help="of the repository; the folder's if it is not given")
     parser.add_argument(
         "--permission",
         metavar="TEXT",
-        help="who allows to publish weights whose authors state no licence, and where; told in the commit "
-        "and on the card",
+        help="who allows to publish weights whose authors state no licence or restrict their use, and where; "
+        "told in the commit and on the card",
     )
     return parser
 

@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from capeval_core._version import __version__
+from capeval_core.networks import network_of
 from capeval_core.publishing.publication import (
     CARD,
     Publication,
@@ -14,11 +15,14 @@ from capeval_core.publishing.publication import (
     in_namespace,
     shipped,
 )
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import METRICS
 from capeval_core.suggestion import did_you_mean
-from capeval_core.weights.catalogue import WeightsEntry, entry_known_as
+from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, restriction_of
 from capeval_core.weights.constants import LICENCE_NOT_STATED
-from capeval_core.weights.folder import CONFIG, TENSORS, WeightsFolder, open_weights
+from capeval_core.weights.folder import WeightsFolder, open_weights
+
+_NOT_STATED = (LICENCE_NOT_STATED, "not stated")
+"""What a config says, instead of a licence, of weights whose authors state none."""
 
 
 def weights(
@@ -32,29 +36,28 @@ def weights(
     """The repository of a weights folder, opened as users open it: checksum, strict tensors, canary.
 
     Args:
-        folder: made by `capeval convert`.
+        folder: made by `capeval convert`, or in open_clip's format; which network it is for, its config says.
         namespace: user or organisation on the Hub.
         name: of the repository; None: the folder's.
-        permission: who allows to publish weights without a stated licence, and where; told in the commit and
-            on the card.
+        permission: who allows to publish weights whose authors state no licence or restrict their use, and
+            where; told in the commit and on the card.
         private: the repository will be private, which needs no permission.
 
     Raises:
         WeightsError: the weights cannot be read or trusted.
-        PublishError: their authors state no licence, or there is no card for them.
+        PublishError: their authors state no licence or restrict their use, they are not what their name
+            says, or there is no card for them.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder: pass one that `capeval convert` has made")
     opened = open_weights(path, metric="METRIC", tiny="")
-    if opened.tensor_file.name != TENSORS:
-        raise PublishError(f"{path} is in open_clip's format: convert it with `capeval convert` first")
-    described = _open_encoder(opened)
+    network = network_of(opened).open(opened, device="cpu")
     name = checked(name or opened.name)
     entry = entry_known_as(name, opened.original)
-    if not _licence(entry, opened) and not permission and not private:
-        raise PublishError(_no_licence(name, entry))
-    if entry is not None and (wrong := entry.is_another(described)):
+    if not permission and not private and (why := _withheld(entry, opened)):
+        raise PublishError(_refusal(name, why))
+    if entry is not None and (wrong := entry.is_another(network.describe(network.config))):
         raise PublishError(f"{path}: {wrong}: convert the file that the authors released")
     card = _card_path(name)
     card = card if card.is_file() else path / CARD
@@ -70,7 +73,7 @@ def weights(
             CARD: _card_text(card, name, namespace, permission),
             # config, and a tokenizer's files where there are some
             **{file.name: file for file in sorted(path.iterdir()) if file.suffix in (".json", ".txt")},
-            TENSORS: opened.tensor_file,
+            opened.tensor_file.name: opened.tensor_file,
         },
         message,
     )
@@ -92,14 +95,15 @@ def cards() -> list[str]:
     return sorted(path.stem for path in shipped("hub_cards", "hub_cards").glob("*.md"))
 
 
-def _open_encoder(folder: WeightsFolder) -> str:
-    """The architecture in one line, once the weights have been opened."""
-    kind = folder.config.get("encoder")
-    for name in METRICS:
-        encoder = metric_class(name).encoder_class()
-        if encoder.kind == kind:
-            return encoder.describe(encoder.open(folder, device="cpu").config)
-    raise PublishError(f"{folder.path}: {CONFIG} says encoder {kind!r}, which no metric here has")
+def _withheld(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
+    """Why weights are not hosted again for everyone; None: they may be."""
+    original = f"the original ({entry.original})" if entry else "the original"
+    licence = _licence(entry, folder)
+    if not licence:
+        return f"the authors of {original} state no licence, so it may not be hosted again"
+    if restriction := restriction_of(licence):
+        return f'the authors of {original} restrict its use ({licence}: "{restriction}")'
+    return None
 
 
 def _licence(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
@@ -107,15 +111,13 @@ def _licence(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
     if entry is not None:
         return entry.licence
     stated = (folder.config.get("source") or {}).get("licence")
-    return None if stated == LICENCE_NOT_STATED else stated
+    return None if stated in _NOT_STATED else stated
 
 
-def _no_licence(name: str, entry: WeightsEntry | None) -> str:
-    original = f" ({entry.original})" if entry else ""
+def _refusal(name: str, why: str) -> str:
     return (
-        f"{name}: the authors of the original{original} state no licence, so it may not be hosted again: "
-        "link to it, and let everyone convert it. Pass --private for a repository of your own that nobody "
-        'else sees, or --permission "who allows it, and where" if you have it in writing'
+        f"{name}: {why}: link to it, and let everyone get it from them. Pass --private for a repository of "
+        'your own that nobody else sees, or --permission "who allows it, and where" if you have it in writing'
     )
 
 

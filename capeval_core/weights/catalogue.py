@@ -9,6 +9,29 @@ from dataclasses import dataclass
 NAMESPACE = os.environ.get("CAPEVAL_NAMESPACE", "capeval")
 """The Hub namespace of everything that this project publishes."""
 
+LICENCES: Mapping[str, str | None] = {
+    "Apache-2.0": None,
+    "BSD-3-Clause": None,
+    "MIT": None,
+    "CC-BY-NC-4.0": "reproduce and Share the Licensed Material, in whole or in part, for NonCommercial "
+    "purposes only",
+    "apple-amlr": "to use, copy, modify, distribute, and create Model Derivatives (defined below) of the "
+    "Apple Machine Learning Research Model exclusively for Research Purposes",
+    "research only": "The data and checkpoint is intended and licensed for research use only.",
+}
+"""Every licence of listed weights, and what it restricts, word for word; None: anyone may use them for
+anything and hand them on. `research only` stands for what Alpha-CLIP's README says."""
+
+
+def restriction_of(licence: str) -> str | None:
+    """What a licence restricts, in its own words; None: nothing, or it is none of `LICENCES`.
+
+    >>> restriction_of("cc-by-nc-4.0")
+    'reproduce and Share the Licensed Material, in whole or in part, for NonCommercial purposes only'
+    >>> restriction_of("MIT")
+    """
+    return next((said for name, said in LICENCES.items() if name.lower() == licence.lower()), None)
+
 
 @dataclass(frozen=True)
 class WeightsEntry:
@@ -17,7 +40,7 @@ class WeightsEntry:
     repository: id on the Hub.
     original: where the authors' own release lives.
     checkpoint: file name of that release, None if the repository is the authors' or a known mirror.
-    licence: as its authors state it, None if they state none.
+    licence: one of `LICENCES`, as its authors state it; None if they state none.
     settings: what a config must say of them; a repository that says otherwise is refused. They are also flags
         of `capeval convert`, for what the tensors cannot tell.
     metrics: names of those whose published weights these are; none where no metric here is named after them.
@@ -127,7 +150,7 @@ def _openclip(repository: str, title: str) -> WeightsEntry:
 
 
 def _alpha(name: str, title: str, checkpoint: str, base: str) -> WeightsEntry:
-    # The code is Apache-2.0; of the checkpoints the README says "for research use only".
+    # The code is Apache-2.0, the checkpoints are not.
     return WeightsEntry(
         f"{NAMESPACE}/{name}",
         f"Alpha-CLIP {title}",

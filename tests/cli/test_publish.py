@@ -9,12 +9,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
+from safetensors.torch import save_file
 
 from capeval_core import publishing
 from capeval_core._version import __version__
+from capeval_core.networks import NETWORKS, network_of
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.weights.catalogue import LICENCES, WEIGHTS
+from capeval_core.weights.folder import TINY, open_weights
+from tests import seeded
 from tests.cli.conftest import Ran
+from tests.encoders import original_eva_clip, test_open_clip
+from tests.golden import recipe
 from tests.hub import READER, WRITER, Fault, Hub, Repository, log_in, serving
 
 Capeval = Callable[..., Ran]
@@ -49,6 +57,44 @@ def files(hub: Hub, repository: str) -> dict[str, bytes]:
     found = hub.repositories[repository].find("main")
     assert found is not None
     return {path: content for path, content in found[1].items() if path != ".gitattributes"}
+
+
+EVA_FLAGS = ("--head-width", original_eva_clip.Sizes().head_width)
+RESEARCH = '(research only: "The data and checkpoint is intended and licensed for research use only.")'
+
+
+def eva_clip(place: Path) -> tuple[object, ...]:
+    """What `capeval convert` is told to make a small EVA-CLIP."""
+    torch.save(original_eva_clip.seeded(), place / "eva.pt")
+    return ("eva-clip", place / "eva.pt", *EVA_FLAGS)
+
+
+def alpha_clip(place: Path) -> tuple[object, ...]:
+    tower, base = seeded.alpha_checkpoints(place)
+    return ("hices", tower, "--base", base)
+
+
+def sam(place: Path) -> tuple[object, ...]:
+    case = Path(__file__).parents[1] / "golden" / "cases" / "sam-boxes-tiny"
+    tensors = recipe.state_dict(case / "manifest.json", 1)
+    torch.save({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, place / "sam.pth")
+    return ("regions", place / "sam.pth", "--decoder-heads", 2)
+
+
+def plain_open_clip(folder: Path) -> Path:
+    """The seeded small CLIP in open_clip's format."""
+    encoder = seeded.encoder()
+    shape, pixels = encoder.config["architecture"], encoder.config["preprocessing"]
+    model = {"embed_dim": shape["embed_dim"], "vision_cfg": shape["vision"], "text_cfg": shape["text"]}
+    config = {
+        "model_cfg": model | {"quick_gelu": encoder.config["activation"] == "quick_gelu"},
+        "preprocess_cfg": {name: pixels[name] for name in ("mean", "std", "interpolation")},
+    }
+    folder.mkdir()
+    save_file(encoder.model.state_dict(), folder / "open_clip_model.safetensors")
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nof open_clip\n")
+    return folder
 
 
 def no_tags(hub: Hub) -> bool:
@@ -112,6 +158,55 @@ def test_weights_become_a_model_with_its_card(capeval: Capeval, hub: Hub, folder
     assert hub.repositories["other/mine"].large == {"model.safetensors"}
 
 
+@pytest.mark.parametrize("kind", [*NETWORKS, "clip in open_clip's format"])
+def test_weights_of_every_network_are_whole_on_the_hub(
+    kind: str, capeval: Capeval, hub: Hub, folder: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "other" / "mine"
+    mine.parent.mkdir()
+    if kind in (conversions := {"eva_clip": eva_clip, "alpha_clip": alpha_clip, "sam": sam}):
+        told = conversions[kind](tmp_path)
+        ran = capeval("convert", *told, "--out", mine, "--licence", "MIT")
+        assert ran.status == 0, ran.err
+    elif kind == "open_clip":
+        test_open_clip.repository(mine)
+    elif kind == "blip2":
+        shutil.copytree(TINY / "blip2", mine)
+    elif kind == "clip":
+        shutil.copytree(folder, mine)
+    else:
+        plain_open_clip(mine)
+    (mine / "README.md").write_text("---\nlicense: mit\n---\n")
+    # open_clip's format has no place for a licence.
+    permission = ("--permission", "its authors, by letter") if "open_clip" in kind else ()
+    ran = capeval("publish", "weights", mine, *permission)
+    assert ran.status == 0, ran.err
+    there = tmp_path / "there"
+    there.mkdir()
+    for name, content in files(hub, "capeval/mine").items():
+        (there / name).write_bytes(content)
+    opened = [open_weights(each, metric="pacs", tiny="") for each in (mine, there)]
+    found = [network_of(each).open(each, device="cpu") for each in opened]
+    assert found[0].kind == kind.split()[0] and found[0].fingerprint == found[1].fingerprint
+
+
+def test_weights_beside_metrics_take_a_listed_card_or_none(
+    capeval: Capeval, hub: Hub, tmp_path: Path
+) -> None:
+    listed, other = tmp_path / "eva-clip-18b", tmp_path / "eva-clip-8b"
+    assert capeval("convert", *eva_clip(tmp_path), "--out", listed).status == 0
+    assert capeval("publish", "weights", listed, "--namespace", "someone").status == 0  # Apache-2.0
+    card = publishing.card("eva-clip-18b", "someone").files["README.md"]
+    assert files(hub, "someone/eva-clip-18b")["README.md"] == card
+    listed.rename(other)
+    ran = capeval("publish", "weights", other)
+    assert ran.status == 2 and "eva-clip-8b: the authors of the original state no licence" in ran.err
+    (other / "README.md").unlink()
+    ran = capeval("publish", "weights", other, "--private")
+    assert ran.status == 2 and "there is no card for 'eva-clip-8b': put a README.md into" in ran.err
+    assert "capeval/eva-clip-8b" not in hub.repositories
+
+
 def test_a_listed_card_wins_and_goes_alone(capeval: Capeval, hub: Hub, folder: Path) -> None:
     missing = capeval("publish", "cards", "pacs-tiny")
     assert missing.status == 2 and "capeval/pacs-tiny: there is no such repository: publish" in missing.err
@@ -157,6 +252,62 @@ def test_unlisted_weights_say_their_licence(
     assert files(hub, "capeval/mine")["README.md"].endswith(b"## Permission\n\nthe authors, by letter\n")
 
 
+def test_weights_of_restricted_use_need_a_permission(capeval: Capeval, hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "alpha-clip-vit-l-14"
+    assert capeval("convert", *alpha_clip(tmp_path), "--out", folder, "--licence", "MIT").status == 0
+    publish = ("publish", "weights", folder, "--namespace")
+    ran = capeval(*publish, "someone")
+    assert ran.status == 2 and not hub.requests
+    for said in ("github.com/SunzeY/AlphaCLIP", RESEARCH, "--private", "--permission"):
+        assert said in ran.err
+    assert capeval(*publish, "someone", "--private").status == 0
+    assert hub.repositories["someone/alpha-clip-vit-l-14"].private
+    ran = capeval(*publish, "other", "--permission", "the authors, by letter")
+    assert ran.status == 0, ran.err
+    repository = hub.repositories["other/alpha-clip-vit-l-14"]
+    assert not repository.private and "with permission: the authors, by letter" in repository.messages[-1]
+    held = files(hub, "other/alpha-clip-vit-l-14")["README.md"].decode()
+    assert "license_name: research-only" in held and held.endswith(
+        "## Permission\n\nthe authors, by letter\n"
+    )
+
+
+def test_a_licence_restricts_unlisted_weights_too(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    state(folder, "cc-by-nc-4.0")
+    ran = capeval("publish", "weights", folder)
+    assert ran.status == 2 and not hub.requests
+    assert 'mine: the authors of the original restrict its use (cc-by-nc-4.0: "' in ran.err
+    assert 'for NonCommercial purposes only")' in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("CLIP-ViT-B-32-laion2B-s34B-b79K", None),  # MIT
+        ("vit_large_patch14_clip_224.metaclip_2pt5b", 'CC-BY-NC-4.0: "'),
+        ("MobileCLIP-B-LT-OpenCLIP", 'apple-amlr: "'),
+        ("of-mine", "state no licence"),
+    ],
+)
+def test_copies_of_listed_repositories_go_by_their_licence(
+    name: str, said: str | None, capeval: Capeval, hub: Hub, tmp_path: Path
+) -> None:
+    ran = capeval("publish", "weights", plain_open_clip(tmp_path / name))
+    if said is None:
+        assert ran.status == 0, ran.err
+        assert files(hub, f"capeval/{name}").keys() == {
+            "README.md",
+            "open_clip_config.json",
+            "open_clip_model.safetensors",
+        }
+    else:
+        assert ran.status == 2 and said in ran.err and not hub.requests
+
+
+def test_of_every_listed_licence_it_is_said_what_it_restricts() -> None:
+    assert {entry.licence for entry in WEIGHTS} - {None} == LICENCES.keys()
+
+
 def test_another_model_is_not_published_under_a_listed_name(capeval: Capeval, hub: Hub, folder: Path) -> None:
     state(folder, "mit", file="clip_ViT-B-32.pth")
     ran = capeval("publish", "weights", folder, "--private")
@@ -186,10 +337,12 @@ def test_damaged_weights_are_not_sent(capeval: Capeval, hub: Hub, folder: Path) 
     (folder / "config.json").write_text(json.dumps(config | {"activation": "gelu"}))
     ran = capeval("publish", "weights", folder)
     assert ran.status == 2 and "canary cosines are off" in ran.err
+    (folder / "config.json").write_text(json.dumps(config | {"encoder": "eclip"}))
+    ran = capeval("publish", "weights", folder)
+    assert ran.status == 2 and "config.json says encoder 'eclip'" in ran.err
     (folder / "model.safetensors").write_bytes(b"")
     ran = capeval("publish", "weights", folder)
     assert ran.status == 2 and "model.safetensors has sha256" in ran.err
-    (folder / "config.json").write_text(json.dumps(config | {"encoder": "eclip"}))
     assert not hub.requests
 
 
