@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from capeval_core.inputs.images import check_images, check_pictures
 from capeval_core.inputs.problems import Problems, described
-from capeval_core.inputs.samples import (
-    Samples,
-    as_list,
-    check_images,
-    check_pictures,
-    rows_of,
-    text_of,
-)
+from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.sequences import as_list
+from capeval_core.inputs.texts import rows_of, text_of
 
 
 def check_pools(
