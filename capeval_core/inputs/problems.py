@@ -8,6 +8,10 @@ from typing import Any
 SHOWN = 20
 
 
+class FileError(ValueError):
+    """A file or a folder cannot be read as what it should be. The message begins with its path."""
+
+
 class Problems:
     """A list of complaints that becomes one exception.
 

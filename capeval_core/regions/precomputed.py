@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.inputs.folder import FileError, Names
+from capeval_core.inputs.names import Names
 from capeval_core.inputs.pictures import Picture
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.problems import FileError, Problems
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import clipped

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from capeval_core.inputs.files.collection import read_collection
 from capeval_core.inputs.files.reading import read_candidates, read_references
-from capeval_core.inputs.folder import FileError, find_pictures
+from capeval_core.inputs.folder import find_pictures
+from capeval_core.inputs.problems import FileError
 
 Mapping = dict[str, list[str]]
 

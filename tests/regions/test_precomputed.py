@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capeval_core.inputs.folder import FileError
 from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.problems import FileError
 from capeval_core.regions import rle
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions

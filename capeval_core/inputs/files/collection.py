@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from capeval_core.inputs.files.gathering import CANDIDATE_FIELDS, REFERENCE_FIELDS, Texts
 from capeval_core.inputs.files.reading import READERS, WIDE_READERS, read_texts
-from capeval_core.inputs.folder import FileError, Names, match_pictures, names_in, only_matches
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.folder import match_pictures, names_in
+from capeval_core.inputs.names import Names, only_matches
+from capeval_core.inputs.problems import FileError, Problems
 
 Read = TypeVar("Read")
 

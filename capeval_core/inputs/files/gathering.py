@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capeval_core.inputs.folder import FileError
-from capeval_core.inputs.problems import Problems, described
+from capeval_core.inputs.problems import FileError, Problems, described
 
 ID_FIELDS = ("image_id", "image", "id", "filename")
 CANDIDATE_FIELDS = ("caption", "captions")

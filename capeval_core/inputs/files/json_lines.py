@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from capeval_core.inputs.files.gathering import Gatherer
 from capeval_core.inputs.files.parsing import decoded, parse_json
-from capeval_core.inputs.folder import FileError
+from capeval_core.inputs.problems import FileError
 
 
 def read_json_lines(data: bytes, gatherer: Gatherer) -> None:

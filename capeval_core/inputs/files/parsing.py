@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from capeval_core.inputs.folder import FileError
+from capeval_core.inputs.problems import FileError
 
 
 def decoded(path: Path, data: bytes) -> str:
@@ -26,7 +26,7 @@ def parse_json(path: Path, text: str, first_line: int = 1) -> Any:
 
     >>> parse_json(Path("c.json"), '{"42": "a dog", "42": "a cat"}')
     Traceback (most recent call last):
-    capeval_core.inputs.folder.FileError: c.json: the key '42' comes twice; for several captions of an image
+    capeval_core.inputs.problems.FileError: c.json: the key '42' comes twice; for several captions of an image
     use {image id: [captions]}
     """
     repeated: list[str] = []

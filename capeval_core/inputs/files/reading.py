@@ -29,8 +29,7 @@ from capeval_core.inputs.files.gathering import CANDIDATE_FIELDS, REFERENCE_FIEL
 from capeval_core.inputs.files.json_forms import read_json
 from capeval_core.inputs.files.json_lines import read_json_lines
 from capeval_core.inputs.files.parquet_tables import read_parquet
-from capeval_core.inputs.folder import FileError
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.problems import FileError, Problems
 
 Reader = Callable[[bytes, Gatherer], None]
 """Hands the values of a file to the gatherer; raises FileError for a file that is something else."""
