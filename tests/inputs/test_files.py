@@ -228,6 +228,20 @@ def test_parquet_without_the_columns(tmp_path: Path) -> None:
         read_candidates(path)
 
 
+def test_cells_of_lists_may_hold_plain_texts(tmp_path: Path) -> None:
+    path = written(tmp_path, b'id,captions\na,x\nb,[sic] y\nc," [""p"", ""q""]"\n', "c.csv")
+    assert read_candidates(path) == [("a", "x"), ("b", "[sic] y"), ("c", "p"), ("c", "q")]
+
+
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+    loop = tmp_path / "c.json"
+    loop.symlink_to(loop)
+    with pytest.raises(FileError, match=r"c\.json: cannot be read \("):
+        read_candidates(loop)
+    with pytest.raises(FileError, match=r"c\.json: cannot be read \("):
+        find_pictures(loop)
+
+
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"no\.json: there is no such file"):
         read_candidates(tmp_path / "no.json")
@@ -391,6 +405,14 @@ def test_everything_that_does_not_match_is_reported_at_once(tmp_path: Path) -> N
     assert unknown == f"{references}: 1 of 3 ids ('b') has no references"
 
 
+def test_an_id_that_means_two_lists_of_references(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", "42.jpg")
+    references = written(tmp_path, {"042": ["r"], "0042": ["s"]}, "r.json")
+    with pytest.raises(FileError) as caught:
+        read_collection(written(tmp_path, {"42": "x"}), folder, references)
+    assert str(caught.value) == f"{references}: the id '42' is ambiguous, it can mean '0042' and '042'"
+
+
 def test_unreadable_files_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(FileError) as caught:
         read_collection(tmp_path / "c.json", tmp_path / "images", written(tmp_path, b"[", "r.json"))
@@ -418,3 +440,6 @@ def test_wide_csv_has_one_row_per_image(tmp_path: Path, pictures: list[Path]) ->
         assert told in str(caught.value)
     with pytest.raises(FileError, match="the header has"):
         read_collection(path, tmp_path / "images")
+    path.write_text('filename,x\na.png,"one\n')
+    with pytest.raises(FileError, match=r"candidates\.csv: line 2 is not CSV \("):
+        read_collection(path, tmp_path / "images", wide=True)

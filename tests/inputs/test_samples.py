@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import UserList
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,12 @@ def test_images_that_can_never_work(images: Any, message: str, on_error: str) ->
     assert complaint(["a"], images, on_error=on_error).startswith(message)
 
 
+def test_an_arrow_array_of_pictures(tmp_path: Path, jpeg: bytes) -> None:
+    (tmp_path / "x.jpg").write_bytes(jpeg)
+    for array in (pa.array([jpeg, jpeg]), pa.array([str(tmp_path / "x.jpg")] * 2)):
+        assert [picture.key for picture in checked(["a", "b"], array).pictures] == [Picture.of(jpeg).key] * 2
+
+
 def test_every_distinct_picture_is_checked_and_its_places_are_named(tmp_path: Path, jpeg: bytes) -> None:
     good, bad = tmp_path / "good.jpg", tmp_path / "bad.jpg"
     good.write_bytes(jpeg)
@@ -358,6 +365,27 @@ def test_a_sequence_that_loads_on_demand_is_never_held_whole(jpeg: bytes) -> Non
     with pytest.raises(PictureError) as caught:
         samples.pictures[2].load()
     assert str(caught.value) == "images[2] cannot be fetched (OSError: disk on fire)"
+
+
+@pytest.mark.parametrize(
+    ("first", "on_error", "message"),
+    [
+        (7, "nan", "images[0] is the number 7: expected a path"),
+        (7, "raise", "images[0] is the number 7: expected a path"),
+        (None, "raise", "images[0] is None: every caption needs a picture"),
+    ],
+)
+def test_the_first_row_tells_whether_a_sequence_holds_pictures(
+    first: Any, on_error: str, message: str
+) -> None:
+    assert complaint(["a", "b"], UserList([first, GREY]), on_error=on_error).startswith(message)
+
+
+def test_a_first_row_without_a_picture_is_its_own_matter() -> None:
+    samples = checked(["a", "b"], UserList([None, GREY]), on_error="nan")
+    assert samples.pictures[1].load().size == (6, 4)
+    with pytest.raises(PictureError, match=r"^images\[0\] is None"):
+        samples.pictures[0].load()
 
 
 # ---- samples

@@ -55,12 +55,11 @@ def _read_wide_rows(header: list[str], rows: Iterator[tuple[str, list[str]]], ga
         seen.add(image_id)
 
 
-def _listed(cell: str) -> str | list[Any]:
+def _listed(cell: str) -> Any:
     """The JSON list in a cell; a text that merely begins with a bracket stays a text."""
     if not cell.lstrip().startswith("["):
         return cell
     try:
-        value = json.loads(cell)
+        return json.loads(cell)
     except ValueError:
         return cell
-    return value if isinstance(value, list) else cell
