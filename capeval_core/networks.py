@@ -22,6 +22,17 @@ NETWORKS: dict[str, str] = {
 """Every network: what `encoder` in a config calls it, which is its `kind`, and its class."""
 
 
+def network(kind: str) -> type[CheckedModel]:
+    """The class of that kind.
+
+    >>> network("sam").__name__
+    'Sam'
+    """
+    module, _, name = NETWORKS[kind].partition(":")
+    found: type[CheckedModel] = getattr(import_module(module), name)
+    return found
+
+
 def network_of(folder: WeightsFolder) -> type[CheckedModel]:
     """The class that opens a folder of weights, told by the folder's own config.
 
@@ -42,6 +53,4 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
             f"weights {folder.name!r}: {CONFIG} says encoder {kind!r}, which is no network here"
             f"{did_you_mean(str(kind), NETWORKS)} (known: {', '.join(NETWORKS)})"
         )
-    module, _, name = NETWORKS[kind].partition(":")
-    found: type[CheckedModel] = getattr(import_module(module), name)
-    return found
+    return network(kind)

@@ -14,6 +14,7 @@ from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.tables import paragraph, table
+from capeval_core.networks import network
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
@@ -28,6 +29,7 @@ _PARTS = {
     EVA_CLIP: "the largest member of ECO's ensemble",
 }
 """What is converted beside the weights of metrics."""
+_KINDS = {_REGIONS: "sam", EVA_CLIP: "eva_clip"}
 _OURS = {CONFIG, TENSORS, VOCABULARY, "README.md"}
 
 
@@ -54,15 +56,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _encoder_of(name: str) -> type[CheckedModel]:
-    if name == _REGIONS:
-        from capeval_core.regions.sam import Sam
-
-        return Sam
-    if name == EVA_CLIP:
-        from capeval_core.encoders.eva_clip import EvaClipEncoder
-
-        return EvaClipEncoder
-    return metric_class(name).encoder_class()
+    return network(_KINDS[name]) if name in _KINDS else metric_class(name).encoder_class()
 
 
 def _parser(name: str, conversion: type[Conversion]) -> Parser:

@@ -36,10 +36,7 @@ _CARD = """---
 
 In the format of the Python package `capeval`: `model.safetensors` holds the tensors, `config.json` the
 architecture, the preprocessing, where they come from and under which licence, and a few values (a canary)
-that are computed again whenever the weights are loaded.
-
-    import capeval_core
-    metric = capeval_core.load("pacs", weights="this folder or repository")
+that are computed again whenever the weights are loaded. The package's README tells which metrics take them.
 """
 
 

@@ -21,9 +21,6 @@ from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, restric
 from capeval_core.weights.constants import LICENCE_NOT_STATED
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
-_NOT_STATED = (LICENCE_NOT_STATED, "not stated")
-"""What a config says, instead of a licence, of weights whose authors state none."""
-
 
 def weights(
     folder: str | PathLike[str],
@@ -111,7 +108,7 @@ def _licence(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
     if entry is not None:
         return entry.licence
     stated = (folder.config.get("source") or {}).get("licence")
-    return None if stated in _NOT_STATED else stated
+    return None if stated == LICENCE_NOT_STATED else stated
 
 
 def _refusal(name: str, why: str) -> str:

@@ -20,7 +20,7 @@ from capeval_core.weights.architecture import expected_shapes, read_architecture
 from capeval_core.weights.catalogue import ALPHA_CLIP
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.checksum import sha256_of
-from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, MASK_MEAN, MASK_STD
+from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, LICENCE_NOT_STATED, MASK_MEAN, MASK_STD
 from capeval_core.weights.convert import Activation, as_float32, complete, read_release
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, open_weights
 from capeval_core.weights.open_clip_format import translate_open_clip
@@ -102,7 +102,7 @@ class AlphaClipConversion(Conversion):
                 "file": path.name,
                 "size": path.stat().st_size,
                 "sha256": sha256_of(path),
-                "licence": self.licence or (listed and listed.licence) or "not stated",
+                "licence": self.licence or (listed and listed.licence) or LICENCE_NOT_STATED,
                 "notes": notes,
             },
         }

@@ -26,7 +26,7 @@ from capeval_core.weights.architecture import (
 from capeval_core.weights.catalogue import EVA_18B
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.checksum import sha256_of
-from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
+from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, LICENCE_NOT_STATED
 from capeval_core.weights.convert import checked_floats, complete
 from capeval_core.weights.release import Conversion, Release
 from capeval_core.weights.shards import INDEX, read_shards
@@ -109,7 +109,7 @@ class EvaClipConversion(Conversion):
                 "file": path.name,
                 "size": size,
                 "sha256": sha256_of(path),
-                "licence": self.licence or (listed and listed.licence) or "not stated",
+                "licence": self.licence or (listed and listed.licence) or LICENCE_NOT_STATED,
                 "notes": notes,
             },
         }
