@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.files.parsing import read_json
+from capeval_core.inputs.problems import FileError, Problems
 from capeval_core.phrases.chunks import chunks
 from capeval_core.phrases.graph import Style
 from capeval_core.phrases.phrases import Phrases
@@ -97,9 +98,9 @@ def _open_named(
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
     try:
-        given = json.loads(path.expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"phrases={str(path)!r} cannot be read ({error})") from error
+        given = read_json(path.expanduser(), once="give all phrases of a caption in one list")
+    except FileError as error:
+        raise ValueError(f"phrases={str(path)!r}: {error}") from error
     if not isinstance(given, dict):
         raise ValueError(
             f"phrases={str(path)!r} holds a {type(given).__name__}: expected {{caption: [phrases]}}"

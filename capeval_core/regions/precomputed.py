@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from capeval_core.inputs.files.parsing import read_json
 from capeval_core.inputs.names import Names
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import FileError, Problems
@@ -102,10 +103,7 @@ class PrecomputedRegions(RegionSource):
             FileError: the file cannot be read as any of these.
         """
         path = Path(path)
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise FileError(f"{path}: cannot be read as JSON ({error})") from error
+        content = read_json(path, once="give all regions of an image in one list")
         name = f"precomputed:{path.name}"
         try:
             return cls(_by_image(content), name=name)
@@ -245,7 +243,10 @@ def _by_image(content: Any) -> dict[str, list[Any]]:
     """{image id: [regions]} of what a JSON file holds."""
     files: dict[Any, str] = {}
     if isinstance(content, dict) and "annotations" in content:
-        files = {image["id"]: image["file_name"] for image in content.get("images", [])}
+        for index, image in enumerate(content.get("images", [])):
+            if not isinstance(image, dict) or not {"id", "file_name"} <= image.keys():
+                raise ValueError(f"images[{index}] has no id or no file_name")
+            files[image["id"]] = image["file_name"]
         found: dict[str, list[Any]] = {name: [] for name in files.values()}
         content = content["annotations"]
     elif isinstance(content, dict):

@@ -229,6 +229,8 @@ def test_parquet_without_the_columns(tmp_path: Path) -> None:
 
 
 def test_cells_of_lists_may_hold_plain_texts(tmp_path: Path) -> None:
+    deep = "[" * 100_000
+    assert read_candidates(written(tmp_path, f"id,captions\na,{deep}\n".encode(), "d.csv")) == [("a", deep)]
     path = written(tmp_path, b'id,captions\na,x\nb,[sic] y\nc," [""p"", ""q""]"\n', "c.csv")
     assert read_candidates(path) == [("a", "x"), ("b", "[sic] y"), ("c", "p"), ("c", "q")]
 

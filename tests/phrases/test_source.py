@@ -73,5 +73,8 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ValueError, match="holds a list"):
         open_phrases(tmp_path / "list.json")
+    (tmp_path / "twice.json").write_text('{"a dog": [], "a dog": ["dog"]}')
+    with pytest.raises(ValueError, match="'a dog' comes twice; give all phrases of a caption in one list"):
+        open_phrases(tmp_path / "twice.json")
     own = ChunkPhrases()
     assert open_phrases(own) is own

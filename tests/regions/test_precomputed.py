@@ -133,12 +133,24 @@ def test_wrong_input_is_gathered() -> None:
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["nothing", "3", "[1]", '{"a": 1}', '[{"bbox": [1, 2, 3, 4]}]'])
-def test_files_that_hold_something_else(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("nothing", "not JSON"),
+        ("[" * 100_000, "JSON that cannot be read"),
+        ("3", "it holds a int, expected a list of annotations"),
+        ("[1]", "annotation 0 has no image_id"),
+        ('{"a": 1}', r"masks\['a'\] is a int: expected a list"),
+        ('[{"bbox": [1, 2, 3, 4]}]', "annotation 0 has no image_id"),
+        ('{"images": [{"file_name": "a.jpg"}], "annotations": []}', r"images\[0\] has no id or no file_name"),
+        ('{"a": [], "a": []}', "the key 'a' comes twice; give all regions of an image in one list"),
+    ],
+)
+def test_files_that_hold_something_else(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "masks.json").write_text(content)
-    with pytest.raises(FileError, match=r"masks\.json: "):
+    with pytest.raises(FileError, match=rf"masks\.json: {message}"):
         PrecomputedRegions.read(tmp_path / "masks.json")
-    with pytest.raises(FileError, match="cannot be read as JSON"):
+    with pytest.raises(FileError, match="cannot be read"):
         PrecomputedRegions.read(tmp_path / "none.json")
 
 

@@ -61,5 +61,5 @@ def _listed(cell: str) -> Any:
         return cell
     try:
         return json.loads(cell)
-    except ValueError:
+    except (ValueError, RecursionError):
         return cell

@@ -19,10 +19,22 @@ def decoded(path: Path, data: bytes) -> str:
         ) from None
 
 
-def parse_json(path: Path, text: str, first_line: int = 1) -> Any:
+_ONCE = "for several captions of an image use {image id: [captions]}"
+
+
+def read_json(path: Path, once: str = _ONCE) -> Any:
+    """The content of a JSON file; `once` and errors as for `parse_json`."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error})") from error
+    return parse_json(path, decoded(path, data), once=once)
+
+
+def parse_json(path: Path, text: str, first_line: int = 1, once: str = _ONCE) -> Any:
     """JSON in which a repeated key is an error: `json` would silently keep the last.
 
-    Raises FileError, with lines counted from `first_line`.
+    Raises FileError, with lines counted from `first_line`; `once` is the mend where a key comes twice.
 
     >>> parse_json(Path("c.json"), '{"42": "a dog", "42": "a cat"}')
     Traceback (most recent call last):
@@ -51,6 +63,5 @@ def parse_json(path: Path, text: str, first_line: int = 1) -> Any:
         raise FileError(f"{path}: JSON that cannot be read ({error})") from None
     if repeated:
         keys = ", ".join(map(repr, list(dict.fromkeys(repeated))[:5]))
-        mend = "for several captions of an image use {image id: [captions]}"
-        raise FileError(f"{path}: the key {keys} comes twice; {mend}")
+        raise FileError(f"{path}: the key {keys} comes twice; {once}")
     return content
