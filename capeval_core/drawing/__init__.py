@@ -1,1 +1,1 @@
-"""Explanations as pictures, with Pillow alone."""
+"""Explanations as pictures, with Pillow alone: blocks of plain values, whose meaning only a score knows."""

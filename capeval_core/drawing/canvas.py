@@ -14,6 +14,19 @@ from capeval_core.drawing.text import FINER, Piece, font_of
 Colour = tuple[int, int, int] | tuple[int, int, int, int]
 Points = NDArray[np.float64]
 
+NARROWEST = 320
+"""Pixels of the width of a picture of an explanation at least."""
+
+
+def check_width(width: int) -> None:
+    """Refuse what is no width of a picture.
+
+    Raises:
+        ValueError: it is no whole number, or below `NARROWEST`.
+    """
+    if not isinstance(width, int) or width < NARROWEST:
+        raise ValueError(f"width={width!r}: expected a whole number of at least {NARROWEST} pixels")
+
 
 class Canvas:
     """What is drawn later lies on top.

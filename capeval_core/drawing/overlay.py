@@ -1,15 +1,17 @@
-"""A picture with its regions outlined and numbered; those that no phrase mentions dashed and hatched."""
+"""A picture with its regions outlined and marked; those that nothing said fits dashed and hatched."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from capeval_core.drawing.badges import place_badges
-from capeval_core.drawing.canvas import Canvas
-from capeval_core.drawing.colours import INK, PAPER, Rgb, region_colour
+from capeval_core.drawing.canvas import Canvas, check_width
+from capeval_core.drawing.colours import INK, PAPER, Rgb
+from capeval_core.drawing.marks import RegionMark
 from capeval_core.drawing.outlines import Line, dashes, outlines
 from capeval_core.drawing.text import FINER
 from capeval_core.regions.regions import Regions
@@ -17,46 +19,51 @@ from capeval_core.regions.regions import Regions
 _OUTLINE, _CASING = 2.5, 5.0  # a coloured line in a white one, seen on any ground
 _DASH = (8.0, 6.0)
 _TINT = 40  # of 255: how much of a region's colour lies on it
-_HATCH = 9.0  # pixels between the lines on what no phrase mentions
+_HATCH = 9.0  # pixels between the lines on what is not mentioned
 _CROWDED = 20  # regions from which badges are smaller
+_DESIGNED = 440  # width at which lines and badges of a picture alone have their size; they grow with it
 
 
-def badge_radius(regions: int) -> float:
-    """The radius of the badges of so many regions, in pixels."""
-    return 11.0 if regions < _CROWDED else 9.0
+@dataclass(frozen=True)
+class OutlinedPicture:
+    """A picture, its regions, and the mark of each."""
 
+    image: Image.Image
+    regions: Regions
+    marks: Sequence[RegionMark]
 
-def draw_badge(canvas: Canvas, x: float, y: float, radius: float, number: int, colour: Rgb) -> None:
-    """A region's number (from 1) on its colour."""
-    canvas.disc(x, y, radius + 1.5, PAPER)
-    canvas.disc(x, y, radius, colour)
-    size = radius * (1.2 if number < 10 else 1.05)
-    canvas.text(x, y + size * 0.36, str(number), size, PAPER, bold=True, anchor="ms")
+    def drawn(self, width: int) -> Image.Image:
+        """The picture alone, `width` pixels wide; narrower where it would be more than twice as high as wide.
 
+        Raises:
+            ValueError: the width is below `NARROWEST`.
+        """
+        check_width(width)
+        shown = max(1.0, min(1.0, 2 * self.image.width / self.image.height) * _DESIGNED)
+        return self.canvas(shown, FINER * width / _DESIGNED).finished()
 
-def draw_regions(
-    image: Image.Image, regions: Regions, unmentioned: Sequence[bool], width: float, finer: float = FINER
-) -> Canvas:
-    """The picture, `width` pixels wide, with its regions; `finer` is as for `Canvas`."""
-    height = max(1.0, width * image.height / image.width)
-    canvas = Canvas(width, height, PAPER, finer)
-    shown = image.convert("RGB").resize(canvas.image.size, Image.Resampling.LANCZOS)
-    canvas.paste(shown, 0, 0)
-    size = (canvas.width, canvas.height)
-    lines = [[line * size for line in outlines(runs, regions.size)] for runs in regions.runs]
-    for index in np.argsort(-regions.areas, kind="stable").tolist():  # small ones lie on top of large ones
-        colour = region_colour(index, unmentioned[index])
-        _fill(canvas, lines[index], colour, hatched=unmentioned[index])
-        for line in lines[index]:
-            _outline(canvas, line, colour, dashed=unmentioned[index])
-    radius = badge_radius(len(regions))
-    for index, place in enumerate(place_badges([found[0] for found in lines], size, radius)):
-        colour = region_colour(index, unmentioned[index])
-        if place.is_apart(radius):
-            canvas.line([(place.x, place.y), place.anchor], PAPER, 3.5)
-            canvas.line([(place.x, place.y), place.anchor], colour, 1.5)
-        draw_badge(canvas, place.x, place.y, radius, index + 1, colour)
-    return canvas
+    def canvas(self, width: float, finer: float = FINER) -> Canvas:
+        """The picture, `width` pixels wide, to be put on another canvas; `finer` is as for `Canvas`."""
+        height = max(1.0, width * self.image.height / self.image.width)
+        canvas = Canvas(width, height, PAPER, finer)
+        shown = self.image.convert("RGB").resize(canvas.image.size, Image.Resampling.LANCZOS)
+        canvas.paste(shown, 0, 0)
+        size = (canvas.width, canvas.height)
+        lines = [[line * size for line in outlines(runs, self.regions.size)] for runs in self.regions.runs]
+        for index in np.argsort(-self.regions.areas, kind="stable").tolist():  # small ones lie on large ones
+            mark = self.marks[index]
+            _fill(canvas, lines[index], mark.colour, hatched=mark.unmentioned)
+            for line in lines[index]:
+                _outline(canvas, line, mark.colour, dashed=mark.unmentioned)
+        radius = 11.0 if len(self.regions) < _CROWDED else 9.0
+        places = place_badges([found[0] for found in lines], size, radius)
+        for index, place in enumerate(places):
+            mark = self.marks[index]
+            if place.is_apart(radius):
+                canvas.line([(place.x, place.y), place.anchor], PAPER, 3.5)
+                canvas.line([(place.x, place.y), place.anchor], mark.colour, 1.5)
+            mark.draw(canvas, place.x, place.y, radius)
+        return canvas
 
 
 def _outline(canvas: Canvas, line: Line, colour: Rgb, *, dashed: bool) -> None:

@@ -15,8 +15,9 @@ from capeval_core.inputs.samples import Sample, Samples
 from capeval_core.ragged import Ragged
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
-from capeval_core.scores.hice_explanation import HiceExplanation, PhraseNote, ReferenceNote, RegionNote
+from capeval_core.scores.hice_explanation import HiceExplanation
 from capeval_core.scores.hice_formulas import joint
+from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
 from capeval_core.scores.hice_rows import Reading, match_regions
 
 if TYPE_CHECKING:

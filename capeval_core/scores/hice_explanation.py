@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
+from capeval_core.drawing.overlay import OutlinedPicture
 from capeval_core.inputs.pictures import Picture
 from capeval_core.phrases.places import Span, wrong_words
 from capeval_core.regions.regions import Regions
+from capeval_core.scores.hice_card import card_of, region_marks
+from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,45 +21,6 @@ THRESHOLD = 0.2
 Weights whose cosines lie elsewhere name their own: `threshold` among the constants of their config.
 """
 WIDTH = 1280
-
-
-class PhraseNote(TypedDict):
-    """A phrase of the caption.
-
-    precision: w max(cos, 0) of the region that fits it best. region: which one that is among `regions`, None
-    for the whole picture. mistake: whether the precision is below the threshold.
-    """
-
-    phrase: str
-    precision: float
-    region: int | None
-    mistake: bool
-
-
-class RegionNote(TypedDict):
-    """A region of the picture.
-
-    box: x0, y0, x1, y1 in pixels. area: its share of the picture. recall: w max(cos, 0) of the phrase that
-    fits it best. unmentioned: whether the recall is below the threshold.
-    """
-
-    box: list[float]
-    area: float
-    recall: float
-    phrase: str
-    unmentioned: bool
-
-
-class ReferenceNote(TypedDict):
-    """A reference: how well the caption as a whole (eq. 3) and its phrases (eq. 9) fit it.
-
-    chosen: whether the score uses either.
-    """
-
-    reference: str
-    gttc: float
-    lttc: float
-    chosen: bool
 
 
 class HiceExplanation(dict[str, Any]):
@@ -128,18 +92,15 @@ class HiceExplanation(dict[str, Any]):
             ValueError: there is no score to explain, or the width is below 320 pixels.
             PictureError: the picture cannot be read any more.
         """
-        from capeval_core.drawing.card import draw_card
-
-        return draw_card(self if threshold is None else self.judged(threshold), width)
+        found = self._drawable(threshold)
+        return card_of(found, found._outlined(), found.wrong_words()).drawn(width)
 
     def overlay(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
         """The picture alone with its regions outlined; arguments and errors are those of `plot`.
 
         It is narrower where it would be more than twice as high as wide.
         """
-        from capeval_core.drawing.card import draw_overlay
-
-        return draw_overlay(self if threshold is None else self.judged(threshold), width)
+        return self._drawable(threshold)._outlined().drawn(width)
 
     def image(self) -> Image:
         """The picture as the metric saw it. Raises PictureError."""
@@ -148,6 +109,16 @@ class HiceExplanation(dict[str, Any]):
     def masks(self) -> Regions | None:
         """The masks of `regions`, None where they cannot be had."""
         return self._masks
+
+    def _drawable(self, threshold: float | None) -> HiceExplanation:
+        if "error" in self:
+            raise ValueError(f"there is no score to draw: {self['error']}")
+        return self if threshold is None else self.judged(threshold)
+
+    def _outlined(self) -> OutlinedPicture:
+        image = self.image()
+        regions = self.masks() or Regions.of([], size=(image.height, image.width))
+        return OutlinedPicture(image, regions, region_marks(self.regions))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HiceExplanation, (dict(self), self._image, self._masks)

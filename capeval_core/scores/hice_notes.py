@@ -1,0 +1,44 @@
+"""What an explanation of HICE-S notes of each phrase, region and reference."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class PhraseNote(TypedDict):
+    """A phrase of the caption.
+
+    precision: w max(cos, 0) of the region that fits it best. region: which one that is among `regions`, None
+    for the whole picture. mistake: whether the precision is below the threshold.
+    """
+
+    phrase: str
+    precision: float
+    region: int | None
+    mistake: bool
+
+
+class RegionNote(TypedDict):
+    """A region of the picture.
+
+    box: x0, y0, x1, y1 in pixels. area: its share of the picture. recall: w max(cos, 0) of the phrase that
+    fits it best. unmentioned: whether the recall is below the threshold.
+    """
+
+    box: list[float]
+    area: float
+    recall: float
+    phrase: str
+    unmentioned: bool
+
+
+class ReferenceNote(TypedDict):
+    """A reference: how well the caption as a whole (eq. 3) and its phrases (eq. 9) fit it.
+
+    chosen: whether the score uses either.
+    """
+
+    reference: str
+    gttc: float
+    lttc: float
+    chosen: bool
