@@ -6,160 +6,29 @@ Large Language Models, ICML 2023, section 3.1, https://arxiv.org/abs/2301.12597
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
 
-from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.blip2_matching import Matches, match_pools
-from capeval_core.encoders.blip2_model import (
-    build_blip2,
-    matched_states,
-    picture_states,
-    query_states,
-    text_states,
-)
-from capeval_core.encoders.clip_towers import TextFeatures, rows_of
-from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
-from capeval_core.encoders.wordpiece import PAD, WordPiece
+from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.encoders.blip2_matching import Floats, Matches, match_pools
+from capeval_core.encoders.blip2_towers import Blip2Towers
 from capeval_core.inputs.pictures import Picture
-from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_pictures
-from capeval_core.models.model import CheckedModel
-from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.blip2 import Blip2Conversion
-from capeval_core.weights.blip2_transformers import read_words, translate_transformers
-from capeval_core.weights.checksum import sha256_of
-from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
-
-Floats = NDArray[np.float32]
-Ids = tuple[int, ...]
-
-_KEYS = ("architecture", "preprocessing", "context_length", "vocabulary")
 
 
-class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
-    """BLIP-2's image-text model on transformers' modules: a vision tower, a Q-Former, two heads.
+class Blip2Encoder(Blip2Towers, tags=["image-captioning", "blip-2"]):
+    """BLIP-2's image-text model: features of pictures and of texts, and both values of their pairs.
 
-    A picture goes through the vision tower once, however many captions are asked about it; texts run at
-    their own length or with masked padding. In float32 a value does not depend on what else is in the
-    batch, up to rounding.
-
-    Arguments and errors are those of `CheckedModel`; tensors have transformers' names.
+    A picture goes through the vision tower once, however many captions are asked about it. Arguments and
+    errors are those of `Blip2Towers`.
     """
 
     kind = "blip2"
-    depends_on = _KEYS
     Conversion = Blip2Conversion
     used_by = "eco"
     tiny = "blip2"
-
-    model: Any
-
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-        return build_blip2(config["architecture"], tensors, self.dtype)
-
-    def prepare(self) -> None:
-        words = self.config["vocabulary"]
-        rows = self.config["architecture"]["qformer"]["vocab_size"]
-        if len(words) > rows:
-            raise WeightsError(f"the vocabulary has {len(words)} words, but the model knows {rows}")
-        try:
-            self.tokenizer = WordPiece(words, self.config["context_length"])
-        except ValueError as error:
-            raise WeightsError(str(error)) from error
-        self._padding = words.index(PAD)
-        self._picture_size: BatchSize | None = None
-        self._text_size: BatchSize | None = None
-
-    @classmethod
-    def reads(cls, folder: WeightsFolder) -> bool:
-        """Whether a weights folder says that it is a BLIP-2: this library's, or one of transformers'."""
-        return folder.config.get("encoder") == cls.kind or folder.config.get("model_type") == "blip-2"
-
-    @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        if "model_type" in folder.config:
-            return translate_transformers(folder)
-        config = super().read_config(folder)
-        if missing := [key for key in _KEYS if key not in config]:
-            raise WeightsError(f"the config lacks {', '.join(missing)}: convert the weights again")
-        seen, sized = config["preprocessing"], config["architecture"]["vision"]["image_size"]
-        if (seen["image_size"], seen["interpolation"]) != (sized, "bicubic"):
-            raise WeightsError(
-                f"preprocessing says {seen['interpolation']}, {seen['image_size']} pixels, but the tower "
-                f"takes bicubic, {sized} pixels: convert the weights again"
-            )
-        words = read_words(folder.path / VOCABULARY)
-        if sha256_of(folder.path / VOCABULARY) != config["vocabulary"].get("sha256"):
-            raise WeightsError(f"{VOCABULARY} is not the one that these weights were saved with")
-        return {**config, "vocabulary": words}
-
-    def save_beside(self, folder: Path) -> dict[str, Any]:
-        file = folder / VOCABULARY
-        file.write_text("\n".join(self.config["vocabulary"]) + "\n", encoding="utf-8", newline="\n")
-        return {**self.config, "vocabulary": {"file": VOCABULARY, "sha256": sha256_of(file)}}
-
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
-        """The architecture in one line.
-
-        >>> vision = {"num_hidden_layers": 39, "hidden_size": 1408, "patch_size": 14, "image_size": 364}
-        >>> shape = {"vision": vision, "qformer": {"num_hidden_layers": 12, "hidden_size": 768}}
-        >>> Blip2Encoder.describe({"architecture": {**shape, "num_query_tokens": 32}})
-        'ViT/14 39x1408, 364 pixels; Q-Former 12x768, 32 queries'
-        """
-        vision, qformer = config["architecture"]["vision"], config["architecture"]["qformer"]
-        return (
-            f"ViT/{vision['patch_size']} {vision['num_hidden_layers']}x{vision['hidden_size']}, "
-            f"{vision['image_size']} pixels; Q-Former {qformer['num_hidden_layers']}x"
-            f"{qformer['hidden_size']}, {config['architecture']['num_query_tokens']} queries"
-        )
-
-    def encode_pictures(
-        self, pictures: Iterable[Picture], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> Iterator[PictureFeatures]:
-        """Features of any number of pictures, in order, some at a time: (n, queries, d), un-normalised.
-
-        One that cannot be read gives NaN and the reason.
-        """
-        size = self.pictures_per_batch(batch_size)
-        for part in encode_distinct(
-            pictures,
-            prepare=self.pixels,
-            forward=lambda pixels: size.run(len(pixels), self._picture_forward(pixels)),
-            dimension=self.queries * self.dimension,
-            ahead=size.size,
-            cache=cache,
-            cache_key=self.picture_key,
-        ):
-            yield replace(part, features=part.features.reshape(-1, self.queries, self.dimension))
-
-    def encode_texts(
-        self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> TextFeatures:
-        """Features of texts, in order, (n, d), un-normalised. Equal ones are encoded once."""
-        tokens = self.tokenizer.encode(texts)
-        sequences = [tuple(ids) for ids in tokens.ids]
-        keys = {ids: self._key("text", _bytes_of(ids)) for ids in set(sequences)}
-        known = cache.get(keys.values())
-        missing = sorted((ids for ids in keys if keys[ids] not in known), key=lambda ids: (len(ids), ids))
-        size, cost = self.texts_per_batch(batch_size, max(map(len, missing), default=1))
-        for part, features in size.run(len(missing), self._text_forward(missing), cost=cost):
-            rows = {keys[ids]: row for ids, row in zip(missing[part], features, strict=True)}
-            cache.put(rows)
-            known.update(rows)
-        features = np.empty((len(texts), self.dimension), dtype=np.float32)
-        for row, ids in enumerate(sequences):
-            features[row] = known[keys[ids]]
-        return TextFeatures(features, tokens.dropped)
 
     def match(
         self,
@@ -194,113 +63,8 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
         """
         return match_pools(self, pictures, captions, cache, batch_size)
 
-    def preprocess(self, picture: Image.Image) -> Floats:
-        """(3, n, n) float32 pixels of a PIL picture, as the vision tower sees them."""
-        return np.asarray(self._scale(self.pixels(picture)[None])[0].cpu())
-
-    def pixels(self, picture: Image.Image) -> NDArray[np.uint8]:
-        """(3, n, n) uint8: RGB, then resized to a square whatever its shape, as in the original code."""
-        n = self.config["preprocessing"]["image_size"]
-        width, height = picture.size
-        # Pillow rounds between its two passes, and 13 changed their order; done one by one, as 13 orders
-        # them, pixels are the same with every version.
-        tall = height > n and height - n > 2 * (width - n)
-        image = picture.convert("RGB")
-        for size in ((width, n) if tall else (n, height), (n, n)):
-            image = image.resize(size, Image.Resampling.BICUBIC)
-        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
-
     def canary(self) -> Floats:
         """(2, 6): cosines of two drawn pictures with three captions, then probabilities of a match."""
         shown = [Picture.of(picture) for picture in canary_pictures()]
         found = list(self.match(shown, [TEXTS, TEXTS], cache=FeatureCache(0)))
         return np.stack([np.concatenate([part.itc, part.itm]) for part in found])
-
-    @property
-    def queries(self) -> int:
-        return int(self.config["architecture"]["num_query_tokens"])
-
-    @property
-    def dimension(self) -> int:
-        return int(self.config["architecture"]["image_text_hidden_size"])
-
-    def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
-        given = self.config["preprocessing"]
-        mean, std = (
-            torch.tensor(given[key], dtype=torch.float32, device=self.device).view(3, 1, 1)
-            for key in ("mean", "std")
-        )
-        return (torch.from_numpy(pixels).to(self.device).float() / 255 - mean) / std
-
-    @torch.inference_mode()
-    def states(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """(pictures, patches + 1, width) states of the vision tower, on the encoder's device."""
-        with exact_float32(self.device):
-            return picture_states(self.model, self._scale(pixels).to(DTYPES[self.dtype]))
-
-    @torch.inference_mode()
-    def query_features(self, states: Tensor) -> Floats:
-        """(pictures, queries * d), un-normalised, of states of the vision tower."""
-        with exact_float32(self.device):
-            return rows_of(self.model.vision_projection(query_states(self.model, states)).flatten(1))
-
-    @torch.inference_mode()
-    def match_logits(self, states: Tensor, texts: Sequence[Ids]) -> Floats:
-        """(n, 2) logits of texts, equally many per picture of `states`, those of the first picture first."""
-        with exact_float32(self.device):
-            ids, mask = self._padded(texts)
-            hidden = matched_states(self.model, states, ids, mask)
-            return rows_of(self.model.itm_head(hidden).float().mean(1))
-
-    def _picture_forward(self, pixels: NDArray[np.uint8]) -> Callable[[slice], Floats]:
-        return lambda part: self.query_features(self.states(pixels[part]))
-
-    def _text_forward(self, texts: Sequence[Ids]) -> Callable[[slice], Floats]:
-        @torch.inference_mode()
-        def forward(part: slice) -> Floats:
-            with exact_float32(self.device):
-                ids, mask = self._padded(texts[part])
-                return rows_of(self.model.text_projection(text_states(self.model, ids, mask)))
-
-        return forward
-
-    def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
-        """(n, longest) ids, and which of them are tokens; None where all texts are equally long."""
-        longest = max(map(len, texts))
-        ids = torch.tensor(
-            [[*row, *[self._padding] * (longest - len(row))] for row in texts], device=self.device
-        )
-        lengths = torch.tensor([len(row) for row in texts], device=self.device)
-        if min(map(len, texts)) == longest:
-            return ids, None
-        return ids, torch.arange(longest, device=self.device) < lengths[:, None]
-
-    def pictures_per_batch(self, batch_size: int | None) -> BatchSize:
-        if batch_size is not None:
-            return BatchSize(batch_size, automatic=False)
-        if self._picture_size is None:
-            self._picture_size = BatchSize(8 if self.device.type == "cpu" else 64, automatic=True)
-        return self._picture_size
-
-    def texts_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
-        """The batch size and what a text of `length` tokens costs in its unit."""
-        if batch_size is not None:
-            return BatchSize(batch_size, automatic=False), 1
-        if self._text_size is None:
-            self._text_size = BatchSize(2048 if self.device.type == "cpu" else 65_536, automatic=True)
-        return self._text_size, length
-
-    def picture_key(self, content: str) -> str:
-        """The cache's key of the features of a picture, by its content key."""
-        return self._key("picture", content.encode())
-
-    def match_key(self, content: str, ids: Ids) -> str:
-        """The cache's key of the matching of a picture, by its content key, and a text."""
-        return self._key("match", f"{content}\n".encode() + _bytes_of(ids))
-
-    def _key(self, kind: str, content: bytes) -> str:
-        return feature_key(self.fingerprint, self.dtype, kind, content)
-
-
-def _bytes_of(ids: Ids) -> bytes:
-    return np.array(ids, dtype="<u4").tobytes()

@@ -22,7 +22,7 @@ from capeval_core.models.batching import BatchSize
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from capeval_core.encoders.blip2 import Blip2Encoder
+    from capeval_core.encoders.blip2_towers import Blip2Towers
 
 Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
@@ -72,7 +72,7 @@ def best_query_cosine(pictures: Floats, texts: Floats) -> Floats:
 
 
 def match_pools(
-    encoder: Blip2Encoder,
+    encoder: Blip2Towers,
     pictures: Iterable[Picture],
     captions: Iterable[Sequence[str]],
     cache: FeatureCache,
@@ -98,7 +98,7 @@ class _Pools:
 
     def __init__(
         self,
-        encoder: Blip2Encoder,
+        encoder: Blip2Towers,
         pairs: list[tuple[Picture, Sequence[str]]],
         cache: FeatureCache,
         pool: ThreadPoolExecutor,
@@ -186,7 +186,7 @@ class _Pools:
         return found
 
 
-def _logits(encoder: Blip2Encoder, states: Tensor, asked: list[tuple[int, Ids, str]]) -> Floats:
+def _logits(encoder: Blip2Towers, states: Tensor, asked: list[tuple[int, Ids, str]]) -> Floats:
     """(n, 2) logits of pairs (place in `states`, text, ...), those of a picture one after the other."""
     pools = [(place, [ids for _, ids, _ in own]) for place, own in groupby(asked, key=lambda pair: pair[0])]
     logits = []
@@ -196,7 +196,7 @@ def _logits(encoder: Blip2Encoder, states: Tensor, asked: list[tuple[int, Ids, s
     return np.concatenate(logits)
 
 
-def _prepared(encoder: Blip2Encoder, picture: Picture) -> Pixels | PictureError:
+def _prepared(encoder: Blip2Towers, picture: Picture) -> Pixels | PictureError:
     try:
         image = picture.load()
     except PictureError as error:
