@@ -20,6 +20,9 @@ WORDINGS = 2
 _DRAWN_AT = (72, 96, 128, 192, 256)
 _REGIONS = ("left", "right", "top", "bottom")
 
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
 _FACTS = (len(SHAPES) + len(SIZES) + MOST_ALIKE + len(_REGIONS)) * len(COLOURS) + len(SHAPES) * MOST_ALIKE
 """Yes-or-no questions about a scene, see `_numbers`."""
 
@@ -30,17 +33,17 @@ class Lessons:
 
     pixels: npt.NDArray[np.uint8]
     """(N, side, side, 3)"""
-    tokens: npt.NDArray[np.int64]
+    tokens: Ints
     """(N, WORDINGS, 1 + kinds, LONGEST): the caption, then a foil of each kind, with zeros behind."""
-    lengths: npt.NDArray[np.int64]
+    lengths: Ints
     """(N, WORDINGS, 1 + kinds): tokens that count; 0 where the caption allows no foil of this kind."""
-    members: npt.NDArray[np.int64]
+    members: Ints
     """(N,): one bit for each pair of shape and colour in the scene."""
-    groups: npt.NDArray[np.int64]
+    groups: Ints
     """(N,): number of groups, 1 to 3."""
-    objects: npt.NDArray[np.int64]
+    objects: Ints
     """(N, MOST_OBJECTS, 5): patch of the centre, shape, colour, size, number of others alike; -1 behind."""
-    stated: npt.NDArray[np.bool_]
+    stated: Bools
     """(N, WORDINGS, 1 + kinds, facts): the facts that a caption or foil states, true or not."""
     facts: npt.NDArray[np.float32]
     """(N, facts): 1 where the fact is true of the scene."""
@@ -72,15 +75,14 @@ def make_lessons(
         lessons.pixels[index] = shrink(draw(scene, drawn_at), side)
         for wording in range(WORDINGS):
             caption = describe(scene, rng)
-            for slot, text in enumerate([caption, *(_foil(scene, caption, kind, rng) for kind in KINDS)]):
+            foils = [foil_if_any(scene, caption, kind, rng) for kind in KINDS]
+            for slot, text in enumerate([caption, *foils]):
                 if text is not None:
-                    ids = encode(text)
-                    lessons.lengths[index, wording, slot] = len(ids)
-                    lessons.tokens[index, wording, slot, : len(ids)] = ids
+                    write(encode(text), lessons.tokens, lessons.lengths, (index, wording, slot))
                     lessons.stated[index, wording, slot, _stated(text)] = True
         groups = scene.groups()
         lessons.groups[index] = len(groups)
-        lessons.members[index] = sum(1 << _pair(group[0].shape, group[0].colour) for group in groups)
+        lessons.members[index] = sum(1 << kind_of(group[0].shape, group[0].colour) for group in groups)
         members = [(thing, len(group)) for group in groups for thing in group]
         for slot, (thing, alike) in enumerate(members):
             column, row = (min(int(value * cells), cells - 1) for value in thing.centre)
@@ -95,14 +97,22 @@ def make_lessons(
     return lessons
 
 
-def _foil(scene: Scene, caption: str, kind: str, rng: np.random.Generator) -> str | None:
+def foil_if_any(scene: Scene, caption: str, kind: str, rng: np.random.Generator) -> str | None:
+    """A foil of a true caption, or None where the caption says nothing of this kind."""
     try:
         return foil(scene, caption, kind, rng)
-    except ValueError:  # nothing of this kind is said
+    except ValueError:
         return None
 
 
-def _pair(shape: str, colour: str) -> int:
+def write(ids: list[int], tokens: Ints, lengths: Ints, place: tuple[int, ...]) -> None:
+    """Put the ids of a text, and their number, at its place in arrays of texts."""
+    lengths[place] = len(ids)
+    tokens[place][: len(ids)] = ids
+
+
+def kind_of(shape: str, colour: str) -> int:
+    """The number of a pair of shape and colour."""
     return SHAPES.index(shape) * len(COLOURS) + list(COLOURS).index(colour)
 
 

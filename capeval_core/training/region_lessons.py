@@ -15,10 +15,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from capeval_core.phrases.chunks import chunks
-from capeval_core.synthetic import KINDS, Scene, SceneObject, describe, draw, foil, masks, sample_scene
+from capeval_core.synthetic import KINDS, describe, draw, masks, sample_scene
 from capeval_core.synthetic.captions import read
-from capeval_core.synthetic.scenes import COLOURS, MOST_OBJECTS, SHAPES
-from capeval_core.training.lessons import LONGEST, WORDINGS, shrink
+from capeval_core.synthetic.scenes import COLOURS, MOST_OBJECTS
+from capeval_core.training.lessons import LONGEST, WORDINGS, Bools, Ints, foil_if_any, kind_of, shrink, write
 
 PHRASES, FALSE = 10, 8
 """Room for the true and the false phrases of a scene."""
@@ -35,19 +35,19 @@ class RegionLessons:
     """(N, side, side, 3)"""
     masks: npt.NDArray[np.uint8]
     """(N, MOST_OBJECTS, side, side): the share of each pixel that the object covers, of 255."""
-    objects: npt.NDArray[np.int64]
+    objects: Ints
     """(N, MOST_OBJECTS): the bit of its kind; 0 behind."""
-    members: npt.NDArray[np.int64]
+    members: Ints
     """(N,): the bits of all kinds in the scene."""
-    captions: npt.NDArray[np.int64]
+    captions: Ints
     """(N, WORDINGS, 1 + kinds, LONGEST): token ids of a caption, then of a foil of each kind."""
-    lengths: npt.NDArray[np.int64]
+    lengths: Ints
     """(N, WORDINGS, 1 + kinds): tokens that count; 0 where the caption allows no such foil."""
-    phrases: npt.NDArray[np.int64]
+    phrases: Ints
     """(N, PHRASES + FALSE, LONGEST): token ids of true phrases, then of false ones."""
-    phrase_lengths: npt.NDArray[np.int64]
+    phrase_lengths: Ints
     """(N, PHRASES + FALSE): tokens that count; 0 where there is no phrase."""
-    kinds: npt.NDArray[np.int64]
+    kinds: Ints
     """(N, PHRASES + FALSE): the bits of the kinds that a phrase may be true of, in any scene."""
 
 
@@ -75,7 +75,7 @@ def make_region_lessons(
             seen = _part(mask, rng) if rng.random() < _IN_PART else mask
             covered = Image.fromarray(seen.astype(np.uint8) * 255)
             lessons.masks[index, slot] = np.asarray(covered.resize((side, side), Image.Resampling.BILINEAR))
-            lessons.objects[index, slot] = 1 << _kind(scene.objects[slot])
+            lessons.objects[index, slot] = _bits(scene.objects[slot].shape, scene.objects[slot].colour)
         lessons.members[index] = np.bitwise_or.reduce(lessons.objects[index])
         true: dict[str, int] = {}
         false: dict[str, int] = {}
@@ -84,25 +84,21 @@ def make_region_lessons(
             said = dict(_phrases(caption, rng))
             true |= said
             for slot, kind in enumerate((None, *KINDS)):
-                text = caption if kind is None else _foil(scene, caption, kind, rng)
+                text = caption if kind is None else foil_if_any(scene, caption, kind, rng)
                 if text is not None:
-                    ids = encode(text)
-                    lessons.lengths[index, wording, slot] = len(ids)
-                    lessons.captions[index, wording, slot, : len(ids)] = ids
+                    write(encode(text), lessons.captions, lessons.lengths, (index, wording, slot))
                     false |= {phrase: bits for phrase, bits in _plain(text) if phrase not in said}
         wrong = {text: bits for text, bits in false.items() if text not in true}
         for first, most, some in ((0, PHRASES, true), (PHRASES, FALSE, wrong)):
             order = rng.permutation(len(some))[:most]
             for slot, which in enumerate(order, first):
                 text, bits = list(some.items())[which]
-                ids = encode(text)
-                lessons.phrase_lengths[index, slot] = len(ids)
-                lessons.phrases[index, slot, : len(ids)] = ids
+                write(encode(text), lessons.phrases, lessons.phrase_lengths, (index, slot))
                 lessons.kinds[index, slot] = bits
     return lessons
 
 
-def _part(mask: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+def _part(mask: Bools, rng: np.random.Generator) -> Bools:
     """The side of a mask that lies beyond a line through its middle."""
     rows, columns = np.nonzero(mask)
     angle = rng.random() * 2 * np.pi
@@ -110,13 +106,6 @@ def _part(mask: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt.NDArray[
     part = np.zeros_like(mask)
     part[rows[beyond], columns[beyond]] = True
     return part
-
-
-def _foil(scene: Scene, caption: str, kind: str, rng: np.random.Generator) -> str | None:
-    try:
-        return foil(scene, caption, kind, rng)
-    except ValueError:  # nothing of this kind is said
-        return None
 
 
 def _plain(caption: str) -> list[tuple[str, int]]:
@@ -160,8 +149,4 @@ def _phrases(caption: str, rng: np.random.Generator) -> list[tuple[str, int]]:
 
 def _bits(shape: str, colour: str | None) -> int:
     colours = list(COLOURS) if colour is None else [colour]
-    return sum(1 << SHAPES.index(shape) * len(COLOURS) + list(COLOURS).index(each) for each in colours)
-
-
-def _kind(thing: SceneObject) -> int:
-    return SHAPES.index(thing.shape) * len(COLOURS) + list(COLOURS).index(thing.colour)
+    return sum(1 << kind_of(shape, each) for each in colours)

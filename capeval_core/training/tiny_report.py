@@ -8,18 +8,16 @@ often two wordings of one scene are closer than those of two scenes; and what co
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.inputs.pictures import Picture
-from capeval_core.synthetic import KINDS, describe, draw, foil, holds, sample_scene
+from capeval_core.synthetic import KINDS, describe, draw, holds, sample_scene
+from capeval_core.training.lessons import foil_if_any
+from capeval_core.training.report import Comparison, Floats, Report, shown, unit
 
 OTHERS = 5
 """Captions of other scenes that each right caption is compared with."""
@@ -33,30 +31,15 @@ REQUIRED: dict[str, float] = {
 }
 """What the shipped model must reach; relations are reported, not required."""
 
-_Array = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Right against wrong: the share of trials won, their number, and the mean cosine of either side."""
-
-    accuracy: float
-    trials: int
-    right: float
-    wrong: float
-
-    @staticmethod
-    def of(right: list[float], wrong: list[float]) -> Comparison:
-        """A draw is a loss."""
-        if not right:
-            return Comparison(float("nan"), 0, float("nan"), float("nan"))
-        ahead = np.asarray(right) > np.asarray(wrong)
-        return Comparison(float(ahead.mean()), len(right), float(np.mean(right)), float(np.mean(wrong)))
+_TITLES = {
+    "another scene": "another scene's caption",
+    "wording": "another scene's caption (text to text)",
+}
 
 
 def measure(
-    encode_pictures: Callable[[list[Image.Image]], _Array],
-    encode_texts: Callable[[list[str]], _Array],
+    encode_pictures: Callable[[list[Image.Image]], Floats],
+    encode_texts: Callable[[list[str]], Floats],
     scenes: int = 2000,
     seed: int = 1,
     size: int = 192,
@@ -71,15 +54,13 @@ def measure(
     worlds = [sample_scene(rng) for _ in range(scenes)]
     captions = [describe(world, rng) for world in worlds]
     others = [describe(world, rng) for world in worlds]
-    foils: dict[str, list[tuple[int, str]]] = {kind: [] for kind in KINDS}
+    foils: dict[str, dict[int, str]] = {kind: {} for kind in KINDS}
     for index, (world, caption) in enumerate(zip(worlds, captions, strict=True)):
         for kind in KINDS:
-            try:
-                foils[kind].append((index, foil(world, caption, kind, rng)))
-            except ValueError:  # the caption says nothing of this kind
-                continue
-    pictures = _unit(encode_pictures([draw(world, size) for world in worlds]))
-    texts, again = _unit(encode_texts(captions)), _unit(encode_texts(others))
+            if (wrong := foil_if_any(world, caption, kind, rng)) is not None:
+                foils[kind][index] = wrong
+    pictures = unit(encode_pictures([draw(world, size) for world in worlds]))
+    texts, again = unit(encode_texts(captions)), unit(encode_texts(others))
     right = (pictures * texts).sum(1)
     found: dict[str, Comparison] = {}
     rows, columns = [], []
@@ -90,83 +71,40 @@ def measure(
                 rows.append(index)
                 columns.append(other)
     found["another scene"] = Comparison.of(list(right[rows]), list((pictures[rows] * texts[columns]).sum(1)))
-    for kind in KINDS:
-        which = [index for index, _ in foils[kind]]
-        wrong = _unit(encode_texts([text for _, text in foils[kind]])) if which else texts[:0]
-        found[kind] = Comparison.of(list(right[which]), list((pictures[which] * wrong).sum(1)))
+    for kind, told in foils.items():
+        which = list(told)
+        away = unit(encode_texts(list(told.values()))) if told else texts[:0]
+        found[kind] = Comparison.of(list(right[which]), list((pictures[which] * away).sum(1)))
     found["wording"] = Comparison.of(
         list((texts[rows] * again[rows]).sum(1)), list((texts[rows] * texts[columns]).sum(1))
     )
     return found
 
 
-def table(found: dict[str, Comparison]) -> str:
-    """The comparisons as a Markdown table."""
-    lines = [
-        "| right caption against | accuracy | required | trials | mean cosine, right | mean cosine, wrong |",
-        "|---|---|---|---|---|---|",
-    ]
-    names = {kind: f"one-word foil: {kind}" for kind in KINDS} | {
-        "another scene": "another scene's caption",
-        "wording": "another scene's caption (text to text)",
-    }
-    for name, row in found.items():
-        needed = f"{REQUIRED[name]:.0%}" if name in REQUIRED else "-"
-        cells = (
-            names[name],
-            f"{row.accuracy:.1%}",
-            needed,
-            row.trials,
-            f"{row.right:.3f}",
-            f"{row.wrong:.3f}",
-        )
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    return "\n".join(lines)
-
-
-def missed(found: dict[str, Comparison]) -> list[str]:
-    """The requirements that are not met, in words."""
-    return [
-        f"{name}: {found[name].accuracy:.1%} is below the required {needed:.0%}"
-        for name, needed in REQUIRED.items()
-        if not found[name].accuracy >= needed
-    ]
-
-
-def _unit(vectors: _Array) -> _Array:
-    unit: _Array = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return unit
-
-
 def measure_encoder(encoder: ClipEncoder, scenes: int = 2000, seed: int = 1) -> dict[str, Comparison]:
     """`measure` for an encoder, with the prompt that users score with."""
     prompt = encoder.config["constants"]["prompt"]
 
-    def see(pictures: list[Image.Image]) -> _Array:
-        given = (Picture.of(picture, where=f"scene {index}") for index, picture in enumerate(pictures))
-        return np.concatenate([part.features for part in encoder.encode_pictures(given)])
+    def see(pictures: list[Image.Image]) -> Floats:
+        return np.concatenate([part.features for part in encoder.encode_pictures(shown(pictures))])
 
-    def read(texts: list[str]) -> _Array:
+    def read(texts: list[str]) -> Floats:
         return encoder.encode_texts([prompt + text for text in texts]).features
 
     return measure(see, read, scenes, seed)
 
 
-def main() -> int:
-    """The command line; exit status 1 if a requirement is missed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m capeval_core.training.tiny_report",
-        description="How well a dual encoder reads synthetic scenes it has never seen.",
-    )
-    parser.add_argument("folder", help="a weights folder, or 'tiny'")
-    parser.add_argument("--seed", type=int, default=1, help="not the seed of the training")
-    parser.add_argument("--scenes", type=int, default=2000)
-    options = parser.parse_args()
-    found = measure_encoder(ClipEncoder.from_pretrained(options.folder), options.scenes, options.seed)
-    failures = missed(found)
-    sys.stdout.write("\n".join([table(found), *failures]) + "\n")
-    return 1 if failures else 0
+REPORT = Report(
+    module="tiny_report",
+    about="How well a dual encoder reads synthetic scenes it has never seen.",
+    encoder=ClipEncoder,
+    measure=measure_encoder,
+    scenes=2000,
+    required=REQUIRED,
+    title=lambda name: f"one-word foil: {name}" if name in KINDS else _TITLES[name],
+    against="right caption against",
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(REPORT.main())

@@ -12,22 +12,12 @@ from capeval_core.inputs.pictures import Picture
 from capeval_core.synthetic import KINDS, describe, draw, sample_scene
 from capeval_core.synthetic.demo import demo_set
 from capeval_core.training.lessons import make_lessons, shrink
-from capeval_core.training.tiny import (
-    CELLS,
-    PROMPT,
-    SIDE,
-    CaptionCodec,
-    Recipe,
-    build,
-    contrast,
-    folder_of,
-    normalised,
-    text_tokens,
-    train,
-)
-from capeval_core.training.tiny_report import REQUIRED, Comparison, measure_encoder, missed, table
+from capeval_core.training.tiny import TinyRecipe, folder_of, train
+from capeval_core.training.tiny_model import CELLS, SIDE, CaptionCodec, build, normalised, text_tokens
+from capeval_core.training.tiny_report import REPORT, measure_encoder
+from capeval_core.weights.constants import PROMPT
 
-SHORT = Recipe(scenes=64, steps=24, batch=16, warmup=4)
+SHORT = TinyRecipe(scenes=64, steps=24, batch=16, warmup=4)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +27,7 @@ def tiny() -> ClipEncoder:
 
 def test_the_shipped_model_reads_scenes_it_has_never_seen(tiny: ClipEncoder) -> None:
     found = measure_encoder(tiny, scenes=600, seed=4711)
-    assert missed(found) == []
+    assert REPORT.missed(found) == []
     assert found["relation"].trials > 50
     right, unrelated = found["another scene"].right, found["another scene"].wrong
     assert right > 0.75, "right captions score clearly high"
@@ -107,8 +97,8 @@ def test_training_sees_what_the_encoder_sees() -> None:
     assert ids == ClipTokenizer().encode([PROMPT + caption for caption in captions]).ids
     with torch.no_grad():
         model.load_state_dict({name: t.half().float() for name, t in model.state_dict().items()})
-        lengths = torch.tensor([len(row) for row in ids])
-        padded = torch.tensor([row + [0] * (40 - len(row)) for row in ids])
+        lengths = np.array([len(row) for row in ids])
+        padded = np.array([row + [0] * (40 - len(row)) for row in ids])
         ends = text_tokens(model, model.token_embedding.weight, padded, lengths, parts=3)
         texts = (ends @ model.text_projection).numpy()
     expected = encoder.encode_texts([PROMPT + caption for caption in captions]).features
@@ -133,27 +123,3 @@ def test_lessons_say_what_is_in_the_scene() -> None:
     false = lessons.stated[:, :, 1 + KINDS.index("position")] & ~facts
     assert (false.any(-1) == position).all(), "a foil states what is false"
     assert [bin(members).count("1") for members in lessons.members] == lessons.groups.tolist()
-
-
-def test_the_loss_of_a_batch() -> None:
-    pictures = torch.eye(2)
-    captions = torch.eye(2)
-    foils = torch.tensor([[[0.0, 1.0]], [[0.0, 1.0]]])
-    alike = torch.eye(2, dtype=torch.bool)
-    told = torch.tensor([[True], [False]])
-    wrong, right = np.exp(0.0), np.exp(2.0)
-    first = -np.log(right / (right + 2 * wrong))  # one other caption and one foil against the right one
-    plain = -np.log(right / (right + wrong))
-    expected = 0.5 * ((first + plain) / 2 + plain)
-    assert contrast(pictures, captions, foils, told, alike, 2.0).item() == pytest.approx(expected, abs=1e-6)
-    everything = torch.ones(2, 2, dtype=torch.bool)
-    assert contrast(pictures, captions, foils, told & False, everything, 2.0).item() == pytest.approx(0)
-
-
-def test_a_draw_is_lost_and_a_shortfall_is_told() -> None:
-    row = Comparison.of([0.5, 0.5, 0.5], [0.5, 0.4, 0.6])
-    assert (row.accuracy, row.trials) == (pytest.approx(1 / 3), 3)
-    found = dict.fromkeys(REQUIRED, row)
-    assert len(missed(found)) == len(REQUIRED)
-    assert "33.3%" in table(found)
-    assert len(missed({name: Comparison.of([], []) for name in REQUIRED})) == len(REQUIRED)

@@ -16,21 +16,14 @@ from capeval_core.regions.colours import ColourRegions
 from capeval_core.synthetic import draw, masks, sample_scene
 from capeval_core.synthetic.scenes import COLOURS, SHAPES
 from capeval_core.training.region_lessons import PHRASES, RegionLessons, make_region_lessons
-from capeval_core.training.tiny import PROMPT, SIDE, CaptionCodec
-from capeval_core.training.tiny_alpha import Recipe, build, folder_of, region_contrast, train
-from capeval_core.training.tiny_alpha_report import (
-    GAIN,
-    MASKED,
-    REQUIRED,
-    UNMASKED,
-    measure_regions,
-    missed,
-    table,
-)
-from capeval_core.training.tiny_report import Comparison
+from capeval_core.training.report import Comparison
+from capeval_core.training.tiny_alpha import AlphaRecipe, build, folder_of, region_contrast, train
+from capeval_core.training.tiny_alpha_report import GAIN, MASKED, REPORT, UNMASKED, measure_regions
+from capeval_core.training.tiny_model import SIDE, CaptionCodec
+from capeval_core.weights.constants import PROMPT
 from capeval_core.weights.folder import TINY
 
-SHORT = Recipe(scenes=48, steps=16, batch=8, warmup=3)
+SHORT = AlphaRecipe(scenes=48, steps=16, batch=8, warmup=3)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +43,7 @@ def words(ids: np.ndarray, length: int) -> str:
 
 def test_the_shipped_model_reads_regions_it_has_never_seen(tiny: AlphaClipEncoder) -> None:
     found = measure_regions(tiny, scenes=400, seed=4711)
-    assert missed(found) == []
+    assert REPORT.missed(found) == []
     assert found[MASKED].trials > 500
     assert found[MASKED].right > found[MASKED].wrong + 0.3
 
@@ -161,7 +154,7 @@ def test_the_loss_of_regions() -> None:
 
 def test_a_shortfall_is_told() -> None:
     row = Comparison.of([0.5, 0.5, 0.5], [0.5, 0.4, 0.6])
-    found = dict.fromkeys([*REQUIRED, UNMASKED], row)
-    told = missed(found)
-    assert len(told) == len(REQUIRED) + 1 and f"required are {GAIN:.0%}" in told[-1]
-    assert "33.3%" in table(found)
+    found = dict.fromkeys([*REPORT.required, UNMASKED], row)
+    told = REPORT.missed(found)
+    assert len(told) == len(REPORT.required) + 1 and f"required are {GAIN:.0%}" in told[-1]
+    assert "33.3%" in REPORT.table(found)

@@ -14,23 +14,17 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.wordpiece import UNKNOWN
 from capeval_core.inputs.pictures import Picture
 from capeval_core.synthetic import KINDS, describe, draw, foils, holds, sample_scene
+from capeval_core.training.batches import Captions
 from capeval_core.training.lessons import LONGEST, Lessons, make_lessons, shrink
-from capeval_core.training.tiny import CELLS, SIDE, normalised
-from capeval_core.training.tiny_blip2 import (
-    VISION_LAYERS,
-    Codec,
-    Recipe,
-    build,
-    choose_texts,
-    folder_of,
-    train,
-    vocabulary,
-)
-from capeval_core.training.tiny_blip2_report import FIRST, PROBABLE, REQUIRED, measure_matching, missed, table
-from capeval_core.training.tiny_report import Comparison
+from capeval_core.training.report import Comparison
+from capeval_core.training.tiny_blip2 import Blip2Recipe, folder_of, train
+from capeval_core.training.tiny_blip2_model import VISION_LAYERS, Codec, build, vocabulary
+from capeval_core.training.tiny_blip2_report import FIRST, PROBABLE, REPORT, REQUIRED, measure_matching
+from capeval_core.training.tiny_blip2_texts import choose_texts
+from capeval_core.training.tiny_model import CELLS, SIDE, normalised
 from capeval_core.weights.folder import TINY
 
-SHORT = Recipe(scenes=40, steps=14, batch=6, warmup=3)
+SHORT = Blip2Recipe(scenes=40, steps=14, batch=6, warmup=3)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +39,9 @@ def lessons() -> Lessons:
 
 def test_the_shipped_model_reads_scenes_it_has_never_seen(tiny: Blip2Encoder) -> None:
     found = measure_matching(tiny, scenes=300, seed=4711)
-    assert [name for name in REQUIRED if found[name].accuracy < REQUIRED[name] - 0.03] == [], table(found)
+    assert [name for name in REQUIRED if found[name].accuracy < REQUIRED[name] - 0.03] == [], REPORT.table(
+        found
+    )
     assert found[PROBABLE].accuracy > 0.8
     assert found["another scene"].right > found["another scene"].wrong + 0.5
 
@@ -122,9 +118,8 @@ def test_every_word_of_captions_and_foils_is_known() -> None:
 def test_what_a_step_is_told(lessons: Lessons) -> None:
     words = vocabulary()
     rows, rng = np.arange(12), np.random.default_rng(4)
-    members = lessons.members[rows]
-    alike = (members[None, :] & ~members[:, None]) == 0
-    texts, kinds = choose_texts(lessons, rows, 0, alike, words, Recipe(), rng)
+    captions = Captions.choose(lessons, rows, 0, 4, rng)
+    texts = choose_texts(lessons, captions, words, 0.5, rng)
     assert texts.true.sum(axis=1).tolist() == [2] * 12 and texts.ids.shape == (12, 8, LONGEST)
     for row in range(12):
         caption = texts.ids[row, 0]
@@ -139,8 +134,7 @@ def test_what_a_step_is_told(lessons: Lessons) -> None:
         assert sorted(spoilt) == sorted(caption) or words[spoilt[texts.false_words[row, -2]][0]] == UNKNOWN
         if texts.lengths[row, -1]:
             there = [place for place in rows if (lessons.tokens[place, 0, 0] == texts.ids[row, -1]).all()]
-            assert there and not alike[row, there[0]]
-    assert (kinds[:, :2] == 0).all()
+            assert there and not captions.alike[row, there[0]]
 
 
 def test_the_report_counts_fairly() -> None:
@@ -157,8 +151,8 @@ def test_the_report_counts_fairly() -> None:
                 yield Matches(true.astype(np.float32), logits, "", None, [0] * len(pool))
 
     found = measure_matching(Knowing(), scenes=60, seed=1)  # type: ignore[arg-type]
-    assert all(row.accuracy == 1 for row in found.values()) and missed(found) == []
+    assert all(row.accuracy == 1 for row in found.values()) and REPORT.missed(found) == []
     assert found[FIRST].trials == 60 and found["another scene"].trials == 720
     found["colour"] = Comparison(0.5, 10, 0.5, 0.5)
-    assert missed(found) == ["colour: 50.0% is below the required 97%"]
-    assert "| one-word foil: colour | 50.0% | 97% | 10 | 0.500 | 0.500 |" in table(found)
+    assert REPORT.missed(found) == ["colour: 50.0% is below the required 97%"]
+    assert "| one-word foil: colour | 50.0% | 97% | 10 | 0.500 | 0.500 |" in REPORT.table(found)
