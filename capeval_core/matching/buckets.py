@@ -30,10 +30,11 @@ def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, B
     order, ends = _buckets(widths, heights)
     counts, begins = np.diff(ends, prepend=0), np.append(0, ends[:-1])
     one, other = (
-        _Side(side, which, there[torch.from_numpy(order)], counts, begins, indices)
+        _Gathered(side, which, there[torch.from_numpy(order)], counts, begins, indices)
         for side, which in ((x, pairs.x), (y, pairs.y))
     )
-    cells = torch.empty(int((counts * one.longest * other.longest).max(initial=0)), dtype=x.scale.dtype)
+    most = int((counts * one.longest * other.longest).max(initial=0))
+    cells = torch.empty(most, dtype=x.scale.dtype, device="cpu")
     for bucket, count in enumerate(counts.tolist()):
         left, right = one.batch(bucket), other.batch(bucket)
         shape = count, left.shape[1], right.shape[1]
@@ -77,11 +78,13 @@ def _cuts(widths: Integers, heights: Integers, stratum: Integers) -> Iterator[in
                 return (stop - first) * (width + int(heights[stop - 1]))
 
             count = bisect_right(range(most + 1), ROWS, lo=first + 2, key=rows) - 1 - first
-            start += count - count % threads if threads < count < bound - first else count
+            if threads < count < bound - first:
+                count -= count % threads  # so that no thread waits for the last pairs of another
+            start += count
             yield start
 
 
-class _Side:
+class _Gathered:
     """One side of all buckets: its rows, bucket by bucket, and the best of each, padding included."""
 
     def __init__(
@@ -103,7 +106,7 @@ class _Side:
         self.maxima = torch.empty_like(self.scale)
         self.found = torch.empty_like(self.rows) if indices else None
         most = int((counts * self.longest)[counts > 1].max(initial=0))
-        self.space = torch.empty(most, sets.rows.shape[1], dtype=sets.rows.dtype)
+        self.space = torch.empty(most, sets.rows.shape[1], dtype=sets.rows.dtype, device="cpu")
         self.wide = self.space if self.scale.dtype == self.space.dtype else self.space.to(self.scale.dtype)
 
     def of_bucket(self, values: Tensor, bucket: int) -> Tensor:
@@ -122,6 +125,7 @@ class _Side:
         return (wide if wide.dtype == space.dtype else wide.copy_(space)).view(*rows.shape, -1)
 
     def take(self, similarity: Tensor, axis: int, bucket: int) -> None:
+        """Keep the best over that axis of a bucket's similarities (pairs, x rows, y rows)."""
         maxima = self.of_bucket(self.maxima, bucket)
         if self.found is None:
             torch.amax(similarity, axis, out=maxima)

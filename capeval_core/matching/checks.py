@@ -116,6 +116,9 @@ class Checks:
             self.problems.add(
                 f"{name}[{i}] is {numbers[i]}: with weighted_similarity=True a weight is at most {HEAVIEST:g}"
             )
+        with np.errstate(over="ignore"):
+            if np.isfinite(numbers).all() and not np.isfinite(numbers.sum()):
+                self.problems.add(f"{name} add up to more than a number holds: make them smaller")
         return torch.from_numpy(numbers)
 
     def flags(self, name: str, values: object, pairs: Pairs | None) -> Tensor | None:
@@ -158,9 +161,9 @@ class Checks:
         return Sets(rows, scale, torch.from_numpy(lengths).to(rows.device))
 
     def unmeasured(self, rows: Tensor, lengths: Integers) -> Sets:
-        """The sets, whose scale the path finds."""
+        """The sets for `slices` to measure."""
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        scale = torch.empty(len(rows), dtype=wide)
+        scale = torch.empty(len(rows), dtype=wide, device="cpu")
         return Sets(rows.detach().contiguous(), scale, torch.from_numpy(lengths), measured=False)
 
     def _not_finite(self, name: str, rows: list[int], lengths: Integers) -> None:

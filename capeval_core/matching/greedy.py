@@ -20,8 +20,9 @@ from torch import Tensor
 
 from capeval_core.matching import slices
 from capeval_core.matching.checks import Checks
-from capeval_core.matching.paths import LARGE, PathName, find_path, place_of
+from capeval_core.matching.paths import PathName, find_path, place_of
 from capeval_core.matching.sets import Best, OddRowError, Pairs, Sets, expand
+from capeval_core.models.precision import exact_float32
 
 Numbers = Sequence[float] | NDArray[Any] | Tensor
 Whole = Sequence[int] | NDArray[Any] | Tensor
@@ -134,7 +135,9 @@ def greedy_match(
         y_padded: whether the y sets were.
         weighted_similarity: multiply weights into the similarities before the maxima.
         path: `reference` (plain torch), `slices` (one CPU thread), `buckets` (several) or `triton` (CUDA);
-            None: the fastest for the device of the rows and their number.
+            None: what is likely the fastest for the device of the rows, their number, and torch's threads.
+            Values may differ by a rounding (1e-8) with the path, the threads and the rest of the batch.
+            Several Python threads may call at once; those on slices wait for each other.
 
     Raises:
         ValueError, TypeError: everything that is wrong with the arguments, at once. Rows that hold NaN or
@@ -159,31 +162,33 @@ def greedy_match(
     checks.problems.raise_if_any()
     assert x_rows is not None and y_rows is not None and pairs is not None
     assert x_sizes is not None and y_sizes is not None
+    x_rows, y_rows = x_rows.to(place), y_rows.to(place)
 
     def matched(x_sets: Sets, y_sets: Sets) -> GreedyMatch:
         x_side = _Side(x_sets, pairs.x, x_weight, x_floor, weighted_similarity)
         y_side = _Side(y_sets, pairs.y, y_weight, y_floor, weighted_similarity)
         for part in _parts(x_side.lengths + y_side.lengths, ROWS_AT_ONCE[place.type]):
             chosen = Pairs(x_side.of_pair[part], y_side.of_pair[part])
-            of_x, of_y = best_matches(x_side.sets, y_side.sets, chosen, return_indices)
+            with exact_float32(place):
+                of_x, of_y = best_matches(x_side.sets, y_side.sets, chosen, return_indices)
             x_side.take(of_x, part, return_maxima)
             y_side.take(of_y, part, return_maxima)
         return _means(x_side, y_side, return_maxima, return_indices).to(rows.device)
 
-    met_once = _met_once(x_sizes, pairs.x) and _met_once(y_sizes, pairs.y)
-    if best_matches is slices.best_matches and met_once and pair_rows >= LARGE and not weighted_similarity:
-        try:  # norms beside the products, which spares a pass over the rows
+    on_slices = best_matches is slices.best_matches and not weighted_similarity
+    if on_slices and slices.gain_by_own_norms(x_sizes, y_sizes, pairs):
+        try:
             return matched(checks.unmeasured(x_rows, x_sizes), checks.unmeasured(y_rows, y_sizes))
-        except OddRowError:
+        except OddRowError:  # the pass looks at such rows, and names those that are no numbers
             pass
-    x_sets, y_sets = checks.sets("x", x_rows.to(place), x_sizes), checks.sets("y", y_rows.to(place), y_sizes)
+    x_sets, y_sets = checks.sets("x", x_rows, x_sizes), checks.sets("y", y_rows, y_sizes)
     checks.problems.raise_if_any()
     return matched(x_sets, y_sets)
 
 
 def best_cosine(x: Tensor, groups: Tensor, lengths: Whole, *, path: PathName | None = None) -> BestCosine:
-    """The largest cosine of each row of `x` (n, D) with the rows of its group, and with which, as RefPAC-S
-    needs it.
+    """The largest cosine of each row of `x` (n, D) with the rows of its group, and with which: RefPAC-S's
+    nearest reference, for who has features at hand (the metric itself keeps all cosines in its rows).
 
     `groups` (sum of lengths, D) holds the n groups one after the other. An empty group gives 0 and -1; all
     else is defined, and refused, as by `greedy_match`, to which `groups` is y and `lengths` are y_lengths.
@@ -192,6 +197,8 @@ def best_cosine(x: Tensor, groups: Tensor, lengths: Whole, *, path: PathName | N
     BestCosine(cosine=tensor([1.0000, 0.7071]), index=tensor([1, 0]))
     """
     ones = [1] * (len(x) if isinstance(x, Tensor) and x.dim() else 0)
+    if isinstance(x, Tensor) and hasattr(lengths, "__len__") and len(lengths) != len(ones):
+        raise ValueError(f"lengths names {len(lengths)} groups, but x has {len(ones)} rows: one group a row")
     found = greedy_match(x, groups, ones, lengths, return_indices=True, return_maxima=True, path=path)
     assert found.x_maxima is not None and found.x_indices is not None
     return BestCosine(found.x_maxima, found.x_indices)
@@ -265,13 +272,6 @@ def _means(x_side: _Side, y_side: _Side, maxima: bool, indices: bool) -> GreedyM
         x_indices=_packed(x_side.indices, x_side.sets.lengths) if indices else None,
         y_indices=_packed(y_side.indices, y_side.sets.lengths) if indices else None,
     )
-
-
-def _met_once(lengths: NDArray[np.int64], of_pair: Tensor) -> bool:
-    """Whether every set has rows and meets another, and few of them more than one."""
-    met = np.bincount(of_pair.numpy(), minlength=len(lengths))
-    rows = int(lengths.sum())
-    return bool(rows and lengths.min() and met.min() and (met * lengths).sum() <= 1.5 * rows)
 
 
 def _parts(rows: Tensor, limit: int) -> Iterator[slice]:

@@ -14,9 +14,8 @@ from capeval_core.suggestion import did_you_mean
 
 PathName = Literal["reference", "slices", "buckets", "triton"]
 
-# Rows of a pair, both sides, from which their memory is what costs: a second thread gains by gathering them,
-# and a product by norms that were just found.
-LARGE = 48
+GATHERED_FROM = 48
+"""Rows of a pair, both sides, from which gathering them into buckets gains from a second thread."""
 
 
 def place_of(device: torch.device) -> torch.device:
@@ -51,13 +50,16 @@ def find_path(
                 "path='triton', but the rows are float64, which it does not do: take path='reference'"
             )
         return triton_kernels.best_matches
-    problems.add(f"path={name!r} is not known{did_you_mean(str(name), get_args(PathName))}")
+    known = ", ".join(get_args(PathName))
+    problems.add(f"path={name!r} is not known{did_you_mean(str(name), get_args(PathName))} (known: {known})")
     return reference.best_matches
 
 
 def _on_cpu(pair_rows: float) -> PathName:
     threads = torch.get_num_threads()
-    return "buckets" if threads > 2 or (threads == 2 and pair_rows >= LARGE) else "slices"
+    alone = pair_rows > buckets.ROWS / 2  # a pair has a bucket to itself, and is not even gathered
+    gain = threads > 2 or (threads == 2 and pair_rows >= GATHERED_FROM)
+    return "buckets" if gain or alone else "slices"
 
 
 def _on_gpu(dtype: torch.dtype) -> PathName:

@@ -16,7 +16,8 @@ class Sets:
 
     `scale` (n,) turns a product of rows into a cosine: 1 / norm, or 1 for an all-zero row. It may hold a
     weight as well, so that weighted similarities need nothing more. It is float64 for float64 rows, else
-    float32. Where it is not `measured` yet, the path finds the norms, and raises OddRowError where it must.
+    float32. Where it is not `measured` yet it means nothing: `slices`, which alone takes such sets, writes
+    squares of norms there, and raises OddRowError for a row that needs a second look.
     """
 
     rows: Tensor

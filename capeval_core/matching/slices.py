@@ -1,14 +1,15 @@
 """Greedy matching on one thread of a CPU.
 
-Rows are never copied, padded or normalised: pairs that share one set and whose other sets lie side by side
-are one matrix product of slices (a run), and the products of many runs go into one small grid, which is
-scaled and reduced at once. What is saved is memory traffic and the fixed price of a call, which for small
-sets cost more than the arithmetic: a 12 x 12 x 768 product takes 16 us through torch and 8 us through numpy,
-so numpy does them.
+Rows are never padded or normalised, and copied only to widen 16 bits: pairs that share one set and whose
+other sets lie side by side are one matrix product of slices (a run), and the products of many runs go into
+one small grid, which is scaled and reduced at once. What is saved is memory traffic and the fixed price of a
+call, which for small sets cost more than the arithmetic: a 12 x 12 x 768 product takes 16 us through torch
+and 8 us through numpy, so numpy does them.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,16 @@ GRID, NARROWEST = (1 << 15) - 1, 16
 _ALONE = Lock()  # the number of threads of a product is a setting of the whole process
 
 
+def _alone_in_child() -> None:
+    """A process that is forked while another thread holds the lock would wait for ever."""
+    global _ALONE
+    _ALONE = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_alone_in_child)
+
+
 @cache
 def _products_threads() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
@@ -56,6 +67,27 @@ class Plan:
         breaks = (one[1:] != one[:-1]) | (begins[1:] != (begins + y.lengths[other])[:-1])
         run_starts = np.append(0, np.flatnonzero(breaks.numpy()) + 1)
         return cls(there[order], run_starts[: len(order)])
+
+
+NORMS_FROM = 48
+"""Rows of a pair, both sides, from which their memory costs more than finding norms set by set."""
+
+
+def gain_by_own_norms(x_lengths: Integers, y_lengths: Integers, pairs: Pairs) -> bool:
+    """Whether norms found beside the products, rather than before, spare time.
+
+    Sets must be large; all must be met, since a row that is no number must not be missed; and few more than
+    once, since their norms are found each time.
+    """
+    rows = 0.0
+    for lengths, of_pair in ((x_lengths, pairs.x), (y_lengths, pairs.y)):
+        met = np.bincount(of_pair.numpy(), minlength=len(lengths))
+        if not len(lengths) or not lengths.min() or not met.min():
+            return False
+        if (met * lengths).sum() > 1.5 * lengths.sum():
+            return False
+        rows += float(lengths.mean())
+    return rows >= NORMS_FROM
 
 
 def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, Best]:
@@ -106,7 +138,7 @@ def _match(x: Sets, y: Sets, pairs: Pairs, plan: Plan, indices: bool) -> tuple[B
             ]
 
     # A weight of 0 times -inf, in columns that do not count, is no number; nor may be what is not measured.
-    with _ALONE, _products_threads().limit(limits=1), np.errstate(over="ignore", invalid="ignore"):
+    with _ALONE, _products_threads().limit(limits=1), np.errstate(all="ignore"):
         for part in _parts(widths, y_ends):
             fill(*part)
 
@@ -122,10 +154,15 @@ def _match(x: Sets, y: Sets, pairs: Pairs, plan: Plan, indices: bool) -> tuple[B
 
 
 def _scale(sets: Sets, rows: Integers) -> NDArray[Any]:
-    """The scale of such rows, which holds their squares as long as it was not measured."""
+    """The scale of such rows, of their squares where it is not measured."""
     values = sets.scale.numpy()[rows]
     if sets.measured:
         return values
+    without = np.flatnonzero(values == 0)
+    if len(without):
+        if sets.rows[torch.from_numpy(rows[without])].any():  # squares too small for a number
+            raise OddRowError
+        values[without] = 1
     norms = torch.from_numpy(np.sqrt(values))
     if not ordinary(norms).all():
         raise OddRowError

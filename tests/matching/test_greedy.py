@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from torch import Tensor
 from capeval_core.matching import buckets, greedy, slices
 from capeval_core.matching.checks import Checks
 from capeval_core.matching.greedy import GreedyMatch, best_cosine, greedy_match
+from capeval_core.matching.paths import PathName
 
 Doubles = NDArray[np.float64]
 
@@ -28,6 +31,7 @@ no_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="t
 PATHS = [
     pytest.param("reference", "cpu", id="reference"),
     pytest.param("slices", "cpu", id="slices"),
+    pytest.param("own norms", "cpu", id="slices-own-norms"),
     pytest.param("buckets", "cpu", id="buckets"),
     # Without a GPU, the same kernels in Triton's interpreter.
     pytest.param("triton", "cuda" if CUDA else "cpu", id="triton", marks=no_triton),
@@ -51,11 +55,19 @@ class Case:
         given_pairs = {
             "x_of_pair": [i for i, _ in self.pairs],
             "y_of_pair": [j for _, j in self.pairs],
-            "path": path,
+            "path": named(path),
         }
         x, y = (packed(side).to(device, dtype) for side in (self.x, self.y))
         lengths = [len(rows) for rows in self.x], [len(rows) for rows in self.y]
-        return greedy_match(x, y, *lengths, **{**given_pairs, **options})
+        with pytest.MonkeyPatch.context() as patch:
+            if path == "own norms":
+                patch.setattr(slices, "NORMS_FROM", 0)
+            return greedy_match(x, y, *lengths, **{**given_pairs, **options})
+
+
+def named(path: str) -> Any:
+    """The path's own name: slices find norms themselves where they gain by it, and in some tests always."""
+    return "slices" if path == "own norms" else path
 
 
 def packed(sets: list[Doubles]) -> Tensor:
@@ -311,10 +323,10 @@ def test_long_and_short_rows_of_16_bits_lose_nothing(path: str, device: str) -> 
 @on_every_path
 def test_no_pairs_no_sets_no_numbers(path: str, device: str) -> None:
     nothing = torch.zeros(0, 8, device=device)
-    found = greedy_match(nothing, nothing, [], [], return_indices=True, return_maxima=True, path=path)  # type: ignore[arg-type]
+    found = greedy_match(nothing, nothing, [], [], return_indices=True, return_maxima=True, path=named(path))
     assert found.f.shape == (0,) and found.x_maxima is not None and found.x_maxima.shape == (0,)
     assert found.x_offsets is not None and found.x_offsets.tolist() == [0]
-    assert greedy_match(nothing, nothing, [0, 0], [0, 0], path=path).f.tolist() == [0, 0]  # type: ignore[arg-type]
+    assert greedy_match(nothing, nothing, [0, 0], [0, 0], path=named(path)).f.tolist() == [0, 0]
 
 
 @pytest.fixture
@@ -379,11 +391,45 @@ def test_best_cosine(path: str, device: str, lengths: list[int], seed: int) -> N
         torch.from_numpy(x).float().to(device),
         packed(groups).float().to(device),
         lengths,
-        path=path,  # type: ignore[arg-type]
+        path=named(path),
     )
     tables = [cosines(x[i : i + 1], group)[0] for i, group in enumerate(groups)]
     close(found.cosine, [table.max() if len(table) else 0 for table in tables])
     assert found.index.tolist() == [int(table.argmax()) if len(table) else -1 for table in tables]
+
+
+def test_each_row_has_its_group() -> None:
+    with pytest.raises(ValueError, match="lengths names 2 groups, but x has 3 rows: one group a row"):
+        best_cosine(torch.ones(3, 4), torch.ones(2, 4), [1, 1])
+
+
+@pytest.mark.parametrize("path", get_args(PathName)[:3])
+def test_what_a_program_has_set_changes_nothing(path: PathName) -> None:
+    rng = np.random.default_rng(14)
+    case = Case([rng.normal(size=(30, 64))], [rng.normal(size=(40, 64))], [(0, 0)])
+    plain = case.match(path, "cpu", return_maxima=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"), np.errstate(all="raise"):
+        x, y = (packed(side).float() for side in (case.x, case.y))
+        other = greedy_match(x, y, [30], [40], return_maxima=True, path=path)
+    for name in ("precision", "recall", "f", "x_maxima", "y_maxima"):
+        assert torch.equal(getattr(plain, name), getattr(other, name))
+
+
+def match_in_child() -> None:
+    torch.set_num_threads(1)
+    rows = torch.ones(60, 8)
+    os._exit(int(abs(greedy_match(rows, rows, [60], [60], path="slices").f.item() - 1) > TOLERANCE))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_forked_in_the_middle_of_a_product_does_not_wait() -> None:
+    with slices._ALONE:  # as another thread would hold it
+        child = multiprocessing.get_context("fork").Process(target=match_in_child)
+        child.start()
+        child.join(60)
+    stuck = child.is_alive()
+    child.kill()
+    assert not stuck and child.exitcode == 0
 
 
 def test_inputs_are_read_only_and_rows_need_no_gradient() -> None:
@@ -401,7 +447,7 @@ def test_rows_that_are_no_numbers_are_named(path: str, device: str) -> None:
     x, y = torch.ones(5, 4, device=device), torch.ones(3, 4, device=device)
     x[3, 1], y[0, 0] = float("nan"), float("inf")
     with pytest.raises(ValueError, match="2 problems") as error:
-        greedy_match(x, y, [2, 0, 3], [1, 1, 1], path=path)  # type: ignore[arg-type]
+        greedy_match(x, y, [2, 0, 3], [1, 1, 1], path=named(path))
     assert "x[3], row 1 of set 2, holds NaN or infinity: mend or drop it" in str(error.value)
     assert "y[0], row 0 of set 0, holds NaN or infinity" in str(error.value)
 
@@ -417,12 +463,12 @@ def test_norms_beside_the_products(
         x[17][0] *= odd**10 if dtype == torch.float64 else odd
     case = Case(x, y, [(i, i) for i in range(30)] + [(3, 4)])
     whole = case.match("slices", "cpu", dtype, return_maxima=True, return_indices=True)
-    monkeypatch.setattr(greedy, "LARGE", 0)
+    monkeypatch.setattr(slices, "NORMS_FROM", 0)
     passes: list[str] = []
     sets = Checks.sets
     monkeypatch.setattr(Checks, "sets", lambda *given: (passes.append(given[1]), sets(*given))[1])
     beside = case.match("slices", "cpu", dtype, return_maxima=True, return_indices=True)
-    assert passes == ([] if odd is None else ["x", "y"])  # odd rows are looked at in a pass of their own
+    assert passes == ([] if odd in (None, 0.0) else ["x", "y"])  # odd rows take a pass of their own
     for name in ("precision", "recall", "f", "x_maxima", "y_maxima"):
         close(getattr(beside, name), getattr(whole, name), 1e-12 if dtype == torch.float64 else 3e-7)
     for name in ("x_indices", "y_indices"):
@@ -433,7 +479,7 @@ def test_norms_beside_the_products(
 def test_rows_that_are_no_numbers_are_named_beside_the_products(
     place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(greedy, "LARGE", 0)
+    monkeypatch.setattr(slices, "NORMS_FROM", 0)
     x, y = torch.ones(30, 4), torch.ones(30, 4)
     x[place], y[7, 0] = float("inf"), float("nan")
     with pytest.raises(ValueError, match="2 problems") as error:
@@ -474,7 +520,9 @@ ROWS = torch.ones(3, 4)
             {"weighted_similarity": True, "x_weights": [1e16, 1, 1]},
             "x_weights[0] is 1e+16: with weighted_similarity=True a weight is at most 1e+15",
         ),
+        ((ROWS, ROWS, [3], [3]), {"x_weights": [1e308] * 3}, "x_weights add up to more than a number holds"),
         ((ROWS, ROWS, [3], [3]), {"path": "tritn"}, "path='tritn' is not known: did you mean 'triton'?"),
+        ((ROWS, ROWS, [3], [3]), {"path": ""}, "(known: reference, slices, buckets, triton)"),
     ],
 )  # fmt: skip
 def test_complaints(arguments: Any, options: dict[str, Any], message: str) -> None:
