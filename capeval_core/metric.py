@@ -347,6 +347,9 @@ class CaptionMetric(ABC):
         models = {name: model.fingerprint for name, model in self.models.items()}
         return {"metric": self.name, **models, **self.options.encoding()}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.signature()})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Options are enough to open the metric in another process; tensors would be copied for nothing.
         return type(self), (self.options,)

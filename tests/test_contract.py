@@ -240,6 +240,7 @@ def test_pickles_without_tensors(name: str, weights: str, pictures: list[Path]) 
     assert len(pickled) < 4096
     again = pickle.loads(pickled)
     assert again.options == metric.options and again.signature() == metric.signature()
+    assert repr(again) == f"{type(metric).__name__}({metric.signature()})"
     result = score(metric, pictures)
     assert score(again, pictures) == result
     assert pickle.loads(pickle.dumps(result)) == result

@@ -52,7 +52,7 @@ def read_result(path: Path) -> Result:
     """
     try:
         return Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a file of `capeval score --json`, or is damaged ({error})"
         ) from error

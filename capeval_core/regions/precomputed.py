@@ -202,7 +202,8 @@ def _read(
         if entry.shape != size:
             raise ValueError(_sizes(entry.shape, size))
         return rle.encode(entry), 1.0, None
-    quality = next((float(entry[key]) for key in _SCORES if entry.get(key) is not None), 1.0)
+    key = next((key for key in _SCORES if entry.get(key) is not None), None)
+    quality = 1.0 if key is None else _numbers(entry, key, "a number", [entry[key]])[0]
     box = _box(entry["bbox"]) if entry.get("bbox") is not None else None
     runs = entry.get("segmentation", entry)
     if "counts" in runs:
@@ -212,16 +213,33 @@ def _read(
 
 
 def _runs(written: Mapping[str, Any], size: tuple[int, int]) -> rle.Runs:
-    theirs = tuple(int(side) for side in written["size"])
+    theirs = tuple(map(int, _numbers(written, "size", "[height, width]")))
+    if len(theirs) != 2:
+        raise ValueError(f"has the size {written['size']!r}: expected [height, width]")
     if theirs != size:
         raise ValueError(_sizes(theirs, size))
     counts = written["counts"]
     if isinstance(counts, bytes):
         counts = counts.decode("ascii")
-    runs = rle.decompress(counts) if isinstance(counts, str) else [int(count) for count in counts]
-    if any(run < 0 for run in runs) or sum(runs) != size[0] * size[1]:
+    if isinstance(counts, str):
+        try:
+            runs = list(rle.decompress(counts))
+        except ValueError as error:
+            raise ValueError(f"has damaged counts: {error}") from error
+    else:
+        runs = list(map(int, _numbers(written, "counts", "run lengths")))
+    if runs and min(runs) < 0:
+        raise ValueError(f"has damaged counts: a run of {min(runs)} pixels")
+    if sum(runs) != size[0] * size[1]:
         raise ValueError(f"has damaged counts: they cover {sum(runs)} pixels, expected {size[0]} * {size[1]}")
     return np.array(runs, dtype=np.uint32)
+
+
+def _numbers(entry: Mapping[str, Any], key: str, expected: str, values: Any = None) -> list[float]:
+    try:
+        return [float(value) for value in (entry[key] if values is None else values)]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"has the {key} {str(entry[key])[:60]!r}: expected {expected}") from error
 
 
 def _sizes(theirs: tuple[int, ...], size: tuple[int, int]) -> str:
@@ -232,7 +250,7 @@ def _sizes(theirs: tuple[int, ...], size: tuple[int, int]) -> str:
 
 
 def _box(written: Any) -> tuple[float, float, float, float]:
-    numbers = [float(number) for number in written]
+    numbers = _numbers({"bbox": written}, "bbox", "[x, y, width, height]")
     if len(numbers) != 4 or not np.isfinite(numbers).all() or min(numbers[2:]) < 0:
         raise ValueError(f"has the bbox {written}: expected [x, y, width, height]")
     x, y, width, height = numbers

@@ -47,8 +47,9 @@ def test_other_settings_are_refused(capeval: Score, score: Score, files: Path) -
 
 
 def test_other_files_are_refused(capeval: Score, files: Path) -> None:
-    captions = files / "captions.json"
-    for wrong in ([captions, captions], [files / "images" / "dog.1.jpg", captions]):
+    captions, deep = files / "captions.json", files / "deep.json"
+    deep.write_text("[" * 100_000)
+    for wrong in ([captions, captions], [deep, captions], [files / "images" / "dog.1.jpg", captions]):
         ran = capeval("compare", *wrong)
         assert (ran.status, ran.out) == (2, "")
         assert ran.err.startswith(f"capeval: {wrong[0]} is not a file of `capeval score --json`")

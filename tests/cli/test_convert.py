@@ -163,6 +163,11 @@ def test_a_failure_while_writing_leaves_the_old_weights(
     ("arguments", "message"),
     [
         (["pasc", "x.pth", "--out", "w"], "unknown metric 'pasc': did you mean 'pacs'?"),
+        (
+            ["foo", "x.pth"],
+            "unknown metric 'foo' (known: pacs, refpacs, clips, refclips, hices, refhices, eco, regions, ",
+        ),
+        (["region", "x.pth"], "did you mean 'regions'?"),
         (["pacs", "x.pth"], "the following arguments are required: --out"),
         (["pacs", "x.pth", "--out", "w", "--activation", "relu"], "'quick_gelu' or 'gelu'\n"),
         (["pacs", "x.pth", "--out", "w", "--head-width", "x"], "--head-width x: expected a whole number\n"),

@@ -202,6 +202,13 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
             "the header has 'picture', 'text', expected image_id or image or id or filename, and caption or "
             "captions",
         ),
+        ("c.csv", b"id,caption,caption\na,x,y\n", "the header has 'caption' twice: give every column a name"),
+        (
+            "c.json",
+            b'{"images": [{"id": 7, "file_name": "a"}, {"id": 7, "file_name": "b"}], '
+            b'"annotations": [{"image_id": 7, "caption": "x"}]}',
+            "image 1: the id '7' is also that of 'a'",
+        ),
         ("c.csv", b"id,caption\na,x,y\n", "line 2 has 3 cells, the header has 2"),
         ("c.csv", b'id,caption\na,"x\n', "line 2 is not CSV ("),
         ("c.csv", b"id,caption\n", "holds no captions"),

@@ -154,6 +154,25 @@ def test_files_that_hold_something_else(content: str, message: str, tmp_path: Pa
         PrecomputedRegions.read(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"size": [30, 40], "counts": [1, None]}, r"has the counts '\[1, None\]': expected run lengths"),
+        ({"size": 30, "counts": [1200]}, r"has the size '30': expected \[height, width\]"),
+        ({"size": [30, 40, 1], "counts": [1200]}, r"has the size \[30, 40, 1\]: expected \[height, width\]"),
+        ({"size": [30, 40], "counts": [-5, 1205]}, "has damaged counts: a run of -5 pixels"),
+        ({"size": [30, 40], "counts": "garbage~~"}, "has damaged counts: character"),
+        ({"bbox": ["a", 2, 3, 4]}, r"has the bbox .*: expected \[x, y, width, height\]"),
+        ({"bbox": [1, 2, 3, 4], "score": "x"}, "has the score 'x': expected a number"),
+    ],
+)
+def test_a_damaged_mask_is_named(entry: dict[str, Any], message: str) -> None:
+    shown = Image.new("RGB", (40, 30))
+    shown.filename = "a.png"  # type: ignore[attr-defined]
+    with pytest.raises(RegionsError, match=f"mask 0 of .*{message}"):
+        PrecomputedRegions({"a": [entry]}).find(Picture.of(shown))
+
+
 def test_fingerprints_cover_the_masks() -> None:
     prints = [
         PrecomputedRegions(masks).fingerprint

@@ -32,6 +32,9 @@ def read_csv(data: bytes, gatherer: Gatherer, *, wide: bool = False) -> None:
 
 def _read_rows(header: list[str], rows: Iterator[tuple[str, list[str]]], gatherer: Gatherer) -> None:
     gatherer.require_columns(header, "the header has")
+    if twice := sorted({name for name in header if name and header.count(name) > 1}):
+        gatherer.complain(f"the header has {twice[0]!r} twice: give every column a name of its own")
+        return
     for place, cells in rows:
         if len(cells) != len(header):
             gatherer.complain(f"{place} has {len(cells)} cells, the header has {len(header)}")

@@ -57,8 +57,9 @@ def _read_annotations(content: dict[str, Any], gatherer: Gatherer) -> None:
     for i, image in enumerate(images if isinstance(images, list) else []):
         if isinstance(image, dict) and isinstance(image.get("file_name"), str):
             image_id = gatherer.image_id(image.get("id"), f"image {i}: id")
-            if image_id is not None:
-                gatherer.texts.file_names[image_id] = image["file_name"]
+            known = gatherer.texts.file_names
+            if image_id is not None and known.setdefault(image_id, image["file_name"]) != image["file_name"]:
+                gatherer.complain(f"image {i}: the id {image_id!r} is also that of {known[image_id]!r}")
 
 
 def _outlined(content: Any) -> str:
