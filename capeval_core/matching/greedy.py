@@ -124,7 +124,8 @@ def greedy_match(
         y: (sum of y_lengths, D), of the same type and device.
         x_lengths: rows of each x set; 0 is allowed.
         y_lengths: rows of each y set.
-        x_weights: (sum of x_lengths,) weight of each x row, 0 or more, e.g. its idf.
+        x_weights: (sum of x_lengths,) weight of each x row, 0 or more, e.g. its idf; at most 1e15 with
+            `weighted_similarity`.
         y_weights: (sum of y_lengths,) weight of each y row.
         return_indices: also with which row each row was matched.
         return_maxima: also the similarity of each row's match.
@@ -195,6 +196,9 @@ def best_cosine(x: Tensor, groups: Tensor, lengths: Whole, *, path: PathName | N
 
     >>> best_cosine(torch.eye(2), torch.tensor([[1.0, 1], [3, 0], [1, 1]]), [2, 1])
     BestCosine(cosine=tensor([1.0000, 0.7071]), index=tensor([1, 0]))
+
+    Raises:
+        ValueError, TypeError: as `greedy_match`; or there are not as many `lengths` as rows of `x`.
     """
     ones = [1] * (len(x) if isinstance(x, Tensor) and x.dim() else 0)
     if isinstance(x, Tensor) and hasattr(lengths, "__len__") and len(lengths) != len(ones):
