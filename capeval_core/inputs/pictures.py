@@ -4,8 +4,8 @@
 Nothing is read until it is needed, nothing decoded is kept, and equal contents share one `key`, so that an
 encoder can see every distinct picture once.
 
-A file is decoded as `PIL.Image.open` decodes it: in its own mode, without regard to its EXIF orientation,
-as the original metric scripts do.
+A file in one of the formats of `decoding.FORMATS` is decoded as `PIL.Image.open` decodes it: in its own mode,
+without regard to its EXIF orientation, as the original metric scripts do.
 """
 
 from __future__ import annotations

@@ -11,7 +11,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from capeval_core.inputs.decoding import Refused, decode, pixel_key, quoted, refuse_unfit, undecodable
+from capeval_core.inputs.decoding import (
+    Refused,
+    decode,
+    pixel_key,
+    quoted,
+    refuse_format,
+    refuse_unfit,
+    undecodable,
+)
 
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 
@@ -154,6 +162,7 @@ class FromPIL(Pixels):
 
     def image(self) -> Image.Image:
         with _loading:
+            refuse_format(self.value, self.name)
             closed = is_closed(self.value)
             if not closed:
                 refuse_unfit(self.value, self.name)  # before a lazy one is decoded in vain

@@ -319,14 +319,6 @@ def test_what_is_not_a_picture(tmp_path: Path, data: bytes) -> None:
     )
 
 
-@pytest.mark.parametrize("brand", [b"heic", b"mif1"])
-def test_a_phones_photograph_that_pillow_cannot_read(brand: bytes) -> None:
-    message = complaint({"bytes": b"\0\0\0\x18ftyp" + brand + bytes(500), "path": "IMG_1.HEIC"})
-    assert (
-        message == "images[17]: 'IMG_1.HEIC' is a HEIC picture, which Pillow cannot read: convert it to JPEG"
-    )
-
-
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_animations(form: str) -> None:
     frames = [photograph(seed=i) for i in range(3)]
