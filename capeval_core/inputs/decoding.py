@@ -122,7 +122,13 @@ def refuse_format(image: Image.Image, name: str) -> None:
 
 def refuse_unfit(image: Image.Image, name: str) -> None:
     """Refuse sizes that no encoder can use, and animations, by the header alone."""
-    width, height = image.size
+    refuse_size(*image.size, name)
+    frames = 1 if image.format in NOT_FRAMES else getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise Refused(f"{name} has {frames} frames: save one of them as a picture")
+
+
+def refuse_size(width: int, height: int, name: str) -> None:
     size = f"{width}x{height}"
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
@@ -134,9 +140,6 @@ def refuse_unfit(image: Image.Image, name: str) -> None:
         raise Refused(f"{name} is {size} pixels: a picture needs at least 2 on each side")
     if max(width, height) > STEEPEST * min(width, height):
         raise Refused(f"{name} is {size} pixels: one side is more than {STEEPEST} times the other, crop it")
-    frames = 1 if image.format in NOT_FRAMES else getattr(image, "n_frames", 1)
-    if frames > 1:
-        raise Refused(f"{name} has {frames} frames: save one of them as a picture")
 
 
 def undecodable(name: str, error: Exception) -> Refused:

@@ -157,7 +157,8 @@ class FromPIL(Pixels):
     def name(self) -> str:
         width, height = self.value.size
         filename = getattr(self.value, "filename", "")
-        told = f" of {quoted(os.fsdecode(filename))}" if filename else ""
+        known = filename and isinstance(filename, (str, bytes, Path))
+        told = f" of {quoted(os.fsdecode(filename))}" if known else ""
         return f"the PIL image{told} ({self.value.mode}, {width}x{height})"
 
     def image(self) -> Image.Image:
