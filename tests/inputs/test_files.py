@@ -167,7 +167,7 @@ def test_an_image_may_be_called_annotations(tmp_path: Path) -> None:
         ({"a": ["x", 5]}, "id 'a'[1] is the number 5: expected a string"),
         ({"a": ["x", None]}, "id 'a'[1] is null: expected a string"),
         ({"a": []}, "id 'a' is an empty list"),
-        ({"": "x"}, "an image id is the empty string"),
+        ({"": "x"}, "an image id is an empty string"),
         ({"a": {"b": 1}}, "unknown form, found an object with 'a': a dict of length 1; read are {image id"),
         (["x"], "unknown form, found a list with a str of length 1; read are {image id: caption}"),
         ([], "unknown form, found an empty list; read are"),
@@ -202,7 +202,11 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
             "the header has 'picture', 'text', expected image_id or image or id or filename, and caption or "
             "captions",
         ),
-        ("c.csv", b"id,caption,caption\na,x,y\n", "the header has 'caption' twice: give every column a name"),
+        (
+            "c.csv",
+            b"id,caption,caption\na,x,y\n",
+            "'caption' names several columns: give every column a name",
+        ),
         (
             "c.json",
             b'{"images": [{"id": 7, "file_name": "a"}, {"id": 7, "file_name": "b"}], '
@@ -213,7 +217,7 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
         ("c.csv", b'id,caption\na,"x\n', "line 2 is not CSV ("),
         ("c.csv", b"id,caption\n", "holds no captions"),
         ("c.csv", b"id,caption\n,x\n", "line 2: id is an empty string"),
-        ("c.parquet", b"PAR1 and more", "is not Parquet ("),
+        ("c.parquet", b"PAR1 and more", "is not Parquet, or damaged ("),
         ("c.txt", b"x", "extension '.txt', expected one of .json, .jsonl, .ndjson, .csv, .parquet"),
         ("captions", b"x", "no extension, expected one of .json"),
     ],
