@@ -329,6 +329,18 @@ def test_a_path_from_elsewhere_finds_nothing(tmp_path: Path, image_id: str) -> N
         find_pictures(folder, [image_id])
 
 
+def test_an_absolute_id_does_not_leave_the_folder(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", "b.jpg")
+    outside = folder_of(tmp_path / "outside", "a.jpg", "42.jpg")
+    escapes = [f"{outside}/a.jpg", f"{outside}/a", f"{outside}/42", f"/{outside}/a.jpg"]
+    escapes += ["../outside/a.jpg", "images/../../outside/a.jpg", f"{folder}/../outside/a.jpg"]
+    for image_id in escapes:
+        with pytest.raises(FileError, match="has no picture"):
+            find_pictures(folder, [image_id])
+        with pytest.raises(FileError, match="has no picture"):
+            read_collection(written(tmp_path, {image_id: "x"}), folder)
+
+
 def test_the_exact_name_wins(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "images", "a.jpg", "a.png", "42.jpg", "000000000042.jpg")
     assert find_pictures(folder, ["a.png", "42"]) == {"a.png": folder / "a.png", "42": folder / "42.jpg"}

@@ -59,6 +59,26 @@ def test_other_contents_have_other_keys(jpeg: bytes) -> None:
     assert Picture.of(jpeg).key != Picture.of(jpeg + b"\0").key
 
 
+@pytest.mark.parametrize("length", [2**12, 2**16, 2**20, 3 * 2**21])
+def test_large_files_that_differ_only_at_the_end(tmp_path: Path, jpeg: bytes, length: int) -> None:
+    """As panoramas do whose sky is the same, or a file with its comment at the end."""
+    data = [jpeg + bytes(length) + end for end in (b"a", b"b")]
+    paths = [written(tmp_path, content, f"{i}.jpg") for i, content in enumerate(data)]
+    for values in (data, paths):
+        assert len({Picture.of(value).key for value in values}) == 2
+    checked = [Picture.of(path) for path in paths]
+    for picture in checked:
+        picture.check()
+    assert checked[0].key != checked[1].key and checked[0].key == Picture.of(data[0]).key
+
+
+def test_large_arrays_that_differ_only_at_the_end() -> None:
+    array = np.zeros((1500, 1500, 3), "uint8")
+    other = array.copy()
+    other[-1, -1, -1] = 1
+    assert Picture.of(array).key != Picture.of(other).key
+
+
 def test_decoded_pictures_are_keyed_by_their_pixels() -> None:
     image = photograph()
     array = np.asarray(image)
