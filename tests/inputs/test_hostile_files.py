@@ -29,7 +29,7 @@ pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Makes pipes. Whoever reads one gets no bytes instead of waiting for ever, so that the test can fail."""
+    """Makes pipes that nobody may open. Whoever does gets no bytes instead of waiting for ever."""
     made: list[tuple[Path, threading.Thread]] = []
 
     def make(name: str) -> Path:
@@ -41,10 +41,12 @@ def pipe(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         return path
 
     yield make
+    opened = [path.name for path, writer in made if not writer.is_alive()]
     for path, writer in made:
         while writer.is_alive():  # it waits for a reader
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
             writer.join(0.01)
+    assert not opened
 
 
 @pipes
@@ -71,12 +73,12 @@ def test_other_files_are_not_waited_for_either(pipe: Callable[[str], Path], tmp_
         read_collection(tmp_path / "c.json", tmp_path / "images")
 
 
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no devices here")
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="no devices here")
 def test_sockets_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("s.json")
-        Path("d.json").symlink_to("/dev/full")
+        Path("d.json").symlink_to("/dev/null")
         for name in ("s.json", "d.json"):
             with pytest.raises(FileError, match="is a pipe, a socket or a device"):
                 read_candidates(name)
