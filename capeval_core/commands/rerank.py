@@ -110,7 +110,8 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         usage="capeval rerank --candidates FILE --images FOLDER --out BEST.csv [options]",
         description=paragraph(f"{metric.title}: {metric.summary}"),
         epilog=paragraph(
-            f"{FILES} A CSV file may also have one row per picture: its file name, then its candidates. "
+            f"{FILES} A CSV file may also have one row per picture: its file name, then its candidates, "
+            "under a header that begins with filename. "
             f"BEST.csv has the columns {' and '.join(COLUMNS)}, as submissions to NICE 2024 have."
         ),
     )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from capeval_core.inputs.decoding import Refused
+from capeval_core.inputs.decoding import Refused, refuse_size
+from capeval_core.inputs.problems import described
 from capeval_core.inputs.sources import Pixels
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class FromArray(Pixels):
         import numpy as np
 
         value = self.value
+        refuse_size(value.shape[1], value.shape[0], self.name)  # a view of few numbers may have any shape
         if self.kind == "tensor" and not isinstance(value, np.ndarray):
             value = value.cpu().float().numpy() if value.is_floating_point() else value.cpu().numpy()
         array = as_uint8(value, self.kind)
@@ -45,7 +47,12 @@ class FromArray(Pixels):
 def source_of_array(value: Any) -> FromArray:
     import numpy as np
 
-    array = np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise Refused("the numpy array has masked pixels, and an image has none: pass array.filled(value)")
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # an array interface of the user's own may fail in any way
+        raise Refused(f"is {described(value)} that numpy cannot read ({error})", joint=" ") from None
     shape: tuple[int, ...] = array.shape
     refuse_dtype(array.dtype.name, "numpy array")
     if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
@@ -60,9 +67,11 @@ def source_of_array(value: Any) -> FromArray:
 
 
 def source_of_tensor(value: Any) -> FromArray:
+    refuse_storage(value)
     shape = tuple(value.shape)
-    refuse_dtype(str(value.dtype).rpartition(".")[2], "tensor")
-    tensor = value.detach()
+    dtype = str(value.dtype).rpartition(".")[2]
+    refuse_dtype(dtype, "tensor")
+    tensor = value.detach().resolve_neg()
     first = len(shape) == 3 and shape[0] in (1, 3)
     last = len(shape) == 3 and shape[2] in (1, 3, 4)
     if first and last:
@@ -78,10 +87,21 @@ def source_of_tensor(value: Any) -> FromArray:
     refuse_no_pixels(shape, "tensor")
     if first:
         tensor = tensor.permute(1, 2, 0)
-    if tensor.device.type == "cpu" and tensor.dtype.itemsize != 2:
+    if tensor.device.type == "cpu" and dtype in ("uint8", "float32", "float64"):
         # A view that pickles its own pixels only; a tensor cut from a batch would pickle the whole batch.
         tensor = tensor.numpy()
     return FromArray(tensor, "tensor", shape)
+
+
+def refuse_storage(tensor: Any) -> None:
+    """Refuse tensors whose numbers do not lie in one block of memory, or nowhere."""
+    if tensor.is_nested:
+        raise Refused("the tensor is a nested tensor: pass the tensors that it holds, one per image")
+    if tensor.device.type == "meta":
+        raise Refused("the tensor is on the meta device, where tensors have no data: pass one with pixels")
+    layout = str(tensor.layout).rpartition(".")[2]
+    if layout != "strided":
+        raise Refused(f"the tensor has the layout {layout}: pass tensor.to_dense()")
 
 
 def refuse_no_pixels(shape: tuple[int, ...], kind: str) -> None:

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
+from typing import IO
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
+"""What is opened, in Pillow's names: what sets of captions are published in and what cameras, browsers and
+screenshots save; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it. Everything else that
+Pillow knows is left out: EPS starts Ghostscript, WMF the system's renderer; ICO and PSD hold several
+pictures, of which none is the picture; TGA has no signature, so that other files pass for it; the rest is
+rare, and a parser that nobody needs is one more that a hostile file can reach."""
+OPENED = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, JPEG 2000 and AVIF"
+
+# Formats that Pillow does not know, or knows only with plugins or libraries that may be absent.
+SIGNATURES = {
+    "PDF": re.compile(rb"%PDF-"),
+    "SVG": re.compile(
+        rb"(?:\xef\xbb\xbf)?\s{0,99}(?=<)(?!<!doctype html|<html).{0,2000}?<svg[\s>]",
+        re.DOTALL | re.IGNORECASE,
+    ),
+    "HEIC": re.compile(rb".{4}ftyp(?:hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL),
+    "AVIF": re.compile(rb".{4}ftypavi[fs]", re.DOTALL),
+    "JPEG XL": re.compile(rb"\xff\x0a|\x00\x00\x00\x0cJXL "),
+    "MP4": re.compile(rb".{4}ftyp(?:isom|iso[2-9]|mp4[12]|qt  |M4V |3gp)", re.DOTALL),
+}
 
 STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
-# Several pictures in one file that are not frames: a phone's depth map or thumbnail, Photoshop's layers.
-NOT_FRAMES = {"MPO", "PSD"}
-HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1")  # how a phone's photographs begin, after four bytes
+# Several pictures in one file that are not frames: a phone's depth map or thumbnail.
+NOT_FRAMES = {"MPO"}
 BOMB = "scale it down, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the picture"
 
 
@@ -32,11 +54,26 @@ class Refused(Exception):  # noqa: N818  (a reason on its way to Picture, which 
         return f"{where}{self.joint}{self}"
 
 
+def open_image(file: str | IO[bytes]) -> Image.Image:
+    """`PIL.Image.open` for the formats in `FORMATS` alone; the one place where image files are opened."""
+    return Image.open(file, formats=readable_formats())
+
+
+def readable_formats() -> list[str]:
+    """Those of `FORMATS` that this Pillow, or a plugin that was imported, can read."""
+    Image.init()
+    return [form for form in FORMATS if form in Image.OPEN]
+
+
+def not_opened(name: str, form: str) -> str:
+    return f"{name} is in the format {form}, which is not opened: convert it to one of {OPENED}"
+
+
 def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
     """Decode the bytes of a file that has pixels worth scoring; Refused otherwise."""
     with io.BytesIO(data) as file:
         try:
-            image = Image.open(file)
+            image = open_image(file)
             refuse_unfit(image, name)
             if reduced:
                 image.draft("L", (1, 1))  # JPEG only: an eighth of the size, without colour
@@ -45,10 +82,8 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
         except Refused:
             raise
         except UnidentifiedImageError:
-            if data[4:12] in HEIC:
-                raise Refused(
-                    f"{name} is a HEIC picture, which Pillow cannot read: convert it to JPEG"
-                ) from None
+            if form := format_of(data):
+                raise Refused(not_opened(name, form)) from None
             raise Refused(
                 f"{name} is not a picture that Pillow can read, or its header is truncated: "
                 f"it begins with {data[:12]!r}"
@@ -60,9 +95,40 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
             raise undecodable(name, error) from None
 
 
+def format_of(data: bytes) -> str | None:
+    """The name of a format that is not among those that are opened, by how its files begin (or end)."""
+    for form, signature in SIGNATURES.items():
+        if form not in readable_formats() and signature.match(data):
+            return form
+    if data.endswith(b"TRUEVISION-XFILE.\0"):
+        return "TGA"
+    for form, (_, accepts) in list(Image.OPEN.items()):
+        try:
+            if form not in FORMATS and accepts and accepts(data[:16]):
+                return form
+        except Exception:  # a plugin that trips over a few bytes does not know them
+            continue
+    return None
+
+
+def refuse_format(image: Image.Image, name: str) -> None:
+    """Refuse an image that Pillow has opened from a file of another format and not read yet."""
+    form = image.format
+    unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
+    known = form is None or form in readable_formats() or form in NOT_FRAMES
+    if isinstance(image, ImageFile.ImageFile) and not known and unread:
+        raise Refused(f"{not_opened(name, str(form))}, or .load() it first")
+
+
 def refuse_unfit(image: Image.Image, name: str) -> None:
     """Refuse sizes that no encoder can use, and animations, by the header alone."""
-    width, height = image.size
+    refuse_size(*image.size, name)
+    frames = 1 if image.format in NOT_FRAMES else getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise Refused(f"{name} has {frames} frames: save one of them as a picture")
+
+
+def refuse_size(width: int, height: int, name: str) -> None:
     size = f"{width}x{height}"
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
@@ -74,9 +140,6 @@ def refuse_unfit(image: Image.Image, name: str) -> None:
         raise Refused(f"{name} is {size} pixels: a picture needs at least 2 on each side")
     if max(width, height) > STEEPEST * min(width, height):
         raise Refused(f"{name} is {size} pixels: one side is more than {STEEPEST} times the other, crop it")
-    frames = 1 if image.format in NOT_FRAMES else getattr(image, "n_frames", 1)
-    if frames > 1:
-        raise Refused(f"{name} has {frames} frames: save one of them as a picture")
 
 
 def undecodable(name: str, error: Exception) -> Refused:

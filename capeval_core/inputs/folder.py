@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from capeval_core.inputs.names import Names, bare, only_matches
 from capeval_core.inputs.problems import FileError, Problems
+from capeval_core.inputs.texts import valid_unicode
 
 
 def find_pictures(folder: str | os.PathLike[str], ids: Iterable[str] | None = None) -> dict[str, Path]:
@@ -50,6 +51,9 @@ def match_pictures(
         "extension, its path from that folder, or its COCO number"
     )
     found = only_matches(folder, matches, lacking, problems)
+    for name in found.values():
+        if not valid_unicode(name):  # it could not be written into any file of results
+            problems.add(f"{folder}: the name of {name!a} is not UTF-8: rename that file", kind=FileError)
     return {image_id: folder / name for image_id, name in found.items()}
 
 
@@ -91,6 +95,8 @@ def names_in(folder: Path) -> list[str]:
         raise FileError(f"{folder}: is a file, expected a folder of images") from None
     except OSError as error:
         raise FileError(f"{folder}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise FileError(f"{str(folder)!r}: no path holds a NUL character") from None
 
 
 def _examples(names: list[str]) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 from PIL import Image
 
 from capeval_core.inputs.columns import UndecodedColumn, is_dataset_column
+from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.pictures import Picture, PictureError, Row
 from capeval_core.inputs.problems import Problems, described
-from capeval_core.inputs.sequences import how_to_list, is_table
+from capeval_core.inputs.sequences import as_list, how_to_list, is_table, shape_of
 from capeval_core.inputs.sources import OnDisk, Source
 
 CHECKED_AT_ONCE = 1024  # pictures queued for the threads; bounds what waits, not what is decoded
@@ -29,12 +30,12 @@ def check_images(images: Any, problems: Problems) -> list[Picture | None] | None
         return None
     if is_dataset_column(images):
         return _lazy_rows(UndecodedColumn.of(images), problems)
-    if isinstance(images, (list, tuple)) or (hasattr(images, "shape") and not is_table(images)):
+    if isinstance(images, (list, tuple)) or (shape_of(images) is not None and not is_table(images)):
         # A list, an array or tensor whose first axis counts pictures (rows are views), a Series.
         return _listed_pictures(list(images), problems)
-    if hasattr(images, "to_pylist"):
-        return _listed_pictures(images.to_pylist(), problems)
-    if isinstance(images, Sequence):
+    if hasattr(images, "to_pylist") and (rows := as_list(images)) is not None:
+        return _listed_pictures(rows, problems)
+    if isinstance(images, Sequence) and not isinstance(images, range):
         return _lazy_rows(images, problems)
     problems.add(
         f"images is {described(images)}: expected a list of pictures{how_to_list(images)}", TypeError
@@ -47,7 +48,7 @@ def _is_single_picture(value: Any) -> bool:
         return True
     if isinstance(value, Mapping):
         return bool(value.keys() & {"bytes", "path"})
-    shape = getattr(value, "shape", None)
+    shape = shape_of(value)
     if shape is None or str(getattr(value, "dtype", "object")) in ("object", "str", "string"):
         return False
     if len(shape) == 3:  # (N, H, W) counts pictures; a colour axis tells a single one
@@ -61,7 +62,7 @@ def _listed_pictures(values: list[Any], problems: Problems) -> list[Picture | No
     pictures: list[Picture | None] = []
     for i, value in enumerate(values):
         where = f"images[{i}]"
-        identity = os.fspath(value) if isinstance(value, (str, os.PathLike)) else id(value)
+        identity = _identity(value)
         if identity in sources:
             pictures.append(Picture(where, sources[identity]))
             continue
@@ -76,16 +77,23 @@ def _listed_pictures(values: list[Any], problems: Problems) -> list[Picture | No
     return pictures
 
 
+def _identity(value: Any) -> object:
+    """What equal paths and the same object have in common."""
+    try:
+        return os.fspath(value) if isinstance(value, (str, os.PathLike)) else id(value)
+    except Exception:  # a path of the user's own, which Picture.of refuses
+        return id(value)
+
+
 def _lazy_rows(rows: Sequence[Any], problems: Problems) -> list[Picture | None]:
     """Pictures of rows that are made when asked for; only the first is looked at, for its type."""
     if len(rows):
         try:
-            Picture.of(rows[0], "images[0]")
-        except PictureError:
-            pass  # that row's own matter, told by check or load
-        except TypeError as error:
-            problems.add(str(error), kind=TypeError)
-            return [None] * len(rows)
+            Row(rows, 0).fetch()
+        except Refused as refused:
+            if refused.kind is TypeError:  # otherwise that row's own matter, for check or load to report
+                problems.add(refused.at("images[0]"), kind=TypeError)
+                return [None] * len(rows)
     return [Picture(f"images[{i}]", Row(rows, i)) for i in range(len(rows))]
 
 

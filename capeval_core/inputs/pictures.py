@@ -4,8 +4,8 @@
 Nothing is read until it is needed, nothing decoded is kept, and equal contents share one `key`, so that an
 encoder can see every distinct picture once.
 
-A file is decoded as `PIL.Image.open` decodes it: in its own mode, without regard to its EXIF orientation,
-as the original metric scripts do.
+A file in one of the formats of `decoding.FORMATS` is decoded as `PIL.Image.open` decodes it: in its own mode,
+without regard to its EXIF orientation, as the original metric scripts do.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from PIL import Image
 from capeval_core.inputs.arrays import source_of_array, source_of_tensor
 from capeval_core.inputs.decoding import PictureError, Refused, quoted
 from capeval_core.inputs.problems import described
+from capeval_core.inputs.sequences import shape_of
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk, Source
 
 ACCEPTED = (
@@ -62,8 +63,6 @@ class Picture:
         Raises TypeError for what can never be a picture and PictureError for what could but is not (None, an
         empty path, a URL, an unfit shape). Whether a file exists and decodes is asked by `check` and `load`.
         """
-        if isinstance(value, Picture):
-            return cls(where, value.source)
         try:
             return cls(where, source_of(value))
         except Refused as refused:
@@ -126,13 +125,14 @@ class Row(Source):
     @property
     def key(self) -> str:
         if self._key is None:
-            self._key = self._fetch().key
+            self._key = self.fetch().key
         return self._key
 
     def decode(self, reduced: bool = False) -> Image.Image:
-        return self._fetch().decode(reduced)
+        return self.fetch().decode(reduced)
 
-    def _fetch(self) -> Source:
+    def fetch(self) -> Source:
+        """The source of the row's value, or Refused."""
         try:
             value = self.rows[self.index]
         except Exception as error:  # the rows' own code may fail in any way, and costs this row only
@@ -142,33 +142,50 @@ class Row(Source):
 
 def source_of(value: Any) -> Source:
     """The source of any value that `Picture.of` accepts, or Refused."""
+    if isinstance(value, Picture):
+        return value.source
     if value is None:
         raise Refused("is None: every caption needs a picture", joint=" ")
     if isinstance(value, (str, os.PathLike)):
         return OnDisk(local_path(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return InMemory(bytes(value))
+        return InMemory(bytes_of(value))
     if isinstance(value, Image.Image):
         return FromPIL(value)
     if isinstance(value, Mapping):
         return source_of_dict(value)
     module = type(value).__module__.partition(".")[0]
-    if module == "torch" and hasattr(value, "is_floating_point"):
+    if module == "torch" and hasattr(value, "is_floating_point") and not isinstance(value, type):
         return source_of_tensor(value)
-    if hasattr(value, "__array_interface__") and hasattr(value, "shape") and value.shape:
+    if shape_of(value) and hasattr(value, "__array_interface__"):
         return source_of_array(value)
     mend = "; this looks like an open file: pass its .read()" if hasattr(value, "read") else ""
     raise Refused(f"is {described(value)}: expected {ACCEPTED}{mend}", joint=" ", kind=TypeError)
 
 
 def local_path(value: str | os.PathLike[Any]) -> str:
-    path = os.fsdecode(value)
+    path = path_text(value)
     if not path:
         raise Refused("the path is empty")
     if URL.match(path):
         mend = "pass the path without file://" if path.startswith("file:") else "download it first"
         raise Refused(f"{quoted(path)} is a URL, and pictures are never fetched; {mend}")
     return path
+
+
+def path_text(value: str | os.PathLike[Any]) -> str:
+    try:
+        return os.fsdecode(value)
+    except Exception as error:  # a path of the user's own may fail in any way
+        found = f"is {described(value)} that gives no path ({error})"
+        raise Refused(found, joint=" ", kind=TypeError) from None
+
+
+def bytes_of(value: bytes | bytearray | memoryview) -> bytes:
+    try:
+        return bytes(value)
+    except ValueError as error:
+        raise Refused(f"is {described(value)} that gives no bytes ({error})", joint=" ") from None
 
 
 def source_of_dict(value: Mapping[Any, Any]) -> Source:
@@ -181,7 +198,7 @@ def source_of_dict(value: Mapping[Any, Any]) -> Source:
     if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
         raise Refused(f'["bytes"] is {described(data)}: expected bytes or None', joint="", kind=TypeError)
     if data is not None:
-        return InMemory(bytes(data), None if path is None else os.fsdecode(path))
+        return InMemory(bytes_of(data), None if path is None else path_text(path))
     if path is not None:
         return OnDisk(local_path(path))
     raise Refused('both "bytes" and "path" are None')

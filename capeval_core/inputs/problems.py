@@ -76,10 +76,18 @@ def described(value: Any, *, none: str = "None") -> str:
     if isinstance(value, bool):
         return f"the bool {value}"
     if isinstance(value, numbers.Number):
-        return f"the number {value}"
+        return f"the number {_digits(value)}"
     kind = type(value).__name__
     article = "an" if kind[:1].lower() in "aeiou" else "a"
     try:
         return f"{article} {kind} of length {len(value)}"
-    except TypeError:
+    except Exception:  # a length of the user's own may fail in any way
         return f"{article} {kind}"
+
+
+def _digits(value: Any) -> str:
+    try:
+        digits = str(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "of thousands of digits"
+    return digits if len(digits) <= 40 else f"{digits[:40]}..."

@@ -8,15 +8,27 @@ from typing import Any
 
 def as_list(value: Any) -> list[Any] | None:
     """A sequence of any make as a list; None for what has no order, no length, or is no sequence."""
-    if isinstance(value, (str, bytes, bytearray, Mapping, Set)):
+    if isinstance(value, (str, bytes, bytearray, range, type, Mapping, Set)):
         return None
-    if isinstance(value, Sequence):
-        return list(value)
-    for method in ("to_pylist", "tolist"):  # pyarrow; numpy, pandas
-        if hasattr(value, method):
-            rows = getattr(value, method)()
-            return rows if isinstance(rows, list) else None  # a numpy scalar has tolist too
+    try:
+        if isinstance(value, Sequence):
+            return list(value)
+        for method in ("to_pylist", "tolist"):  # pyarrow; numpy, pandas
+            if hasattr(value, method):
+                rows = getattr(value, method)()
+                return rows if isinstance(rows, list) else None  # a numpy scalar has tolist too
+    except Exception:  # tensors without storage, or a sequence of the user's own that fails
+        return None
     return None
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array or tensor; None for what has none, as a class, a mock and a nested tensor."""
+    try:
+        shape = value.shape
+    except Exception:  # a property may fail in any way
+        return None
+    return tuple(shape) if isinstance(shape, tuple) else None
 
 
 def is_table(value: Any) -> bool:

@@ -11,7 +11,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from capeval_core.inputs.decoding import Refused, decode, pixel_key, quoted, refuse_unfit, undecodable
+from capeval_core.inputs.decoding import (
+    Refused,
+    decode,
+    pixel_key,
+    quoted,
+    refuse_format,
+    refuse_unfit,
+    undecodable,
+)
 
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 
@@ -149,11 +157,13 @@ class FromPIL(Pixels):
     def name(self) -> str:
         width, height = self.value.size
         filename = getattr(self.value, "filename", "")
-        told = f" of {quoted(os.fsdecode(filename))}" if filename else ""
+        known = filename and isinstance(filename, (str, bytes, Path))
+        told = f" of {quoted(os.fsdecode(filename))}" if known else ""
         return f"the PIL image{told} ({self.value.mode}, {width}x{height})"
 
     def image(self) -> Image.Image:
         with _loading:
+            refuse_format(self.value, self.name)
             closed = is_closed(self.value)
             if not closed:
                 refuse_unfit(self.value, self.name)  # before a lazy one is decoded in vain

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 from typing import Any
 
 from capeval_core.inputs.problems import Problems, described
 from capeval_core.inputs.sequences import as_list, how_to_list
+
+_STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_STRINGS = rf"\s*{_STRING}(?:\s*,\s*{_STRING})*\s*,?\s*"
+_LIST = re.compile(rf"\s*(?:\[{_STRINGS}\]|\({_STRINGS}\))\s*", re.DOTALL)
+
+
+def written_list(text: str) -> list[str] | None:
+    """The strings of a list or tuple that was turned into text, as `str` and JSON write it; else None.
+
+    >>> written_list("['a dog', 'a cat']"), written_list('["a dog"]'), written_list("[sic] a dog")
+    (['a dog', 'a cat'], ['a dog'], None)
+    """
+    if not _LIST.fullmatch(text):  # also bounds what is evaluated: no nesting, nothing but strings
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(text.strip())
+        except (ValueError, SyntaxError):
+            continue
+        return list(found) if isinstance(found, (list, tuple)) else None
+    return None
 
 
 def check_captions(
@@ -44,6 +68,9 @@ def check_references(
 
 
 def _references_of(row: Any, where: str, empty: str, problems: Problems) -> list[str]:
+    if isinstance(row, str) and written_list(row) is not None:
+        problems.add(f"{where} is a list written as text: pass the list, ast.literal_eval(references[...])")
+        return []
     if isinstance(row, str):
         text = text_of(row, where, "write the reference", empty, problems)
         return [] if text is None else [text]
@@ -84,7 +111,7 @@ def text_of(value: Any, where: str, mend: str, empty: str, problems: Problems) -
         if empty == "error" and not value.strip():
             found = "empty (only whitespace)" if value else "empty"
             problems.add(f'{where} is {found}: {mend} or pass empty="score"')
-        elif not value.isascii() and not _encodes(value):
+        elif not value.isascii() and not valid_unicode(value):
             problems.add(f"{where} is not valid Unicode (a lone surrogate): {value[:40]!a}")
         else:
             return str(value)  # numpy's str_ is a str, but not a plain one
@@ -97,7 +124,8 @@ def text_of(value: Any, where: str, mend: str, empty: str, problems: Problems) -
     return None
 
 
-def _encodes(text: str) -> bool:
+def valid_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8; file names that are not UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

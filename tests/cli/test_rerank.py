@@ -154,6 +154,30 @@ def test_wrong_arguments_are_told(rerank: Callable[..., Ran], arguments: list[st
     assert ran.status == 2 and said in ran.err, ran.err
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (
+            "c.csv",
+            "a.b.png,a dog on a wide lawn,two dogs\n42,rain,a wet street\n",
+            "expected a header that begins",
+        ),
+        ("c.csv", "filename,1,2\na.b.png,a dog, black,two dogs\n", "line 2 has 4 cells, the header has 3"),
+        ("c.csv", "filename,1\na.b.png,\"['a dog', 'two dogs']\"\n", "a cell is a list written as text"),
+        ("c.json", '{"42": ["a dog", "a cat"], "0042": ["rain"]}', "the ids '42' and '0042' both mean"),
+        ("c.json", '{"42": ["a dog"], "caf\\udce9": ["rain"]}', "which is not UTF-8"),
+    ],
+)
+def test_no_image_and_no_old_file_is_lost(
+    rerank: Callable[..., Ran], tmp_path: Path, name: str, content: str, reason: str
+) -> None:
+    (tmp_path / "best.csv").write_text("kept")
+    (tmp_path / name).write_text(content)
+    ran = rerank("--candidates", tmp_path / name)
+    assert ran.status == 2 and reason in ran.err and "Traceback" not in ran.err
+    assert (tmp_path / "best.csv").read_text() == "kept"
+
+
 def test_its_files_do_not_overwrite_each_other(rerank: Callable[..., Ran], tmp_path: Path) -> None:
     (tmp_path / "pools.csv").write_text("image_id,caption\n42,a dog on a wide lawn\n")
     ran = rerank("--candidates", tmp_path / "pools.csv", "--out", tmp_path / "pools.csv")

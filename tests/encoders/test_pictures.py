@@ -132,6 +132,26 @@ def test_a_file_that_vanishes_after_it_was_keyed(tmp_path: Path) -> None:
     assert keys[0] and errors[0] is not None and "x.png" in errors[0] and errors[1] is None
 
 
+@pytest.mark.parametrize("processors", [None, 1, 2, 64])
+def test_files_that_break_after_they_were_keyed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processors: int | None
+) -> None:
+    """At any place, with any number of threads: those rows fail, under their own index."""
+    monkeypatch.setattr(module.os, "cpu_count", lambda: processors)
+    given = [Picture.of(grey(i), f"images[{i}]") for i in range(1200)]
+    late = {0: b"text", 17: b"", 1100: None, 1199: b"\x89PNG"}
+    for i, content in late.items():
+        path = tmp_path / f"{i}.png"
+        Image.fromarray(grey(i)).save(path)
+        given[i] = Picture.of(path, f"images[{i}]")
+        assert given[i].key
+        path.unlink() if content is None else path.write_bytes(content)
+    found, _, errors = flat(Model().run(given))
+    assert {i: error for i, error in enumerate(errors) if error}.keys() == late.keys()
+    assert all(str(errors[i]).startswith(f"images[{i}]: ") and np.isnan(found[i]) for i in late)
+    assert [found[i] for i in range(1200) if i not in late] == [i for i in range(1200) if i not in late]
+
+
 def test_pictures_are_taken_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK", 32)
     taken = 0

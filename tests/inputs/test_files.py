@@ -167,7 +167,7 @@ def test_an_image_may_be_called_annotations(tmp_path: Path) -> None:
         ({"a": ["x", 5]}, "id 'a'[1] is the number 5: expected a string"),
         ({"a": ["x", None]}, "id 'a'[1] is null: expected a string"),
         ({"a": []}, "id 'a' is an empty list"),
-        ({"": "x"}, "an image id is the empty string"),
+        ({"": "x"}, "an image id is an empty string"),
         ({"a": {"b": 1}}, "unknown form, found an object with 'a': a dict of length 1; read are {image id"),
         (["x"], "unknown form, found a list with a str of length 1; read are {image id: caption}"),
         ([], "unknown form, found an empty list; read are"),
@@ -202,7 +202,11 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
             "the header has 'picture', 'text', expected image_id or image or id or filename, and caption or "
             "captions",
         ),
-        ("c.csv", b"id,caption,caption\na,x,y\n", "the header has 'caption' twice: give every column a name"),
+        (
+            "c.csv",
+            b"id,caption,caption\na,x,y\n",
+            "'caption' names several columns: give every column a name",
+        ),
         (
             "c.json",
             b'{"images": [{"id": 7, "file_name": "a"}, {"id": 7, "file_name": "b"}], '
@@ -213,7 +217,7 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
         ("c.csv", b'id,caption\na,"x\n', "line 2 is not CSV ("),
         ("c.csv", b"id,caption\n", "holds no captions"),
         ("c.csv", b"id,caption\n,x\n", "line 2: id is an empty string"),
-        ("c.parquet", b"PAR1 and more", "is not Parquet ("),
+        ("c.parquet", b"PAR1 and more", "is not Parquet, or damaged ("),
         ("c.txt", b"x", "extension '.txt', expected one of .json, .jsonl, .ndjson, .csv, .parquet"),
         ("captions", b"x", "no extension, expected one of .json"),
     ],
@@ -323,6 +327,18 @@ def test_a_path_from_elsewhere_finds_nothing(tmp_path: Path, image_id: str) -> N
     folder_of(folder / "dogs", "a.jpg")
     with pytest.raises(FileError, match=r"has no picture; it holds files like 'b.jpg'. An id is a picture's"):
         find_pictures(folder, [image_id])
+
+
+def test_an_absolute_id_does_not_leave_the_folder(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", "b.jpg")
+    outside = folder_of(tmp_path / "outside", "a.jpg", "42.jpg")
+    escapes = [f"{outside}/a.jpg", f"{outside}/a", f"{outside}/42", f"/{outside}/a.jpg"]
+    escapes += ["../outside/a.jpg", "images/../../outside/a.jpg", f"{folder}/../outside/a.jpg"]
+    for image_id in escapes:
+        with pytest.raises(FileError, match="has no picture"):
+            find_pictures(folder, [image_id])
+        with pytest.raises(FileError, match="has no picture"):
+            read_collection(written(tmp_path, {image_id: "x"}), folder)
 
 
 def test_the_exact_name_wins(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from collections import UserList
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 from capeval_core.inputs.pictures import Picture, PictureError
+from capeval_core.inputs.pools import check_pools
 from capeval_core.inputs.samples import Samples, check_samples
 from tests.inputs.photographs import encoded, photograph, turned
 
@@ -106,6 +108,19 @@ def test_lengths_must_agree_and_a_picture_is_not_repeated() -> None:
         "len(captions)=4 but len(images)=3: give one picture per caption, and repeat it for further captions"
     )
     assert "len(captions)=2 but len(images)=1" in complaint(list("ab"), [GREY])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "nan"])
+@pytest.mark.parametrize(("captions", "images"), [(1, 2), (3, 4), (2, 5), (4, 3), (0, 1)])
+def test_pictures_and_captions_left_over_are_both_refused(captions: int, images: int, on_error: str) -> None:
+    expected = f"len(captions)={captions} but len(images)={images}: give "
+    assert expected in complaint(["a"] * captions, [GREY] * images, on_error=on_error)
+    column = dataset(image=rows_of(*[encoded(photograph())] * images))["image"]
+    assert expected in complaint(["a"] * captions, column, on_error=on_error)
+    with pytest.raises(
+        ValueError, match=r"len\(captions\)=\d but len\(images\)=\d: give each picture one pool"
+    ):
+        check_pools([["a", "b"]] * captions, [GREY] * images, on_error=on_error)  # type: ignore[arg-type]
 
 
 def test_unknown_options_are_refused() -> None:
@@ -239,6 +254,25 @@ def test_more_pictures_than_fit_in_one_window_are_all_checked() -> None:
     images = [Image.new("L", (3, 3 + i % 5), i % 251) for i in range(1100)]
     images[1060] = Image.new("L", (1, 1))
     assert complaint(["a"] * 1100, images).startswith("images[1060]: the PIL image (L, 1x1) is 1x1 pixels")
+
+
+@pytest.mark.parametrize("processors", [None, 1, 2, 64])
+@pytest.mark.parametrize("pools", [False, True])
+def test_late_pictures_are_checked_by_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, jpeg: bytes, processors: int | None, pools: bool
+) -> None:
+    """Broken ones in the second and the third thousand, each made another way, in the order of the input."""
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    images: list[Any] = [np.full((3, 3 + i // 200), i % 200, "uint8") for i in range(2200)]
+    images[1024], images[1500], images[2199] = jpeg[:900], tmp_path / "no.jpg", np.full((3, 3), np.nan)
+    check: Any = check_pools if pools else checked
+    with pytest.raises(PictureError) as caught:
+        check([["a"]] * 2200 if pools else ["a"] * 2200, images)
+    lines = str(caught.value).split("\n  ")
+    assert lines[0] == "3 problems with the input:"
+    assert [line.partition(":")[0] for line in lines[1:]] == ["images[1024]", "images[1500]", "images[2199]"]
+    for line, reason in zip(lines[1:], ("truncated", "there is no file", "NaN"), strict=True):
+        assert reason in line
 
 
 def test_with_nan_a_broken_picture_waits_for_its_row(tmp_path: Path, jpeg: bytes) -> None:

@@ -68,7 +68,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
         open_phrases("chunk")
     with pytest.raises(TypeError, match="phrases=5"):
         open_phrases(5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="there is no such file"):
         open_phrases(tmp_path / "none.json")
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ValueError, match="holds a list"):

@@ -150,7 +150,7 @@ def test_files_that_hold_something_else(content: str, message: str, tmp_path: Pa
     (tmp_path / "masks.json").write_text(content)
     with pytest.raises(FileError, match=rf"masks\.json: {message}"):
         PrecomputedRegions.read(tmp_path / "masks.json")
-    with pytest.raises(FileError, match="cannot be read"):
+    with pytest.raises(FileError, match="there is no such file"):
         PrecomputedRegions.read(tmp_path / "none.json")
 
 

@@ -56,7 +56,7 @@ def test_files_of_masks(tmp_path: Path) -> None:
         ("objects:", ValueError, "expected 'objects'"),
         ("colours:x", ValueError, "expected 'objects'"),
         (3, TypeError, "a JSON file of masks by picture id, or a RegionSource"),
-        ("none.json", ValueError, "none.json: cannot be read"),
+        ("none.json", ValueError, "none.json: there is no such file"),
         ("objects:name", WeightsError, "neither a folder nor a Hub id"),
         ("everything:a b/c", WeightsError, "neither a folder nor a Hub id"),
     ],

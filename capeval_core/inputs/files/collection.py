@@ -67,6 +67,7 @@ def read_collection(
         given = {**(known.file_names if known else {}), **asked.file_names}
         wanted = {i: [Path(given[i]).name, i] if i in given else [i] for i in ids}
         pictures = match_pictures(Path(images), names, wanted, problems)
+        _refuse_two_ids(Path(candidates), pictures, problems)
     if references is not None and known is not None:
         compared = _match_references(Path(references), known.by_id(), ids, problems)
     problems.raise_if_any()
@@ -85,6 +86,18 @@ def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:
     except FileError as error:
         problems.add(str(error), kind=FileError)
         return None
+
+
+def _refuse_two_ids(path: Path, pictures: dict[str, Path], problems: Problems) -> None:
+    """Note images that have several ids: each id would get a pool and a line of its own."""
+    first: dict[Path, str] = {}
+    for image_id, picture in pictures.items():
+        if first.setdefault(picture, image_id) != image_id:
+            problems.add(
+                f"{path}: the ids {first[picture]!r} and {image_id!r} both mean {picture.name!r}: write "
+                "its id in one way",
+                kind=FileError,
+            )
 
 
 def _match_references(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator
-from typing import Any
 
-from capeval_core.inputs.files.gathering import Gatherer
+from capeval_core.inputs.files.gathering import ID_FIELDS, LIST_BEGUN, Gatherer
 from capeval_core.inputs.files.parsing import decoded
+
+Records = Iterator[tuple[str, list[str]]]
 
 
 def read_csv(data: bytes, gatherer: Gatherer, *, wide: bool = False) -> None:
@@ -19,50 +19,86 @@ def read_csv(data: bytes, gatherer: Gatherer, *, wide: bool = False) -> None:
     captions, whose names do not matter.
     """
     reader = csv.reader(io.StringIO(decoded(gatherer.path, data), newline=""), strict=True)
+    begins = 1
+
+    def records() -> Records:
+        """Each record that is not blank, with the line on which it begins."""
+        nonlocal begins
+        for cells in reader:
+            if cells:
+                yield f"line {begins}", cells
+            begins = reader.line_num + 1
+
     try:
-        header = [name.strip() for name in next(reader, [])]
-        rows = ((f"line {reader.line_num}", cells) for cells in reader if cells)
+        rows = records()
+        _, header = next(rows, ("", []))
+        header = [name.strip() for name in header]
         if wide and len(header) > 1 and not set(header) & set(gatherer.fields):
             _read_wide_rows(header, rows, gatherer)
         else:
             _read_rows(header, rows, gatherer)
     except csv.Error as error:
-        gatherer.complain(f"line {reader.line_num} is not CSV ({error})")
+        if str(error).startswith("field larger"):
+            gatherer.complain(
+                f"line {begins} has a cell of more than {csv.field_size_limit():,} characters: close the "
+                "quotation mark with which it begins, or use JSON lines"
+            )
+        else:
+            gatherer.complain(f"line {begins} is not CSV ({error})")
 
 
-def _read_rows(header: list[str], rows: Iterator[tuple[str, list[str]]], gatherer: Gatherer) -> None:
+def _read_rows(header: list[str], rows: Records, gatherer: Gatherer) -> None:
     gatherer.require_columns(header, "the header has")
-    if twice := sorted({name for name in header if name and header.count(name) > 1}):
-        gatherer.complain(f"the header has {twice[0]!r} twice: give every column a name of its own")
-        return
+    alone = gatherer.text_field(header) == "caption"
     for place, cells in rows:
         if len(cells) != len(header):
             gatherer.complain(f"{place} has {len(cells)} cells, the header has {len(header)}")
             continue
-        row: dict[str, Any] = dict(zip(header, cells, strict=True))
-        for name in ("captions", "references"):
-            if name in row:
-                row[name] = _listed(row[name])
-        gatherer.row(row, place)
+        row = dict(zip(header, cells, strict=True))
+        if alone and _was_list(row["caption"]):
+            gatherer.complain(
+                f"{place}: caption is a list written as text ({row['caption'][:40]!r}): call the column "
+                "captions, or write one row per caption"
+            )
+        else:
+            gatherer.row(row, place)
 
 
-def _read_wide_rows(header: list[str], rows: Iterator[tuple[str, list[str]]], gatherer: Gatherer) -> None:
-    """Empty cells are no captions: images may have different numbers of them."""
+def _read_wide_rows(header: list[str], rows: Records, gatherer: Gatherer) -> None:
+    """Empty cells are no captions: images may have different numbers of them.
+
+    The first line must be known to be a header: taken for one, the row of an image would be lost.
+    """
+    if (header[0] and header[0] not in ID_FIELDS) or set(header[1:]) & set(ID_FIELDS):
+        found = ", ".join(repr(name[:40]) for name in header[:4])
+        gatherer.complain(
+            f"line 1 has {found}: expected a header that begins with {' or '.join(ID_FIELDS)}, then any "
+            "names; write one above the first image"
+        )
+        return
     seen: set[str] = set()
-    for place, (image_id, *cells) in rows:
-        captions = [cell for cell in cells if cell.strip()]
+    for place, cells in rows:
+        if len(cells) != len(header):
+            gatherer.complain(
+                f"{place} has {len(cells)} cells, the header has {len(header)}: quote captions that hold "
+                "commas, and leave cells empty where an image has fewer captions"
+            )
+            continue
+        image_id, *texts = cells
+        captions = [text for text in texts if text.strip()]
+        lists = [text for text in captions if _was_list(text)]
         if image_id in seen:
             gatherer.complain(f"{place}: the id {image_id!r} comes twice, expected one row per image")
+        elif lists:
+            gatherer.complain(
+                f"{place} (id {image_id!r}): a cell is a list written as text ({lists[0][:40]!r}): write one "
+                "caption per cell, or call the column captions"
+            )
         elif (checked := gatherer.image_id(image_id, f"{place}: {header[0] or 'the id'}")) is not None:
             gatherer.add(checked, captions, f"{place} (id {image_id!r}): its captions")
         seen.add(image_id)
 
 
-def _listed(cell: str) -> Any:
-    """The JSON list in a cell; a text that merely begins with a bracket stays a text."""
-    if not cell.lstrip().startswith("["):
-        return cell
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
-        return cell
+def _was_list(cell: str) -> bool:
+    """Whether a whole cell is a list, of whichever kind; `["Stop"] on a sign` is a caption."""
+    return bool(LIST_BEGUN.match(cell)) and cell.rstrip().endswith(("]", ")"))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from capeval_core.inputs.problems import FileError, Problems, described
+from capeval_core.inputs.texts import valid_unicode, written_list
 
 ID_FIELDS = ("image_id", "image", "id", "filename")
 CANDIDATE_FIELDS = ("caption", "captions")
 REFERENCE_FIELDS = ("references", "captions", "caption")
+LIST_FIELDS = ("references", "captions")
+LIST_BEGUN = re.compile(r"""\s*[\[(]\s*(?:["']|(?:nan|None)\s*[,\])])""")
+"""How texts begin that once were lists: of strings, or of missing values."""
 
 
 @dataclass
@@ -55,11 +62,16 @@ class Gatherer:
         self.problems.add(f"{self.path}: {message}", kind=FileError)
 
     def require_columns(self, names: Sequence[str], told: str) -> None:
-        """Raise FileError unless a table names ids and texts; `told` begins: `the header has`."""
+        """Raise FileError unless a table names ids and texts, once; `told` begins: `the header has`."""
         if not (set(names) & set(ID_FIELDS) and set(names) & set(self.fields)):
             raise FileError(
                 f"{self.path}: {told} {', '.join(map(repr, names[:8]))}, "
                 f"expected {' or '.join(ID_FIELDS)}, and {' or '.join(self.fields)}"
+            )
+        twice = [name for name, count in Counter(names).items() if name and count > 1]
+        if twice:
+            raise FileError(
+                f"{self.path}: {twice[0]!r} names several columns: give every column a name of its own"
             )
 
     def row(self, row: Any, place: str) -> None:
@@ -68,16 +80,31 @@ class Gatherer:
             self.complain(f"{place} is {described(row)}: expected an object with an id and a caption")
             return
         id_field = next((name for name in ID_FIELDS if row.get(name) is not None), None)
-        text_field = next((name for name in self.fields if name in row), None)
+        text_field = self.text_field(row)
         if id_field is None or text_field is None:
             needed = " or ".join(ID_FIELDS if id_field is None else self.fields)
             found = ", ".join(map(repr, list(row)[:8])) or "nothing"
             self.complain(f"{place} has no {needed}, only {found}")
             return
         image_id = self.image_id(row[id_field], f"{place}: {id_field}")
-        if image_id is not None:
-            repeats = text_field == "references"  # rows that carry their image's whole list each
-            self.add(image_id, row[text_field], f"{place} (id {image_id!r}): {text_field}", repeats)
+        if image_id is None:
+            return
+        place = f"{place} (id {image_id!r}): {text_field}"
+        value = row[text_field]
+        if isinstance(value, str) and text_field in LIST_FIELDS:
+            value = _listed(value)
+            if isinstance(value, str) and LIST_BEGUN.match(value):
+                self.complain(
+                    f"{place} begins like a list but cannot be read as one ({value[:40]!r}): write a list of "
+                    'strings as JSON, ["...", "..."]'
+                )
+                return
+        repeats = text_field == "references"  # rows that carry their image's whole list each
+        self.add(image_id, value, place, repeats)
+
+    def text_field(self, row: Container[str]) -> str | None:
+        """The name under which a row's text stands."""
+        return next((name for name in self.fields if name in row), None)
 
     def image_id(self, value: Any, place: str) -> str | None:
         """The id as a string, or None with the complaint noted."""
@@ -85,6 +112,9 @@ class Gatherer:
             value = int(value)  # a column of whole numbers with gaps becomes floats in pandas
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
+        if isinstance(value, str) and not valid_unicode(value):
+            self.complain(f"{place} is {value!a}, which is not UTF-8: rename the image, and its id here")
+            return None
         if isinstance(value, str) and value:
             return value
         found = "an empty string" if value == "" else described(value)
@@ -96,6 +126,9 @@ class Gatherer:
         values = value if isinstance(value, list) else [value]
         if not values:
             self.complain(f"{place} is an empty list")
+        if isinstance(value, str) and "references" in self.fields and written_list(value) is not None:
+            self.complain(f"{place} is a list written as text ({value[:40]!r}): write it as a list")
+            return
         for j, text in enumerate(values):
             if not isinstance(text, str):
                 item = f"{place}[{j}]" if isinstance(value, list) else place
@@ -106,3 +139,14 @@ class Gatherer:
                 self.complain(f"{place} differ from those given for this id before")
             return
         self.texts.rows.extend((image_id, text) for text in values)
+
+
+def _listed(cell: str) -> Any:
+    """The list that a text is; a text that merely begins with a bracket stays a text."""
+    found = written_list(cell)
+    if found is not None or not cell.lstrip().startswith("["):
+        return cell if found is None else found
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        return cell

@@ -43,10 +43,8 @@ def _read_mapping(content: dict[str, Any], gatherer: Gatherer) -> None:
         found = described(value, none="null")
         gatherer.complain(f"id {image_id!r} is {found}: expected a caption or a list of them")
     for image_id, value in content.items() if not unfit else ():
-        if image_id:
+        if gatherer.image_id(image_id, "an image id") is not None:
             gatherer.add(image_id, value, f"id {image_id!r}")
-        else:
-            gatherer.complain("an image id is the empty string")
 
 
 def _read_annotations(content: dict[str, Any], gatherer: Gatherer) -> None:

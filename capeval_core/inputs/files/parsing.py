@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
 from capeval_core.inputs.problems import FileError
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
+    try:
+        mode = path.stat().st_mode
+        data = path.read_bytes() if stat.S_ISREG(mode) else b""
+    except FileNotFoundError:
+        raise FileError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise FileError(f"{str(path)!r}: no path holds a NUL character") from None
+    if stat.S_ISDIR(mode):
+        raise FileError(f"{path}: is a folder, expected a file")
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{path}: is a pipe, a socket or a device: write its content to a file first")
+    return data
 
 
 def decoded(path: Path, data: bytes) -> str:
@@ -24,11 +43,7 @@ _ONCE = "for several captions of an image use {image id: [captions]}"
 
 def read_json(path: Path, once: str = _ONCE) -> Any:
     """The content of a JSON file; `once` and errors as for `parse_json`."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error})") from error
-    return parse_json(path, decoded(path, data), once=once)
+    return parse_json(path, decoded(path, contents(path)), once=once)
 
 
 def parse_json(path: Path, text: str, first_line: int = 1, once: str = _ONCE) -> Any:

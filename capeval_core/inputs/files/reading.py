@@ -7,9 +7,9 @@ Read by extension:
               COCO annotations {"images": [...], "annotations": [...]}
     .jsonl    one object a line, with image_id, image or id, and caption, captions or references;
               also .ndjson
-    .csv      a header with those names; several rows for one image, or a JSON list in a cell of
-              captions or references; for candidates to choose from also one row per image, all its
-              captions after its id, under any names
+    .csv      a header with those names; several rows for one image, or a list in a cell of captions or
+              references, as JSON or as pandas writes it; for candidates to choose from also one row per
+              image, its id first, then its captions under any names
     .parquet  columns with those names
 
 Image ids are strings throughout: the number 42 of COCO is "42", and finds `COCO_val2014_000000000042.jpg`.
@@ -29,6 +29,7 @@ from capeval_core.inputs.files.gathering import CANDIDATE_FIELDS, REFERENCE_FIEL
 from capeval_core.inputs.files.json_forms import read_json
 from capeval_core.inputs.files.json_lines import read_json_lines
 from capeval_core.inputs.files.parquet_tables import read_parquet
+from capeval_core.inputs.files.parsing import contents
 from capeval_core.inputs.problems import FileError, Problems
 
 Reader = Callable[[bytes, Gatherer], None]
@@ -96,12 +97,7 @@ def read_texts(
     if reader is None:
         found = f"extension {path.suffix!r}" if path.suffix else "no extension"
         raise FileError(f"{path}: {found}, expected one of {', '.join(readers)}")
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise FileError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error.strerror})") from None
+    data = contents(path)
     if not data.removeprefix(codecs.BOM_UTF8).strip():
         raise FileError(f"{path}: is empty")
     before = len(problems)
