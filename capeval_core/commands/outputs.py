@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from capeval_core.commands.interrupts import CURRENT
 from capeval_core.commands.messages import places_named
 from capeval_core.commands.parser import complain
 from capeval_core.options import Options
@@ -46,7 +47,9 @@ def resumable(options: Options) -> Iterator[None]:
     """Let an interrupted run say how it goes on."""
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt) and not CURRENT.asked:
+            raise
         how = "interrupted; with --rows FOLDER a run can be resumed"
         if options.rows is not None:
             how = f"interrupted; rows are kept in {options.rows}: run the same command again to resume"
