@@ -3,9 +3,9 @@
     python -m benchmarks.memory [--captions 70000] [--pictures 6000]
 
 Scores so many distinct captions over ten pictures, and so many distinct pictures of 50 sizes with one caption
-each, and three times as many; each run is a process of its own, with the embedded small weights and a feature
-store of 16 MB. The smaller runs fill the store and a window of texts, so printed is what a further caption or
-picture takes for good. `--keep` shows what pictures take where the C library keeps the memory that they leave.
+each, and three times as many; each run is a process of its own, with the embedded small weights and a
+feature store of 16 MB. The smaller runs fill the store and a window of texts, so printed is what a further
+caption or picture takes for good. `--keep` shows what pictures take where nothing is given back.
 """
 
 from __future__ import annotations
