@@ -41,3 +41,22 @@ def test_a_full_disk_costs_neither_the_choice_nor_the_other_file(
     assert ran.status == 2 and "ECO" in ran.out
     assert f"--out {best} cannot be written" in ran.err
     assert best.read_text().startswith("filename,caption\n")
+
+
+def test_input_is_checked_before_weights_are_opened(
+    capeval: Callable[..., Ran], score: Callable[..., Ran], files: Path
+) -> None:
+    absent = ["--weights", "./no-such-weights"]
+    (files / "captions.json").write_text(json.dumps({"dog.1": ["a dog", " "], "42": ["rain", "snow"]}))
+    (files / "notes").mkdir()
+    (files / "notes" / "mine.txt").write_text("mine")
+    given = ["--candidates", files / "captions.json", "--images", files / "images"]
+    for ran in (
+        score("pacs", *absent),
+        capeval("rerank", *given, "--out", files / "best.csv", *absent),
+    ):
+        assert ran.status == 2 and "caption 2 of 'dog.1' is empty" in ran.err and "weights" not in ran.err
+    ran = score("pacs", *absent, "--rows", files / "notes")
+    assert ran.status == 2 and "is a folder of something else" in ran.err and "weights" not in ran.err
+    ran = score("pacs", *absent, "--weights", "tiny", "--prompt", "dog " * 75)
+    assert ran.status == 2 and "--prompt dog dog" in ran.err and "leaves no room" in ran.err
