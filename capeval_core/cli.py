@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TextIO
 
 from capeval_core._version import __version__
+from capeval_core.commands.interrupts import INTERRUPTED, watched
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.tables import table
 from capeval_core.suggestion import did_you_mean
@@ -26,7 +27,7 @@ COMMANDS: dict[str, str] = {
 }
 """Every command and what it does. Command `x` is `capeval_core.commands.x.run(arguments) -> exit status`."""
 
-NO_SCORE, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+NO_SCORE, BAD_INPUT, PIPE_CLOSED = 1, 2, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,28 +38,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         2 wrong input, 130 interrupted, 141 the reader of the output went away.
     """
     _print_any_text()
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _warn
-            status = _run(list(sys.argv[1:] if arguments is None else arguments))
-        print(end="", flush=True)  # what cannot be written shows now
-        return status
-    except BrokenPipeError:
+    with watched() as interruption:
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _warn
+                status = _run(list(sys.argv[1:] if arguments is None else arguments))
+            print(end="", flush=True)  # what cannot be written shows now
+            if interruption.asked:
+                raise KeyboardInterrupt
+        except BaseException as error:
+            # What an interrupted import or a callback raises is the interrupt in another form.
+            interrupted = interruption.asked and not isinstance(error, KeyboardInterrupt)
+            interruption.settle()
+            status = _complain_of(KeyboardInterrupt() if interrupted else error)
+    return status
+
+
+def _complain_of(error: BaseException) -> int:
+    """Tell the user what ended the command, and give its exit status; a mistake of ours is raised."""
+    if isinstance(error, KeyboardInterrupt):
+        complain(str(error) or "interrupted")
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
         # Python flushes once more when it ends: let that go nowhere instead of failing loudly.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    except KeyboardInterrupt as stop:
-        complain(str(stop) or "interrupted")
-        return INTERRUPTED
-    except MemoryError as error:
+    if isinstance(error, MemoryError):
         complain(str(error) or "out of memory")
         return NO_SCORE
-    except OSError as error:
+    if isinstance(error, OSError):
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return BAD_INPUT
-    except (ValueError, TypeError) as error:
+    if isinstance(error, (ValueError, TypeError)):
         complain(str(error))
         return BAD_INPUT
+    raise error
 
 
 def _run(arguments: list[str]) -> int:

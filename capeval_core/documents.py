@@ -22,6 +22,7 @@ from capeval_core.registry import METRICS, metric_class
 from capeval_core.rows import describe_columns
 from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import EVA_CLIP, NAMESPACE, WEIGHTS, WeightsEntry
+from capeval_core.writing import write_whole
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
@@ -239,7 +240,7 @@ def main(arguments: list[str]) -> None:
     """Write the tables into the named documents, or into all."""
     for path in map(Path, arguments) if arguments else documents():
         text = path.read_text(encoding="utf-8")
-        path.write_text(filled(text, str(path)), encoding="utf-8")
+        write_whole(path, filled(text, str(path)))
 
 
 if __name__ == "__main__":

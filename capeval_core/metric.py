@@ -17,10 +17,11 @@ from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
-from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.inputs.samples import Samples, check_samples, windows
+from capeval_core.memory import FreedMemory
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Counts, Result
-from capeval_core.rows import RowStore, canonical, content_key
+from capeval_core.rows import RowStore, canonical, check_folder, content_key
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
@@ -100,6 +101,7 @@ class CaptionMetric(ABC):
     """What papers report for this metric at its default options, lowest first."""
 
     def __init__(self, options: CommonOptions) -> None:
+        self.check_options(options)
         self.options = options
         self.cache = shared_cache(options.cache)
         self.models = self.open_models()
@@ -187,7 +189,15 @@ class CaptionMetric(ABC):
         if references is not None and not self.needs_references:
             warnings.warn(f"{self.name} needs no references: they are ignored", stacklevel=2)
             references = None
+        if rows is not None:
+            check_folder(rows)
         samples = self.check(captions, images, references)
+        return self.score_samples(samples, rows=rows, progress=progress)
+
+    def score_samples(
+        self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
+    ) -> Result:
+        """The result of input that `check` or `check_input` has found sound; the rest is as for `score`."""
         encoded = self.encode_all(samples, rows=rows, progress=progress)
         self.flush()
         return self.combine(encoded, samples=samples)
@@ -199,13 +209,41 @@ class CaptionMetric(ABC):
 
         `called` is what messages call the captions. Errors are those of `score`, before any model runs.
         """
+        return self.check_input(self.options, captions, images, references, called=called)
+
+    @classmethod
+    def check_options(cls, options: CommonOptions) -> None:
+        """Refuse options that cannot work, as far as that shows before any weights are opened.
+
+        Raises:
+            ValueError, TypeError: the device is not there, no rows can be kept in the folder, or a prompt
+                leaves no room for a caption.
+        """
+        if options.device is not None:
+            from capeval_core.models.device import resolve_device
+
+            resolve_device(options.device)
+        if options.rows is not None:
+            check_folder(options.rows)
+
+    @classmethod
+    def check_input(
+        cls,
+        options: CommonOptions,
+        captions: Any,
+        images: Any,
+        references: Any = None,
+        *,
+        called: str = "captions",
+    ) -> Samples:
+        """What `check` does with these options, before any weights are opened."""
         return check_samples(
             captions,
             images,
             references,
-            needs_references=self.needs_references,
-            on_error=self.options.on_error,
-            empty=self.options.empty,
+            needs_references=cls.needs_references,
+            on_error=options.on_error,
+            empty=options.empty,
             called=called,
         )
 
@@ -248,7 +286,7 @@ class CaptionMetric(ABC):
             store: keeps what is encoded, so that an interrupted run goes on where it stopped; None: nothing
                 is kept.
         """
-        tables, texts = [], TEXTS_AT_ONCE
+        tables, texts, freed = [], TEXTS_AT_ONCE, FreedMemory()
         if store is not None:
             reused, missing = store.reuse(samples.indices, lambda row: content_key(samples, row))
             bar.update(len(reused))
@@ -263,6 +301,7 @@ class CaptionMetric(ABC):
                     self._refuse_errors(table)
                     tables.append(table)
                     start += len(table)
+                    freed.add(len(table))
                     bar.update(len(table))
         except BaseException:
             if store is not None:
@@ -353,16 +392,3 @@ class CaptionMetric(ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         # Options are enough to open the metric in another process; tensors would be copied for nothing.
         return type(self), (self.options,)
-
-
-def windows(samples: Samples, texts: int) -> Iterator[Samples]:
-    """Consecutive samples of at most so many captions and references together (at least one caption)."""
-    start = held = 0
-    for i in range(len(samples)):
-        needed = 1 + (len(samples.references[i]) if samples.references else 0)
-        if i > start and held + needed > texts:
-            yield samples.select(range(start, i))
-            start, held = i, 0
-        held += needed
-    if len(samples) > start:
-        yield samples.select(range(start, len(samples)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from os import PathLike
 from types import NoneType
 from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.problems import Problems
@@ -41,6 +44,8 @@ def option(
 class Settings:
     """A dataclass whose fields are made by `option` and checked when they are set.
 
+    A scalar of numpy becomes the plain value that it holds.
+
     Raises:
         TypeError, ValueError: a value of the wrong type or out of its range, named with what is expected.
     """
@@ -49,7 +54,11 @@ class Settings:
         problems = Problems()
         hints = typing.get_type_hints(type(self))
         for spec in fields(self):
-            _check(problems, spec, hints[spec.name], getattr(self, spec.name))
+            value = getattr(self, spec.name)
+            if isinstance(value, np.generic):
+                value = value.item()
+                object.__setattr__(self, spec.name, value)  # a frozen class sets its own this way
+            _check(problems, spec, hints[spec.name], value)
         problems.raise_if_any()
 
     @classmethod
@@ -169,9 +178,44 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
             problems.add(f"{spec.name}={value!r}: expected {expected}{which_choice(value, choices)}")
     elif not fits:
         expected = " or ".join([*map(repr, choices), *(_TYPE_NAMES.get(t, t.__name__) for t in types)])
-        problems.add(f"{spec.name}={value!r}: expected {expected}", kind=TypeError)
+        problems.add(f"{spec.name}={_shown(value)}: expected {expected}", kind=TypeError)
+    elif isinstance(value, int) and not _fits(value, as_float=float in types):
+        problems.add(f"{spec.name}={_shown(value)} is too large a number: pass a smaller one")
+    elif isinstance(value, (str, PathLike)) and PathLike in types and "\0" in str(value):
+        problems.add(f"{spec.name}={value!r} has a NUL character, which no path can have: leave it out")
+    elif isinstance(value, (str, PathLike)) and _is_recorded(spec) and not _is_unicode(str(value)):
+        problems.add(f"{spec.name}={value!r} is not valid Unicode, so no file can record it: rename it")
     elif minimum is not None and value is not None and not minimum <= value < float("inf"):
         problems.add(f"{spec.name}={value!r}: expected a number of at least {minimum:g}")
+
+
+def _fits(value: int, *, as_float: bool) -> bool:
+    """Whether a number can be computed with."""
+    try:
+        return math.isfinite(float(value)) if as_float else abs(value) < 1 << 63
+    except OverflowError:
+        return False
+
+
+def _shown(value: Any) -> str:
+    """A wrong value in few words: Python does not print numbers of thousands of digits."""
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return f"{'-' if value < 0 else ''}1e{int(math.log10(abs(value)))} or so"
+    return repr(value)
+
+
+def _is_recorded(spec: dataclasses.Field[Any]) -> bool:
+    """Whether signatures or stamps have the value in them."""
+    return spec.name == "weights" or spec.metadata["encodes"] or spec.metadata["sign"] is not None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no half of a character, as file names that are not UTF-8 have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _compact(value: Any) -> str:

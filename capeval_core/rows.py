@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 import uuid
 import warnings
@@ -110,6 +111,27 @@ def canonical(rows: pa.Table) -> pa.Table:
     index = rows["index"].to_numpy()
     _, last_reversed = np.unique(index[::-1], return_index=True)
     return rows.take(pa.array(len(index) - 1 - last_reversed)).combine_chunks()
+
+
+def check_folder(path: str | PathLike[str]) -> Path:
+    """The folder that `rows=` means, if rows can be kept there; it changes nothing on the disk.
+
+    Raises:
+        ValueError: a file, a folder of something else, or a place where no folder can be made.
+    """
+    folder = Path(path)
+    shown = f"rows={str(folder)!r}"
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{shown} is a file: pass a folder for the rows")
+    if folder.is_dir():
+        names = {file.name for file in folder.iterdir()}
+        if _STAMP not in names and any(not name.endswith(_PARTIAL) for name in names):
+            raise ValueError(f"{shown} is a folder of something else: pass an empty or new one")
+        return folder
+    existing = next(place for place in folder.absolute().parents if place.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise ValueError(f"{shown}: no folder can be made there ({existing} cannot be written)")
+    return folder
 
 
 class RowStore:

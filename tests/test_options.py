@@ -48,6 +48,20 @@ def test_takes_what_it_says_it_takes(given: dict[str, Any]) -> None:
     assert options == Own(**given)
 
 
+def test_a_scalar_of_numpy_is_the_value_that_it_holds() -> None:
+    options = Own(
+        scale=np.float64(2.0),
+        batch_size=np.int64(4),
+        evidence=np.bool_(True),
+        region=np.str_("sky"),
+        layer=np.uint8(3),
+    )
+    plain = Own(scale=2.0, batch_size=4, evidence=True, region="sky", layer=3)
+    assert options == plain and options.signed() == plain.signed()
+    given = [options.scale, options.batch_size, options.evidence, options.region, options.layer]
+    assert [type(value) for value in given] == [float, int, bool, str, int]
+
+
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dtype": "float64"}, ValueError, "dtype='float64': expected 'float32' or 'bfloat16' or 'float16'"),
     ({"dtype": "flaot16"}, ValueError, "did you mean 'float16'"),
@@ -71,6 +85,17 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"scale": float("inf")}, ValueError, "scale=inf"),
     ({"scale": True}, TypeError, "scale=True"),
     ({"region": 3}, TypeError, "region=3: expected str or None"),
+    ({"scale": 10**400}, ValueError, "scale=1e400 or so is too large a number: pass a smaller one"),
+    ({"scale": 10**5000}, ValueError, "scale=1e5000 or so"),
+    ({"batch_size": 1 << 63}, ValueError, "batch_size=1e18 or so is too large a number"),
+    ({"region": 10**5000}, TypeError, "region=1e5000 or so: expected str or None"),
+    ({"scale": np.float64("nan")}, ValueError, "scale=nan"),
+    ({"scale": np.bool_(True)}, TypeError, "scale=True"),
+    ({"batch_size": np.float64(4)}, TypeError, "batch_size=4.0: expected int or None"),
+    ({"weights": "a\0b"}, ValueError, r"weights='a\x00b' has a NUL character"),
+    ({"weights": "a\udcffb"}, ValueError, r"weights='a\udcffb' is not valid Unicode"),
+    ({"weights": Path("a\0b")}, ValueError, "has a NUL character"),
+    ({"region": "a\udcffb"}, ValueError, r"region='a\udcffb' is not valid Unicode"),
 ]
 
 

@@ -19,6 +19,7 @@ from capeval_core.registry import METRICS, metric_class
 from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
+from capeval_core.writing import sync
 
 if TYPE_CHECKING:
     from capeval_core.models.model import CheckedModel
@@ -136,10 +137,15 @@ def _whole_folder(out: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
+        for file in partial.iterdir():
+            sync(file)
+        sync(partial)
         if out.is_dir():
             for file in partial.iterdir():
                 file.replace(out / file.name)
+            sync(out)
         else:
             partial.rename(out)
+            sync(out.absolute().parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

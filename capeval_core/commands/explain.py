@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from pathlib import Path
 
 from tqdm import tqdm
 
+from capeval_core.commands.outputs import write
 from capeval_core.inputs.files.collection import Collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
@@ -54,13 +56,12 @@ def write_explanations(folder: Path, collection: Collection, result: Result) -> 
         path = folder / f"{name}-{numbers[name]}"
         explanation = result.explain(index)
         content = {"id": image_id, "number": numbers[name], **plain(explanation)}
-        try:
-            written = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-            path.with_name(path.name + ".json").write_text(written, encoding="utf-8")
-            if index not in result.errors:
-                explanation.plot().save(path.with_name(path.name + ".png"))  # type: ignore[attr-defined]
-                drawn += 1
-        except OSError as error:
-            raise OSError(f"{FLAG} {path} cannot be written ({error.strerror or error})") from error
+        written = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        write(FLAG, path.with_name(path.name + ".json"), written)
+        if index not in result.errors:
+            drawing = io.BytesIO()
+            explanation.plot().save(drawing, "PNG")  # type: ignore[attr-defined]
+            write(FLAG, path.with_name(path.name + ".png"), drawing.getvalue())
+            drawn += 1
     share = f"{drawn:,}" if drawn == len(collection.ids) else f"{drawn:,} of {len(collection.ids):,}"
     return f"explained  {share} captions in {folder}"

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from capeval_core.commands.interrupts import CURRENT
 from capeval_core.commands.messages import places_named
 from capeval_core.commands.parser import complain
 from capeval_core.options import Options
 from capeval_core.result import Result
+from capeval_core.writing import write_whole
 
 _FAILURES_SHOWN = 20
 
@@ -30,15 +32,43 @@ def check_place(flag: str, out: Path | None, given: argparse.Namespace, read: tu
         source = getattr(given, name)
         if source is not None and out.resolve() == Path(source).resolve():
             raise ValueError(f"{flag} {out} is the file of --{name}, which it would overwrite: name another")
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
+    if out.exists() and not os.access(out, os.W_OK):
         raise PermissionError(f"{flag} {out} cannot be written (permission denied)")
+    beside = Path(os.path.realpath(out)).parent
+    if (out.is_file() or not out.exists()) and not os.access(beside, os.W_OK):
+        raise PermissionError(f"{flag} {out}: nothing can be written in its folder (permission denied)")
 
 
-def write(flag: str, path: Path, text: str) -> None:
+def write(flag: str, path: Path, content: str | bytes) -> None:
+    """Write what a flag asks for, as a whole or not at all.
+
+    Raises:
+        OSError: it cannot be written, in words about the flag.
+    """
     try:
-        path.write_text(text, encoding="utf-8", newline="")
+        write_whole(path, content)
     except OSError as error:
-        raise OSError(f"{flag} {path} cannot be written ({error.strerror})") from error
+        raise OSError(f"{flag} {path} cannot be written ({error.strerror or error})") from error
+
+
+class Outputs:
+    """Files written one after the other, of which a failing one costs neither the others nor the summary."""
+
+    def __init__(self) -> None:
+        self._failure: Exception | None = None
+
+    @contextmanager
+    def next(self) -> Iterator[None]:
+        """Keep the block's error for `finish`."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._failure = self._failure or error
+
+    def finish(self) -> None:
+        """Raise the first error."""
+        if self._failure is not None:
+            raise self._failure
 
 
 @contextmanager
@@ -46,7 +76,9 @@ def resumable(options: Options) -> Iterator[None]:
     """Let an interrupted run say how it goes on."""
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt) and not CURRENT.asked:
+            raise
         how = "interrupted; with --rows FOLDER a run can be resumed"
         if options.rows is not None:
             how = f"interrupted; rows are kept in {options.rows}: run the same command again to resume"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from capeval_core.commands.interrupts import CURRENT
 from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser
 from capeval_core.registry import METRICS, metric_class
@@ -42,4 +43,5 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"--port {given.port} is taken: pass another") from error
     print(f"{metric.title} is served at {demo.local_url} (Ctrl-C ends it)", flush=True)
     demo.block_thread()
+    CURRENT.settle()  # Ctrl-C is how a page ends
     return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user
-from capeval_core.commands.outputs import check_place, resumable, tell_failures, write
+from capeval_core.commands.outputs import Outputs, check_place, resumable, tell_failures, write
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.score import FILES
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
@@ -46,15 +46,21 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"--out and --json are both {given.out}: name two files")
     with in_words_of_the_user(metric.Options):
         options = metric.Options.of(METRIC, chosen(given, metric.Options))
+        metric.check_options(options)
     pools = _read(given.candidates, given.images)
     with resumable(options), in_words_of_the_user(metric.Options, pools.ids):
-        result = metric(options).score(pools.captions, pools.images, progress=True)
-    write("--out", given.out, submission(pools, result))
+        samples = metric.check_input(options, pools.captions, pools.images)
+        result = metric(options).score_samples(samples, progress=True)
+    outputs = Outputs()
+    with outputs.next():
+        write("--out", given.out, submission(pools, result))
+    with outputs.next():
+        if given.json is not None:
+            content = {**result.to_dict(), "ids": pools.ids}
+            write("--json", given.json, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
     print(_summary(metric, pools, result, given.out))
     tell_failures(pools.ids, result)
-    if given.json is not None:
-        content = {**result.to_dict(), "ids": pools.ids}
-        write("--json", given.json, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
 from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user
-from capeval_core.commands.outputs import check_place, resumable, tell_failures, write
+from capeval_core.commands.outputs import Outputs, check_place, resumable, tell_failures, write
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.summary import interval_of, summary
 from capeval_core.commands.tables import paragraph, table
@@ -41,12 +41,16 @@ def run(arguments: list[str]) -> int:
         make_folder(given.explain, metric)
     collection, result = _score(metric, given)
     interval = interval_of(result)
-    print(summary(metric.title, result, interval), flush=True)  # first: a full disk must not cost the score
+    outputs = Outputs()
+    with outputs.next():
+        if given.json is not None:
+            _write(given.json, collection, result, interval)
+    print(summary(metric.title, result, interval), flush=True)  # whatever a full disk did to the file
     tell_failures(collection.ids, result)
-    if given.json is not None:
-        _write(given.json, collection, result, interval)
-    if given.explain is not None:
-        print(write_explanations(given.explain, collection, result))
+    with outputs.next():
+        if given.explain is not None:
+            print(write_explanations(given.explain, collection, result))
+    outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
 
 
@@ -56,14 +60,14 @@ def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Coll
         wanted["evidence"] = True
     with in_words_of_the_user(metric.Options):
         options = metric.Options.of(metric.name, wanted)
+        metric.check_options(options)
     if given.references is not None and not metric.needs_references:
         complain(f"warning: {metric.name} needs no references: --references is ignored")
         given.references = None
     collection = read_collection(given.candidates, given.images, given.references)
     with resumable(options), in_words_of_the_user(metric.Options, collection.ids):
-        result = metric(options).score(
-            collection.captions, collection.images, collection.references, progress=True
-        )
+        samples = metric.check_input(options, collection.captions, collection.images, collection.references)
+        result = metric(options).score_samples(samples, progress=True)
     return collection, result
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+from pathlib import Path
 from typing import Any
 
+from capeval_core.weights.catalogue import entry_of
+from capeval_core.weights.folder import CONFIG, OPEN_CLIP_CONFIG, TINY
+
 _PREPROCESSING = {"image_size", "mean", "std", "interpolation"}
+_USUAL = 77  # token ids that CLIP reads; all listed weights do
 _INTERPOLATIONS = ("bicubic", "bilinear")
 
 
@@ -30,6 +37,24 @@ def config_problems(config: dict[str, Any]) -> list[str]:
     if "canary" in config and not _is_canary(config["canary"]):
         problems.append("canary does not hold (2, 3) cosines and a tolerance per dtype")
     return problems
+
+
+def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
+    """How many token ids weights read, told by their config alone; None where only opening them tells."""
+    name = os.fspath(weights)
+    if entry_of(name.partition("@")[0]) is not None and not Path(name).is_dir():
+        return _USUAL
+    folder = TINY / tiny if name == "tiny" else Path(name).expanduser()
+    for file in (OPEN_CLIP_CONFIG, CONFIG):
+        try:
+            config = json.loads((folder / file).read_text(encoding="utf-8"))
+            ours = file == CONFIG
+            text = config["architecture"]["text"] if ours else config["model_cfg"]["text_cfg"]
+            length = text.get("context_length", _USUAL)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # whatever is wrong with it is said when the weights are opened
+        return length if _is_size(length) else None
+    return None
 
 
 def mask_problems(found: Any) -> list[str]:

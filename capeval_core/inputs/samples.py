@@ -134,3 +134,16 @@ def check_samples(
         references=compared,
         indices=range(len(texts or [])),
     )
+
+
+def windows(samples: Samples, texts: int) -> Iterator[Samples]:
+    """Consecutive samples of at most so many captions and references together (at least one caption)."""
+    start = held = 0
+    for i in range(len(samples)):
+        needed = 1 + (len(samples.references[i]) if samples.references else 0)
+        if i > start and held + needed > texts:
+            yield samples.select(range(start, i))
+            start, held = i, 0
+        held += needed
+    if len(samples) > start:
+        yield samples.select(range(start, len(samples)))

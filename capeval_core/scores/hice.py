@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from capeval_core.inputs.pictures import Picture
-from capeval_core.inputs.samples import Samples
-from capeval_core.metric import CaptionMetric, Model, Published, Values, windows
+from capeval_core.inputs.samples import Samples, windows
+from capeval_core.metric import CaptionMetric, Model, Published, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.source import PhraseSource, open_phrases
 from capeval_core.regions.limited import LimitedRegions

@@ -26,6 +26,7 @@ from capeval_core.weights.constants import PROMPT
 
 if TYPE_CHECKING:
     from capeval_core.encoders.clip import ClipEncoder
+    from capeval_core.encoders.tokenizer import ClipTokenizer
 
 Doubles = NDArray[np.float64]
 
@@ -106,6 +107,17 @@ class PacS(CaptionMetric):
 
         return ClipEncoder
 
+    @classmethod
+    def check_options(cls, options: CommonOptions) -> None:
+        super().check_options(options)
+        if isinstance(options, PacOptions) and options.prompt is not None:
+            from capeval_core.encoders.clip_config import context_length
+            from capeval_core.encoders.tokenizer import ClipTokenizer
+
+            weights = cls.default_weights.repository if options.weights is None else options.weights
+            if (length := context_length(weights, tiny=cls.tiny)) is not None:
+                _check_prompt(options.prompt, ClipTokenizer(length))
+
     def open_models(self) -> dict[str, Model]:
         folder = self.weights_folder()
         self.encoder: ClipEncoder = self.encoder_class().open(
@@ -114,9 +126,7 @@ class PacS(CaptionMetric):
         if self.options.prompt is None:
             prompt = folder.config.get("constants", {}).get("prompt", PROMPT)
             self.options = dataclasses.replace(self.options, prompt=prompt)
-        room = self.encoder.tokenizer.context_length
-        if len(self.encoder.tokenizer.encode([str(self.options.prompt)]).ids[0]) >= room:
-            raise ValueError(f"prompt: it fills all {room} token ids and leaves no room for a caption")
+        _check_prompt(str(self.options.prompt), self.encoder.tokenizer)
         fingerprint = self.encoder.fingerprint
         return {"weights": Model(folder.label(fingerprint), fingerprint)}
 
@@ -193,6 +203,16 @@ class RefPacS(PacS):
         for row, sample in enumerate(samples):
             shown[row]["references"] = dict(zip(sample.references or [], cosines[row], strict=True))
         return shown
+
+
+def _check_prompt(prompt: str, tokenizer: ClipTokenizer) -> None:
+    ids = tokenizer.encode([prompt]).ids[0]
+    if len(ids) >= tokenizer.context_length:
+        shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
+        raise ValueError(
+            f"prompt={shown!r} fills all {tokenizer.context_length} token ids that the text encoder reads "
+            "and leaves no room for a caption: shorten it"
+        )
 
 
 def _nullable(values: NDArray[np.float32]) -> pa.Array:

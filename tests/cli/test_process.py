@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -87,9 +88,10 @@ def long_run(tmp_path: Path, seeded_weights: Path) -> list[str]:
     return [str(argument) for argument in arguments]
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
+def start(arguments: list[str], **settings: Any) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    return subprocess.Popen([*COMMAND, *arguments], env=environment(), stdout=pipe, stderr=pipe, text=True)
+    command = [*COMMAND, *arguments]
+    return subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True, **settings)
 
 
 def wait_for(folder: Path, pattern: str, process: subprocess.Popen[str]) -> None:
@@ -116,8 +118,7 @@ def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
         stdout=subprocess.PIPE,
         stderr=end,
         text=True,
-        # A job in the background of a script ignores Ctrl-C and hands that on: a terminal's does not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_ctrl_c,
     )
     os.close(end)
     wait_for(rows, "stamp.json", process)
@@ -128,9 +129,99 @@ def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
     assert f"0/{PICTURES}" in lines[0]  # the bar, which has a line of its own
     told = f"capeval: interrupted; rows are kept in {rows}: run the same command again to resume"
     assert (lines[-1], out) == (told, "")
-    # Where the signal lands in code that a library passes to `exec`, Python itself ends as if killed by
-    # it, which a shell reports as 130 too.
-    assert process.returncode in (130, -signal.SIGINT)
+    assert process.returncode == 130
+
+
+SWALLOWERS = {
+    "a callback of a weak reference": "weakref.finalize(Thing(), press)",
+    "a finalizer": "Thing.__del__ = lambda self: press()\nThing()",
+    "a callback from C": "ctypes.CFUNCTYPE(None)(press)()",
+    "a library that goes on after everything": "try: press()\nexcept BaseException: pass",
+    "an import that makes another error of it": (
+        "try: press()\nexcept BaseException: raise ImportError('cannot import half a module')"
+    ),
+    "a generator that is thrown away": (
+        "def endless():\n    try: yield\n    finally: press()\nnext(endless())"
+    ),
+}
+"""Places where Python or a library drops a KeyboardInterrupt that is raised there."""
+
+
+@pytest.mark.parametrize("place", SWALLOWERS)
+def test_ctrl_c_ends_a_command_that_drops_the_exception(place: str) -> None:
+    # A command in place of `demo`, whose user presses Ctrl-C at such a place; it would run for a minute.
+    program = (
+        "import ctypes, os, signal, sys, time, types, weakref\n"
+        "from capeval_core.__main__ import run\n"
+        "class Thing: pass\n"
+        "def press(): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)\n"
+        "def work(arguments):\n"
+        f"    exec({SWALLOWERS[place]!r}, globals())\n"
+        "    for _ in range(6000): time.sleep(0.01)\n"
+        "    return 0\n"
+        "demo = sys.modules['capeval_core.commands.demo'] = types.ModuleType('demo')\n"
+        "demo.run, sys.argv = work, ['capeval', 'demo']\n"
+        "sys.exit(run())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_ctrl_c,
+    )
+    out, err = communicate(process)
+    assert (process.returncode, out, err) == (130, "", "capeval: interrupted\n")
+
+
+def test_ctrl_c_ends_a_run_at_every_moment_of_its_start(long_run: list[str], tmp_path: Path) -> None:
+    endless = [*long_run, "--rows", str(tmp_path / "rows")]
+    for moment in np.linspace(0.0, 2.4, 9):  # imports, weights and the first rows
+        process = start(endless, preexec_fn=hear_ctrl_c)
+        time.sleep(moment)
+        process.send_signal(signal.SIGINT)
+        out, err = communicate(process)
+        if process.returncode in (1, -signal.SIGINT) and "in run\n" not in err:
+            continue  # Python itself was still starting, and ended as it does
+        assert (process.returncode, out) == (130, ""), (moment, err)
+        assert err.startswith("capeval: interrupted") and err.count("\n") == 1, (moment, err)
+
+
+def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, types\n"
+        "from capeval_core.__main__ import run\n"
+        "def work(arguments):\n"
+        "    try: print('at work', flush=True); time.sleep(60)\n"
+        "    finally: print('cleaning up', flush=True); time.sleep(60)\n"
+        "demo = sys.modules['capeval_core.commands.demo'] = types.ModuleType('demo')\n"
+        "demo.run, sys.argv = work, ['capeval', 'demo']\n"
+        "sys.exit(run())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, preexec_fn=hear_ctrl_c
+    )
+    assert process.stdout is not None
+    for line in (b"at work\n", b"cleaning up\n"):
+        assert process.stdout.readline() == line
+        process.send_signal(signal.SIGINT)
+    communicate(process)
+    assert process.returncode == -signal.SIGINT  # 130 in a shell
+
+
+def hear_ctrl_c() -> None:
+    """A job in the background of a script ignores Ctrl-C and hands that on: a terminal's does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def communicate(process: subprocess.Popen[Any]) -> tuple[Any, Any]:
+    """What a process that ends soon has printed; one that does not is killed, and has failed."""
+    try:
+        return process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
 
 
 def test_a_killed_run_resumes_to_the_same_numbers(
