@@ -18,7 +18,7 @@ _ALSO = re.compile(r" \(also (?:images\[\d+\](?:, )?)+(?: and [\d,]+ more)?\)")
 
 @contextmanager
 def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> Iterator[None]:
-    """Let errors about arguments name flags, and errors and warnings about `captions[3]` that row's image id."""
+    """Let errors about arguments name flags; errors and warnings about `captions[3]` name that image's id."""
     show = warnings.showwarning
 
     def show_named(
