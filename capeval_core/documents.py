@@ -103,7 +103,11 @@ def published_table(metric: str) -> str:
     """What papers report for a metric."""
     found = metric_class(metric)
     rows = [[p.captions, f"{p.value:g}", p.dataset, f"`{p.weights}`", p.source] for p in found.published]
-    return markdown(["captions", found.title, "pictures", "weights", "source"], rows)
+    heading = ["captions", found.title, "pictures", "weights", "source"]
+    if any(p.settings for p in found.published):
+        rows = [[*row, p.settings or "default"] for row, p in zip(rows, found.published, strict=True)]
+        heading.append("settings")
+    return markdown(heading, rows)
 
 
 def weights_table() -> str:

@@ -46,7 +46,8 @@ class Published:
     """A value that a paper reports, so that a reader can place another one beside it.
 
     captions: whose captions were scored. value: their mean. dataset: on which pictures. weights: with which
-    weights, a repository of the catalogue. source: paper and table.
+    weights, a repository of the catalogue. source: paper and table. settings: what it was computed with
+    instead of the default options, in words; '' if those were the options.
     """
 
     captions: str
@@ -54,6 +55,7 @@ class Published:
     dataset: str
     weights: str
     source: str
+    settings: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class CaptionMetric(ABC):
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
     published: ClassVar[tuple[Published, ...]] = ()
-    """What papers report for this metric at its default options, lowest first."""
+    """What papers report for this metric, lowest first; each says how it differs from the default options."""
 
     def __init__(self, options: CommonOptions) -> None:
         self.check_options(options)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
 from capeval_core.commands.flags import in_flags
 from capeval_core.options import Settings
@@ -16,9 +18,23 @@ _ALSO = re.compile(r" \(also (?:images\[\d+\](?:, )?)+(?: and [\d,]+ more)?\)")
 
 @contextmanager
 def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> Iterator[None]:
-    """Let errors about arguments name flags, and errors about `captions[3]` the image id of that row."""
+    """Let errors about arguments name flags; errors and warnings about `captions[3]` name that image's id."""
+    show = warnings.showwarning
+
+    def show_named(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        show(places_named(str(message), ids), category, filename, lineno, file, line)
+
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = show_named
+            yield
     except (ValueError, TypeError) as error:
         raise ValueError(in_flags(places_named(str(error), ids), options)) from error
 

@@ -27,6 +27,9 @@ METRIC = "eco"
 COLUMNS = ("filename", "caption")
 """The columns of a submission to the caption re-ranking track of NICE 2024."""
 
+NAMED_IDS = 5
+"""Images with a doubtful choice that the summary names."""
+
 
 @dataclass(frozen=True)
 class Pools:
@@ -96,6 +99,7 @@ def _summary(metric: type[CaptionMetric], pools: Pools, result: Result, out: Pat
     sizes = sorted(map(len, pools.captions))
     extent = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
     gave_way = [rule for rule in result.parts["gave_way"] if rule]
+    doubtful = [image_id for image_id, yes in zip(pools.ids, result.parts["doubtful"], strict=True) if yes]
     rows = [
         [metric.title, f"{result.mean:.4f} (mean total, comparable within this set only)"],
         ["pictures", f"{len(sizes):,} ({result.counts.failed:,} failed)"],
@@ -106,6 +110,11 @@ def _summary(metric: type[CaptionMetric], pools: Pools, result: Result, out: Pat
     if gave_way:
         rows.insert(
             3, ["filters", f"not applied to {len(gave_way):,} pools, of which they would have left nobody"]
+        )
+    if doubtful:
+        which = ", ".join(map(repr, doubtful[:NAMED_IDS])) + (", ..." if len(doubtful) > NAMED_IDS else "")
+        rows.insert(
+            3, ["doubtful", f"{len(doubtful):,} choices match far worse than another candidate: {which}"]
         )
     return table(rows, width=WHOLE_LINES)
 

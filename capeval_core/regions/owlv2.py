@@ -25,6 +25,9 @@ from capeval_core.regions.models import DETECTOR, needs_transformers, open_model
 from capeval_core.regions.source import Boxes, BoxSource
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
+THRESHOLD = 0.1
+"""The paper trains objectness to predict the class score that a box will get, and 0.1 is the class score from
+which transformers takes a box of OWLv2 for a detection."""
 _REVISION = 1
 _TEXT = ("owlv2.text_model.", "owlv2.text_projection.")
 
@@ -39,7 +42,8 @@ class Owlv2Boxes(BoxSource):
         weights: Hub id (`@revision` pins it) or folder of an OWLv2 in transformers' format.
         most: how many boxes at most.
         overlap: intersection over union above which the worse of two boxes goes.
-        threshold: objectness, 0 to 1, below which a box goes; it is not calibrated.
+        threshold: objectness, 0 to 1, below which a box goes. It is no calibrated probability; with 0 there
+            are as many boxes as fit, even on a blank image.
         device: torch device name; None: CUDA where there is a GPU.
         dtype: "float32", "bfloat16" or "float16".
 
@@ -55,7 +59,7 @@ class Owlv2Boxes(BoxSource):
         *,
         most: int = 300,
         overlap: float = 0.9,
-        threshold: float = 0.0,
+        threshold: float = THRESHOLD,
         device: str | None = None,
         dtype: str = "float32",
     ) -> None:

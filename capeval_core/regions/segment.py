@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ def open_regions(
     Args:
         spec: a name of `SOURCES`; for the first three also with weights, as in
             `"objects:facebook/sam-vit-base"` or `"objects:mobilesamv2"`, a Hub id (`@revision` pins it) or a
-            folder; a JSON file of masks or boxes (`PrecomputedRegions.read`); a mapping from picture id
-            to masks; or a source of one's own.
+            folder; for those with boxes also with the objectness that a box needs, last, as in
+            `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of masks
+            or boxes (`PrecomputedRegions.read`); a mapping from picture id to masks; or one's own source.
         device: torch device name; None: CUDA where there is a GPU.
         dtype: "float32", "bfloat16" or "float16", of the picture encoders.
 
@@ -57,10 +59,38 @@ def open_regions(
         raise ValueError(f"regions={name!r}: expected {_expected()}{did_you_mean(kind, SOURCES)}")
     if kind == "colours":
         return ColourRegions()
-    return _open(kind, weights or None, device, dtype)
+    weights, threshold = _threshold_in(name, kind, weights)
+    return _open(kind, weights or None, threshold, device, dtype)
 
 
-def _open(kind: str, weights: str | None, device: str | None, dtype: str) -> RegionSource:
+_SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)", re.DOTALL)
+
+
+def _threshold_in(name: str, kind: str, weights: str) -> tuple[str, float | None]:
+    """What stands behind the colon, as weights and the threshold of boxes; None: the default."""
+    found = _SETTING.fullmatch(weights)
+    if found is None or Path(weights).expanduser().exists():
+        return weights, None
+    if found["setting"] != "threshold":
+        hint = did_you_mean(found["setting"], ["threshold"])
+        raise ValueError(f"regions={name!r}: {kind} has no setting {found['setting']!r}{hint}")
+    if kind == "everything":
+        raise ValueError(
+            f"regions={name!r}: 'everything' has no boxes that a threshold could drop: leave it out, or take "
+            "'objects' or 'rectangles'"
+        )
+    try:
+        threshold = float(found["value"])
+    except ValueError:
+        threshold = -1.0
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"regions={name!r}: expected a threshold from 0 to 1, as in '{kind}:threshold=0.2'")
+    return found["weights"] or "", threshold
+
+
+def _open(
+    kind: str, weights: str | None, threshold: float | None, device: str | None, dtype: str
+) -> RegionSource:
     from capeval_core.regions.models import DETECTOR, SEGMENTER, needs_transformers, open_model
 
     try:
@@ -69,18 +99,22 @@ def _open(kind: str, weights: str | None, device: str | None, dtype: str) -> Reg
         raise needs_transformers("source of regions", error) from error
     from capeval_core.regions.everything import EverythingRegions
     from capeval_core.regions.objects import ObjectRegions
-    from capeval_core.regions.owlv2 import Owlv2Boxes
+    from capeval_core.regions.owlv2 import THRESHOLD, Owlv2Boxes
     from capeval_core.regions.rectangles import RectangleRegions
     from capeval_core.regions.sam import Sam
 
+    def boxes(detector: str) -> Owlv2Boxes:
+        least = THRESHOLD if threshold is None else threshold
+        return Owlv2Boxes(detector, threshold=least, device=device, dtype=dtype)
+
     if kind == "rectangles":
-        return RectangleRegions(Owlv2Boxes(weights or DETECTOR, device=device, dtype=dtype))
+        return RectangleRegions(boxes(weights or DETECTOR))
     folder = open_model(weights or SEGMENTER, what="segmenter", model_type="sam", default=SEGMENTER)
     sam = Sam.open(folder, device=device, dtype=dtype)
     label = folder.label(sam.fingerprint)
     if kind == "everything":
         return EverythingRegions(sam, name=label)
-    return ObjectRegions(Owlv2Boxes(DETECTOR, device=device, dtype=dtype), sam, name=label)
+    return ObjectRegions(boxes(DETECTOR), sam, name=label)
 
 
 def _expected() -> str:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from capeval_core.inputs.pools import check_pools
+from capeval_core.inputs.rgb import in_rgb
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, Model, Values
 from capeval_core.options import Options as CommonOptions
@@ -25,12 +26,16 @@ from capeval_core.rows import RowStore
 from capeval_core.scores.eco_ensembles import open_members
 from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, Member
 from capeval_core.scores.eco_options import EcoOptions
-from capeval_core.scores.eco_ranking import Candidates, rank
+from capeval_core.scores.eco_ranking import FAR_BELOW, Candidates, Ranking, rank
 from capeval_core.scores.eco_rows import ECO_ROW, joined_rows
 from capeval_core.weights.catalogue import BLIP2
 
 if TYPE_CHECKING:
     from capeval_core.encoders.blip2 import Blip2Encoder
+
+
+NAMED_CHOICES = 3
+"""Doubtful choices that a warning gives the numbers of."""
 
 
 class Eco(CaptionMetric):
@@ -80,7 +85,10 @@ class Eco(CaptionMetric):
         *,
         called: str = "captions",
     ) -> Samples:
-        return check_pools(captions, images, on_error=options.on_error, empty=options.empty, called=called)
+        samples = check_pools(
+            captions, images, on_error=options.on_error, empty=options.empty, called=called
+        )
+        return in_rgb(samples) if options.compat == "released" else samples
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         place = (self.options.device, self.options.dtype, self._run())
@@ -137,6 +145,8 @@ class Eco(CaptionMetric):
                 "equal: such z-scores are 0",
                 stacklevel=4,
             )
+        if message := doubtful_choices(ranking):
+            warnings.warn(f"{self.name}: {message}", stacklevel=4)
         return Values(ranking.scores, ranking.parts(), of=ranking.rows)
 
     def evidence_of(
@@ -149,6 +159,30 @@ class Eco(CaptionMetric):
             place: {"picture": picture} | {name: part[place] for name, part in parts.items()}
             for place, picture in enumerate(pictures)
         }
+
+
+def doubtful_choices(ranking: Ranking) -> str:
+    """How many choices are doubtful, see `Ranking.doubtful`, and the numbers of the first few; '' if none."""
+    places = np.flatnonzero(ranking.doubtful).tolist()
+    if not places:
+        return ""
+    itm = ranking.candidates.itm
+    told = []
+    for place in places[:NAMED_CHOICES]:
+        chosen, best = ranking.rows[place], ranking.best_matches[place]
+        start = ranking.pools[place].start
+        reason = ranking.dropped[best]
+        told.append(
+            f"captions[{place}][{chosen - start}] is chosen with a match of {itm[chosen]:.3f}, "
+            f"captions[{place}][{best - start}] has {itm[best]:.3f} "
+            f"({f'dropped: {reason}' if reason else 'its total is lower'})"
+        )
+    more = len(places) - NAMED_CHOICES
+    return (
+        f"in {len(places):,} of {len(ranking.pools):,} pools the match of the chosen caption is more than "
+        f"{FAR_BELOW} below the best of its pool, so it may well be wrong (see `doubtful`): {'; '.join(told)}"
+        + (f"; and {more:,} more" if more > 0 else "")
+    )
 
 
 def _firsts(samples: Samples) -> list[bool]:

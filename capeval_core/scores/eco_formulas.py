@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 ENSEMBLE_WEIGHT, CONSENSUS_WEIGHT = 3.52, 1.0
 """Table 1, row (d). One sentence of the paper has them the other way round, against its table."""
@@ -19,14 +20,26 @@ THRESHOLD = 0.39
 """Gap below which the shorter of the top two is chosen (the paper's ablation of short caption selection)."""
 
 
-def standardise(values: Doubles) -> Doubles:
+def standardise(values: Doubles, counted: Integers | None = None) -> Doubles:
     """z-scores over the first axis, with the population's deviation; zeros where all values are equal.
 
     NaN is left out of mean and deviation, and stays NaN.
 
+    Args:
+        values: (n,) or (n, members).
+        counted: (n,) per row the row that counts for it: itself, or the one of its copies that enters mean
+            and deviation, and whose z-score it gets. None: every row counts.
+
     >>> standardise(np.array([1.0, 3.0, np.nan])), standardise(np.array([2.0, 2.0]))
     (array([-1.,  1., nan]), array([0., 0.]))
+    >>> standardise(np.array([1.0, 1.0, 3.0]), np.array([1, 1, 2]))
+    array([-1., -1.,  1.])
     """
+    if counted is not None:
+        copies = counted != np.arange(len(counted))
+        values = values.copy()
+        values[copies] = np.nan
+        return standardise(values)[counted]
     finite = np.isfinite(values)
     count = np.maximum(finite.sum(axis=0), 1)
     mean = np.where(finite, values, 0).sum(axis=0) / count
@@ -49,15 +62,16 @@ def is_flat(values: Doubles) -> NDArray[np.bool_]:
     return np.asarray(low >= high)
 
 
-def ensemble(cosines: Doubles) -> Doubles:
-    """Ensembled CLIP score, eq. 3: (n,) z-scores of the sum of z-scores of members' cosines (n, members).
+def ensemble(zscores: Doubles, counted: Integers | None = None) -> Doubles:
+    """Ensembled CLIP score, eq. 3: (n,) z-scores of the sum of the members' z-scores (n, members).
 
-    Each member is standardised over all captions of all pictures; negative cosines stay as they are.
+    Each member is standardised over all captions of all images before; negative cosines stay as they are.
+    `counted` is that of `standardise`.
 
-    >>> ensemble(np.array([[0.1, 0.4], [0.3, 0.2], [0.2, -0.3]])).round(3)
+    >>> ensemble(standardise(np.array([[0.1, 0.4], [0.3, 0.2], [0.2, -0.3]]))).round(3)
     array([-0.171,  1.301, -1.13 ])
     """
-    return standardise(standardise(cosines).sum(axis=1))
+    return standardise(zscores.sum(axis=1), counted)
 
 
 def total(

@@ -21,6 +21,9 @@ Flags = NDArray[np.bool_]
 
 NO_PICTURE = "its picture could not be read"
 NO_VALUE = "a member has no finite value for it"
+FAR_BELOW = 0.5
+"""A choice is doubtful if its match is that much below the best of its pool. The match is the probability of
+one of two answers, so with such a distance BLIP-2 answers no for the choice and yes for the other caption."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,18 @@ class Ranking:
         """(pictures,) totals of the chosen; NaN where there is no choice."""
         return self._of_chosen(self.total)
 
+    @property
+    def best_matches(self) -> Integers:
+        """(pictures,) the row with the best match of each pool, whether or not filters dropped it."""
+        known = np.nan_to_num(self.candidates.itm.astype(np.float64), nan=-1.0)
+        return np.array([pool[int(known[pool.start : pool.stop].argmax())] for pool in self.pools], np.int64)
+
+    @property
+    def doubtful(self) -> Flags:
+        """(pictures,) whether the match of the choice is more than `FAR_BELOW` below the best of its pool."""
+        itm = self.candidates.itm.astype(np.float64)
+        return np.asarray(itm[self.best_matches] - self._of_chosen(itm) > FAR_BELOW)
+
     def parts(self) -> dict[str, Any]:
         """Per picture the choice and where it comes from; under `candidates` all that is known of each."""
         return {
@@ -86,6 +101,7 @@ class Ranking:
             "consensus": self._of_chosen(self.agreement),
             "itm": self._of_chosen(self.candidates.itm.astype(np.float64)),
             "gave_way": list(self.gave_way),
+            "doubtful": self.doubtful.tolist(),
             "candidates": [self._told(pool) for pool in self.pools],
         }
 
@@ -122,15 +138,16 @@ def rank(candidates: Candidates, members: Sequence[str], options: EcoOptions) ->
     starts = np.flatnonzero(np.diff(candidates.pool, prepend=-1)).tolist() if n else []
     pools = [range(a, b) for a, b in zip(starts, [*starts[1:], n], strict=False)]
     cosines = np.where(candidates.failed[:, None], np.nan, candidates.cosines.astype(np.float64))
-    zscores = eco_formulas.standardise(cosines)
-    summed = zscores.sum(axis=1)
-    ensemble = eco_formulas.standardise(summed)
+    counted = _counted(candidates, pools, cosines, options)
+    zscores = eco_formulas.standardise(cosines, counted)
+    ensemble = eco_formulas.ensemble(zscores, counted)
     dropped, gave_way = _filtered(candidates, pools, options)
     raw = _consensus(candidates, pools, dropped, options)
-    agreement = eco_formulas.standardise(raw)
+    agreement = eco_formulas.standardise(raw, _counted(candidates, pools, raw[:, None], options))
     total = eco_formulas.total(ensemble, agreement, options.ensemble_weight, options.consensus_weight)
     flat = [name for name, yes in zip(members, eco_formulas.is_flat(cosines), strict=True) if yes]
-    flat += [] if flat or not eco_formulas.is_flat(summed[:, None])[0] else ["the ensemble"]
+    if not flat and eco_formulas.is_flat(zscores.sum(axis=1)[:, None])[0]:
+        flat.append("the ensemble")
     flat += ["consensus"] if eco_formulas.is_flat(raw[:, None])[0] else []
     return Ranking(
         candidates=candidates,
@@ -146,6 +163,22 @@ def rank(candidates: Candidates, members: Sequence[str], options: EcoOptions) ->
         gave_way=gave_way,
         flat=flat,
     )
+
+
+def _counted(candidates: Candidates, pools: list[range], values: Doubles, options: EcoOptions) -> Integers:
+    """(n,) the row that counts for each row in z-scores of values (n, k), see `eco_formulas.standardise`.
+
+    The released code keeps values by text, so that of copies in a pool only the last one's value is left.
+    Its filters and its consensus come before that, and see all of them.
+    """
+    counted = np.arange(len(candidates.captions))
+    if options.compat == "released":
+        valued = np.asarray(np.isfinite(values).all(axis=1))
+        for pool in pools:
+            rows = [row for row in pool if valued[row]]
+            last = {candidates.captions[row]: row for row in rows}
+            counted[rows] = [last[candidates.captions[row]] for row in rows]
+    return counted
 
 
 def _filtered(

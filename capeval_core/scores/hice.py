@@ -73,7 +73,14 @@ class HiceS(CaptionMetric):
     Options: ClassVar[type[CommonOptions]] = HiceOptions
     ROW = row_schema(*_COLUMNS)
     published: ClassVar[tuple[Published, ...]] = tuple(
-        Published(captions, value, "COCO test set", ALPHA_L14.repository, "the paper's table 3")
+        Published(
+            captions,
+            value,
+            "COCO test set",
+            ALPHA_L14.repository,
+            "the paper's table 3",
+            settings="regions by MobileSAMv2, not the default ones",
+        )
         for captions, value in (
             ("LLaVA-1.6, 65 words", 0.513),
             ("LLaVA-1.6, 25 words", 0.535),

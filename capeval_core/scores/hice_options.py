@@ -25,9 +25,10 @@ class HiceOptions(CommonOptions):
     )
     regions: str | PathLike[str] | Mapping[str, Any] | RegionSource | None = option(
         None,
-        "what finds regions: `objects`, `everything`, `rectangles` (each also with weights after a colon), "
-        "`colours`, masks by picture id (a JSON file or a mapping), or a source of your own; None: what the "
-        "weights name, else `objects`",
+        "what finds regions: `objects`, `everything`, `rectangles` (each also with weights after a colon; "
+        "`objects:threshold=0.2` sets how sure of a box OWLv2 must be, 0.1 unless set), `colours`, masks by "
+        "picture id (a JSON file or a mapping), or a source of your own; None: what the weights name, else "
+        "`objects`",
     )
     max_regions: int | None = option(
         None,

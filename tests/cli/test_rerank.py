@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,28 @@ def test_a_second_run_with_rows_reads_them(rerank: Callable[..., Ran], tmp_path:
     again = rerank("--rows", tmp_path / "rows", "--threshold", 0)
     assert again.status == 0 and sorted((tmp_path / "rows").rglob("*.parquet")) == shards
     assert first.out != again.out  # its signature names the threshold
+
+
+def test_a_choice_that_hardly_matches_is_told_by_its_id(
+    rerank: Callable[..., Ran], pools: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """Of the third pool the right caption falls to the filter of five words; what is left is wrong."""
+    rng = np.random.default_rng(9)
+    right, wrong = sample_scene(rng), sample_scene(rng)
+    short = f"a {right.objects[0].colour} {right.objects[0].shape}"
+    assert "doubtful" not in rerank().out  # the pools of right captions give no cause
+    draw(right).save(tmp_path / "images" / NAMES[2])
+    candidates = {**pools, "third": [short, *(describe(wrong, rng) for _ in range(3))]}
+    (tmp_path / "pools.json").write_text(json.dumps(candidates))
+    ran = rerank()
+    assert ran.status == 0
+    assert "doubtful    1 choices match far worse than another candidate: 'third'" in ran.out
+    assert re.search(
+        r"in 1 of 3 pools .*caption \d of 'third' is chosen with a match of 0\.0\d\d, caption 1 of 'third' "
+        r"has 0\.\d+ \(dropped: 3 words, expected 5 or more\)",
+        ran.err,
+    )
+    assert "captions[" not in ran.err
 
 
 def test_a_broken_picture_is_left_out_on_request(rerank: Callable[..., Ran], tmp_path: Path) -> None:

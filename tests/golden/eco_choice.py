@@ -1,4 +1,4 @@
-"""ECO after the consensus: filters, ensemble and final choice, by the paper's limits and as released."""
+"""ECO's filters, ensemble and final choice, as `rank` makes them of raw values by the released rules."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from capeval_core.scores import eco_filters, eco_formulas
+from capeval_core.scores import eco_filters
+from capeval_core.scores.eco_options import EcoOptions
+from capeval_core.scores.eco_ranking import Candidates, Ranking, rank
 from tests.golden.comparison import Comparison, compare
 
 TOLERANCE = 1e-9
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 FILES = ("filters", "ensemble", "final")
 QUANTITIES = {
@@ -36,6 +39,24 @@ def run(case: dict[str, Any]) -> Iterator[Comparison]:
     yield from _final(case)
 
 
+def ranked(
+    pools: list[list[str]], itm: list[list[float]], cosines: dict[str, Array], **options: Any
+) -> Ranking:
+    """What ECO makes of these pools by the released rules, from raw values on; cosines by member."""
+    sizes = [len(pool) for pool in pools]
+    return rank(
+        Candidates(
+            pool=np.repeat(np.arange(len(pools)), sizes),
+            captions=[caption for pool in pools for caption in pool],
+            cosines=np.stack(list(cosines.values()), axis=1),
+            itm=_flat(itm),
+            failed=np.zeros(sum(sizes), dtype=np.bool_),
+        ),
+        list(cosines),
+        EcoOptions(compat="released", **options),
+    )
+
+
 def _filters(case: dict[str, Any]) -> Iterator[Comparison]:
     found = case["filters"]
     for name, rules in (("code", eco_filters.RELEASED), ("paper", eco_filters.PAPER)):
@@ -55,69 +76,78 @@ def _filters(case: dict[str, Any]) -> Iterator[Comparison]:
         wrong += [entry["captions"][place] for place in places] != entry["output"]
     yield Comparison("itm_filter_code", float(wrong), 0.0)
     wrong = 0
-    for entry in found["pipeline_itm_then_format"]:
-        filtered = eco_filters.filter_pool(entry["captions"], entry["itm_scores"], eco_filters.RELEASED)
-        defined += filtered.gave_way == "itm"  # where the original leaves nobody
-        kept = [entry["captions"][place] for place in filtered.kept]
-        wrong += sorted(kept) != sorted(entry["output"]) and filtered.gave_way != "itm"
+    entries = found["pipeline_itm_then_format"]
+    pools, itm = [entry["captions"] for entry in entries], [entry["itm_scores"] for entry in entries]
+    ranking = ranked(pools, itm, {"none": np.zeros(sum(map(len, pools)))})
+    for entry, rows, gave_way in zip(entries, ranking.pools, ranking.gave_way, strict=True):
+        defined += gave_way == "itm"  # where the original leaves nobody
+        kept = [ranking.candidates.captions[row] for row in rows if ranking.dropped[row] is None]
+        wrong += sorted(kept) != sorted(entry["output"]) and gave_way != "itm"
     yield Comparison("released_filters", float(wrong), 0.0, defined)
+
+
+def _of_pools(case: dict[str, Any], **options: Any) -> Ranking:
+    """The ranking of a case's pools by its raw scores."""
+    images = [pool["image"] for pool in case["pools"]]
+    raw = case["ensemble"]["raw"]
+    return ranked(
+        [pool["captions"] for pool in case["pools"]],
+        [pool["itm_scores"] for pool in case["pools"]],
+        {name: _flat(raw[name][image]["scores"] for image in images) for name in case["ensemble"]["models"]},
+        **options,
+    )
 
 
 def _ensemble(case: dict[str, Any]) -> Iterator[Comparison]:
     found = case["ensemble"]
     images = [pool["image"] for pool in case["pools"]]
-    raw = {
-        name: np.concatenate([scores[image]["scores"] for image in images])
-        for name, scores in found["raw"].items()
-    }
-    ours = {name: eco_formulas.standardise(values) for name, values in raw.items()}
-    theirs = {name: _flat([values[i] for i in images]) for name, values in found["standardised"].items()}
-    yield compare("standardised", _flat(ours.values()), _flat(theirs[name] for name in ours), TOLERANCE)
-    cosines = np.stack([raw[name] for name in found["models"]], axis=1)
+    ranking = _of_pools(case)
+    ours = [ranking.zscores[:, column] for column in range(len(found["models"]))]
+    theirs = [_flat(found["standardised"][name][image] for image in images) for name in found["models"]]
+    for rows, image in zip(ranking.pools, images, strict=True):
+        row_of = {ranking.candidates.captions[row]: row for row in rows}
+        survivors = [row_of[caption] for caption in found["raw"]["consensus"][image]["captions"]]
+        ours.append(ranking.agreement[survivors])
+        theirs.append(_flat([found["standardised"]["consensus"][image]]))
+    yield compare("standardised", _flat(ours), _flat(theirs), TOLERANCE)
     expected = _flat([found["ensemble_standardised"][image] for image in images])
-    yield compare("ensemble_standardised", eco_formulas.ensemble(cosines), expected, TOLERANCE)
+    yield compare("ensemble_standardised", ranking.ensemble, expected, TOLERANCE)
 
 
 def _final(case: dict[str, Any]) -> Iterator[Comparison]:
-    """Totals of the captions that the released filters leave, from raw scores on."""
-    raw = case["ensemble"]["raw"]
+    """Totals and choices of the captions that the released filters leave."""
     images = [pool["image"] for pool in case["pools"]]
-    models = case["ensemble"]["models"]
-    cosines = np.stack([np.concatenate([raw[m][i]["scores"] for i in images]) for m in models], axis=1)
-    ensembled = iter(eco_formulas.ensemble(cosines))
-    of_caption = {
-        image: {caption: next(ensembled) for caption in raw[models[0]][image]["captions"]} for image in images
-    }
-    agreed = iter(eco_formulas.standardise(_flat([raw["consensus"][image]["scores"] for image in images])))
-    consensus_of = {
-        image: {caption: next(agreed) for caption in raw["consensus"][image]["captions"]} for image in images
-    }
     ours: dict[str, list[Any]] = {"total": [], "gap": []}
     theirs: dict[str, list[Any]] = {"total": [], "gap": []}
     wrong = {"top2": 0, "selected": 0, "short_caption_changed_choice": 0}
     for setting in case["final"]:
+        ranking = _of_pools(
+            case,
+            ensemble_weight=setting["weight_clip"],
+            consensus_weight=setting["weight_consensus"],
+            threshold=setting["threshold"],
+        )
         for place, entry in enumerate(setting["images"]):
-            captions, image = entry["captions"], entry["image"]
-            totals = eco_formulas.total(
-                np.array([of_caption[image][caption] for caption in captions]),
-                np.array([consensus_of[image][caption] for caption in captions]),
-                setting["weight_clip"],
-                setting["weight_consensus"],
-            )
-            order = np.argsort(-totals, kind="stable")[:2]
-            chosen = captions[eco_formulas.choose(captions, totals.tolist(), setting["threshold"])]
-            ours["total"] += totals.tolist()
+            at = images.index(entry["image"])
+            rows = ranking.pools[at]
+            own = {
+                ranking.candidates.captions[row]: float(ranking.total[row])
+                for row in rows
+                if ranking.dropped[row] is None
+            }
+            totals = [own.get(caption, np.inf) for caption in entry["captions"]]
+            best = sorted(own.values(), reverse=True)
+            chosen = ranking.candidates.captions[rows[ranking.chosen[at]]]
+            ours["total"] += totals
             theirs["total"] += entry["total"]
-            ours["gap"].append(totals[order[0]] - totals[order[-1]])
+            ours["gap"].append(best[0] - best[:2][-1])
             theirs["gap"].append(entry["gap"])
             # Of equal totals the original's sort takes one by chance, so what counts is total and length.
-            worth = {
-                caption: (round(t, 9), len(caption.split()))
-                for caption, t in zip(captions, totals, strict=True)
-            }
-            wrong["top2"] += [worth[captions[i]][0] for i in order] != [worth[c][0] for c in entry["top2"]]
-            wrong["selected"] += worth[chosen] != worth[entry["selected"]]
-            changed = worth[chosen] != worth[captions[order[0]]] and entry["gap"] > TOLERANCE
+            worth = {caption: (round(total, 9), len(caption.split())) for caption, total in own.items()}
+            top = [round(own.get(caption, np.inf), 9) for caption in entry["top2"]]
+            wrong["top2"] += [round(total, 9) for total in best[:2]] != top
+            wrong["selected"] += worth[chosen] != worth.get(entry["selected"])
+            changed = worth[chosen][0] != round(best[0], 9) and entry["gap"] > TOLERANCE
             wrong["short_caption_changed_choice"] += (
                 changed != setting["short_caption_changed_choice"][place] and entry["gap"] > TOLERANCE
             )
@@ -127,5 +157,5 @@ def _final(case: dict[str, Any]) -> Iterator[Comparison]:
         yield Comparison(name, float(count), 0.0)
 
 
-def _flat(values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _flat(values: Any) -> Array:
     return np.concatenate([np.asarray(part, dtype=np.float64) for part in values])

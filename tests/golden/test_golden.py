@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from capeval_core.scores.eco_options import EcoOptions
 from tests.golden.__main__ import find_module, main
 from tests.golden.comparison import UnreadableCaseError, compare
 
@@ -104,6 +105,22 @@ def test_a_wrong_number_fails_and_the_rest_goes_on(
     assert {line[1] for line in lines if line[-1] == "FAIL"} == {"refpac_s", "paper_refpac_s"}
     defined = {line[1] for line in lines if line[-1] == "ok (defined)"}
     assert defined == {"text_features", "arith_refpac_s", "arith_paper_refpac_s"}
+
+
+def test_the_case_of_eco_pins_the_ranking_that_scores_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in `rank` itself, which no function that it calls shows: both weights swapped."""
+    proper = EcoOptions.__init__
+
+    def swapped(options: EcoOptions, **given: Any) -> None:
+        one, other = given.get("ensemble_weight", 3.52), given.get("consensus_weight", 1.0)
+        proper(options, **{**given, "ensemble_weight": other, "consensus_weight": one})
+
+    monkeypatch.setattr(EcoOptions, "__init__", swapped)
+    status, lines, _ = run(capsys, HERE / "cases" / "eco")
+    assert status == 1
+    assert {"total", "gap", "selected"} <= {line[1] for line in lines if line[-1] == "FAIL"}
 
 
 def test_another_seed_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,6 +158,16 @@ def test_published_marks_belong_to_the_published_weights() -> None:
     assert not published_marks(metric_class("clips"), ["capeval/pacs-clip-vit-b-32"]).values
 
 
+def test_published_marks_of_hices_name_their_regions() -> None:
+    """The paper's regions are MobileSAMv2's, which are not the default ones."""
+    metric = metric_class("hices")
+    marks = published_marks(metric, [metric.default_weights.repository])
+    assert len(marks.values) == len(metric.published) > 0
+    assert "regions by MobileSAMv2, not the default ones" in marks.source
+    pacs = metric_class("pacs")
+    assert "default" not in published_marks(pacs, [pacs.default_weights.repository]).source
+
+
 def test_the_scale_says_in_words_what_it_draws() -> None:
     drawn = scale(metric_class("pacs"), [Mark("people & friends", 0.818)], 0.5)
     assert 'style="--here:25.00%"' in drawn

@@ -13,6 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from capeval_core import load
+from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
 from capeval_core.inputs.pictures import Picture
 from capeval_core.regions.boxes import distinct
@@ -58,6 +60,12 @@ def test_files_of_masks(tmp_path: Path) -> None:
         (3, TypeError, "a JSON file of masks by picture id, or a RegionSource"),
         ("none.json", ValueError, "none.json: there is no such file"),
         ("objects:name", WeightsError, "neither a folder nor a Hub id"),
+        ("objects:threshold=", ValueError, "a threshold from 0 to 1, as in 'objects:threshold=0.2'"),
+        ("rectangles:threshold=1.5", ValueError, "a threshold from 0 to 1, as in 'rectangles:threshold=0.2'"),
+        ("objects:org/name,threshold=nan", ValueError, "a threshold from 0 to 1"),
+        ("objects:treshold=0.2", ValueError, "no setting 'treshold': did you mean 'threshold'?"),
+        ("everything:threshold=0.2", ValueError, "'everything' has no boxes"),
+        ("objects:name,threshold=0.2", WeightsError, "segmenter 'name'"),
         ("everything:a b/c", WeightsError, "neither a folder nor a Hub id"),
     ],
 )
@@ -86,6 +94,81 @@ def test_objects(picture: Image.Image, sam_folder: Path) -> None:
     assert (source.segment(picture).masks() == regions.masks()).all()
     named = open_regions(f"objects:{sam_folder}", device="cpu")
     assert named.fingerprint == source.fingerprint
+
+
+def less_sure(folder: Path, place: Path, by: float) -> Path:
+    """A detector whose logits of objectness are lower."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, place)
+    tensors = load_file(place / "model.safetensors")
+    tensors["objectness_head.dense2.bias"] -= by
+    save_file(tensors, place / "model.safetensors")
+    return place
+
+
+@pytest.mark.usefixtures("defaults")
+def test_the_threshold_of_boxes(
+    picture: Image.Image,
+    sam_folder: Path,
+    owlv2_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from capeval_core.regions import models
+
+    detector = less_sure(owlv2_folder, tmp_path / "owl", by=3.0)
+    monkeypatch.setattr(models, "DETECTOR", str(detector))
+
+    def scores(spec: str) -> list[float]:
+        source: Any = open_regions(spec, device="cpu")
+        return list(source.boxes.find(plain(picture), picture).scores)
+
+    every = scores("objects:threshold=0")
+    assert min(every) < 0.1 < 0.6 < max(every)
+    usual = [score for score in every if score >= 0.1]
+    assert scores("objects") == scores("objects:threshold=0.1") == scores("rectangles") == usual
+    sure = [score for score in every if score >= 0.6]
+    for spec in (
+        "objects:threshold=0.6",
+        f"objects:{sam_folder},threshold=0.6",
+        "rectangles:threshold=0.6",
+        f"rectangles:{detector},threshold=6e-1",
+    ):
+        assert scores(spec) == sure, spec
+    prints = [open_regions(f"objects{more}", device="cpu").fingerprint for more in ("", ":threshold=0.6")]
+    assert prints[0] != prints[1]
+
+
+@pytest.mark.usefixtures("defaults")
+def test_a_folder_may_be_called_as_a_setting_is(
+    picture: Image.Image, sam_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "threshold=7").symlink_to(sam_folder)
+    monkeypatch.chdir(tmp_path)
+    named = open_regions("objects:threshold=7", device="cpu")
+    assert named.fingerprint == open_regions("objects", device="cpu").fingerprint
+
+
+@pytest.mark.usefixtures("defaults")
+def test_an_image_without_objects_has_no_region_and_is_its_own(
+    owlv2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from capeval_core.regions import models
+
+    monkeypatch.setattr(models, "DETECTOR", str(less_sure(owlv2_folder, tmp_path / "owl", by=30.0)))
+    blank = Image.new("RGB", (160, 100), "grey")
+    for spec in ("objects", "rectangles"):
+        assert len(open_regions(spec, device="cpu").segment(blank)) == 0
+    usual, every = (
+        load("hices", weights="tiny", regions=regions, device="cpu", cache=FeatureCache()).score(
+            ["a grey wall"], [blank]
+        )
+        for regions in ("objects", "objects:threshold=0")
+    )
+    assert every.parts["region_count"][0] > 5  # without a threshold there are regions of nothing
+    assert usual.parts["region_count"] == [0]
+    assert usual.parts["recall"][0] == pytest.approx(usual.parts["precision"][0], abs=1e-6)  # one and one
 
 
 @pytest.mark.usefixtures("defaults")

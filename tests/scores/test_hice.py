@@ -453,6 +453,21 @@ def test_a_caption_of_400_words_is_counted_as_truncated(folder: Path, pictures: 
     assert cut.counts.truncated == 1
 
 
+def test_phrases_that_the_text_encoder_cuts_are_counted(folder: Path, pictures: list[Path]) -> None:
+    """The caption fits into the encoder; of what a source makes of it some phrases do not."""
+    long = "star " * 100  # 102 token ids with both marks, of which 77 are read
+    phrases = {"a star": ["a star", long, f"red {long}"], "a heart": ["a heart"]}
+    metric = opened(RefHiceS, folder, phrases=phrases)
+    captions = ["a star", "a heart", "a heart"]
+    samples = metric.check(captions, pictures[:3], [["a heart"], ["a heart"], ["a heart", "a star"]])
+    rows = metric.encode_all(samples)
+    assert rows["truncated"].to_pylist() == [25 + 26, 0, 25 + 26]  # references count, too
+    assert metric.combine(rows).counts.truncated == 2
+    part = opened(HiceS, folder, phrases=phrases)
+    rows = part.encode_all(part.check(captions, pictures[:3]))
+    assert rows["truncated"].to_pylist() == [25 + 26, 0, 0]
+
+
 @pytest.mark.parametrize("graph", ["", "( )", "wall", "( dog ) , ( park )", "( , , )"])
 def test_a_graph_without_a_fact_leaves_the_caption_as_its_own_phrase(
     graph: str, folder: Path, pictures: list[Path]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from capeval_core.integrations.page.seen import notes_on
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Published
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
 from capeval_core.synthetic.demo import demo_set, score_kinds
@@ -145,11 +145,16 @@ def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Mark
         for value in metric.published
         if used & {value.weights.lower(), value.weights.lower().rpartition("/")[2]}
     ]
-    sources = " and ".join(dict.fromkeys(f"{value.dataset} ({value.source})" for value in found))
+    sources = " and ".join(dict.fromkeys(_source(value) for value in found))
     return Marks(
         _sorted(metric, [Mark(value.captions, value.value) for value in found]),
         f"Means over {sources}. Single captions vary far more than these means." if found else "",
     )
+
+
+def _source(value: Published) -> str:
+    settings = f"; {value.settings}" if value.settings else ""
+    return f"{value.dataset} ({value.source}{settings})"
 
 
 def _sorted(metric: type[CaptionMetric], marks: list[Mark]) -> tuple[Mark, ...]:
