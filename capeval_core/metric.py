@@ -199,13 +199,26 @@ class CaptionMetric(ABC):
 
         `called` is what messages call the captions. Errors are those of `score`, before any model runs.
         """
+        return self.check_input(self.options, captions, images, references, called=called)
+
+    @classmethod
+    def check_input(
+        cls,
+        options: CommonOptions,
+        captions: Any,
+        images: Any,
+        references: Any = None,
+        *,
+        called: str = "captions",
+    ) -> Samples:
+        """What `check` does with these options, before any weights are opened."""
         return check_samples(
             captions,
             images,
             references,
-            needs_references=self.needs_references,
-            on_error=self.options.on_error,
-            empty=self.options.empty,
+            needs_references=cls.needs_references,
+            on_error=options.on_error,
+            empty=options.empty,
             called=called,
         )
 

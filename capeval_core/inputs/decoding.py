@@ -50,8 +50,7 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
                     f"{name} is a HEIC picture, which Pillow cannot read: convert it to JPEG"
                 ) from None
             raise Refused(
-                f"{name} is not a picture that Pillow can read, or its header is truncated: "
-                f"it begins with {data[:12]!r}"
+                f"{name} is not a picture that Pillow can read, or its header is truncated"
             ) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             said = " ".join(str(error).split()).rstrip(".")

@@ -70,12 +70,17 @@ class Eco(CaptionMetric):
         known = {member.name: member.model for member in self.members}
         return {"weights": known[MATCHER], **{name: known[name] for name in self.ensemble}}
 
-    def check(
-        self, captions: Any, images: Any, references: Any = None, *, called: str = "captions"
+    @classmethod
+    def check_input(
+        cls,
+        options: CommonOptions,
+        captions: Any,
+        images: Any,
+        references: Any = None,
+        *,
+        called: str = "captions",
     ) -> Samples:
-        return check_pools(
-            captions, images, on_error=self.options.on_error, empty=self.options.empty, called=called
-        )
+        return check_pools(captions, images, on_error=options.on_error, empty=options.empty, called=called)
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         place = (self.options.device, self.options.dtype, self._run())
