@@ -27,7 +27,9 @@ WAITING = 64
 """Visitors in the queue; one is served at a time."""
 # The answer stands beside other input than it belongs to; it is dimmed until the next one.
 _STALE = "() => { document.getElementById('found').classList.add('stale'); }"
-_FRESH = "() => { document.getElementById('found').classList.remove('stale'); }"
+_FRESH = "() => { document.getElementById('found').classList.remove('stale', 'busy'); }"
+# `show` answers whatever goes wrong in it: what fails otherwise is a full queue or a lost connection.
+_BUSY = "() => { document.getElementById('found').classList.add('busy'); }"
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 _LOG = logging.getLogger(__name__)
 _FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
@@ -169,17 +171,11 @@ class _Page:
             api_visibility="private",
         )
         gr.on(asked, js=_FRESH, api_visibility="private")
-        gr.on(
-            asked,
-            self.show,
-            inputs,
-            outputs,
-            show_progress="minimal",
-            **quiet,
-        )
-        self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private").then(
-            self.show, inputs, outputs, show_progress="minimal", **quiet
-        ).then(None, js=_FRESH, api_visibility="private")
+        score: dict[str, Any] = {"show_progress": "minimal", **quiet}
+        gr.on(asked, self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
+        chosen = self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private")
+        chosen.then(js=_FRESH, api_visibility="private")
+        chosen.then(self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
         filled = [self.picture, self.caption, self.references, self.chosen]
         for index, button in enumerate(self.examples):
             button.click(self._filled(index), self.kind, filled, api_visibility="private")
