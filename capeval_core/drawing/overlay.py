@@ -23,6 +23,7 @@ _OUTLINE, _CASING = 2.5, 5.0  # a coloured line in a white one, seen on any grou
 _DASH = (8.0, 6.0)
 _GREY, _DIMMED = (128, 128, 128), 0.7  # what is not seen, and how little of the picture it shows
 _CROWDED = 20  # regions from which badges are smaller, as they are on a low picture, down to
+_LOW = 220  # height below which lines are thinner: the objects of a low picture are small
 _LEAST = 6.5  # pixels of their radius
 _DESIGNED = 440  # width at which lines and badges of a picture alone have their size; they grow with it
 
@@ -61,10 +62,11 @@ class OutlinedPicture:
             x0, y0, x1, y1 = self.visible
             _dim(canvas, (x0 * across, y0 * down, x1 * across, y1 * down))
         lines = [[line * size for line in outlines(runs, self.regions.size)] for runs in self.regions.runs]
+        thin = min(1.0, max(0.5, canvas.height / _LOW))
         for index in np.argsort(-self.regions.areas, kind="stable").tolist():  # small ones lie on large ones
             mark = self.marks[index]
             for line in lines[index]:
-                _outline(canvas, line, mark.colour, dashed=mark.unmentioned)
+                _outline(canvas, line, mark.colour, thin, dashed=mark.unmentioned)
         radius = min(11.0 if len(self.regions) < _CROWDED else 9.0, max(_LEAST, canvas.height / 16))
         places = place_badges([found[0] for found in lines], size, radius)
         for index, place in enumerate(places):
@@ -76,11 +78,11 @@ class OutlinedPicture:
         return canvas
 
 
-def _outline(canvas: Canvas, line: Line, colour: Rgb, *, dashed: bool) -> None:
+def _outline(canvas: Canvas, line: Line, colour: Rgb, thin: float, *, dashed: bool) -> None:
     closed = np.concatenate([line, line[:2]])
-    canvas.line(closed, PAPER, _CASING)
-    for piece in dashes(line, *_DASH) if dashed else [closed]:
-        canvas.line(piece, colour, _OUTLINE)
+    canvas.line(closed, PAPER, _CASING * thin)
+    for piece in dashes(line, _DASH[0] * thin, _DASH[1] * thin) if dashed else [closed]:
+        canvas.line(piece, colour, _OUTLINE * thin)
 
 
 def _dim(canvas: Canvas, box: Sequence[float]) -> None:
