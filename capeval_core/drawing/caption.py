@@ -12,25 +12,31 @@ from capeval_core.drawing.text import Piece, lines_of
 from capeval_core.phrases.places import Span
 
 _LONG = 320  # characters from which letters are smaller
+_REMARK, _REMARK_LEADING = 13.0, 20.0
 
 
 @dataclass(frozen=True)
 class Caption:
-    """A text; `wrong` are the spans of its characters to be marked."""
+    """A text; `wrong` are the spans of its characters to be marked, `remark` stands below it, small."""
 
     text: str
     wrong: Sequence[Span] = ()
+    remark: str = ""
 
     def block(self, width: float) -> Block:
         """In lines of at most so many pixels."""
         size, leading = (21.0, 32.0) if len(self.text) < _LONG else (17.0, 26.0)
         lines = lines_of(self.text, size, width, self.wrong)
+        remarks = lines_of(self.remark, _REMARK, width) if self.remark else []
 
         def draw(canvas: Canvas, x: float, y: float) -> None:
             for number, pieces in enumerate(lines):
                 _draw_line(canvas, x, y + number * leading + size, pieces, size)
+            below = y + len(lines) * leading
+            for number, pieces in enumerate(remarks):
+                canvas.line_of_text(x, below + (number + 1) * _REMARK_LEADING, pieces, _REMARK, WRONG)
 
-        return Block(len(lines) * leading, draw)
+        return Block(len(lines) * leading + len(remarks) * _REMARK_LEADING, draw)
 
 
 def _draw_line(canvas: Canvas, x: float, base: float, pieces: Sequence[Piece], size: float) -> None:

@@ -22,7 +22,7 @@ class Mark(Protocol):
 class RegionMark:
     """How a region is known wherever it is shown: its label, a number of at most three digits, on its colour.
 
-    unmentioned: whether nothing that is said fits it: dashed and hatched on the picture.
+    unmentioned: whether nothing that is said fits it: dashed on the picture.
     """
 
     label: str
@@ -83,3 +83,11 @@ class Cross:
     def draw(self, canvas: Canvas, x: float, y: float) -> None:
         canvas.line([(x - 5, y - 5), (x + 5, y + 5)], WRONG, 2.5)
         canvas.line([(x - 5, y + 5), (x + 5, y - 5)], WRONG, 2.5)
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Neither right nor wrong."""
+
+    def draw(self, canvas: Canvas, x: float, y: float) -> None:
+        canvas.line([(x - 5, y), (x + 5, y)], FAINT, 2.5)

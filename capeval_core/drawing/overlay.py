@@ -1,4 +1,7 @@
-"""A picture with its regions outlined and marked; those that nothing said fits dashed and hatched."""
+"""A picture with its regions outlined and marked; those that nothing said fits dashed.
+
+Outlines only: a tint would show objects in other colours than a caption names.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from capeval_core.drawing.badges import place_badges
 from capeval_core.drawing.canvas import Canvas, check_width
@@ -18,19 +21,24 @@ from capeval_core.regions.regions import Regions
 
 _OUTLINE, _CASING = 2.5, 5.0  # a coloured line in a white one, seen on any ground
 _DASH = (8.0, 6.0)
-_TINT = 40  # of 255: how much of a region's colour lies on it
-_HATCH = 9.0  # pixels between the lines on what is not mentioned
-_CROWDED = 20  # regions from which badges are smaller
+_GREY, _DIMMED = (128, 128, 128), 0.7  # what is not seen, and how little of the picture it shows
+_CROWDED = 20  # regions from which badges are smaller, as they are on a low picture, down to
+_LOW = 220  # height below which lines are thinner: the objects of a low picture are small
+_LEAST = 6.5  # pixels of their radius
 _DESIGNED = 440  # width at which lines and badges of a picture alone have their size; they grow with it
 
 
 @dataclass(frozen=True)
 class OutlinedPicture:
-    """A picture, its regions, and the mark of each."""
+    """A picture, its regions, and the mark of each.
+
+    visible: x0, y0, x1, y1 in pixels; what lies outside is dimmed. None: everything is visible.
+    """
 
     image: Image.Image
     regions: Regions
     marks: Sequence[RegionMark]
+    visible: Sequence[float] | None = None
 
     def drawn(self, width: int) -> Image.Image:
         """The picture alone, `width` pixels wide; narrower where it would be more than twice as high as wide.
@@ -49,13 +57,17 @@ class OutlinedPicture:
         shown = self.image.convert("RGB").resize(canvas.image.size, Image.Resampling.LANCZOS)
         canvas.paste(shown, 0, 0)
         size = (canvas.width, canvas.height)
+        if self.visible is not None:
+            across, down = canvas.width / self.image.width, canvas.height / self.image.height
+            x0, y0, x1, y1 = self.visible
+            _dim(canvas, (x0 * across, y0 * down, x1 * across, y1 * down))
         lines = [[line * size for line in outlines(runs, self.regions.size)] for runs in self.regions.runs]
+        thin = min(1.0, max(0.5, canvas.height / _LOW))
         for index in np.argsort(-self.regions.areas, kind="stable").tolist():  # small ones lie on large ones
             mark = self.marks[index]
-            _fill(canvas, lines[index], mark.colour, hatched=mark.unmentioned)
             for line in lines[index]:
-                _outline(canvas, line, mark.colour, dashed=mark.unmentioned)
-        radius = 11.0 if len(self.regions) < _CROWDED else 9.0
+                _outline(canvas, line, mark.colour, thin, dashed=mark.unmentioned)
+        radius = min(11.0 if len(self.regions) < _CROWDED else 9.0, max(_LEAST, canvas.height / 16))
         places = place_badges([found[0] for found in lines], size, radius)
         for index, place in enumerate(places):
             mark = self.marks[index]
@@ -66,29 +78,23 @@ class OutlinedPicture:
         return canvas
 
 
-def _outline(canvas: Canvas, line: Line, colour: Rgb, *, dashed: bool) -> None:
+def _outline(canvas: Canvas, line: Line, colour: Rgb, thin: float, *, dashed: bool) -> None:
     closed = np.concatenate([line, line[:2]])
-    canvas.line(closed, PAPER, _CASING)
-    for piece in dashes(line, *_DASH) if dashed else [closed]:
-        canvas.line(piece, colour, _OUTLINE)
+    canvas.line(closed, PAPER, _CASING * thin)
+    for piece in dashes(line, _DASH[0] * thin, _DASH[1] * thin) if dashed else [closed]:
+        canvas.line(piece, colour, _OUTLINE * thin)
 
 
-def _fill(canvas: Canvas, lines: Sequence[Line], colour: Rgb, *, hatched: bool) -> None:
-    """A tint of the inside, without the holes, or white lines across it."""
-    low = np.floor(np.min([line.min(axis=0) for line in lines], axis=0) * canvas.finer).astype(int)
-    high = np.ceil(np.max([line.max(axis=0) for line in lines], axis=0) * canvas.finer).astype(int) + 1
-    inside = Image.new("1", (int(high[0] - low[0]), int(high[1] - low[1])))
-    for line in lines:  # what lies in an even number of outlines is a hole
-        other = Image.new("1", inside.size)
-        ImageDraw.Draw(other).polygon([(x, y) for x, y in (line * canvas.finer - low).tolist()], fill=1)
-        inside = Image.fromarray(np.asarray(inside) ^ np.asarray(other))
-    strength = np.asarray(inside).astype(np.uint8) * _TINT
-    ground = Image.new("RGB", inside.size, colour)
-    if hatched:
-        y, x = np.mgrid[low[1] : high[1], low[0] : high[0]]
-        across = (x + y) % round(_HATCH * canvas.finer * np.sqrt(2))
-        strength = np.where((across < 2 * canvas.finer) & np.asarray(inside), 130, strength).astype(np.uint8)
-        ground = Image.fromarray(
-            np.where((across < 2 * canvas.finer)[..., None], PAPER, INK).astype(np.uint8)
-        )
-    canvas.paste(ground, low[0] / canvas.finer, low[1] / canvas.finer, Image.fromarray(strength))
+def _dim(canvas: Canvas, box: Sequence[float]) -> None:
+    """Make everything outside a box grey, and draw its edge."""
+    image = canvas.image
+    corners = [round(value * canvas.finer) for value in box]
+    if corners[2] - corners[0] >= image.width - 1 and corners[3] - corners[1] >= image.height - 1:
+        return
+    inside = image.crop((corners[0], corners[1], corners[2], corners[3]))
+    canvas.paste(Image.blend(image, Image.new("RGB", image.size, _GREY), _DIMMED), 0, 0)
+    image.paste(inside, (corners[0], corners[1]))
+    x0, y0, x1, y1 = box
+    for edge in ([(x0, y0), (x0, y1)], [(x1, y0), (x1, y1)], [(x0, y0), (x1, y0)], [(x0, y1), (x1, y1)]):
+        canvas.line(edge, PAPER, 3.0)
+        canvas.line(edge, INK, 1.0)

@@ -85,8 +85,7 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
             if form := format_of(data):
                 raise Refused(not_opened(name, form)) from None
             raise Refused(
-                f"{name} is not a picture that Pillow can read, or its header is truncated: "
-                f"it begins with {data[:12]!r}"
+                f"{name} is not a picture that Pillow can read, or its header is truncated"
             ) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             said = " ".join(str(error).split()).rstrip(".")

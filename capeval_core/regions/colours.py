@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +14,8 @@ from capeval_core.regions.source import RegionSource
 
 Array = NDArray[np.int64]
 
-_REVISION = 1
+_REVISION = 2
+_LARGEST = 1 << 22  # pixels that are looked at: of larger pictures every second, third, ... one each way
 _ALIKE = 6  # levels of 255, per channel: noise inside one patch
 _SHADOW = 32  # levels by which shadows differ from the background that they fall on
 _SPECK = 0.001  # share of the picture below which a patch is no object
@@ -25,7 +28,8 @@ class ColourRegions(RegionSource):
 
     For drawn scenes such as those that the embedded weights know; a photograph has hardly any such patches.
     Regions are ordered by their topmost row, then from left to right; `quality` is the share of the picture.
-    Touching objects of one colour are one region. Any number of threads may use it.
+    Touching objects of one colour are one region. Above 4 million pixels only every second one each way is
+    looked at, or every third, and so on, which bounds memory. Any number of threads may use it.
 
     >>> from capeval_core.synthetic.drawing import draw
     >>> from capeval_core.synthetic.scenes import Scene, SceneObject
@@ -40,11 +44,20 @@ class ColourRegions(RegionSource):
     fingerprint = f"colours-{_REVISION}"
 
     def find(self, picture: Picture) -> Regions:
-        pixels = np.asarray(picture.load().convert("RGB"), dtype=np.int16)
+        image = picture.load().convert("RGB")
+        size = (image.height, image.width)
+        step = math.ceil(math.sqrt(size[0] * size[1] / _LARGEST))
+        pixels = np.asarray(image, dtype=np.uint8)[::step, ::step].astype(np.int16)
         patches, colours = _patches(pixels)
-        size = (pixels.shape[0], pixels.shape[1])
-        runs = [rle.encode(patches == patch) for patch in _objects(patches, colours)]
-        return Regions.of_runs(runs, size, quality=[rle.area(each) / patches.size for each in runs])
+        runs = [_runs(patches == patch, step, size) for patch in _objects(patches, colours)]
+        return Regions.of_runs(runs, size, quality=[rle.area(each) / (size[0] * size[1]) for each in runs])
+
+
+def _runs(mask: NDArray[np.bool_], step: int, size: tuple[int, int]) -> rle.Runs:
+    """The runs of a mask of which each pixel stands for a square of `step` pixels."""
+    if step > 1:
+        mask = mask.repeat(step, axis=0)[: size[0]].repeat(step, axis=1)[:, : size[1]]
+    return rle.encode(mask)
 
 
 def _patches(pixels: NDArray[np.int16]) -> tuple[Array, NDArray[np.float64]]:

@@ -9,7 +9,7 @@ from capeval_core.drawing.caption import Caption
 from capeval_core.drawing.card import Card
 from capeval_core.drawing.colours import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
 from capeval_core.drawing.heading import Heading
-from capeval_core.drawing.marks import Cross, Dot, RegionMark, Tick, Word
+from capeval_core.drawing.marks import Cross, Dot, Mark, RegionMark, Tick, Unknown, Word
 from capeval_core.drawing.overlay import OutlinedPicture
 from capeval_core.drawing.picture import FramedPicture, LegendEntry
 from capeval_core.drawing.table import Bar, Row, Table
@@ -47,8 +47,8 @@ def card_of(explanation: Mapping[str, Any], picture: OutlinedPicture, wrong: Seq
     reference_rows = [_reference_row(note) for note in explanation.get("compared", [])]
     return Card(
         heading=Heading(_TITLES[key], explanation[key], terms),
-        caption=Caption(explanation["caption"], wrong),
-        picture=FramedPicture(picture, _legend(regions)),
+        caption=Caption(explanation["caption"], wrong, _cut_off(explanation)),
+        picture=FramedPicture(picture, _legend(explanation)),
         tables=[
             Table("Phrases", ["precision, best region"], phrase_rows, threshold),
             Table("References", ["global", "local"], reference_rows),
@@ -62,22 +62,60 @@ def region_marks(notes: Sequence[RegionNote]) -> list[RegionMark]:
     return [RegionMark.of(index, note["unmentioned"]) for index, note in enumerate(notes)]
 
 
-def _legend(notes: Sequence[RegionNote]) -> list[LegendEntry]:
-    if not notes:
-        return [LegendEntry("No region was found: the whole picture stands for them.")]
+def _cut_off(explanation: Mapping[str, Any]) -> str:
+    if not explanation["truncated"]:
+        return ""
+    texts = "The caption or a reference" if "compared" in explanation else "The caption"
+    return f"{texts} is longer than the text encoder reads: its end was cut off."
+
+
+def judgement(explanation: Mapping[str, Any]) -> str:
+    """From which value on a phrase gets a tick, in words for a legend.
+
+    >>> judgement({"threshold": 0.5})
+    'fits a region: precision of at least 0.5'
+    """
+    return f"fits a region: precision of at least {explanation['threshold']:.4g}"
+
+
+def not_judged(explanation: Mapping[str, Any]) -> str:
+    """How many regions the image tower does not see, "" where it sees all.
+
+    >>> not_judged({"outside": 11}), not_judged({"outside": 1})
+    ('11 regions outside the square were not judged', '1 region outside the square was not judged')
+    """
+    count = explanation["outside"]
+    if not count:
+        return ""
+    return f"{count} region{'s' * (count > 1)} outside the square {'were' if count > 1 else 'was'} not judged"
+
+
+def _legend(explanation: Mapping[str, Any]) -> list[LegendEntry]:
+    notes: Sequence[RegionNote] = explanation["regions"]
     told = {False: "region that a phrase mentions", True: "region that none mentions"}
     found = {note["unmentioned"] for note in notes}
-    return [LegendEntry(text, RegionMark.of(0, kind)) for kind, text in told.items() if kind in found]
+    entries = [LegendEntry(text, RegionMark.of(0, kind)) for kind, text in told.items() if kind in found]
+    if not notes:
+        where = "inside the square" if explanation["outside"] else "found"
+        entries.append(LegendEntry(f"No region was {where}: the whole picture stands for them."))
+    entries.append(LegendEntry(judgement(explanation), Tick()))
+    if outside := not_judged(explanation):
+        entries.append(LegendEntry(f"{outside}; phrases may be about them", Unknown()))
+    return entries
 
 
 def _phrase_row(note: PhraseNote, marks: Sequence[RegionMark]) -> Row:
     wrong, region = note["mistake"], note["region"]
+    lead: Mark = Cross() if wrong else Tick()
+    bar, colour = (WRONG, WRONG) if wrong else (RIGHT, INK)
+    if not note["judged"]:
+        lead, bar, colour = Unknown(), FAINT, FAINT
     return Row(
-        lead=Cross() if wrong else Tick(),
+        lead=lead,
         text=note["phrase"],
-        bars=[Bar(note["precision"], WRONG if wrong else RIGHT)],
+        bars=[Bar(note["precision"], bar)],
         tail=_WHOLE if region is None else marks[region],
-        colour=WRONG if wrong else INK,
+        colour=colour,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from capeval_core.encoders.mask_geometry import central_square
 from capeval_core.inputs.pictures import Picture, PictureError
 from capeval_core.inputs.samples import Sample, Samples
 from capeval_core.ragged import Ragged
@@ -17,11 +18,19 @@ from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.scores.hice_explanation import HiceExplanation
 from capeval_core.scores.hice_formulas import joint
-from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
+from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote, verdict
 from capeval_core.scores.hice_rows import Reading, match_regions
 
 if TYPE_CHECKING:
     from capeval_core.encoders.region_features import RegionFeatures
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """The regions that the image tower sees, and how many lie outside of what it sees."""
+
+    regions: Regions
+    outside: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class Evidence:
             rows: as the metric encoded them.
             values: the score of each row, and what it is made of.
         """
-        masks: dict[str, Regions | PictureError] = {}  # by picture, so that its captions share them
+        masks: dict[str, _Masks | PictureError] = {}  # by picture, so that its captions share them
         index = 0
         for samples, captions, seen in pairs:
             matches = match_regions(captions, seen).to("cpu")
@@ -61,23 +70,25 @@ class Evidence:
             for i, (sample, features, row) in enumerate(zip(samples, seen, found, strict=True)):
                 own = {name: value[index] for name, value in values.items()}
                 index += 1
-                regions = self._masks(sample.picture, features, masks)
-                if row["error"] is not None or isinstance(regions, PictureError):
-                    yield _failed(sample, own, row["error"] or str(regions), self.threshold)
+                found_masks = self._masks(sample.picture, features, masks)
+                if row["error"] is not None or isinstance(found_masks, PictureError):
+                    yield _failed(sample, own, row["error"] or str(found_masks), self.threshold)
                     continue
-                noted = self._notes(row, captions.said[i], regions, best_regions[i], best_phrases[i])
+                noted = self._notes(row, captions.said[i], found_masks, best_regions[i], best_phrases[i])
                 yield HiceExplanation(
-                    {**_head(sample, own, self.threshold), **noted}, sample.picture, regions
+                    {**_head(sample, own, self.threshold), **noted}, sample.picture, found_masks.regions
                 )
 
     def _masks(
-        self, picture: Picture, features: RegionFeatures, known: dict[str, Regions | PictureError]
-    ) -> Regions | PictureError:
+        self, picture: Picture, features: RegionFeatures, known: dict[str, _Masks | PictureError]
+    ) -> _Masks | PictureError:
         if features.error is not None:
             return PictureError(features.error)
         if features.key not in known:
             try:
-                known[features.key] = self.finder.find(picture).select(features.kept.tolist())
+                found = self.finder.find(picture)
+                kept = found.select(features.kept.tolist())
+                known[features.key] = _Masks(kept, len(found) - len(kept))
             except PictureError as error:
                 known[features.key] = error
         return known[features.key]
@@ -86,10 +97,11 @@ class Evidence:
         self,
         row: Mapping[str, Any],
         texts: Sequence[str],
-        regions: Regions,
+        masks: _Masks,
         best_regions: Sequence[int],
         best_phrases: Sequence[int],
     ) -> dict[str, Any]:
+        regions = masks.regions
         with_whole = self.include_whole or not len(regions)
         phrases: list[PhraseNote] = []
         for text, best, whole, region in zip(
@@ -102,7 +114,7 @@ class Evidence:
                     "phrase": text,
                     "precision": precision,
                     "region": None if by_whole else region,
-                    "mistake": precision < self.threshold,
+                    **verdict(precision, self.threshold, masks.outside),
                 }
             )
         height, width = regions.size
@@ -124,7 +136,15 @@ class Evidence:
                     "unmentioned": recall < self.threshold,
                 }
             )
-        return {"phrases": phrases, "regions": seen, "whole": self._whole(row, texts) if with_whole else None}
+        top, left, side = central_square(height, width)
+        return {
+            "phrases": phrases,
+            "regions": seen,
+            "whole": self._whole(row, texts) if with_whole else None,
+            "outside": masks.outside,
+            "square": [left, top, left + side, top + side],
+            "truncated": row["truncated"],
+        }
 
     def _whole(self, row: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
         """What the whole picture adds to the recall, where it counts as a region."""

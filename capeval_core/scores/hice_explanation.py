@@ -10,7 +10,7 @@ from capeval_core.inputs.pictures import Picture
 from capeval_core.phrases.places import Span, wrong_words
 from capeval_core.regions.regions import Regions
 from capeval_core.scores.hice_card import card_of, region_marks
-from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
+from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote, verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,8 +29,10 @@ class HiceExplanation(dict[str, Any]):
     Keys: `caption`, `picture`; the score under its name (`hice_s`, `refhice_s`) and the terms that it is made
     of (`gitc`, `litc`, `precision`, `recall`; `gttc`, `lttc`); `threshold`; `phrases`, a list of
     `PhraseNote`; `regions`, a list of `RegionNote`; `whole`, what the whole picture adds to the recall where
-    it counts as a region (`recall`, `phrase`), else None; with references `compared`, a list of
-    `ReferenceNote`; and `error`, why there is no score, where there is none.
+    it counts as a region (`recall`, `phrase`), else None; `square`, x0, y0, x1, y1 of what the image tower
+    sees, and `outside`, how many regions lie outside of it; `truncated`, how many token ids and sentences
+    were cut off; with references `compared`, a list of `ReferenceNote`; and `error`, why there is no score,
+    where there is none.
 
     The score clamps at 0 after the mean, these notes before it: where cosines are negative, the mean of the
     phrases' precisions is more than `precision`.
@@ -72,19 +74,23 @@ class HiceExplanation(dict[str, Any]):
         """The words of the caption to be marked: those of mistakes that no other phrase says rightly."""
         said: dict[bool, list[str]] = {True: [], False: []}
         for note in self.phrases:
-            said[note["mistake"]].append(note["phrase"])
+            if note["judged"]:
+                said[note["mistake"]].append(note["phrase"])
         return wrong_words(self["caption"], said[True], said[False])
 
     def judged(self, threshold: float) -> HiceExplanation:
         """The same with another threshold for what is a mistake and what is unmentioned."""
         content: dict[str, Any] = {**self, "threshold": threshold}
-        content["phrases"] = [{**note, "mistake": note["precision"] < threshold} for note in self.phrases]
+        content["phrases"] = [
+            {**note, **verdict(note["precision"], threshold, self["outside"])} for note in self.phrases
+        ]
         content["regions"] = [{**note, "unmentioned": note["recall"] < threshold} for note in self.regions]
         return HiceExplanation(content, self._image, self._masks)
 
     def plot(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
-        """Everything in one picture, `width` pixels wide: the picture with its regions outlined, the caption
-        with its wrong phrases marked, phrases, regions and references with their values.
+        """Everything in one picture, `width` pixels wide: the picture with its regions outlined and what the
+        image tower does not see dimmed, the caption with its wrong phrases marked, phrases, regions and
+        references with their values.
 
         `threshold` replaces the explanation's own.
 
@@ -118,7 +124,7 @@ class HiceExplanation(dict[str, Any]):
     def _outlined(self) -> OutlinedPicture:
         image = self.image()
         regions = self.masks() or Regions.of([], size=(image.height, image.width))
-        return OutlinedPicture(image, regions, region_marks(self.regions))
+        return OutlinedPicture(image, regions, region_marks(self.regions), visible=tuple(self["square"]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HiceExplanation, (dict(self), self._image, self._masks)

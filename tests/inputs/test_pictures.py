@@ -334,8 +334,7 @@ def test_damage_is_told_apart() -> None:
 def test_what_is_not_a_picture(tmp_path: Path, data: bytes) -> None:
     path = written(tmp_path, data)
     assert complaint(path) == (
-        f"images[17]: '{path}' is not a picture that Pillow can read, or its header is truncated: "
-        f"it begins with {data[:12]!r}"
+        f"images[17]: '{path}' is not a picture that Pillow can read, or its header is truncated"
     )
 
 

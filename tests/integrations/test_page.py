@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -461,20 +460,6 @@ def served(weights: str) -> Iterator[str]:
     pages.launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
     yield demo.local_url
     demo.close(verbose=False)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install capeval[test]")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    installed = next(filter(None, map(shutil.which, names)), None)
-    with api.sync_playwright() as playwright:
-        path = installed or playwright.chromium.executable_path
-        if not Path(path).is_file():
-            pytest.skip("no chromium: apt-get install chromium, or playwright install chromium")
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

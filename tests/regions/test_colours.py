@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
 
 from capeval_core.regions.colours import ColourRegions, components
+from capeval_core.synthetic.demo import demo_set
 from capeval_core.synthetic.drawing import draw, masks
 from capeval_core.synthetic.scenes import BACKGROUNDS, Scene, SceneObject, sample_scene
 
@@ -76,3 +79,19 @@ def test_components_are_scipys(share: float) -> None:
     theirs, count = ndimage.label(grid)
     assert len(np.unique(labels[grid])) == count
     assert len({*zip(labels[grid].tolist(), theirs[grid].tolist(), strict=True)}) == count
+
+
+def test_large_pictures_have_the_same_regions_in_bounded_memory() -> None:
+    picture = Image.open(demo_set()[1].picture).convert("RGB")
+    small = ColourRegions().segment(picture)
+    large = picture.resize((16 * 192, 16 * 192), Image.Resampling.NEAREST)  # 9.4 megapixels
+    tracemalloc.start()
+    found = ColourRegions().segment(large)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.size == (large.height, large.width)
+    assert len(found) == len(small)
+    assert np.abs(found.boxes - 16 * small.boxes).max() <= 16
+    assert peak < 40 * large.width * large.height
+    odd = large.crop((0, 0, 3071, 3001))  # no multiple of the step
+    assert ColourRegions().segment(odd).size == (3001, 3071)

@@ -10,7 +10,7 @@ from PIL import Image
 from capeval_core.drawing.caption import Caption
 from capeval_core.drawing.card import Card
 from capeval_core.drawing.colours import COMPARED, FAINT, INK, REGIONS, RIGHT, UNMENTIONED, WRONG
-from capeval_core.drawing.marks import Cross, Dot, RegionMark, Tick, Word
+from capeval_core.drawing.marks import Cross, Dot, RegionMark, Tick, Unknown, Word
 from capeval_core.drawing.overlay import OutlinedPicture
 from capeval_core.drawing.picture import LegendEntry
 from capeval_core.drawing.table import Bar, Row
@@ -20,8 +20,8 @@ from capeval_core.scores.hice_card import card_of, region_marks
 from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
 
 PHRASES: list[PhraseNote] = [
-    {"phrase": "wall", "precision": 0.9, "region": 1, "mistake": False},
-    {"phrase": "door", "precision": 0.1, "region": None, "mistake": True},
+    {"phrase": "wall", "precision": 0.9, "region": 1, "mistake": False, "judged": True},
+    {"phrase": "door", "precision": 0.1, "region": None, "mistake": True, "judged": True},
 ]
 REGIONS_SEEN: list[RegionNote] = [
     {"box": [0, 0, 1, 2], "area": 0.5, "recall": 0.2, "phrase": "door", "unmentioned": True},
@@ -37,6 +37,7 @@ TERMS = {"gitc": 0.7, "litc": 0.5, "precision": 0.5, "recall": 0.55}
 
 def card(key: str = "hice_s", **changed: Any) -> Card:
     content = {"caption": "a wall and a door", key: 0.6, **TERMS, "threshold": 0.5, "whole": None}
+    content |= {"outside": 0, "truncated": 0, "square": [0, 0, 2, 2]}
     content |= {"phrases": PHRASES, "regions": REGIONS_SEEN, **changed}
     halves = np.zeros((2, 2, 2), dtype=np.bool_)
     halves[0, :, 0] = halves[1, :, 1] = True
@@ -89,14 +90,34 @@ def test_references_that_the_score_does_not_use_are_faint() -> None:
 
 
 def test_the_legend_tells_of_the_outlines_that_there_are() -> None:
-    def legend(*unmentioned: bool) -> list[LegendEntry]:
+    def legend(*unmentioned: bool, outside: int = 0) -> list[LegendEntry]:
         notes = [{**REGIONS_SEEN[0], "unmentioned": each} for each in unmentioned]
         phrases = [PHRASES[1]]  # of no region
-        return list(card(regions=notes, phrases=phrases).picture.legend)
+        return list(card(regions=notes, phrases=phrases, outside=outside).picture.legend)
 
     mentioned = LegendEntry("region that a phrase mentions", RegionMark.of(0))
     missed = LegendEntry("region that none mentions", RegionMark.of(0, unmentioned=True))
-    assert legend(True, False) == legend(False, True) == [mentioned, missed]
-    assert (legend(False), legend(True)) == ([mentioned], [missed])
-    (remark,) = legend()
-    assert remark == LegendEntry("No region was found: the whole picture stands for them.")
+    tick = LegendEntry("fits a region: precision of at least 0.5", Tick())
+    assert legend(True, False) == legend(False, True) == [mentioned, missed, tick]
+    assert (legend(False), legend(True)) == ([mentioned, tick], [missed, tick])
+    nothing = LegendEntry("No region was found: the whole picture stands for them.")
+    assert legend() == [nothing, tick]
+    outside = LegendEntry(
+        "11 regions outside the square were not judged; phrases may be about them", Unknown()
+    )
+    assert legend(False, outside=11) == [mentioned, tick, outside]
+    assert legend(outside=1)[0].text == "No region was inside the square: the whole picture stands for them."
+    assert legend(outside=1)[2].text.startswith("1 region outside the square was not judged")
+
+
+def test_what_could_not_be_judged_is_neither_right_nor_wrong() -> None:
+    phrases = [PHRASES[0], {**PHRASES[1], "mistake": False, "judged": False}]
+    rows = card(phrases=phrases, outside=2).tables[0].rows
+    assert rows[1] == Row(Unknown(), "door", [Bar(0.1, FAINT)], Word("all"), FAINT)
+
+
+def test_texts_that_were_cut_off_are_told() -> None:
+    assert card().caption.remark == ""
+    assert card(truncated=2).caption.remark.startswith("The caption is longer than the text encoder reads")
+    compared = card(truncated=2, compared=COMPARED_WITH)
+    assert compared.caption.remark.startswith("The caption or a reference is longer")

@@ -15,7 +15,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.drawing.colours import PAPER, REGIONS, UNMENTIONED, WRONG_GROUND
+from capeval_core.drawing.colours import PAPER, REGIONS, UNMENTIONED, WRONG, WRONG_GROUND
 from capeval_core.inputs.pictures import Picture, PictureError
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.remembered import RememberedRegions
@@ -23,6 +23,7 @@ from capeval_core.regions.source import RegionSource
 from capeval_core.result import plain
 from capeval_core.scores.hice import HiceS, RefHiceS
 from capeval_core.scores.hice_explanation import HiceExplanation
+from capeval_core.scores.hice_notes import verdict
 from capeval_core.synthetic.demo import demo_set
 from tests import seeded
 
@@ -138,6 +139,44 @@ def test_regions_are_those_that_the_encoder_saw(folder: Path) -> None:
     assert found["regions_dropped"] == 6
     assert [note["box"] for note in found["regions"]] == [[60.0, 0.0, 80.0, 40.0], [80.0, 0.0, 100.0, 40.0]]
     assert [note["area"] for note in found["regions"]] == [0.125, 0.125]
+
+
+def test_what_may_lie_outside_the_square_is_no_mistake(folder: Path) -> None:
+    """Of a wide picture with bars at both ends no phrase is wrong at any threshold; of its centre all."""
+    wide = Image.new("RGB", (160, 40), "white")
+    metric = opened(HiceS, folder, regions=Bars())
+    found = metric.score(["a wall and a door"], [wide]).explain(0)
+    assert isinstance(found, HiceExplanation)
+    assert (found["outside"], found["square"]) == (6, [60, 0, 100, 40])
+    judged = found.judged(10.0)
+    assert [(note["mistake"], note["judged"]) for note in judged.phrases] == [(False, False)] * 2
+    assert judged.wrong_words() == []
+    assert all(note["judged"] for note in found.judged(0.0).phrases)
+    square = metric.score(["a wall and a door"], [wide.crop((60, 0, 100, 40))]).explain(0)
+    assert isinstance(square, HiceExplanation)
+    assert square["outside"] == 0
+    assert [(note["mistake"], note["judged"]) for note in square.judged(10.0).phrases] == [(True, True)] * 2
+
+
+def test_what_is_not_seen_is_dimmed_and_the_rest_keeps_its_colours(folder: Path) -> None:
+    wide = Image.new("RGB", (160, 40), (200, 30, 30))
+    found = opened(HiceS, folder, regions=Bars()).score(["a red wall"], [wide]).explain(0)
+    assert isinstance(found, HiceExplanation)
+    shown = np.asarray(found.overlay(640))
+    assert shown.shape == (160, 640, 3)
+    assert (shown[60:100, 270:290] == (200, 30, 30)).all()  # inside of a region, away from its outline
+    dimmed = shown[60:100, 20:200].astype(int)
+    assert (np.ptp(dimmed, axis=(0, 1)) == 0).all()
+    assert dimmed[0, 0, 0] - dimmed[0, 0, 1] < 60  # and not 170
+
+
+def test_a_cut_caption_is_told_in_its_explanation(folder: Path) -> None:
+    metric = opened(HiceS, folder)
+    result = metric.score(["a wall " * 90, "a wall"], IMAGES[:2])
+    assert result.explain(0)["truncated"] > 0 == result.explain(1)["truncated"]
+    long, short = (result.explain(index) for index in range(2))
+    assert (np.asarray(long.judged(0.0).plot(800)) == WRONG).all(-1).any()  # type: ignore[attr-defined]
+    assert not (np.asarray(short.judged(0.0).plot(800)) == WRONG).all(-1).any()  # type: ignore[attr-defined]
 
 
 def test_explanations_come_in_the_order_of_the_input(folder: Path) -> None:
@@ -345,7 +384,7 @@ def made(caption: str, image: Image.Image, regions: Regions, values: list[float]
     """An explanation in which the caption's parts between `and` fit the first regions."""
     words = caption.split(" and ")
     notes = [
-        {"phrase": words[i], "precision": value, "region": i, "mistake": value < 0.5}
+        {"phrase": words[i], "precision": value, "region": i, **verdict(value, 0.5, 0)}
         for i, value in enumerate(values[: len(words)])
     ]
     seen = [
@@ -354,4 +393,5 @@ def made(caption: str, image: Image.Image, regions: Regions, values: list[float]
     ]
     terms = dict.fromkeys(("hice_s", "gitc", "litc", "precision", "recall"), 0.6)
     content = {"caption": caption, "picture": "x", **terms, "threshold": 0.5, "whole": None}
+    content |= {"outside": 0, "truncated": 0, "square": [0, 0, image.width, image.height]}
     return HiceExplanation({**content, "phrases": notes, "regions": seen}, Picture.of(image), regions)

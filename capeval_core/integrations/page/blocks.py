@@ -11,19 +11,25 @@ from typing import Any
 
 import gradio as gr
 
+from capeval_core.inputs.problems import described
 from capeval_core.integrations.page import views
-from capeval_core.integrations.page.scorer import Scored, Scorer, published_marks
+from capeval_core.integrations.page.scorer import Scorer, published_marks
+from capeval_core.integrations.page.uploads import KEPT, uploaded_image
 from capeval_core.integrations.page.words import in_words_of_the_page
 from capeval_core.synthetic.demo import FOLDER, KINDS, demo_set
 from capeval_core.weights.folder import WeightsError
 
 LARGEST_UPLOAD = "50mb"
 """Room for a photograph of 50 megapixels at the best quality."""
+LOOKED_AFTER = 300
+"""Seconds from one look for uploads that are old enough to be deleted to the next."""
 WAITING = 64
 """Visitors in the queue; one is served at a time."""
 # The answer stands beside other input than it belongs to; it is dimmed until the next one.
 _STALE = "() => { document.getElementById('found').classList.add('stale'); }"
-_FRESH = "() => { document.getElementById('found').classList.remove('stale'); }"
+_FRESH = "() => { document.getElementById('found').classList.remove('stale', 'busy'); }"
+# `show` answers whatever goes wrong in it: what fails otherwise is a full queue or a lost connection.
+_BUSY = "() => { document.getElementById('found').classList.add('busy'); }"
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 _LOG = logging.getLogger(__name__)
 _FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
@@ -42,7 +48,14 @@ def build(name: str, weights: str | os.PathLike[str] | None = None) -> gr.Blocks
         ValueError: unknown metric.
     """
     scorer = Scorer(name, weights or os.environ.get("CAPEVAL_WEIGHTS") or None)
-    page = gr.Blocks(title=f"{scorer.metric.title} of a caption", analytics_enabled=False)
+    gr.set_static_paths(
+        [FOLDER]
+    )  # the examples are served where they lie: copies would be deleted as uploads are
+    page = gr.Blocks(
+        title=f"{scorer.metric.title} of a caption",
+        analytics_enabled=False,
+        delete_cache=(LOOKED_AFTER, KEPT),
+    )
     with page:
         _Page(scorer)
     return page
@@ -53,7 +66,6 @@ def launch(page: gr.Blocks, **settings: Any) -> None:
     own = {
         "theme": gr.themes.Base(primary_hue="indigo", neutral_hue="slate", font=_FONT, font_mono=_MONO),
         "css_paths": [Path(__file__).with_name("page.css")],
-        "allowed_paths": [str(FOLDER)],  # the examples
         "max_file_size": LARGEST_UPLOAD,
         "footer_links": ["api"],
     }
@@ -159,17 +171,11 @@ class _Page:
             api_visibility="private",
         )
         gr.on(asked, js=_FRESH, api_visibility="private")
-        gr.on(
-            asked,
-            self.show,
-            inputs,
-            outputs,
-            show_progress="minimal",
-            **quiet,
-        )
-        self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private").then(
-            self.show, inputs, outputs, show_progress="minimal", **quiet
-        ).then(None, js=_FRESH, api_visibility="private")
+        score: dict[str, Any] = {"show_progress": "minimal", **quiet}
+        gr.on(asked, self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
+        chosen = self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private")
+        chosen.then(js=_FRESH, api_visibility="private")
+        chosen.then(self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
         filled = [self.picture, self.caption, self.references, self.chosen]
         for index, button in enumerate(self.examples):
             button.click(self._filled(index), self.kind, filled, api_visibility="private")
@@ -183,10 +189,12 @@ class _Page:
     ) -> Iterator[tuple[Any, Any, Any]]:
         """What a press of Score shows."""
         hidden = gr.update(visible=False)
-        if not self.scorer.is_open(weights):
-            yield views.opening(weights), hidden, hidden
         try:
-            scored = self._scored(picture, caption, references, weights)
+            asked = self._asked(picture, caption, references, weights)
+            if not self.scorer.is_open(weights):
+                self.scorer.check(*asked)
+                yield views.opening(weights), hidden, hidden
+            scored = self.scorer.score(*asked)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
             yield views.problem(_message(error, picture)), hidden, gr.update(visible=way_out)
@@ -203,13 +211,24 @@ class _Page:
     ) -> dict[str, Any]:
         """Score one caption of one picture; references one per line, for metrics that need them."""
         try:
-            return self._scored(picture, caption, references, weights).result.to_dict()
+            return self.scorer.score(*self._asked(picture, caption, references, weights)).result.to_dict()
         except (ValueError, TypeError, MemoryError) as error:
             raise gr.Error(_message(error, picture), print_exception=False) from error
 
-    def _scored(self, picture: dict[str, Any] | None, caption: str, references: str, weights: str) -> Scored:
-        given = lines_of(caption) if self.scorer.metric.pools else caption
-        return self.scorer.score(_path(picture), given, lines_of(references), weights)
+    def _asked(
+        self, picture: Any, caption: Any, references: Any, weights: Any
+    ) -> tuple[str | None, str | list[str], list[str], str]:
+        """The arguments of `Scorer.score`, of values that may be anything: a request need not come from here.
+
+        Raises:
+            ValueError: a value of another type, or an image that was not uploaded.
+        """
+        given = {"caption": caption, "references": references, "weights": weights}
+        for name, value in given.items():
+            if not isinstance(value, str) and (value is not None or name == "weights"):
+                raise ValueError(f"{name}: expected a text, found {described(value)}")
+        texts = lines_of(caption) if self.scorer.metric.pools else caption or ""
+        return uploaded_image(picture), texts, lines_of(references), weights
 
     def _filled(self, index: int) -> Any:
         """What a press of an example's button does."""
@@ -237,12 +256,12 @@ def lines_of(text: str | None) -> list[str]:
     return list(filter(None, lines))
 
 
-def _path(picture: dict[str, Any] | None) -> str | None:
-    return picture["path"] if picture else None
-
-
-def _message(error: Exception, picture: dict[str, Any] | None) -> str:
-    return in_words_of_the_page(str(error) or type(error).__name__, _path(picture))
+def _message(error: Exception, picture: Any) -> str:
+    try:
+        path = uploaded_image(picture)
+    except ValueError:
+        path = None
+    return in_words_of_the_page(str(error) or type(error).__name__, path)
 
 
 def _in_words(weights: str) -> str:

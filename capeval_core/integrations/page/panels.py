@@ -12,9 +12,11 @@ from capeval_core.drawing.colours import region_colour
 from capeval_core.integrations.page.scale import number
 from capeval_core.integrations.page.scorer import Scored
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.scores.hice_card import judgement, not_judged
 
 if TYPE_CHECKING:
     from capeval_core.scores.hice_explanation import HiceExplanation
+    from capeval_core.scores.hice_notes import PhraseNote
 
 Panel = Callable[[Scored], str]
 """Of a scored caption some HTML; every text of a user or a model in it is escaped."""
@@ -58,10 +60,15 @@ def regions(scored: Scored) -> str:
     """The picture with its regions, the caption with its wrong words, and what fits what."""
     found = cast("HiceExplanation", scored.evidence)
     missed = sum(note["unmentioned"] for note in found.regions)
+    outside = not_judged(found)
     told = f"The picture with {len(found.regions)} regions outlined, {missed} of which no phrase mentions."
+    told += f" {outside}." if outside else ""
     shown = f'<img src="{_data_address(found)}" alt="{told}"><figcaption>{_marked(found)}</figcaption>'
+    legend = f'<p class="note">{_sign("right")}{judgement(found)}</p>'
+    if outside:
+        legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
     phrases = {
-        _sign(note["mistake"]) + escape(note["phrase"]) + _badge(found, note["region"]): note["precision"]
+        _sign(_kind(note)) + escape(note["phrase"]) + _badge(found, note["region"]): note["precision"]
         for note in found.phrases
     }
     best = {
@@ -71,7 +78,7 @@ def regions(scored: Scored) -> str:
     if found["whole"] is not None:
         best["the whole picture: " + escape(found["whole"]["phrase"])] = found["whole"]["recall"]
     return (
-        f"<figure>{shown}</figure>"
+        f"<figure>{shown}</figure>{legend}"
         + table("Phrases, the region that fits each best, and how well (precision)", phrases)
         + table("Regions, the phrase that fits each best, and how well (recall)", best)
     )
@@ -92,9 +99,22 @@ def _marked(found: HiceExplanation) -> str:
     return "".join([*pieces, escape(text[end:])])
 
 
-def _sign(mistake: bool) -> str:
-    told, path = ("mistake", "M3 3l8 8m0-8l-8 8") if mistake else ("right", "M2 8l3 3 7-8")
-    kind = "wrong" if mistake else "right"
+def _kind(note: PhraseNote) -> str:
+    if not note["judged"]:
+        return "unknown"
+    return "wrong" if note["mistake"] else "right"
+
+
+_SIGNS = {
+    "right": ("right", "M2 8l3 3 7-8"),
+    "wrong": ("mistake", "M3 3l8 8m0-8l-8 8"),
+    "unknown": ("not judged", "M2 7h10"),
+}
+"""How phrases are judged: what is read aloud, and what is drawn."""
+
+
+def _sign(kind: str) -> str:
+    told, path = _SIGNS[kind]
     named = f'class="sign {kind}" role="img" aria-label="{told}"'
     return f'<svg {named} viewBox="0 0 14 14"><path d="{path}"/></svg>'
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.seen import notes_on
 from capeval_core.metric import CaptionMetric, Published
 from capeval_core.registry import load, metric_class
@@ -80,6 +81,23 @@ class Scorer:
         """Whether `score` with these weights needs to open nothing."""
         return weights in self._opened
 
+    def check(
+        self, picture: str | None, caption: str | Sequence[str], references: Sequence[str], weights: str
+    ) -> Samples:
+        """What `score` is to score; it opens no weights.
+
+        Raises:
+            ValueError, TypeError: wrong input, in the library's words.
+        """
+        if weights not in self.offered:
+            raise ValueError(f"weights={weights!r}: this page offers {' and '.join(map(repr, self.offered))}")
+        given = [caption] if isinstance(caption, str) else caption or []
+        length = sum(len(text) for text in (*given, *references) if isinstance(text, str))
+        if length > LONGEST_TEXT:
+            raise ValueError(f"the texts have {length:,} characters, this page takes {LONGEST_TEXT:,}")
+        compared = [list(references)] if self.metric.needs_references else None
+        return self.metric.check_input(self.metric.Options(), [caption], [picture], compared)
+
     def score(
         self,
         picture: str | None,
@@ -90,19 +108,13 @@ class Scorer:
         """One caption, or one list of candidates, of the picture at a path, scored; one call at a time.
 
         Raises:
-            ValueError, TypeError: wrong input, or weights that cannot be had: the library's own errors.
+            ValueError, TypeError: what `check` refuses, or weights that could not be loaded.
         """
         weights = self.first if weights is None else weights
-        if weights not in self.offered:
-            raise ValueError(f"weights={weights!r}: this page offers {' and '.join(map(repr, self.offered))}")
-        given = [caption] if isinstance(caption, str) else caption or []
-        length = sum(len(text) for text in (*given, *references) if isinstance(text, str))
-        if length > LONGEST_TEXT:
-            raise ValueError(f"the texts have {length:,} characters, this page takes {LONGEST_TEXT:,}")
+        samples = self.check(picture, caption, references, weights)
         with self._busy:
             metric, marks = self._open(weights)
-            told = [list(references)] if self.metric.needs_references else None
-            result = metric.score([caption], [picture], told)
+            result = metric.combine(metric.encode_all(samples), samples=samples)
         notes = [] if picture is None else notes_on(picture, square=not self.metric.pools)
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(self.metric, scored, result, result.explain(0), marks, notes)

@@ -16,6 +16,8 @@ _PLACES = [
 ]
 # What only a program can do is left out, as is an option that the page does not have.
 _ONLY_IN_CODE = re.compile(r",? or (?:pass \w+=|raise PIL\.)[^;,:\n]*")
+# What Pillow says of a damaged file may quote some of it.
+_QUOTING = re.compile(r"\(truncated or damaged: .*\)")
 _BEGINNING = re.compile(r"\A[a-z]|^  [a-z]", re.MULTILINE)  # of the message, and of each line of a list
 _WEIGHTS = re.compile(r"""pass weights=(?P<quote>['"])(?P<name>.+?)(?P=quote)""")
 
@@ -34,6 +36,7 @@ def in_words_of_the_page(message: str, picture: str | None = None) -> str:
         message = message.replace(picture, Path(picture).name)
     for place, name in _PLACES:
         message = place.sub(name, message)
+    message = _QUOTING.sub("(truncated or damaged)", message)
     message = _ONLY_IN_CODE.sub("", message).replace(" is None", " is missing")
     message = _WEIGHTS.sub(_weights, message)
     return _BEGINNING.sub(lambda found: found[0].upper(), message)

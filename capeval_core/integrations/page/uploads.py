@@ -1,0 +1,67 @@
+"""Which files a page reads: uploads, the packaged examples, and nothing else of its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gradio.utils import get_upload_folder
+from PIL import Image
+
+from capeval_core.synthetic.demo import FOLDER
+
+LARGEST = 25_000_000
+"""Pixels of a picture at most: a photograph of 24 megapixels; larger ones hold a page for a minute."""
+KEPT = 3600
+"""Seconds that an upload stays on the server."""
+_NOT_HERE = (
+    "the image is not among the uploads of this page, which are deleted after an hour: upload it (again)"
+)
+
+
+def uploaded_image(given: Any) -> str | None:
+    """The resolved path of the image that an event handed in, None where it has none.
+
+    Gradio checks a path only where the request itself says, by its `meta`, that there is one.
+
+    Raises:
+        ValueError: it was not uploaded to this page, or has more than `LARGEST` pixels. The message is the
+            same whether there is such a file or not.
+    """
+    if given is None:
+        return None
+    path = given.get("path") if isinstance(given, Mapping) else None
+    if path is None and isinstance(given, Mapping) and not given.get("url"):
+        return None
+    resolved = _resolved(path)
+    if resolved is None or not resolved.is_file():
+        raise ValueError(_NOT_HERE)
+    _refuse_large(resolved)
+    return str(resolved)
+
+
+def _resolved(path: Any) -> Path | None:
+    """Where a path leads, links followed, if that exists and is inside one of the folders; else None."""
+    if not isinstance(path, str) or not path:
+        return None
+    try:
+        resolved = Path(path).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):  # no such file, a NUL, links in a circle
+        return None
+    folders = (Path(get_upload_folder()), FOLDER)
+    return resolved if any(resolved.is_relative_to(folder.resolve()) for folder in folders) else None
+
+
+def _refuse_large(path: Path) -> None:
+    """By the header alone; what has no readable one is for the metric to refuse, which says why."""
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+    except Exception:
+        return
+    if width * height > LARGEST:
+        raise ValueError(
+            f"the image is {width}x{height} = {width * height / 1e6:,.1f} megapixels, this page takes "
+            f"{LARGEST / 1e6:.0f}: scale it down, or use the library, which takes more"
+        )

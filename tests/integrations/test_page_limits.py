@@ -1,0 +1,143 @@
+"""What strangers can ask of a page at most, and what it tells them before it opens weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from PIL import Image
+
+from capeval_core.synthetic.demo import demo_set
+
+pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
+
+import gradio as gr
+import httpx
+
+from capeval_core.integrations import page as pages
+from capeval_core.integrations.page import blocks
+from capeval_core.integrations.page.scorer import Scorer
+from capeval_core.integrations.page.uploads import LARGEST, uploaded_image
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")
+
+
+@pytest.fixture(autouse=True)
+def uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "uploads"
+    folder.mkdir()
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(folder))
+    return folder
+
+
+def header_only(path: Path, width: int, height: int) -> None:
+    """A PNG that says how large it is and has no pixels: who decodes it complains of that."""
+    Image.new("L", (2, 2)).save(path)
+    data = bytearray(path.read_bytes())
+    data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    path.write_bytes(data[:45])
+
+
+def test_an_image_beyond_the_pages_limit_is_refused_by_its_header(uploads: Path) -> None:
+    header_only(uploads / "large.png", 5001, 5000)
+    with pytest.raises(ValueError, match=r"the image is 5001x5000 = 25\.0 megapixels, this page takes 25: "):
+        uploaded_image({"path": str(uploads / "large.png")})
+    header_only(uploads / "allowed.png", 5000, LARGEST // 5000)
+    assert uploaded_image({"path": str(uploads / "allowed.png")}) == str(uploads / "allowed.png")
+
+
+@pytest.mark.parametrize("name", ["refpacs", "eco"])
+def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path, uploads: Path) -> None:
+    """The weights are a folder that is none: to open them would be another complaint."""
+    page = pages.build(name, tmp_path)
+    (event,) = (fn for fn in page.fns.values() if fn.api_visibility == "public")
+    shown = next(fn for fn in page.fns.values() if fn.name == "show")
+    good = {"path": str(demo_set()[0].picture)}
+    wrong: list[tuple[Any, str, str, str]] = [
+        (None, "a star", "a star", "The picture is missing"),
+        (good, "", "a star", "is empty"),
+        ({"path": str(tmp_path)}, "a star", "a star", "not among the uploads"),
+        (good, "x" * 20_001, "a star", "this page takes 20,000"),
+    ]
+    for image, caption, references, complaint in wrong:
+        with pytest.raises(gr.Error) as refused:
+            event.fn(image, caption, references, str(tmp_path))
+        assert complaint in refused.value.message and "weights" not in refused.value.message
+        answers = [answer[0] for answer in shown.fn(image, caption, references, str(tmp_path))]
+        assert len(answers) == 1 and complaint in answers[0]  # and never: one moment, weights are opened
+    with pytest.raises(gr.Error, match=r"config\.json"):
+        event.fn(good, "a star", "a star", str(tmp_path))
+
+
+def test_uploads_are_deleted_after_their_time_and_examples_stay(
+    uploads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert blocks.KEPT == 3600
+    monkeypatch.setattr(blocks, "KEPT", 1)
+    monkeypatch.setattr(blocks, "LOOKED_AFTER", 1)
+    page = pages.build("pacs", "tiny")
+    pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
+    try:
+        with httpx.Client(base_url=page.local_url) as client:
+            icons = [
+                component["props"]["icon"]["url"]
+                for component in client.get("config").json()["components"]
+                if component["props"].get("icon")
+            ]
+            (path,) = client.post("gradio_api/upload", files={"files": ("a.png", b"some bytes")}).json()
+            assert Path(path).read_bytes() == b"some bytes"
+            while Path(path).exists():
+                time.sleep(0.1)
+            assert icons and {client.get(icon).status_code for icon in icons} == {200}
+    finally:
+        page.close(verbose=False)
+    assert all(item.picture.is_file() for item in demo_set())
+
+
+def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser: Browser) -> None:
+    monkeypatch.setattr(blocks, "WAITING", 1)
+    held, asked = threading.Event(), threading.Event()
+
+    def score(*_: Any) -> Any:
+        asked.set()
+        held.wait(60)
+        raise ValueError("an answer")
+
+    monkeypatch.setattr(Scorer, "score", score)
+    page = pages.build("pacs", "tiny")
+    pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
+    shown = browser.new_page()
+    try:
+        with httpx.Client(base_url=page.local_url) as client:
+            events = client.get("config").json()["dependencies"]
+            number = next(e["id"] for e in events if e["backend_fn"] and len(e["inputs"]) == 4)
+            data = [{"path": str(demo_set()[0].picture)}, "a star", "", "tiny"]
+            for session in ("served", "waiting"):
+                body = {"data": data, "fn_index": number, "session_hash": session}
+                assert client.post("gradio_api/queue/join", json=body).status_code == 200
+                assert asked.wait(60)
+        shown.goto(page.local_url)
+        shown.locator("#score").click()
+        shown.locator("#found.busy").wait_for()
+        words = shown.locator("#found").evaluate("found => getComputedStyle(found, '::before').content")
+        assert "The page is busy: too many visitors are waiting" in words
+        held.set()
+        for _ in range(100):  # until the two others are answered
+            shown.locator("#score").click()
+            shown.wait_for_timeout(500)
+            if shown.locator("#result .problem").count():
+                break
+        assert "The picture is missing" in shown.locator("#result .problem").inner_text()
+        assert not shown.locator("#found.busy").count()
+    finally:
+        held.set()
+        shown.close()
+        page.close(verbose=False)

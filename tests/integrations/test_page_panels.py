@@ -1,0 +1,56 @@
+"""What a page shows of HICE-S beside the score, where the image is wider than what the image tower sees."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from capeval_core.synthetic.demo import demo_set
+
+pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
+
+from capeval_core.integrations.page import views
+from capeval_core.integrations.page.scorer import Scorer
+
+ITEMS = demo_set()
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Scorer:
+    return Scorer("hices", "tiny")
+
+
+@pytest.fixture(scope="module")
+def strip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The four scenes beside each other: 4 : 1."""
+    image = Image.new("RGB", (4 * 192, 192))
+    for place, item in enumerate(ITEMS):
+        image.paste(Image.open(item.picture).convert("RGB"), (192 * place, 0))
+    path = tmp_path_factory.mktemp("wide") / "strip.png"
+    image.save(path)
+    return path
+
+
+def test_true_phrases_of_what_lies_outside_are_not_marked_as_wrong(scorer: Scorer, strip: Path) -> None:
+    shown = views.score(scorer.score(str(strip), f"{ITEMS[0].good} and {ITEMS[2].good}", []), "tiny")
+    assert "sign wrong" not in shown and "<mark>" not in shown
+    assert shown.count("11 regions outside the square were not judged") == 2  # in the legend and read aloud
+    phrases = shown.partition("Phrases, the region")[2].partition("</table>")[0]
+    assert len(re.findall('sign unknown" role="img" aria-label="not judged"', phrases)) == 4
+    assert phrases.count("sign right") == 1
+
+
+def test_of_a_square_image_everything_is_judged(scorer: Scorer) -> None:
+    shown = views.score(scorer.score(str(ITEMS[1].picture), ITEMS[1].subtly_wrong, []), "tiny")
+    assert "sign wrong" in shown and "<mark>" in shown
+    assert "not judged" not in shown
+
+
+def test_the_threshold_of_a_tick_and_a_cut_caption_are_told(scorer: Scorer) -> None:
+    scored = scorer.score(str(ITEMS[1].picture), ITEMS[1].good + " and many other things" * 60, [])
+    shown = views.score(scored, "tiny")
+    assert f"fits a region: precision of at least {scored.evidence['threshold']:.4g}" in shown
+    assert "The caption is longer than the text encoder reads: its end was cut off" in shown
