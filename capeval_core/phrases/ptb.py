@@ -1,8 +1,8 @@
 """The words that CIDEr and its kin count, as the Penn Treebank parts them: `don't` is `do n't`.
 
 The field's tool is Stanford's PTBTokenizer (CoreNLP 3.4.1, lower case, then without punctuation) as COCO's
-caption evaluation calls it. The rules here were found by watching what it makes of captions, and compared
-with it: equal on 168,269 of them.
+caption evaluation calls it. The rules here were found by watching what it makes of texts, and compared with
+it (`python -m benchmarks.ptb`): equal on 168,291 captions, and on 99.9% of texts made to be hard.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--
 def ptb_tokens(text: str) -> list[str]:
     """The words of one caption, in lower case, without punctuation.
 
-    Line breaks count as spaces. Each caption is read by itself; the tool reads a whole file, so that there a
-    single letter at the end of a caption ("the letter A.") keeps its full stop or not by what the next
-    caption begins with.
+    Line breaks count as spaces, and what the tool cannot read (emoji, control and zero-width characters,
+    letters that are newer than it) is left out. The few tokens that hold a space, such as telephone numbers,
+    are several words here, as they are to scorers. Each caption is read by itself; the tool reads a whole
+    file, so that there a single letter at the end of a caption ("the letter A.") keeps its full stop or not
+    by what the next caption begins with.
 
     >>> ptb_tokens("Two dogs don't run (a man's cat can't).")
     ['two', 'dogs', 'do', "n't", 'run', '-lrb-', 'a', 'man', "'s", 'cat', 'ca', "n't", '-rrb-']
@@ -78,10 +80,6 @@ def _spell(token: str) -> str:
     token = token.lower()
     if token[0] == "’" and token[1:] in ("s", "m", "d", "ll", "re", "ve"):
         return "'" + token[1:]
-    if token == "n’t":
-        return "n't"
-    if token == "n‘t":
-        return "n`t"
     if len(token) == 2 and not token.isalnum() and token[1] in _QUOTES:
         return _QUOTES.get(token[0], token[0]) + _QUOTES[token[1]]
     if len(token) > 1 and (token[-1] in "()" or token[0] == "("):  # a face or the number of a telephone
@@ -100,11 +98,13 @@ _SAME = str.maketrans(
 )
 """Read as if the other was written: Windows' own codes and rare signs. Soft hyphens are not there at all."""
 _ENTITIES = {"amp": "&", "apos": "'", "quot": '"', "nbsp": " "}
-_ENTITY = re.compile(r"&\s?((?i:amp|nbsp)|apos|quot)\s?;(?=((?:#[0-9]+|(?i:amp|nbsp|lt|gt|quot|apos|md|[mn]dash));)?)")
+_ENTITY = re.compile(
+    r"&\s?((?i:amp|nbsp)|apos|quot)\s?;(?=((?:#[0-9]+|(?i:amp|nbsp|lt|gt|quot|apos|md|[mn]dash));)?)"
+)
 """What is read as the character that it names; what that character would begin stays a word (`&amp;lt;`)."""
 _ACCENTED = re.compile(r"&[aeiou](?:acute|grave|uml);", re.IGNORECASE)
 _SINGLE = {
-    "‐": "-", "‑": "-", "֊": "-",
+    "‐": "-", "‑": "-", "֊": "-", "٫": "", "٬": "",
     "(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-",
     '"': "''", "“": "``", "”": "''", "«": "``", "»": "''", "‘": "`", "’": "'",
     "–": "--", "—": "--", "―": "--", "…": "...",
@@ -140,8 +140,8 @@ _RULES = tuple(
         rf"{_L}{_A}*(?:[.!?]{_L}{_A}*)*",
         rf"{_T}+",
         rf"{_JOINED}(?:[-‐]{_JOINED})+",
-        rf"[A-Za-z0-9][A-Za-z0-9.,]{{0,100}}(?:-[A-Za-z0-9]+)+",
-        rf"[A-Za-z0-9]+-(?:[A-Za-z0-9]+-)*[A-Za-z](?:\.[A-Za-z])+\.(?:-[A-Za-z0-9]+)*",
+        r"[A-Za-z0-9][A-Za-z0-9.,]{0,100}(?:-[A-Za-z0-9]+)+",
+        r"[A-Za-z0-9]+-(?:[A-Za-z0-9]+-)*[A-Za-z](?:\.[A-Za-z])+\.(?:-[A-Za-z0-9]+)*",
         r"(?i:anti|pro)-",
         rf"{_T}+(?:[_-]{_T}+)+",
         r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2}",
@@ -175,7 +175,8 @@ _RULES = tuple(
         r"[0-9]{1,2}/[0-9]{1,2}/[0-9]{2,4}",
         rf"[0-9]+\.x(?!{_A})",
         r"(?:[0-9]{1,4}[- \xa0])?[0-9]{1,4}(?:\\?/|⁄)[0-9]{1,4}",
-        r"(?:\([0-9]{2,3}\)[ \xa0]?|(?:\+?[0-9]{2,4}[ \xa0-])?[0-9]{2,4}[ \xa0-])[0-9]{3,4}[ \xa0/-]?[0-9]{3,5}",
+        r"(?:\([0-9]{2,3}\)[ \xa0]?|(?:\+?[0-9]{2,4}[ \xa0-])?[0-9]{2,4}[ \xa0-])"
+        r"[0-9]{3,4}[ \xa0/-]?[0-9]{3,5}",
         r"[A-Z]{1,5}\$",
         # Addresses, names on the web, tags, entities.
         rf"(?i:https?)://{_BEYOND}+{_LAST}",
@@ -199,4 +200,14 @@ _RULES = tuple(
     )
 )
 _QUOTES = {"‘": "`", "’": "'", "“": "``", "”": "''", "«": "``", "»": "''", "‚": "‚", "„": "„", "`": "`"}
-_SPELT = {"&lt;": "<", "&gt;": ">", "&md;": "--", "&mdash;": "--", "&ndash;": "--", "---": "--", "----": "--"}
+_SPELT = {
+    "n’t": "n't",
+    "n‘t": "n`t",
+    "&lt;": "<",
+    "&gt;": ">",
+    "&md;": "--",
+    "&mdash;": "--",
+    "&ndash;": "--",
+    "---": "--",
+    "----": "--",
+}

@@ -1,6 +1,6 @@
 """What the Penn Treebank's tool takes each character for; beyond ASCII it knows the Unicode of its time.
 
-Measured by asking it about every character between letters, between digits, and alone (`python -m benchmarks.ptb`).
+Found by asking it about every character up to U+FFFF: between letters, between digits, and alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NEWER = (
     r"\u9fcd-\u9fff\ua698-\ua69d\ua78f\ua794-\ua79f\ua7ab-\ua7f7\ua8fd-\ua8fe\ua9e0-\ua9ff\uaa7e-\uaa7f"
     r"\uab2f-\uabbf"
 )
-"""Letters and digits of newer versions of Unicode, which the tool leaves out, and gaps where newer ones may come."""
+"""Letters and digits newer than the tool, which leaves them out, and gaps where newer ones may come."""
 _MARKS = (
     r"\u02c2-\u02c5\u02d2-\u02df\u02e5-\u02eb\u02ed\u02ef-\u036f\u0375\u0378-\u0379\u0384-\u0385\u03f6"
     r"\u0483-\u0487\u055a-\u055f\u0591-\u05bd\u05bf\u05c1-\u05c2\u05c4-\u05c5\u05c7\u0615-\u061a"
@@ -44,9 +44,11 @@ _SYMBOLS = (
 
 
 class Kinds(dict[int, str]):
-    """The table of `str.translate` that gives each character the one that stands for its kind, made as needed."""
+    """The table of `str.translate` that gives each character the one that stands for its kind."""
 
     def __missing__(self, code: int) -> str:
+        if code > 0xFFFF:  # emoji and the like: the tool knows none of them
+            return UNKNOWN
         self[code] = kind = _kind(chr(code))
         return kind
 
@@ -64,7 +66,7 @@ def _kind(character: str) -> str:
         return SYMBOL
     if character in "\u058a\u2010\u2011":
         return HYPHEN
-    if character > "\uffff" or _NEWER_ONE.match(character):
+    if _NEWER_ONE.match(character):
         return UNKNOWN
     category = unicodedata.category(character)
     if category == "Nd":
