@@ -85,19 +85,20 @@ def test_what_the_tower_sees_is_torchvisions(mode: str) -> None:
     assert torch.from_numpy(found).allclose(expected, atol=1e-6)
 
 
+def opened(network: str, dtype: str) -> Any:
+    if network == "clip":
+        return encoder(dtype=dtype)
+    if network == "alpha_clip":
+        return AlphaClipEncoder.from_pretrained(TINY / "hices", device="cpu", dtype=dtype)
+    return Blip2Encoder.from_pretrained(TINY / "blip2", device="cpu", dtype=dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("network", ["clip", "alpha_clip", "blip2"])
 def test_pixels_are_normalised_in_float32(network: str, dtype: torch.dtype) -> None:
     """Subtracting the mean in 16 bits would round twice: only what the tower takes is rounded."""
     picture = drawn("RGB", 91, 77, 6)
-    name = str(dtype).removeprefix("torch.")
-    narrow: Any
-    if network == "clip":
-        narrow = encoder(dtype=name)
-    elif network == "alpha_clip":
-        narrow = AlphaClipEncoder.from_pretrained(TINY / "hices", device="cpu", dtype=name)
-    else:
-        narrow = Blip2Encoder.from_pretrained(TINY / "blip2", device="cpu", dtype=name)
+    wide, narrow = (opened(network, name) for name in ("float32", str(dtype).removeprefix("torch.")))
     seen: list[torch.Tensor] = []
     convolution = next(
         part for part in narrow.model.modules() if isinstance(part, torch.nn.Conv2d) and part.in_channels == 3
@@ -111,7 +112,7 @@ def test_pixels_are_normalised_in_float32(network: str, dtype: torch.dtype) -> N
     hook.remove()
     (first, *_) = seen
     assert first.dtype == dtype
-    assert torch.equal(first[0], torch.from_numpy(narrow.preprocess(picture)).to(dtype))
+    assert torch.equal(first[0], torch.from_numpy(wide.preprocess(picture)).to(dtype))
 
 
 def test_a_photograph_is_not_turned_upright() -> None:
