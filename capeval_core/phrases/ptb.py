@@ -29,7 +29,7 @@ def ptb_tokens(text: str) -> list[str]:
     >>> ptb_tokens("Two dogs don't run (a man's cat can't).")
     ['two', 'dogs', 'do', "n't", 'run', '-lrb-', 'a', 'man', "'s", 'cat', 'ca', "n't", '-rrb-']
     """
-    return [word for token in _tokens(text) if token not in PUNCTUATION for word in token.split()]
+    return " ".join([token for token in _tokens(text) if token not in PUNCTUATION]).split()
 
 
 def ptb_text(texts: Iterable[str]) -> list[str]:
@@ -38,7 +38,7 @@ def ptb_text(texts: Iterable[str]) -> list[str]:
 
 
 def _tokens(text: str) -> list[str]:
-    """All tokens, punctuation too, in lower case. Those of several words hold no-break spaces."""
+    """All tokens, most punctuation too, in lower case. Those of several words hold no-break spaces."""
     if "&" in text:
         text = _ENTITY.sub(lambda name: _ENTITIES[name[1].lower()] + (UNKNOWN if name[2] else ""), text)
     kinds = text
@@ -52,10 +52,10 @@ def _tokens(text: str) -> list[str]:
     while at < end:
         plain = _PLAIN.match(kinds, at)
         if plain:
-            found.append(plain[0])
+            found.append(plain[0].lower())
             at = plain.end()
             continue
-        if kinds[at] in _NOTHING:
+        if kinds[at] in _NOTHING or (kinds[at] == "." and at + 1 == end):  # a full stop is left out
             at += 1
             continue
         best: re.Match[str] | None = None
@@ -64,19 +64,21 @@ def _tokens(text: str) -> list[str]:
             if match and (best is None or match.end() > best.end()):
                 best = match
         if best is None:
-            found.append(_SINGLE.get(text[at], text[at]))
+            found.append(_spell(_SINGLE.get(text[at], text[at])))
             at += 1
         elif best.re.groups:
             # What lies beyond the groups is read again: it was only needed to recognise them.
-            found += [text[slice(*span)] for span in best.regs[1:] if span[0] < span[1]]
+            found += [_spell(text[slice(*span)]) for span in best.regs[1:] if span[0] < span[1]]
             at = best.end(best.lastindex or 0)
         else:
-            found.append(text[at : best.end()])
+            found.append(_spell(text[at : best.end()]))
             at = best.end()
-    return [_spell(token) for token in found if token]
+    return found
 
 
 def _spell(token: str) -> str:
+    if not token:
+        return token
     token = token.lower()
     if token[0] == "’" and token[1:] in ("s", "m", "d", "ll", "re", "ve"):
         return "'" + token[1:]
