@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import PIL
 import pytest
@@ -11,8 +14,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
 
+import capeval_core
+from capeval_core.cache import FeatureCache
+from capeval_core.encoders.alpha_clip import AlphaClipEncoder
+from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
+from capeval_core.inputs.pictures import Picture
 from tests.seeded import encoder
+
+TINY = Path(capeval_core.__file__).parent / "weights" / "tiny"
 
 MODES = ["RGB", "L", "RGBA", "LA", "P", "1", "CMYK", "YCbCr", "HSV", "I", "F", "I;16", "PA", "RGBX"]
 
@@ -73,6 +83,36 @@ def test_what_the_tower_sees_is_torchvisions(mode: str) -> None:
     found = encoder().preprocess(picture)
     assert found.dtype == np.float32
     assert torch.from_numpy(found).allclose(expected, atol=1e-6)
+
+
+def opened(network: str, dtype: str) -> Any:
+    if network == "clip":
+        return encoder(dtype=dtype)
+    if network == "alpha_clip":
+        return AlphaClipEncoder.from_pretrained(TINY / "hices", device="cpu", dtype=dtype)
+    return Blip2Encoder.from_pretrained(TINY / "blip2", device="cpu", dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("network", ["clip", "alpha_clip", "blip2"])
+def test_pixels_are_normalised_in_float32(network: str, dtype: torch.dtype) -> None:
+    """Subtracting the mean in 16 bits would round twice: only what the tower takes is rounded."""
+    picture = drawn("RGB", 91, 77, 6)
+    wide, narrow = (opened(network, name) for name in ("float32", str(dtype).removeprefix("torch.")))
+    seen: list[torch.Tensor] = []
+    convolution = next(
+        part for part in narrow.model.modules() if isinstance(part, torch.nn.Conv2d) and part.in_channels == 3
+    )
+    hook = convolution.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    shown = [Picture.of(picture)]
+    if network == "alpha_clip":
+        list(narrow.encode_regions(shown, [np.ones((1, 77, 91), dtype=np.bool_)], cache=FeatureCache(0)))
+    else:
+        list(narrow.encode_pictures(shown, cache=FeatureCache(0)))
+    hook.remove()
+    (first, *_) = seen
+    assert first.dtype == dtype
+    assert torch.equal(first[0], torch.from_numpy(wide.preprocess(picture)).to(dtype))
 
 
 def test_a_photograph_is_not_turned_upright() -> None:

@@ -81,6 +81,14 @@ def test_it_is_called_as_trl_calls_it(drawn: list[Image.Image], weights: str) ->
     assert again(CAPTIONS, drawn, references) == pytest.approx(expected, abs=1e-6)
 
 
+def test_the_last_message_of_a_conversation_is_the_caption(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward("pacs", weights=weights)
+    asked = {"role": "user", "content": "What is it? A star, or hearts?"}
+    draft = {"role": "assistant", "content": "two blue squares, I think"}
+    conversations = [[asked, draft, {"role": "assistant", "content": caption}] for caption in CAPTIONS]
+    assert rewards(conversations, drawn) == pytest.approx(rewards(CAPTIONS, drawn), abs=1e-6)
+
+
 def test_an_empty_caption_is_scored(drawn: list[Image.Image], weights: str) -> None:
     rewards = reward(capeval_core.load("pacs", weights=weights))
     expected = capeval_core.load("pacs", weights=weights, empty="score").score(["", "  "], drawn[:2]).scores
@@ -142,15 +150,17 @@ def test_wrong_calls_are_told(drawn: list[Image.Image], weights: str) -> None:
 
 
 def test_ever_new_texts_push_no_picture_out(drawn: list[Image.Image], weights: str) -> None:
-    cache = PictureFirst(max_bytes=100_000, text_bytes=20_000)
+    pictures_only = PictureFirst(text_bytes=0)
+    reward("pacs", weights=weights, cache=pictures_only)(CAPTIONS, as_tensor(drawn))
+    cache = PictureFirst(max_bytes=pictures_only.nbytes, text_bytes=5_000)  # no room for one text more
     rewards = reward("pacs", weights=weights, cache=cache)
     encoder: Any = rewards.metric.encoder  # type: ignore[attr-defined]
     with counted(encoder) as seen:
-        for turn in range(30):
+        for turn in range(10):
             rewards([f"{caption} {turn} times" for caption in CAPTIONS], as_tensor(drawn))
-            assert cache.nbytes <= 120_000
+            assert pictures_only.nbytes < cache.nbytes <= pictures_only.nbytes + 5_000
     assert seen.pictures == len(drawn)
-    assert seen.texts >= 30 * len(CAPTIONS)
+    assert seen.texts >= 10 * len(CAPTIONS)
 
 
 def test_references_and_captions_are_both_texts(drawn: list[Image.Image], weights: str) -> None:

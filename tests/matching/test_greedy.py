@@ -310,6 +310,41 @@ def test_rows_of_any_length_keep_their_direction(path: str, device: str) -> None
 
 
 @on_every_path
+def test_no_maximum_is_beyond_1(path: str, device: str) -> None:
+    rng = np.random.default_rng(14)
+    rows = rng.normal(size=(60, 67))
+    for sign in (1, -1):
+        found = Case([rows], [sign * rows[:1]], [(0, 0)]).match(path, device, return_maxima=True)
+        assert found.x_maxima is not None and found.x_maxima.abs().max() <= 1
+    found = Case([rows], [rows * 3], [(0, 0)]).match(path, device, return_maxima=True)
+    for maxima in (found.x_maxima, found.y_maxima):
+        assert maxima is not None
+        close(maxima, np.ones(60))
+        assert maxima.max() <= 1  # many a rounded cosine of equal rows is beyond it
+
+
+def test_no_index_is_that_of_a_row_that_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets repeat the last row of a short set; a processor may round a later copy of it upwards."""
+    rng = np.random.default_rng(15)
+    x, y = rng.normal(size=(2, 24)), rng.normal(size=(6, 24))
+    y[1], x[1] = x[0], y[5]
+    case = Case([x, x[:1]], [y[:2], y], [(0, 0), (1, 1), (0, 1), (1, 0)])
+    expected = case.match("reference", "cpu", return_indices=True)
+    product = torch.bmm
+
+    def later_copies_rounded_upwards(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
+        product(left, right, out=out)
+        out += torch.arange(out.shape[1])[:, None] * 1e-5
+        out += torch.arange(out.shape[2]) * 1e-5
+        return out
+
+    monkeypatch.setattr(torch, "bmm", later_copies_rounded_upwards)
+    found = case.match("buckets", "cpu", return_indices=True)
+    for side in ("x_indices", "y_indices"):
+        assert getattr(found, side).tolist() == getattr(expected, side).tolist()
+
+
+@on_every_path
 def test_long_and_short_rows_of_16_bits_lose_nothing(path: str, device: str) -> None:
     rng = np.random.default_rng(9)
     sizes = np.array([1e30, 1e-30, 1, 1e-36, 1e38])[:, None]
