@@ -14,6 +14,9 @@ from capeval_core.suggestion import did_you_mean
 
 PathName = Literal["reference", "slices", "buckets", "triton"]
 
+OLDEST_TRITON = (3, 3)
+"""The Triton of torch 2.7, the oldest that the kernels are tested with: they give zeros with 3.0."""
+
 GATHERED_FROM = 48
 """Rows of a pair, both sides, from which gathering them into buckets gains from a second thread."""
 
@@ -36,8 +39,16 @@ def find_path(
             problems.add(f"path={name!r}, but the rows are on {device}: move them with .cpu()")
         return slices.best_matches if name == "slices" else buckets.best_matches
     if name == "triton":
-        if not _has_triton():
+        version = triton_version()
+        if version is None:
             problems.add("path='triton', but triton is not installed: pip install triton (Linux only)")
+            return reference.best_matches
+        if version < OLDEST_TRITON:
+            installed, oldest = (".".join(map(str, parts)) for parts in (version, OLDEST_TRITON))
+            problems.add(
+                f"path='triton', but Triton {installed} is installed, with which matching is wrong: install "
+                f"at least {oldest}, or take path='reference'"
+            )
             return reference.best_matches
         from capeval_core.matching import triton_kernels
 
@@ -63,8 +74,21 @@ def _on_cpu(pair_rows: float) -> PathName:
 
 
 def _on_gpu(dtype: torch.dtype) -> PathName:
-    return "triton" if _has_triton() and dtype != torch.float64 else "reference"
+    version = triton_version()
+    usable = version is not None and version >= OLDEST_TRITON
+    return "triton" if usable and dtype != torch.float64 else "reference"
 
 
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def triton_version() -> tuple[int, int] | None:
+    """Major and minor version of the Triton that is installed, None without one.
+
+    >>> version = triton_version()
+    >>> version is None or version >= (2, 0)
+    True
+    """
+    if importlib.util.find_spec("triton") is None:
+        return None
+    import triton
+
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)
