@@ -85,9 +85,7 @@ class Eco(CaptionMetric):
         *,
         called: str = "captions",
     ) -> Samples:
-        samples = check_pools(
-            captions, images, on_error=options.on_error, empty=options.empty, called=called
-        )
+        samples = check_pools(captions, images, on_error=options.on_error, empty=options.empty, called=called)
         return in_rgb(samples) if options.compat == "released" else samples
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:

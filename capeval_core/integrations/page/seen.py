@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from PIL import ExifTags, Image
+from PIL import ExifTags
+
+from capeval_core.inputs.decoding import open_image
 
 NARROWEST = 0.6
 """Shorter / longer side of pictures of which so little is cut off that no note is needed."""
@@ -23,7 +25,7 @@ CUT = "The metric sees the square in the picture's centre only, {:.0%} of it."
 
 def notes_on(picture: str, *, square: bool = True) -> list[str]:
     """What a reader would not expect of the picture at a path; `square`: whether its centre alone is seen."""
-    with Image.open(picture) as image:
+    with open_image(picture) as image:
         sides = sorted(image.size)
         noted = {
             TURNED: image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9),

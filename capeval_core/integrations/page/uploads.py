@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gradio.utils import get_upload_folder
-from PIL import Image
 
+from capeval_core.inputs.decoding import open_image
 from capeval_core.synthetic.demo import FOLDER
 
 LARGEST = 25_000_000
@@ -56,7 +56,7 @@ def _resolved(path: Any) -> Path | None:
 def _refuse_large(path: Path) -> None:
     """By the header alone; what has no readable one is for the metric to refuse, which says why."""
     try:
-        with Image.open(path) as image:
+        with open_image(str(path)) as image:
             width, height = image.size
     except Exception:
         return
