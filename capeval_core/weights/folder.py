@@ -211,6 +211,8 @@ def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str, revision:
             f"weights {name!r}: in the config, checksum is not an object of file names and sha256"
         )
     written = str(expected.get(tensor_file.name, checksum))
+    if checksum != written:  # or what is remembered of the file is wrong
+        checksum = file_checksum(tensor_file, remembered=False)
     if checksum != written:
         again = "download or convert it again"
         if revision:  # or the client's cache would give the same file again
