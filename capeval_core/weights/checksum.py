@@ -15,9 +15,9 @@ _SETTLED = 2.0
 def file_checksum(path: Path, *, remembered: bool = True) -> str:
     """sha256 of a file, in hexadecimal; computed once and remembered while the file stays as it is.
 
-    What tells a change is where the file is, its inode and size, and the times of its content and of its entry.
-    The last one is set by the system alone: whoever writes into a file and puts its modification time back
-    moves it. A file that changed just now is always read, since a second change may not show in the times.
+    A change shows in the file's path, device, inode, size, modification time, or status change time. The last
+    one is set by the system alone: whoever writes into a file and puts its modification time back moves it.
+    A file that changed just now is always read, since a second change may not show in the times.
 
     Args:
         path: of the file.

@@ -233,15 +233,12 @@ def test_without_a_canary_the_signature_tells(folder: Path) -> None:
     assert loaded(folder).fingerprint in fingerprints
 
 
-def test_the_canary_tells_exchanged_and_broken_tensors(folder: Path) -> None:
+def test_the_canary_tells_exchanged_tensors(folder: Path) -> None:
     def exchange(tensors: dict[str, Any]) -> None:
         blocks = "transformer.resblocks.0.mlp.c_fc.weight", "transformer.resblocks.1.mlp.c_fc.weight"
         tensors[blocks[0]], tensors[blocks[1]] = tensors[blocks[1]], tensors[blocks[0]]
 
     rewrite(folder, exchange)
-    with pytest.raises(WeightsError, match="canary"):
-        loaded(folder)
-    rewrite(folder, lambda tensors: tensors["visual.proj"].fill_(float("nan")))
     with pytest.raises(WeightsError, match="canary"):
         loaded(folder)
 
@@ -328,7 +325,11 @@ def test_a_change_in_place_is_noticed_although_size_and_time_are_put_back(
         file.write(bytes([byte ^ 1]))
     os.utime(tensors, ns=(before.st_atime_ns, before.st_mtime_ns))
     after = tensors.stat()
-    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ino,
+    )
     with pytest.raises(WeightsError, match=r"model.safetensors has sha256.*damaged or was changed"):
         opened(folder)
 
