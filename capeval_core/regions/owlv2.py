@@ -98,12 +98,14 @@ class _Model:
                 expected = _without_text(Owlv2ForObjectDetection(config)).state_dict()
             # Files of older versions also hold buffers, which are made anew.
             header = {name: each for name, each in folder.header().items() if name in expected}
+            if missing := [name for name in expected if name not in header]:
+                raise WeightsError(f"{len(missing)} tensors are missing, such as {missing[0]}")
             check_tensors(expected, header)
             tensors = {name: each for name, each in folder.tensors().items() if name in expected}
             model: Any = _without_text(Owlv2ForObjectDetection(config))
             model.load_state_dict(tensors)
         except WeightsError as error:
-            raise WeightsError(f"detector {folder.name!r}: the tensors do not fit ({error})") from error
+            raise WeightsError(f"detector {folder.name!r}: {error}") from error
         except Exception as error:  # a strange config raises whatever its reader raises
             raise WeightsError(f"detector {folder.name!r}: its config cannot be built ({error})") from error
         model.owlv2.to(DTYPES[dtype])

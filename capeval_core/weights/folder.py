@@ -53,6 +53,11 @@ class WeightsFolder:
     checksum: str
 
     @property
+    def config_file(self) -> Path:
+        """Where `config` was read."""
+        return self.path / (OPEN_CLIP_CONFIG if self.tensor_file.name == OPEN_CLIP_TENSORS else CONFIG)
+
+    @property
     def original(self) -> str | None:
         """File name of the checkpoint that they were converted from, where that is noted."""
         source = self.config.get("source")
