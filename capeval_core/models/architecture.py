@@ -43,9 +43,7 @@ def size_problems(section: Any, where: str) -> list[str]:
     problems = []
     for name, value in section.items():
         place = f"{where}.{name}" if where else str(name)
-        if isinstance(value, Mapping):
-            problems += size_problems(value, place)
-        elif value is not None and name in _SIZES:
+        if value is not None and name in _SIZES:
             stages = value if name == "layers" and isinstance(value, list) and len(value) == 4 else [value]
             if not all(is_whole(each, _SIZES[name]) for each in stages):
                 low, high = _SIZES[name][0], _SIZES[name][-1]
@@ -54,6 +52,8 @@ def size_problems(section: Any, where: str) -> list[str]:
             problems.append(
                 f"{place} is {shown(value)}, expected a number above 0, at most {_FACTORS[name]:g}"
             )
+        elif isinstance(value, Mapping):
+            problems += size_problems(value, place)
     return problems
 
 

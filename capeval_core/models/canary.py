@@ -31,13 +31,12 @@ def cosines(seen: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.
 
 def canary_problem(canary: Any) -> str | None:
     """What is wrong with a config's canary as such, in words; None: nothing."""
-    cosines, tolerance = (
-        (canary.get("cosines"), canary.get("tolerance")) if isinstance(canary, dict) else (None, None)
-    )
-    rows = cosines if isinstance(cosines, list) and cosines else [None]
-    wide = len(rows[0]) if isinstance(rows[0], list) else 0
+    found = canary if isinstance(canary, dict) else {}
+    rows, tolerance = found.get("cosines"), found.get("tolerance")
     if (
-        all(isinstance(row, list) and len(row) == wide > 0 for row in rows)
+        isinstance(rows, list)
+        and rows
+        and all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows)
         and all(is_number(value, -1e6, 1e6) for row in rows for value in row)
         and isinstance(tolerance, dict)
         and all(is_number(tolerance.get(dtype), 0, 1) for dtype in TOLERANCE)
