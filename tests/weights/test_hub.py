@@ -253,16 +253,13 @@ def test_a_pinned_commit_that_is_there_is_not_asked_for(seeded_weights: Path, tm
         first = ask(OPEN % [pinned], hub.address, tmp_path)
         assert hub.requests
         hub.requests.clear()
-        assert (
-            ask(OPEN % [pinned], hub.address, tmp_path)
-            == first
-            == {pinned: opened("org/pinned", commit("main"))}
-        )
+        again = ask(OPEN % [pinned], hub.address, tmp_path)
+        assert again == first == {pinned: opened("org/pinned", commit("main"))}
         assert hub.requests == []
 
 
 def test_a_stale_second_answer_of_the_hub_is_not_believed(seeded_weights: Path, tmp_path: Path) -> None:
-    """The client asks a second time what the branch means; where that fails, it takes what it meant before."""
+    """The client asks twice what the branch means; where the second one fails, it takes what it meant before."""
     repository = Repository.of({"main": seeded_weights})
     with serving({"org/stale": repository}) as hub:
         assert ask(OPEN % ["org/stale"], hub.address, tmp_path)["org/stale"] == opened(
