@@ -259,7 +259,7 @@ def test_a_pinned_commit_that_is_there_is_not_asked_for(seeded_weights: Path, tm
 
 
 def test_a_stale_second_answer_of_the_hub_is_not_believed(seeded_weights: Path, tmp_path: Path) -> None:
-    """The client asks twice what the branch means; where the second one fails, it takes what it meant before."""
+    """The client asks twice what a branch means, and falls back to what it meant before."""
     repository = Repository.of({"main": seeded_weights})
     with serving({"org/stale": repository}) as hub:
         assert ask(OPEN % ["org/stale"], hub.address, tmp_path)["org/stale"] == opened(
