@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
         return 0
     sent = publishing.publish(publications, branch=given.branch, private=given.private, message=given.message)
     for pushed in sent:
-        print(_told(pushed), flush=True)
+        print("\n".join([_told(pushed), *_left(pushed.publication)]), flush=True)
     return 0
 
 
@@ -106,7 +106,11 @@ def _parser(what: str, usage: str) -> Parser:
     )
     parser.add_argument("--private", action="store_true", help="make private repositories")
     parser.add_argument("--message", metavar="TEXT", help="of the commits")
-    parser.add_argument("--dry-run", action="store_true", help="show what would go where, and send nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="list each file with its size, and what is not sent; send nothing",
+    )
     return parser
 
 
@@ -144,7 +148,13 @@ _COLLECT: dict[str, Callable[[argparse.Namespace], list[Publication]]] = {
 
 def _planned(publication: Publication) -> str:
     rows = [[path, f"{size:,} bytes"] for path, size in sorted(publication.sizes().items())]
-    return f"{publication.address}\n" + table(rows, indent="  ", width=WHOLE_LINES)
+    return "\n".join([publication.address, table(rows, indent="  ", width=WHOLE_LINES), *_left(publication)])
+
+
+def _left(publication: Publication) -> list[str]:
+    """One line on what else lies in the folder, where there is something."""
+    names = ", ".join(publication.not_sent)
+    return [f"  not sent: {names}"] if names else []
 
 
 def _told(pushed: Pushed) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.clip_config import config_problems, mask_problems
-from capeval_core.encoders.clip_model import build_clip
+from capeval_core.encoders.clip_model import build_clip, empty_clip
 from capeval_core.encoders.clip_towers import ClipTowers, rows_of
 from capeval_core.encoders.mask_geometry import (
     Geometry,
@@ -66,6 +66,10 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
         return build_clip(config, tensors, self.dtype, mask_channel=True)
+
+    @classmethod
+    def empty(cls, config: dict[str, Any]) -> CLIP:
+        return empty_clip(config, mask_channel=True)
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.encoders.clip_model import check_tensors
+from capeval_core.models.architecture import check_tensors
 from capeval_core.models.precision import DTYPES
 from capeval_core.weights.blip2_transformers import empty_model
 
@@ -24,8 +24,7 @@ def build_blip2(architecture: dict[str, Any], tensors: dict[str, Tensor], dtype:
     Raises:
         WeightsError: an architecture that cannot be built; tensors that are missing, extra or misshaped.
     """
-    with torch.device("meta"):  # no memory and no random numbers for what is overwritten
-        model: Any = empty_model(architecture)
+    model: Any = empty_blip2(architecture)
     check_tensors(model.state_dict(), tensors)
     model.load_state_dict(
         {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}, strict=True, assign=True
@@ -35,6 +34,16 @@ def build_blip2(architecture: dict[str, Any], tensors: dict[str, Tensor], dtype:
     model.embeddings.position_ids = torch.arange(positions).expand(1, -1)
     built: nn.Module = model.eval().requires_grad_(False)
     return built
+
+
+def empty_blip2(architecture: dict[str, Any]) -> nn.Module:
+    """BLIP-2 on torch's meta device: no memory, and no random numbers for what is overwritten.
+
+    Raises:
+        WeightsError: an architecture that cannot be built.
+    """
+    with torch.device("meta"):
+        return empty_model(architecture)
 
 
 def picture_states(model: Any, pixels: Tensor) -> Tensor:

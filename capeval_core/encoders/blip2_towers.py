@@ -20,6 +20,7 @@ from torch import Tensor
 from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.blip2_model import (
     build_blip2,
+    empty_blip2,
     matched_states,
     picture_states,
     query_states,
@@ -29,6 +30,7 @@ from capeval_core.encoders.clip_towers import TextFeatures, rows_of
 from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
 from capeval_core.encoders.wordpiece import PAD, WordPiece
 from capeval_core.inputs.pictures import Picture
+from capeval_core.models.architecture import is_whole, scaling_problems, shown, size_problems
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.model import CheckedModel
 from capeval_core.models.precision import DTYPES, exact_float32
@@ -40,6 +42,12 @@ Floats = NDArray[np.float32]
 Ids = tuple[int, ...]
 
 _KEYS = ("architecture", "preprocessing", "context_length", "vocabulary")
+_READ = {
+    "vision": ("image_size",),
+    "qformer": ("vocab_size", "max_position_embeddings"),
+    "": ("num_query_tokens", "image_text_hidden_size"),
+}
+"""Sizes that are read here; the others are transformers' business, which has defaults."""
 
 
 class Blip2Towers(CheckedModel):
@@ -57,6 +65,10 @@ class Blip2Towers(CheckedModel):
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
         return build_blip2(config["architecture"], tensors, self.dtype)
+
+    @classmethod
+    def empty(cls, config: dict[str, Any]) -> Any:
+        return empty_blip2(config["architecture"])
 
     def prepare(self) -> None:
         words = self.config["vocabulary"]
@@ -79,16 +91,15 @@ class Blip2Towers(CheckedModel):
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         if "model_type" in folder.config:
-            return translate_transformers(folder)
-        config = super().read_config(folder)
+            config = translate_transformers(folder)
+        else:
+            config = super().read_config(folder)
         if missing := [key for key in _KEYS if key not in config]:
             raise WeightsError(f"the config lacks {', '.join(missing)}: convert the weights again")
-        seen, sized = config["preprocessing"], config["architecture"]["vision"]["image_size"]
-        if (seen["image_size"], seen["interpolation"]) != (sized, "bicubic"):
-            raise WeightsError(
-                f"preprocessing says {seen['interpolation']}, {seen['image_size']} pixels, but the tower "
-                f"takes bicubic, {sized} pixels: convert the weights again"
-            )
+        if problems := _config_problems(config):
+            raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
+        if isinstance(config["vocabulary"], list):
+            return config
         words = read_words(folder.path / VOCABULARY)
         if sha256_of(folder.path / VOCABULARY) != config["vocabulary"].get("sha256"):
             raise WeightsError(f"{VOCABULARY} is not the one that these weights were saved with")
@@ -257,3 +268,35 @@ class Blip2Towers(CheckedModel):
 
 def _bytes_of(ids: Ids) -> bytes:
     return np.array(ids, dtype="<u4").tobytes()
+
+
+def _config_problems(config: dict[str, Any]) -> list[str]:
+    """What is missing or of the wrong kind, in words; an empty list if all is well."""
+    shape, seen = config["architecture"], config["preprocessing"]
+    if not isinstance(shape, dict):
+        return [f"architecture is {shown(shape)}, expected an object"]
+    problems = size_problems(shape, "architecture")
+    for tower, keys in _READ.items():
+        part = shape.get(tower) if tower else shape
+        lacks = [key for key in keys if not isinstance(part, dict) or part.get(key) is None]
+        problems += [f"architecture{tower and '.'}{tower} lacks {', '.join(lacks)}"] if lacks else []
+    if not isinstance(seen, dict):
+        problems.append(f"preprocessing is {shown(seen)}, expected an object")
+    if problems:
+        return problems
+    sized = shape["vision"]["image_size"]
+    if (seen.get("image_size"), seen.get("interpolation")) != (sized, "bicubic"):
+        problems.append(
+            f"preprocessing says {shown(seen.get('interpolation'))}, {shown(seen.get('image_size'))} pixels, "
+            f"but the tower takes bicubic, {sized} pixels"
+        )
+    problems += scaling_problems(seen)
+    longest = shape["qformer"]["max_position_embeddings"]
+    if not is_whole(config["context_length"], range(3, longest + 1)):
+        problems.append(
+            f"context_length is {shown(config['context_length'])}, expected a whole number from 3 to "
+            f"{longest}"
+        )
+    if not isinstance(config["vocabulary"], (dict, list)):
+        problems.append(f"vocabulary is {shown(config['vocabulary'])}, expected an object")
+    return problems

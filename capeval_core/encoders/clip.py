@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.clip_config import config_problems
-from capeval_core.encoders.clip_model import build_clip
+from capeval_core.encoders.clip_model import build_clip, empty_clip
 from capeval_core.encoders.clip_towers import ClipTowers, rows_of
 from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
 from capeval_core.encoders.transformer import run_vision
@@ -47,6 +47,10 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
         return build_clip(config, tensors, self.dtype)
+
+    @classmethod
+    def empty(cls, config: dict[str, Any]) -> CLIP:
+        return empty_clip(config)
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:

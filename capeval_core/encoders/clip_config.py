@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
 
+from capeval_core.models.architecture import is_number, scaling_problems, shown, size_problems
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_CONFIG, TINY
 
@@ -24,18 +24,18 @@ def config_problems(config: dict[str, Any]) -> list[str]:
     problems = _architecture(config.get("architecture"))
     activation = config.get("activation")
     if activation not in ("quick_gelu", "gelu"):
-        problems.append(f"activation is {activation!r}, expected 'quick_gelu' or 'gelu'")
+        problems.append(f"activation is {shown(activation)}, expected 'quick_gelu' or 'gelu'")
     problems += _preprocessing(config.get("preprocessing"))
     if not problems:
         built_for = config["architecture"]["vision"].get("image_size")
         size = config["preprocessing"]["image_size"]
         if built_for not in (None, size):
             problems.append(f"preprocessing.image_size is {size}, but architecture.vision's is {built_for}")
-    prompt = _object(config.get("constants", {})).get("prompt", "")
-    if not isinstance(prompt, str):
-        problems.append(f"constants.prompt is {prompt!r}, expected a text")
-    if "canary" in config and not _is_canary(config["canary"]):
-        problems.append("canary does not hold (2, 3) cosines and a tolerance per dtype")
+    constants = config.get("constants", {})
+    if not isinstance(constants, dict):
+        problems.append(f"constants is {shown(constants)}, expected an object")
+    elif not isinstance(constants.get("prompt", ""), str):
+        problems.append(f"constants.prompt is {shown(constants['prompt'])}, expected a text")
     return problems
 
 
@@ -53,16 +53,16 @@ def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
             length = text.get("context_length", _USUAL)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # whatever is wrong with it is said when the weights are opened
-        return length if _is_size(length) else None
+        return length if is_number(length, 1, 1 << 20) and isinstance(length, int) else None
     return None
 
 
 def mask_problems(found: Any) -> list[str]:
     """What is wrong with the scaling of masks in an Alpha-CLIP's config, in words."""
     mean, std = _object(found).get("mean"), _object(found).get("std")
-    if _are_numbers([mean, std], 2) and isinstance(std, (int, float)) and std > 0:
+    if is_number(mean, -1e3, 1e3) and is_number(std, 1e-4, 1e3):
         return []
-    return [f"mask is {found!r}, expected the mean and the standard deviation (above 0) of masks"]
+    return [f"mask is {shown(found)}, expected the mean and the standard deviation (above 0) of masks"]
 
 
 def _architecture(found: Any) -> list[str]:
@@ -71,55 +71,40 @@ def _architecture(found: Any) -> list[str]:
     problems = [
         f"architecture.{tower} is missing" for tower in ("vision", "text") if not _object(found.get(tower))
     ]
-    if not _is_size(found.get("embed_dim")):
-        problems.append(f"architecture.embed_dim is {found.get('embed_dim')!r}, expected a positive integer")
+    if found.get("embed_dim") is None:
+        problems.append("architecture.embed_dim is missing, expected a positive integer")
+    problems += size_problems(found, "architecture")
+    if not problems:
+        problems += _heads(found["vision"], "vision") + _heads(found["text"], "text")
     return problems
+
+
+def _heads(tower: dict[str, Any], name: str) -> list[str]:
+    """Attention heads leave no trace in tensors, but share the width."""
+    width = tower.get("width")
+    share = tower.get("head_width") if name == "vision" else tower.get("heads")
+    if not width or not share or isinstance(tower.get("layers"), list) or width % share == 0:
+        return []
+    key = "head_width" if name == "vision" else "heads"
+    return [f"architecture.{name}.{key} is {share}, which does not divide the width {width}"]
 
 
 def _preprocessing(found: Any) -> list[str]:
     if not isinstance(found, dict):
         return ["preprocessing is missing"]
     problems = []
-    if not _is_size(found.get("image_size")):
-        problems.append(
-            f"preprocessing.image_size is {found.get('image_size')!r}, expected a positive integer"
-        )
-    for name, low in (("mean", -math.inf), ("std", 0)):
-        values = found.get(name, (0.5, 0.5, 0.5))
-        if not _are_numbers(values, 3) or min(values) <= low:
-            problems.append(f"preprocessing.{name} is {values!r}, expected three numbers, one per channel")
+    if found.get("image_size") is None:
+        problems.append("preprocessing.image_size is missing, expected a positive integer")
+    problems += size_problems(found, "preprocessing") + scaling_problems(found)
     if found.get("interpolation", "bicubic") not in _INTERPOLATIONS:
         problems.append(
-            f"preprocessing.interpolation is {found['interpolation']!r}, but only "
+            f"preprocessing.interpolation is {shown(found['interpolation'])}, but only "
             f"{' and '.join(map(repr, _INTERPOLATIONS))} are known"
         )
     if unknown := sorted(found.keys() - _PREPROCESSING):
-        problems.append(f"preprocessing has {', '.join(unknown)}, which is not known here")
+        problems.append(f"preprocessing has {shown(', '.join(unknown))}, which is not known here")
     return problems
 
 
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _are_numbers(values: Any, count: int) -> bool:
-    return (
-        isinstance(values, (list, tuple))
-        and len(values) == count
-        and all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
-    )
-
-
-def _is_canary(canary: Any) -> bool:
-    cosines, tolerance = _object(canary).get("cosines"), _object(canary).get("tolerance")
-    return (
-        isinstance(cosines, list)
-        and len(cosines) == 2
-        and all(_are_numbers(row, 3) for row in cosines)
-        and isinstance(tolerance, dict)
-        and _are_numbers([tolerance.get(dtype) for dtype in ("float32", "float16", "bfloat16")], 3)
-    )

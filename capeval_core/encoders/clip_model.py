@@ -9,6 +9,7 @@ from open_clip.model import CLIP, convert_weights_to_lp
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
+from capeval_core.models.architecture import check_tensors
 from capeval_core.models.precision import DTYPES
 from capeval_core.weights.folder import WeightsError
 
@@ -26,10 +27,26 @@ def build_clip(
     Raises:
         WeightsError: an architecture that is not plain CLIP; tensors that are missing, extra or misshaped.
     """
+    model = empty_clip(config, dtype, mask_channel=mask_channel)
+    check_tensors(model.state_dict(), tensors)
+    wide = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+    model.load_state_dict(wide, strict=True, assign=True)
+    model.attn_mask = None  # causality is ours, at each text's real length
+    if dtype != "float32":
+        convert_weights_to_lp(model, DTYPES[dtype])
+    return model.eval().requires_grad_(False)
+
+
+def empty_clip(config: dict[str, Any], dtype: str = "float32", *, mask_channel: bool = False) -> CLIP:
+    """open_clip's CLIP of a config on torch's meta device: no memory, and no numbers for what is overwritten.
+
+    Raises:
+        WeightsError: an architecture that is not plain CLIP.
+    """
     architecture = config["architecture"]
     _check_architecture(architecture)
     try:
-        with torch.device("meta"):  # no memory and no random numbers for what is overwritten
+        with torch.device("meta"):
             model = CLIP(
                 architecture["embed_dim"],
                 architecture["vision"],
@@ -39,15 +56,11 @@ def build_clip(
             )
             if mask_channel:
                 add_mask_channel(model.visual)
-    except (TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:
+    except WeightsError:
+        raise
+    except Exception as error:  # whatever its parts refuse, each in its own way
         raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
-    check_tensors(model.state_dict(), tensors)
-    wide = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
-    model.load_state_dict(wide, strict=True, assign=True)
-    model.attn_mask = None  # causality is ours, at each text's real length
-    if dtype != "float32":
-        convert_weights_to_lp(model, DTYPES[dtype])
-    return model.eval().requires_grad_(False)
+    return model
 
 
 def add_mask_channel(visual: nn.Module) -> None:
@@ -75,27 +88,3 @@ def _check_architecture(architecture: dict[str, Any]) -> None:
         raise WeightsError(
             f"architecture.text.vocab_size is {vocabulary}, but CLIP's vocabulary has 49408 entries"
         )
-
-
-def check_tensors(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    problems = []
-    if missing := sorted(expected.keys() - found.keys()):
-        problems.append(f"{len(missing)} tensors are missing ({_some(missing)})")
-    if extra := sorted(found.keys() - expected.keys()):
-        problems.append(f"{len(extra)} tensors are not part of the architecture ({_some(extra)})")
-    shapes = [
-        f"{name} is {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    if shapes:
-        problems.append(f"{len(shapes)} tensors have another shape ({_some(shapes)})")
-    if problems:
-        raise WeightsError(
-            "; ".join(problems)
-            + ": the config and the tensors do not belong together; convert the weights again"
-        )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -12,7 +12,7 @@ from open_clip.model import CLIP
 from torch import Tensor
 
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.eva_clip_model import build_eva_clip
+from capeval_core.encoders.eva_clip_model import build_eva_clip, empty_eva_clip
 from capeval_core.weights.eva_clip import EvaClipConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
@@ -40,6 +40,10 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
         return build_eva_clip(config, tensors, self.dtype, self.device)
+
+    @classmethod
+    def empty(cls, config: dict[str, Any]) -> CLIP:
+        return empty_eva_clip(config)
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:

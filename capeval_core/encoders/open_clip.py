@@ -10,7 +10,8 @@ from open_clip.model import CLIP, convert_weights_to_lp
 from torch import Tensor
 
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.clip_model import TEXT_KEYS, VISION_KEYS, check_tensors
+from capeval_core.encoders.clip_model import TEXT_KEYS, VISION_KEYS
+from capeval_core.models.architecture import check_tensors
 from capeval_core.models.precision import DTYPES
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
@@ -36,11 +37,19 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
     used_by = "eco"
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
-        # Where a model has another picture tower, open_clip puts the text tower's tensors under `text.`.
-        super().__init__(config, {name.removeprefix("text."): t for name, t in tensors.items()}, **more)
+        super().__init__(config, _own_names(tensors), **more)
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
         return build_open_clip(config, tensors, self.dtype)
+
+    @classmethod
+    def empty(cls, config: dict[str, Any]) -> CLIP:
+        with torch.device("meta"):
+            return _built(config)
+
+    @classmethod
+    def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
+        super().check_header(config, _own_names(header))
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
@@ -63,6 +72,11 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
         )
 
 
+def _own_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Where a model has another picture tower, open_clip puts the text tower's tensors under `text.`."""
+    return {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
+
+
 def is_plain(architecture: dict[str, Any]) -> bool:
     """Whether both towers are CLIP's own, so that `ClipEncoder` has shortcuts for them."""
     known = (("vision", VISION_KEYS), ("text", TEXT_KEYS))
@@ -75,12 +89,9 @@ def build_open_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: s
     Raises:
         WeightsError: an architecture that is not known; tensors that are missing, extra or misshaped.
     """
-    architecture = config["architecture"]
-    _check_architecture(architecture)
-    try:
-        model = _empty(architecture, config["activation"])
-    except (TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError, KeyError) as error:
-        raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
+    # Really built, since timm's towers may have buffers that no file holds; its random numbers are nobody's.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        model = _built(config)
     check_tensors(model.state_dict(), tensors)
     narrow = DTYPES[dtype]
     model.load_state_dict(
@@ -100,15 +111,19 @@ def build_open_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: s
     return model.eval().requires_grad_(False)
 
 
-def _empty(architecture: dict[str, Any], activation: str) -> CLIP:
-    # Really built, since timm's towers may have buffers that no file holds; its random numbers are nobody's.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+def _built(config: dict[str, Any]) -> CLIP:
+    """open_clip's model of a config, on the device that is set."""
+    architecture = config["architecture"]
+    _check_architecture(architecture)
+    try:
         return CLIP(
             architecture["embed_dim"],
             {**architecture["vision"], "timm_model_pretrained": False},
             architecture["text"],
-            quick_gelu=activation == "quick_gelu",
+            quick_gelu=config["activation"] == "quick_gelu",
         )
+    except Exception as error:  # whatever its parts refuse, each in its own way
+        raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
 
 
 def _check_architecture(architecture: dict[str, Any]) -> None:

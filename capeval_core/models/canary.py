@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from capeval_core.models.architecture import is_number
 from capeval_core.weights.folder import WeightsError
 
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -28,14 +29,34 @@ def cosines(seen: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.
     return np.asarray(seen @ said.T / lengths, dtype=np.float32)
 
 
+def canary_problem(canary: Any) -> str | None:
+    """What is wrong with a config's canary as such, in words; None: nothing."""
+    found = canary if isinstance(canary, dict) else {}
+    rows, tolerance = found.get("cosines"), found.get("tolerance")
+    if (
+        isinstance(rows, list)
+        and rows
+        and all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows)
+        and all(is_number(value, -1e6, 1e6) for row in rows for value in row)
+        and isinstance(tolerance, dict)
+        and all(is_number(tolerance.get(dtype), 0, 1) for dtype in TOLERANCE)
+    ):
+        return None
+    return "canary does not hold rows of cosines, and a tolerance from 0 to 1 per dtype"
+
+
 def check_canary(canary: dict[str, Any], found: NDArray[np.float32], dtype: str) -> None:
     """Refuse weights whose cosines are not those that were saved with them.
 
     Raises:
-        WeightsError: some cosine differs by more than the tolerance of `dtype`.
+        WeightsError: some cosine differs by more than the tolerance of `dtype`, or there are not as many.
     """
-    difference = float(np.abs(found - np.float32(canary["cosines"])).max())
-    tolerance = canary["tolerance"][dtype]
+    expected, tolerance = np.array(canary["cosines"], dtype=np.float32), canary["tolerance"][dtype]
+    if expected.shape != found.shape:
+        raise WeightsError(
+            f"canary holds {expected.shape} cosines, expected {found.shape}: convert the weights again"
+        )
+    difference = float(np.abs(found - expected).max())
     if not difference <= tolerance:
         raise WeightsError(
             f"the canary cosines are off by {difference:.2g} (at most {tolerance:g} is allowed): tensors, "

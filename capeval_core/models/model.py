@@ -19,11 +19,19 @@ from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from capeval_core.models.canary import TOLERANCE, check_canary
+from capeval_core.models.architecture import check_tensors
+from capeval_core.models.canary import TOLERANCE, canary_problem, check_canary
 from capeval_core.models.device import resolve_device
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, WeightsFolder, open_weights
+from capeval_core.weights.folder import (
+    CONFIG,
+    TENSORS,
+    WeightsError,
+    WeightsFolder,
+    check_finite,
+    open_weights,
+)
 from capeval_core.weights.release import Conversion
 
 Self = TypeVar("Self", bound="CheckedModel")
@@ -51,7 +59,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         dtype: "float32", "bfloat16" or "float16".
 
     Raises:
-        WeightsError: the tensors do not fit the config, or the canary comes out different.
+        WeightsError: the tensors do not fit the config or hold NaN or infinity, also once they are rounded to
+            `dtype`, or the canary comes out different.
     """
 
     kind: ClassVar[str]
@@ -83,8 +92,15 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         self.device = resolve_device(device)
         self.dtype = dtype
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
+        if checksum is None:  # those of a folder were looked at as they were read
+            check_finite(tensors)
         self._stored_as = {name: tensor.dtype for name, tensor in tensors.items()}
         self.model = self.build(config, tensors).to(self.device)
+        if dtype == "float16":
+            check_finite(
+                self.model.state_dict(),
+                'they exceed the range of float16: pass dtype="bfloat16" or "float32"',
+            )
         self.prepare()
         if "canary" in config:
             check_canary(config["canary"], self.canary(), dtype)
@@ -92,6 +108,24 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     @abstractmethod
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         """The model of a config, filled strictly with tensors, in `self.dtype`."""
+
+    @classmethod
+    @abstractmethod
+    def empty(cls, config: dict[str, Any]) -> nn.Module:
+        """The model of a config on torch's meta device: names and shapes, no memory, no numbers.
+
+        Raises:
+            WeightsError: there is no such model.
+        """
+
+    @classmethod
+    def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
+        """Refuse a file whose tensors, by its header, are not those of the config; none is read.
+
+        Raises:
+            WeightsError: there is no such model, or it has other tensors.
+        """
+        check_tensors(cls.empty(config).state_dict(), header)
 
     @abstractmethod
     def prepare(self) -> None:
@@ -150,6 +184,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
             key = (cls._fingerprint(config, folder.checksum), str(resolve_device(device)), dtype)
             encoder = _OPENED.get(key)
             if encoder is None:
+                cls.check_header(config, folder.header())
                 tensors = folder.tensors()
                 encoder = cls(config, tensors, checksum=folder.checksum, device=device, dtype=dtype)
                 _OPENED[key] = encoder
@@ -168,6 +203,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     @classmethod
     def _config_of(cls, folder: WeightsFolder) -> dict[str, Any]:
         config = cls.read_config(folder)
+        if "canary" in config and (problem := canary_problem(config["canary"])):
+            raise WeightsError(f"in the config, {problem}: download or convert the weights again")
         _check_settings(folder.name, config)
         return config
 

@@ -19,7 +19,7 @@ import torch
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import TENSORS, WeightsError
+from capeval_core.weights.folder import TENSORS, WeightsError, check_finite
 from capeval_core.weights.foreign import download
 
 FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"
@@ -178,6 +178,7 @@ def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
     try:
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder)
         model = cast(Any, AutoModelForSeq2SeqLM).from_pretrained(folder, dtype=dtype, use_safetensors=True)
+        check_finite(model.state_dict(), "they make no sense of any caption")
     except ImportError as error:
         raise _missing(error) from error
     except Exception as error:  # a damaged file raises whatever its reader raises

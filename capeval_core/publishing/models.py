@@ -13,13 +13,26 @@ from capeval_core.publishing.publication import (
     PublishError,
     checked,
     in_namespace,
+    others,
+    own_file,
     shipped,
 )
 from capeval_core.registry import METRICS
 from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, restriction_of
 from capeval_core.weights.constants import LICENCE_NOT_STATED
-from capeval_core.weights.folder import WeightsFolder, open_weights
+from capeval_core.weights.folder import (
+    CONFIG,
+    OPEN_CLIP_CONFIG,
+    OPEN_CLIP_TENSORS,
+    TENSORS,
+    VOCABULARY,
+    WeightsFolder,
+    open_weights,
+)
+
+_SENT = (CONFIG, OPEN_CLIP_CONFIG, TENSORS, OPEN_CLIP_TENSORS, VOCABULARY)
+"""Files of a weights folder that may go out, beside the card: those that encoders read."""
 
 
 def weights(
@@ -32,6 +45,9 @@ def weights(
 ) -> Publication:
     """The repository of a weights folder, opened as users open it: checksum, strict tensors, canary.
 
+    Of the folder go config, tensors, a tokenizer's words and, where the weights have no listed card,
+    README.md; nothing else.
+
     Args:
         folder: made by `capeval convert`, or in open_clip's format; which network it is for, its config says.
         namespace: user or organisation on the Hub.
@@ -43,11 +59,13 @@ def weights(
     Raises:
         WeightsError: the weights cannot be read or trusted.
         PublishError: their authors state no licence or restrict their use, they are not what their name
-            says, or there is no card for them.
+            says, there is no card for them, or one of their files is a link.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder: pass one that `capeval convert` has made")
+    # Before anything is read: what is opened is what will be sent.
+    own = {each: file for each in _SENT if (file := own_file(path, each, hard_links=False))}
     opened = open_weights(path, metric="METRIC", tiny="")
     network = network_of(opened).open(opened, device="cpu")
     name = checked(name or opened.name)
@@ -56,30 +74,27 @@ def weights(
         raise PublishError(_refusal(name, why))
     if entry is not None and (wrong := entry.is_another(network.describe(network.config))):
         raise PublishError(f"{path}: {wrong}: convert the file that the authors released")
-    card = _card_path(name)
-    card = card if card.is_file() else path / CARD
-    if not card.is_file():
+    listed = _listed_card(name)
+    card = listed or own_file(path, CARD, hard_links=False)
+    if card is None:
         raise PublishError(f"there is no card for {name!r}: put a {CARD} into {path}, or name listed weights")
     message = f"Weights {opened.checksum[:12]}, capeval {__version__}"
     if permission:
         message += f"\n\nPublished with permission: {permission}"
+    sent = [each for each in own if each in (opened.config_file.name, opened.tensor_file.name, VOCABULARY)]
     return Publication(
         f"{checked(namespace)}/{name}",
         "model",
-        {
-            CARD: _card_text(card, name, namespace, permission),
-            # config, and a tokenizer's files where there are some
-            **{file.name: file for file in sorted(path.iterdir()) if file.suffix in (".json", ".txt")},
-            opened.tensor_file.name: opened.tensor_file,
-        },
+        {CARD: _card_text(card, name, namespace, permission), **{each: own[each] for each in sent}},
         message,
+        not_sent=others(path, sent if listed else [*sent, CARD]),
     )
 
 
 def card(name: str, namespace: str) -> Publication:
     """The card alone of weights that are published already."""
-    path = _card_path(name)
-    if not path.is_file():
+    path = _listed_card(name)
+    if path is None:
         known = cards()
         raise PublishError(f"no card {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
     content = _card_text(path, name, namespace)
@@ -107,8 +122,9 @@ def _licence(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
     """The licence that the authors state; the catalogue knows better than what `convert` was told."""
     if entry is not None:
         return entry.licence
-    stated = (folder.config.get("source") or {}).get("licence")
-    return None if stated == LICENCE_NOT_STATED else stated
+    source = folder.config.get("source")
+    stated = source.get("licence") if isinstance(source, dict) else None
+    return stated if isinstance(stated, str) and stated != LICENCE_NOT_STATED else None
 
 
 def _refusal(name: str, why: str) -> str:
@@ -123,5 +139,5 @@ def _card_text(path: Path, name: str, namespace: str, permission: str | None = N
     return (f"{text.rstrip()}\n\n## Permission\n\n{permission}\n" if permission else text).encode()
 
 
-def _card_path(name: str) -> Path:
-    return shipped("hub_cards", "hub_cards") / f"{checked(name)}.md"
+def _listed_card(name: str) -> Path | None:
+    return own_file(shipped("hub_cards", "hub_cards"), f"{checked(name)}.md")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,9 @@ CARD = "README.md"
 _WRITTEN = "capeval|metrics"
 """Where texts in the source have modules: our namespace, whatever CAPEVAL_NAMESPACE says, or the checkout."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+_COPY = "only files that lie in the folder itself are sent, so that no other one is by mistake: copy it there"
 
 
 class PublishError(ValueError):
@@ -24,6 +29,7 @@ class Publication:
 
     repository: id on the Hub. kind: a Space is a module, a model is weights. files: path in the repository ->
     content, or the file that has it. create: whether the repository is made where it does not exist.
+    not_sent: what else lies in the folder, by name.
     """
 
     repository: str
@@ -31,6 +37,7 @@ class Publication:
     files: Mapping[str, bytes | Path]
     message: str
     create: bool = True
+    not_sent: list[str] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -55,6 +62,40 @@ def in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
     """
     ids = "|".join(map(re.escape, names))
     return re.sub(rf"(?<![\w.-])(?:{_WRITTEN})/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
+
+
+def own_file(folder: Path, name: str, *, hard_links: bool = True) -> Path | None:
+    """A file of a folder that may go out: a regular one, in the folder itself; None: there is none.
+
+    Args:
+        folder: where it lies.
+        name: of the file.
+        hard_links: whether it may have other names elsewhere, as files of installed packages often have.
+
+    Raises:
+        PublishError: it is a link or no regular file, so that something else would be sent.
+    """
+    path = folder / name
+    if not os.path.lexists(path):
+        return None
+    if (target := path.resolve()) != folder.resolve() / name:
+        raise PublishError(f"{path} is a link to {target}: {_COPY}")
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise PublishError(f"{path} is no regular file: {_COPY}")
+    if about.st_nlink > 1 and not hard_links:
+        raise PublishError(f"{path} is a hard link, a file with {about.st_nlink} names: {_COPY}")
+    return path
+
+
+def others(folder: Path, sent: Iterable[str]) -> list[str]:
+    """Names of what lies in a folder and is not sent, without Python's bytecode; folders end with a slash."""
+    names = {path.name: path for path in folder.iterdir() if path.name != "__pycache__"}
+    return [
+        name + ("/" if path.is_dir() and not path.is_symlink() else "")
+        for name, path in sorted(names.items())
+        if name not in sent
+    ]
 
 
 def checked(name: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from capeval_core._version import __version__
 from capeval_core.publishing.publication import (
@@ -11,6 +13,8 @@ from capeval_core.publishing.publication import (
     PublishError,
     checked,
     in_namespace,
+    others,
+    own_file,
     shipped,
 )
 from capeval_core.registry import METRICS, metric_class
@@ -28,24 +32,26 @@ def module(name: str, namespace: str, install_from: str) -> Publication:
         namespace: user or organisation on the Hub.
         install_from: where the Space, and users who lack the package, install it from: `"pypi"` (the Space
             takes this very version, which must be there), or an address that pip takes, e.g.
-            `git+https://host/org/capeval@<commit>`.
+            `git+https://host/org/capeval@<commit>`. One with a password, a token or a query is refused.
     """
     metric_class(name)
     folder = shipped("hub_metrics", "metrics") / name
     if not folder.is_dir():
         raise PublishError(f"metric {name!r} has no module folder: {folder} does not exist")
-    found = {}
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix != ".pyc":
-            content = path.read_bytes()
-            if path.suffix in (".md", ".py", ".txt"):
-                text = installing(content.decode(), install_from)
-                if path.name == CARD:
-                    text = _IN_A_CHECKOUT.sub(lambda _: _from_the_hub(install_from), text)
-                content = in_namespace(text, namespace, METRICS).encode()
-            found[path.name] = content
-    title = metric_class(name).title
-    return Publication(f"{checked(namespace)}/{name}", "space", found, f"{title}, capeval {__version__}")
+    found: dict[str, bytes | Path] = {}
+    for file in (CARD, "app.py", f"{name}.py", "requirements.txt"):
+        if path := own_file(folder, file):
+            text = installing(path.read_text(encoding="utf-8"), install_from)
+            if file == CARD:
+                text = _IN_A_CHECKOUT.sub(lambda _: _from_the_hub(install_from), text)
+            found[file] = in_namespace(text, namespace, METRICS).encode()
+    return Publication(
+        f"{checked(namespace)}/{name}",
+        "space",
+        found,
+        f"{metric_class(name).title}, capeval {__version__}",
+        not_sent=others(folder, found),
+    )
 
 
 def installing(text: str, source: str) -> str:
@@ -58,13 +64,33 @@ def installing(text: str, source: str) -> str:
     """
     if source == PYPI:
         return re.sub(r"^(capeval(\[.*?\])?)[ \t]*$", rf"\1=={__version__}", text, flags=re.MULTILINE)
-    if not re.fullmatch(r"(git\+)?https://[^\s#]+", source):
+    if why := _secret_in(source):
+        raise PublishError(
+            f"install from: {why} (the address is not repeated here), and everyone would read it on the "
+            "Space: give one without, of a public place"
+        )
+    if not re.fullmatch(r"((git\+)?https|git\+ssh)://[^\s#]+", source):
         raise PublishError(
             f"install from {source!r}: expected {PYPI!r}, or an address that pip installs from "
-            "(git+https://..., or https://... of a wheel)"
+            "(git+https://..., git+ssh://..., or https://... of a wheel)"
         )
     text = re.sub(r"^(capeval(\[.*?\])?)[ \t]*$", rf"\1 @ {source}", text, flags=re.MULTILINE)
     return re.sub(r"# From: capeval\b", f"# From: {source}", text)
+
+
+def _secret_in(source: str) -> str | None:
+    """What in an address is, or may be, a secret; None: nothing."""
+    try:
+        parts = urlsplit(source)
+        user, password, _ = parts.username, parts.password, parts.port
+    except ValueError:
+        return "its host or port cannot be read, as where a password holds a slash"
+    before = re.match(r"[^/@\s]*:[^/@\s]*@", source)
+    if password is not None or before or (user is not None and not parts.scheme.endswith("ssh")):
+        return "it holds a user name, a password or a token"
+    if parts.query or ";" in source or "=" in parts.path:
+        return "it holds a query, as those of signed addresses, or with a token, are"
+    return None
 
 
 def _from_the_hub(install_from: str) -> str:

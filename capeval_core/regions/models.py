@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, WeightsFolder, open_weights
+from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, WeightsFolder, open_weights, read_json
 from capeval_core.weights.foreign import download
 
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"
@@ -62,7 +61,7 @@ def _read(path: Path, name: str, revision: str | None, what: str, default: str) 
                 f"one in transformers' format with safetensors, such as {default}. {WITHOUT}"
             )
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(path / CONFIG)
     except (OSError, ValueError) as error:
         raise WeightsError(f"{what} {name!r}: {CONFIG} cannot be read ({error})") from error
     if not isinstance(config, dict):

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from capeval_core.inputs.pictures import Picture
+from capeval_core.models.architecture import check_tensors, size_problems
 from capeval_core.models.device import resolve_device
 from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.regions.boxes import clipped, distinct
@@ -29,7 +30,6 @@ THRESHOLD = 0.1
 """The paper trains objectness to predict the class score that a box will get, and 0.1 is the class score from
 which transformers takes a box of OWLv2 for a detection."""
 _REVISION = 1
-_TEXT = ("owlv2.text_model.", "owlv2.text_projection.")
 
 
 class Owlv2Boxes(BoxSource):
@@ -89,25 +89,29 @@ class _Model:
             from transformers import Owlv2Config, Owlv2ForObjectDetection, Owlv2ImageProcessor
 
             processor: Any = Owlv2ImageProcessor.from_pretrained(folder.path)
+            if problems := size_problems(folder.config, ""):
+                raise ValueError("; ".join(problems))
             config: Any = Owlv2Config(**folder.config)
         except ImportError as error:
             raise needs_transformers("detector", error) from error
         except Exception as error:  # a strange config raises whatever its reader raises
             raise WeightsError(f"detector {folder.name!r}: its config cannot be read ({error})") from error
         self.config = {"model": folder.config, "processor": processor.to_dict()}
-        model: Any = Owlv2ForObjectDetection(config)
-        del model.owlv2.text_model, model.owlv2.text_projection
-        tensors = {name: each for name, each in folder.tensors().items() if not name.startswith(_TEXT)}
         try:
+            with torch.device("meta"):  # no memory is taken before the file is known to have these sizes
+                expected = _without_text(Owlv2ForObjectDetection(config)).state_dict()
             # Files of older versions also hold buffers, which are made anew.
-            missing = model.load_state_dict(tensors, strict=False).missing_keys
-        except RuntimeError as error:
-            said = " ".join(str(error).split())[:300]
-            raise WeightsError(f"detector {folder.name!r}: the tensors do not fit ({said})") from error
-        if missing:
-            raise WeightsError(
-                f"detector {folder.name!r}: {len(missing)} tensors are missing, such as {missing[0]}"
-            )
+            header = {name: each for name, each in folder.header().items() if name in expected}
+            if missing := [name for name in expected if name not in header]:
+                raise WeightsError(f"{len(missing)} tensors are missing, such as {missing[0]}")
+            check_tensors(expected, header)
+            tensors = {name: each for name, each in folder.tensors().items() if name in expected}
+            model: Any = _without_text(Owlv2ForObjectDetection(config))
+            model.load_state_dict(tensors)
+        except WeightsError as error:
+            raise WeightsError(f"detector {folder.name!r}: {error}") from error
+        except Exception as error:  # a strange config raises whatever its reader raises
+            raise WeightsError(f"detector {folder.name!r}: its config cannot be built ({error})") from error
         model.owlv2.to(DTYPES[dtype])
         model.layer_norm.to(DTYPES[dtype])
         self._model = model.to(device).eval()
@@ -125,6 +129,11 @@ class _Model:
             centre, side = model.box_predictor(features, grid)[0].split(2, dim=-1)
             corners = torch.cat([centre - side / 2, centre + side / 2], dim=-1)
         return corners.cpu().numpy(), scores.cpu().numpy()
+
+
+def _without_text(model: Any) -> Any:
+    del model.owlv2.text_model, model.owlv2.text_projection
+    return model
 
 
 _OPENED: WeakValueDictionary[tuple[str, str, str], _Model] = WeakValueDictionary()

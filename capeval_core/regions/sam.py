@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.inputs.resizing import resized
+from capeval_core.models.architecture import scaling_problems, shown, size_problems
 from capeval_core.models.canary import canary_pictures
 from capeval_core.models.model import CheckedModel
 from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
-from capeval_core.regions.sam_model import build, build_transformers, fill
+from capeval_core.regions.sam_model import build, build_transformers, empty_transformers, fill, with_copy
 from capeval_core.regions.sam_release import MEAN, STD, SamConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
@@ -54,15 +55,32 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
             else:
                 model = build(config["architecture"])
                 fill(model, tensors)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise WeightsError(
-                f"the tensors do not fit the config ({error}): get the weights again"
-            ) from error
+        except Exception as error:  # whatever transformers' parts refuse, each in its own way
+            raise _unfit(error) from error
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
         encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
         encoder.register_forward_hook(lambda module, inputs, found: (found[0].float(),))
         return model
+
+    @classmethod
+    def empty(cls, config: dict[str, Any]) -> nn.Module:
+        architecture = config["architecture"]
+        try:
+            with torch.device("meta"):
+                if "transformers" in architecture:
+                    return empty_transformers(architecture["transformers"])
+                return build(architecture)
+        except Exception as error:  # whatever transformers' parts refuse, each in its own way
+            raise _unfit(error) from error
+
+    @classmethod
+    def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
+        found = with_copy(header) if "transformers" in config["architecture"] else header
+        try:
+            super().check_header(config, found)
+        except WeightsError as error:
+            raise _unfit(error) from error
 
     def prepare(self) -> None:
         preprocessing = self.config["preprocessing"]
@@ -77,10 +95,20 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         if folder.config.get("model_type") == "sam":
             architecture = {"transformers": folder.config}
             preprocessing = {"mean": list(MEAN), "std": list(STD)}
+            _check(size_problems(folder.config, ""))
             return {"encoder": cls.kind, "architecture": architecture, "preprocessing": preprocessing}
         config = super().read_config(folder)
         if missing := {"architecture", "preprocessing"} - set(config):
             raise WeightsError(f"in the config, {min(missing)} is missing: convert the weights again")
+        architecture, pixels = config["architecture"], config["preprocessing"]
+        parts = (
+            [architecture.get("kind"), architecture.get("decoder")] if isinstance(architecture, dict) else []
+        )
+        if not parts or not isinstance(parts[0], str) or not isinstance(parts[1], dict):
+            _check([f"architecture is {shown(architecture)}, expected an object with kind and decoder"])
+        if not isinstance(pixels, dict):
+            _check([f"preprocessing is {shown(pixels)}, expected an object"])
+        _check(size_problems(architecture, "architecture") + scaling_problems(pixels))
         return config
 
     @staticmethod
@@ -182,3 +210,14 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         boxes = np.array([[5, 5, 60, 70], [30, 20, 110, 80], [0, 0, 120, 90]], dtype=np.float32)
         logits, quality = self.decode(self.embed(picture), boxes, (picture.height, picture.width))
         return torch.stack([quality, logits.sigmoid().mean((1, 2, 3))]).cpu().numpy().astype(np.float32)
+
+
+def _check(problems: list[str]) -> None:
+    if problems:
+        raise WeightsError(f"in the config, {'; '.join(problems)}: get the weights again")
+
+
+def _unfit(error: Exception) -> WeightsError:
+    if isinstance(error, WeightsError) and "do not fit the config" in str(error):
+        return error
+    return WeightsError(f"the tensors do not fit the config ({error}): get the weights again")

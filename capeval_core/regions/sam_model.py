@@ -115,16 +115,26 @@ def build_transformers(config: Mapping[str, Any], tensors: Mapping[str, Tensor])
     Raises:
         ValueError: the tensors are not those of the config.
     """
+    model = empty_transformers(config)
+    fill(model, with_copy(tensors))
+    return model
+
+
+def empty_transformers(config: Mapping[str, Any]) -> nn.Module:
+    """The model of a SAM repository in transformers' format, with random weights, in evaluation mode."""
     from transformers import SamConfig, SamModel
 
     read: Any = SamConfig(**config)
     read.mask_decoder_config.layer_norm_eps = _RELEASED_EPS
-    model = _untied(SamModel(read))
+    return _untied(SamModel(read))
+
+
+def with_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file in transformers' format, which keeps the tied ones once, by all names."""
     content = dict(tensors)
     if GAUSSIAN in content:
-        content.setdefault(COPY, content[GAUSSIAN])  # files keep tied tensors once
-    fill(model, content)
-    return model
+        content.setdefault(COPY, content[GAUSSIAN])
+    return content
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

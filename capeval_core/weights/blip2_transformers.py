@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.weights.catalogue import BLIP2
 from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
-from capeval_core.weights.folder import TOKENIZER, VOCABULARY, WeightsError, WeightsFolder
+from capeval_core.weights.folder import TOKENIZER, VOCABULARY, WeightsError, WeightsFolder, read_json
 
 if TYPE_CHECKING:
     from transformers import Blip2ForImageTextRetrieval
@@ -126,7 +125,7 @@ def _words_of(folder: Path) -> list[str]:
     if (folder / VOCABULARY).is_file():
         return read_words(folder / VOCABULARY)
     try:
-        words = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
+        words = read_json(folder / TOKENIZER)["model"]["vocab"]
         return sorted(words, key=words.__getitem__)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(
@@ -138,8 +137,8 @@ def _processor(folder: Path) -> dict[str, Any]:
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
             try:
-                found = json.loads((folder / name).read_text(encoding="utf-8"))
+                found = read_json(folder / name)
                 return dict(found.get("image_processor", found))
-            except (ValueError, AttributeError, TypeError) as error:
+            except (OSError, ValueError, AttributeError, TypeError) as error:
                 raise WeightsError(f"{name} cannot be read ({error})") from error
     raise WeightsError(f"{folder} has no preprocessor_config.json: download the repository again")

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,8 @@ VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 _TRANSFORMERS = ("blip-2",)
 """Models that are also read from repositories in transformers' format."""
 TINY = Path(__file__).parent / "tiny"
+_JSON_BYTES, _JSON_DEPTH = 1 << 25, 32
+"""What a file of settings or of words may take: a tokenizer of 250,000 words takes half of that."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
@@ -49,6 +53,11 @@ class WeightsFolder:
     checksum: str
 
     @property
+    def config_file(self) -> Path:
+        """Where `config` was read."""
+        return self.path / (OPEN_CLIP_CONFIG if self.tensor_file.name == OPEN_CLIP_TENSORS else CONFIG)
+
+    @property
     def original(self) -> str | None:
         """File name of the checkpoint that they were converted from, where that is noted."""
         source = self.config.get("source")
@@ -66,18 +75,80 @@ class WeightsFolder:
         """
         return f"{self.name}@{(self.revision or fingerprint)[:8]}"
 
+    def header(self) -> dict[str, Tensor]:
+        """All tensors of the folder on torch's meta device: names and shapes, none of them read.
+
+        Raises:
+            WeightsError: the file cannot be read.
+        """
+        import torch
+        from safetensors import safe_open
+
+        with self._reading(), safe_open(self.tensor_file, framework="pt") as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            return {
+                name: torch.empty(
+                    part.get_shape(),
+                    dtype=torch.float32 if part.get_dtype().startswith(("F", "BF")) else torch.int64,
+                    device="meta",
+                )
+                for name, part in found.items()
+            }
+
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors of the folder, on the CPU, as stored."""
-        from safetensors import SafetensorError
+        """All tensors of the folder, on the CPU, as stored.
+
+        Raises:
+            WeightsError: the file cannot be read, or some tensor holds NaN or infinity.
+        """
         from safetensors.torch import load_file
 
+        with self._reading():
+            tensors = load_file(self.tensor_file)
         try:
-            return load_file(self.tensor_file)
-        except (SafetensorError, OSError) as error:
+            check_finite(tensors)
+        except WeightsError as error:
+            raise WeightsError(f"weights {self.name!r}: {self.tensor_file.name}: {error}") from None
+        return tensors
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        from safetensors import SafetensorError
+
+        try:
+            yield
+        except (SafetensorError, OSError, KeyError) as error:
             raise WeightsError(
                 f"weights {self.name!r}: {self.tensor_file.name} cannot be read ({error}): "
                 "download or convert the weights again"
             ) from error
+
+
+def check_finite(tensors: Mapping[str, Tensor], fix: str = "download or convert the weights again") -> None:
+    """Refuse tensors that hold NaN or infinity, which would make scores NaN: all, or those that meet them.
+
+    Raises:
+        WeightsError: names the first such tensor, counts, and says what to do.
+    """
+    import torch
+
+    def is_finite(tensor: Tensor) -> bool:
+        if not tensor.is_floating_point() or not tensor.numel():
+            return True
+        # NaN comes through, and no copy of a large tensor is made; types of 8 bits have no such function.
+        low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
+        return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
+
+    broken = [name for name in sorted(tensors) if not is_finite(tensors[name])]
+    if broken:
+        first = tensors[broken[0]].float()
+        count, more = (
+            int((~torch.isfinite(first)).sum()),
+            f" and {len(broken) - 1} more" if broken[1:] else "",
+        )
+        raise WeightsError(
+            f"{count:,} of {first.numel():,} values of tensor {broken[0]}{more} are NaN or infinite: {fix}"
+        )
 
 
 def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
@@ -211,6 +282,8 @@ def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str, revision:
             f"weights {name!r}: in the config, checksum is not an object of file names and sha256"
         )
     written = str(expected.get(tensor_file.name, checksum))
+    if checksum != written:  # or what is remembered of the file is wrong
+        checksum = file_checksum(tensor_file, remembered=False)
     if checksum != written:
         again = "download or convert it again"
         if revision:  # or the client's cache would give the same file again
@@ -224,7 +297,7 @@ def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str, revision:
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except (ValueError, OSError) as error:
         raise WeightsError(f"weights {name!r}: {path.name} cannot be read ({error})") from error
     if not isinstance(config, dict):
@@ -232,3 +305,27 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
             f"weights {name!r}: {path.name} holds a {type(config).__name__}, expected an object"
         )
     return config
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file beside weights holds.
+
+    Raises:
+        ValueError, OSError: it is no regular file, too large, not JSON, or nested too deeply.
+    """
+    if not path.is_file():
+        raise ValueError("it is no regular file")
+    if (size := path.stat().st_size) > _JSON_BYTES:
+        raise ValueError(f"it takes {size:,} bytes, at most {_JSON_BYTES:,} are expected")
+    too_deep = f"it is nested more than {_JSON_DEPTH} deep"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level = [content] if isinstance(content, (dict, list)) else []
+    for _ in range(_JSON_DEPTH):
+        inside = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [part for parts in inside for part in parts if isinstance(part, (dict, list))]
+    if level:
+        raise ValueError(too_deep)
+    return content

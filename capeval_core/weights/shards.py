@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
+from capeval_core.weights.folder import read_json
 
 INDEX = ".index.json"
 """How the name of an index ends: `model.safetensors.index.json`, `pytorch_model.bin.index.json`."""
@@ -22,7 +22,7 @@ def read_shards(index: Path) -> tuple[dict[str, Any], int]:
     if not index.exists():
         raise FileNotFoundError(f"{index} does not exist: download the original checkpoint first")
     try:
-        places: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        places: dict[str, str] = dict(read_json(index)["weight_map"])
         shards = sorted({str(place) for place in places.values()})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{index} is no index of shards ({error}): download it again") from error

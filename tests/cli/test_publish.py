@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -356,6 +357,142 @@ def test_a_dry_run_asks_nobody(capeval: Capeval, hub: Hub, folder: Path) -> None
     size = (folder / "model.safetensors").stat().st_size
     assert f"  model.safetensors  {size:,} bytes" in ran.out.splitlines()
     assert not hub.requests
+
+
+def test_only_what_encoders_read_leaves_a_folder_of_weights(capeval: Capeval, hub: Hub, folder: Path) -> None:
+    strays = [
+        *("token.json", "credentials.txt", "config.json.bak", "secret_config.json", "notes.txt"),
+        *("tokenizer.json", "open_clip_config.yaml", "pytorch_model.bin", ".env", "README.txt"),
+    ]
+    for name in strays:
+        (folder / name).write_text("hf_secret")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config.json").write_text("hf_secret")
+    (folder / "link.json").symlink_to("/etc/passwd")
+    (folder / "gone.json").symlink_to("/no/such/file")
+    planned = capeval("publish", "weights", folder, "--dry-run")
+    assert planned.status == 0 and not hub.requests, planned.err
+    first, *rows, left = planned.out.splitlines()
+    sizes = {
+        "README.md": len((folder / "README.md").read_bytes()),
+        "config.json": (folder / "config.json").stat().st_size,
+        "model.safetensors": (folder / "model.safetensors").stat().st_size,
+    }
+    assert first == "capeval/mine"
+    assert [row.split() for row in rows] == [[name, f"{size:,}", "bytes"] for name, size in sizes.items()]
+    names = [".env", ".git/", *sorted([*strays, "link.json", "gone.json"])[1:]]
+    assert left == f"  not sent: {', '.join(names)}"
+    ran = capeval("publish", "weights", folder)
+    assert ran.status == 0 and left in ran.out.splitlines(), ran.err
+    assert files(hub, "capeval/mine").keys() == sizes.keys()
+    sent = [*hub.stored.values(), *files(hub, "capeval/mine").values()]
+    assert not any(b"hf_secret" in content or b"root:" in content for content in sent)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt", "README.md"])
+@pytest.mark.parametrize("how", ["a link", "a link to a link", "a hard link", "no regular file"])
+def test_no_link_leads_out_of_a_folder_of_weights(
+    how: str, name: str, capeval: Capeval, hub: Hub, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "vocab.txt").write_text("a\n")
+    outside = (folder / name).rename(tmp_path / "outside")
+    if how == "a link":
+        (folder / name).symlink_to(outside)
+    elif how == "a link to a link":
+        (folder / "between").symlink_to(outside)
+        (folder / name).symlink_to("between")
+    elif how == "a hard link":
+        (folder / name).hardlink_to(outside)
+    else:
+        os.mkfifo(folder / name)
+    for more in ([], ["--dry-run"]):
+        ran = capeval("publish", "weights", folder, *more)
+        assert ran.status == 2 and not hub.requests
+        assert (
+            f"{folder / name} is {how.removesuffix(' to a link')}" in ran.err and "copy it there" in ran.err
+        )
+
+
+def test_a_folder_may_itself_be_reached_by_a_link(
+    capeval: Capeval, hub: Hub, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "by-a-link").symlink_to(folder)
+    ran = capeval("publish", "weights", tmp_path / "by-a-link", "--name", "mine")
+    assert ran.status == 0, ran.err
+    assert files(hub, "capeval/mine").keys() == {"README.md", "config.json", "model.safetensors"}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folders that modules and cards are published from."""
+    root = Path(__file__).parents[2]
+    for name in ("metrics", "hub_cards"):
+        shutil.copytree(root / name, tmp_path / "checkout" / name)
+    monkeypatch.setattr("capeval_core.publishing.publication.__file__", str(tmp_path / "checkout/a/b/c.py"))
+    return tmp_path / "checkout"
+
+
+def test_only_a_modules_own_files_become_a_space(capeval: Capeval, hub: Hub, checkout: Path) -> None:
+    pacs = checkout / "metrics" / "pacs"
+    for name in (".env", "notes.txt", "results.json", "test_pacs.py"):
+        (pacs / name).write_text("hf_secret")
+    (pacs / "link.py").symlink_to("/etc/passwd")
+    publish = ("publish", "modules", "pacs", "--install-from", "pypi")
+    planned = capeval(*publish, "--dry-run")
+    own = ["README.md", "app.py", "pacs.py", "requirements.txt"]
+    left = "  not sent: .env, link.py, notes.txt, results.json, test_pacs.py"
+    _, *rows, last = planned.out.splitlines()
+    assert [row.split()[0] for row in rows] == own and last == left
+    assert capeval(*publish).status == 0
+    assert sorted(files(hub, "spaces/capeval/pacs")) == own
+    (pacs / "app.py").unlink()
+    (pacs / "app.py").symlink_to("/etc/passwd")
+    before = len(hub.requests)
+    ran = capeval(*publish)
+    assert ran.status == 2 and "app.py is a link to /etc/passwd" in ran.err and len(hub.requests) == before
+
+
+def test_a_card_that_is_a_link_stays(capeval: Capeval, hub: Hub, folder: Path, checkout: Path) -> None:
+    assert capeval("publish", "weights", folder, "--name", "pacs-tiny").status == 0
+    before = len(hub.requests)
+    (checkout / "hub_cards" / "pacs-tiny.md").unlink()
+    (checkout / "hub_cards" / "pacs-tiny.md").symlink_to("/etc/passwd")
+    for publish in (["cards", "pacs-tiny"], ["weights", folder, "--name", "pacs-tiny"]):
+        ran = capeval("publish", *publish)
+        assert ran.status == 2 and "pacs-tiny.md is a link to /etc/passwd" in ran.err
+    assert len(hub.requests) == before
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://user:hf_secret@host/capeval.whl",
+        "git+https://user:hf_secret@host/org/capeval@1f3c9a2b",
+        "git+https://hf_secret@host/org/capeval",
+        "git+https://hf_secret:@host/org/capeval",
+        "git+https://:hf_secret@host/org/capeval",
+        "git+https://user:hf/secret@host/org/capeval",
+        "git+ssh://user:hf_secret@host/org/capeval",
+        "http://user:hf_secret@host/capeval.whl",
+        "user:hf_secret@host/org/capeval",
+        "https://host/capeval.whl?token=hf_secret",
+        "https://host/capeval.whl?X-Amz-Signature=hf_secret",
+        "git+https://host/org/capeval?access_token=hf_secret",
+        "https://host/capeval.whl;token=hf_secret",
+        "https://host/private_token=hf_secret/capeval.whl",
+    ],
+)
+def test_an_address_with_a_secret_is_not_published(address: str, capeval: Capeval, hub: Hub) -> None:
+    for more in ([], ["--dry-run"]):
+        ran = capeval("publish", "modules", "pacs", "--install-from", address, *more)
+        assert ran.status == 2 and "install from: " in ran.err and not hub.requests
+        assert "secret" not in ran.err + ran.out  # nor does it land in a log
+
+
+@pytest.mark.parametrize("address", [SOURCE, "git+ssh://git@host/org/capeval@1f3c9a2b", "https://host/c.whl"])
+def test_an_address_without_a_secret_is_published(address: str, capeval: Capeval, hub: Hub) -> None:
+    assert capeval("publish", "modules", "pacs", "--install-from", address).status == 0
+    assert f" @ {address}\n" in files(hub, "spaces/capeval/pacs")["requirements.txt"].decode()
 
 
 def test_a_branch_is_made_and_main_stays(capeval: Capeval, hub: Hub, folder: Path) -> None:

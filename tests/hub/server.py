@@ -8,7 +8,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,12 +41,15 @@ class Fault:
     """What goes wrong with requests such as "GET .*safetensors".
 
     status: answered instead. cut: the connection breaks at this byte of the file. times: how often.
+    after: how many such requests go well before. then: what happens on the Hub as it is asked.
     """
 
     on: str
     status: int | None = None
     cut: int | None = None
     times: float = math.inf
+    after: int = 0
+    then: Callable[[], object] | None = None
 
 
 @dataclass
@@ -62,7 +65,12 @@ class Hub:
     def fault(self, request: str) -> Fault | None:
         for fault in self.faults:
             if fault.times > 0 and re.search(fault.on, request):
+                if fault.after > 0:
+                    fault.after -= 1
+                    continue
                 fault.times -= 1
+                if fault.then:
+                    fault.then()
                 return fault
         return None
 

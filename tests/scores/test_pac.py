@@ -94,12 +94,30 @@ def test_a_caption_as_its_own_reference_has_cosine_one(weights: str, pictures: l
     assert result.parts["reference_cosine"] == [pytest.approx(1, abs=1e-6)]
 
 
-def test_the_prompt_is_the_weights_own_unless_one_is_given(weights: str, pictures: list[Path]) -> None:
-    plain = load("pacs", weights)
-    assert plain.options.prompt == plain.encoder.config["constants"]["prompt"]
-    bare = load("pacs", weights, prompt="").score([f"{plain.options.prompt}a dog"], pictures[:1])
-    assert bare.scores == pytest.approx(plain.score(["a dog"], pictures[:1]).scores, abs=1e-6)
-    assert load("pacs", weights, prompt=plain.options.prompt).signature() == plain.signature()
+def test_the_prompt_is_the_weights_own_unless_one_is_given(
+    seeded_weights: Path, pictures: list[Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(seeded_weights, tmp_path / "weights"))
+    config = json.loads((folder / "config.json").read_text())
+    own, usual = "two red circles and ", config["constants"]["prompt"]
+    config["constants"]["prompt"] = own
+    (folder / "config.json").write_text(json.dumps(config))
+    with_own = load("refpacs", str(folder))
+    result = with_own.score(["a dog"], pictures[:1], [["a cat"]])
+    assert f"|prompt:{own.strip()}" in result.signature or repr(own) in result.signature
+    scores = {
+        prompt: load("refpacs", str(folder), prompt="").score(
+            [f"{prompt}a dog"], pictures[:1], [[f"{prompt}a cat"]]
+        )
+        for prompt in (own, usual, "")
+    }
+    for part in ("cosine", "reference_cosine"):
+        assert result.parts[part] == pytest.approx(scores[own].parts[part], abs=1e-6)
+        for other in (usual, ""):
+            assert abs(result.parts[part][0] - scores[other].parts[part][0]) > 1e-4
+    given = load("refpacs", str(folder), prompt=usual).score(["a dog"], pictures[:1], [["a cat"]])
+    assert given.parts["cosine"] == pytest.approx(scores[usual].parts["cosine"], abs=1e-6)
+    assert load("refpacs", str(folder), prompt=own).signature() == with_own.signature()
 
 
 def test_references_take_the_prompt_too(weights: str, pictures: list[Path]) -> None:

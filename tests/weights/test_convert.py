@@ -213,6 +213,21 @@ def test_sorted_names_tell_no_activation(tmp_path: Path) -> None:
     assert read_release(path, activation="gelu").config["activation"] == "gelu"
 
 
+def test_blocks_of_mixed_orders_tell_no_activation(tmp_path: Path) -> None:
+    """One block as OpenAI's code saves it, the others as open_clip does, or the other way round."""
+    tensors = checkpoint("pacs-vit-tiny")
+    block = "transformer.resblocks.1."
+    parts = [name for name in tensors if name.startswith(block)]
+    for order in (["ln_1", "attn", "ln_2", "mlp"], ["mlp", "attn", "ln_1", "ln_2"]):
+        moved = sorted(parts, key=lambda name: order.index(name[len(block) :].split(".")[0]))
+        assert moved != parts
+        names = [name for name in tensors if name not in parts]
+        for mixed in ([*names, *moved], [*moved, *names]):
+            path = saved(tmp_path, {name: tensors[name] for name in mixed})
+            with pytest.raises(ValueError, match=r"the activation cannot be told.*Pass activation="):
+                read_release(path)
+
+
 def test_sorted_adapters_still_tell_openai(tmp_path: Path) -> None:
     tensors = checkpoint("pacs-plusplus-lora-tiny")
     release = read_release(saved(tmp_path, {name: tensors[name] for name in sorted(tensors)}))

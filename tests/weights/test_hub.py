@@ -245,3 +245,45 @@ def test_weights_from_the_hub_score_as_those_from_a_folder(
     local = capeval_core.load("pacs", weights=seeded_weights, device="cpu").score(["a dog"], pictures[:1])
     assert scores == pytest.approx(local.scores, abs=1e-6)
     assert f"|weights:org/good@{commit('v1')[:8]}|" in signature
+
+
+def test_a_pinned_commit_that_is_there_is_not_asked_for(seeded_weights: Path, tmp_path: Path) -> None:
+    pinned = f"org/pinned@{commit('main')}"
+    with serving({"org/pinned": Repository.of({"main": seeded_weights})}) as hub:
+        first = ask(OPEN % [pinned], hub.address, tmp_path)
+        assert hub.requests
+        hub.requests.clear()
+        again = ask(OPEN % [pinned], hub.address, tmp_path)
+        assert again == first == {pinned: opened("org/pinned", commit("main"))}
+        assert hub.requests == []
+
+
+def test_a_stale_second_answer_of_the_hub_is_not_believed(seeded_weights: Path, tmp_path: Path) -> None:
+    """The client asks twice what a branch means, and falls back to what it meant before."""
+    repository = Repository.of({"main": seeded_weights})
+    with serving({"org/stale": repository}) as hub:
+        assert ask(OPEN % ["org/stale"], hub.address, tmp_path)["org/stale"] == opened(
+            "org/stale", commit("main")
+        )
+        newest = repository.add("main", {"README.md": b"new"}, "a new version")
+        fault = Fault("GET /api/models/org/stale/revision/main", status=503, after=1, times=1)
+        hub.faults.append(fault)
+        found = ask(OPEN % ["org/stale"], hub.address, tmp_path)
+        assert fault.times == 0  # there was a second question
+    assert found["org/stale"] == opened("org/stale", newest)
+
+
+def test_all_files_are_of_one_commit_although_the_branch_moves(seeded_weights: Path, tmp_path: Path) -> None:
+    """A new version is pushed after the small files came and before the tensors do."""
+    repository = Repository.of({"main": seeded_weights})
+
+    def push() -> None:
+        repository.add("main", {"model.safetensors": b"of another version"}, "another version")
+
+    with serving({"org/moving": repository}) as hub:
+        hub.faults.append(Fault("GET /org/moving/resolve/.*config.json", times=1, then=push))
+        found = ask(OPEN % ["org/moving"], hub.address, tmp_path)
+        large = [request for request in hub.requests if "model.safetensors" in request]
+    assert repository.names["main"] != commit("main")
+    assert found["org/moving"] == opened("org/moving", commit("main"))
+    assert large and all(commit("main") in request for request in large)

@@ -1,0 +1,125 @@
+"""What a config says of a network: sizes that can be, and tensors that are exactly those."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from capeval_core.weights.folder import WeightsError
+
+_LAYERS = range(1, 1_001)
+_SIDE = range(1, 4_097)
+_WIDTH = range(1, (1 << 20) + 1)
+_INDEX = range(1 << 20)
+_SIZES: dict[str, range] = {
+    **dict.fromkeys(("layers", "num_hidden_layers", "cross_attention_frequency", "iou_head_depth"), _LAYERS),
+    **dict.fromkeys(("image_size", "patch_size", "context_length", "num_query_tokens"), _SIDE),
+    **dict.fromkeys(("width", "embed_dim", "head_width", "heads", "mlp_width", "vocab_size"), _WIDTH),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "mlp_dim"), _WIDTH),
+    **dict.fromkeys(("encoder_hidden_size", "max_position_embeddings", "image_text_hidden_size"), _WIDTH),
+    **dict.fromkeys(("iou_head_hidden_dim", "mask_input_channels", "projection_dim"), _WIDTH),
+    **dict.fromkeys(("attention_downsample_rate", "num_multimask_outputs"), _SIDE),
+    **dict.fromkeys(("pad_token_id", "window_size"), _INDEX),
+}
+"""Whole numbers of the networks here, and their bounds: far beyond any published network, and far below what
+would take all memory, or hours, before a file is even looked at."""
+_FACTORS = {"mlp_ratio": 64.0, "layer_norm_eps": 1.0}
+"""Numbers above 0, and their bounds."""
+
+
+def size_problems(section: Any, where: str) -> list[str]:
+    """What is wrong with the sizes of a part of a config and of the parts inside it, in words.
+
+    Whether anything is missing, and whether the tensors have these sizes, is asked elsewhere.
+
+    >>> size_problems({"vision": {"layers": 12, "width": "wide"}}, "architecture")
+    ["architecture.vision.width is 'wide', expected a whole number from 1 to 1,048,576"]
+    """
+    if not isinstance(section, Mapping):
+        return []
+    problems = []
+    for name, value in section.items():
+        place = f"{where}.{name}" if where else str(name)
+        if value is not None and name in _SIZES:
+            stages = value if name == "layers" and isinstance(value, list) and len(value) == 4 else [value]
+            if not all(is_whole(each, _SIZES[name]) for each in stages):
+                low, high = _SIZES[name][0], _SIZES[name][-1]
+                problems.append(f"{place} is {shown(value)}, expected a whole number from {low} to {high:,}")
+        elif value is not None and name in _FACTORS and not is_number(value, 0, _FACTORS[name]):
+            problems.append(
+                f"{place} is {shown(value)}, expected a number above 0, at most {_FACTORS[name]:g}"
+            )
+        elif isinstance(value, Mapping):
+            problems += size_problems(value, place)
+    return problems
+
+
+def is_whole(value: Any, bounds: range) -> bool:
+    """Whether a value of a config is a whole number, not written as 2.0 or true, within bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and value in bounds
+
+
+def is_number(value: Any, above: float, most: float) -> bool:
+    """Whether a value of a config is a finite number above one bound and at most the other."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return above < value <= most and (isinstance(value, int) or math.isfinite(value))
+
+
+def scaling_problems(section: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the mean and the deviation by which pixels are scaled, in words."""
+    problems = []
+    for name, above, most in (("mean", -1e3, 1e3), ("std", 1e-4, 1e3)):
+        values = section.get(name, [0.5, 0.5, 0.5])
+        three = isinstance(values, (list, tuple)) and len(values) == 3
+        if not three or not all(is_number(value, above, most) for value in values):
+            problems.append(
+                f"preprocessing.{name} is {shown(values)}, expected three numbers, one per channel"
+                + (", above 0" if name == "std" else "")
+            )
+    return problems
+
+
+def shown(value: Any) -> str:
+    """A value of a config for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Refuse tensors whose names or shapes are not the expected ones; no value is looked at.
+
+    Raises:
+        WeightsError: some are missing, extra, misshaped or integers.
+    """
+    problems = []
+    if missing := sorted(expected.keys() - found.keys()):
+        problems.append(f"{len(missing)} tensors are missing ({_some(missing)})")
+    if extra := sorted(found.keys() - expected.keys()):
+        problems.append(f"{len(extra)} tensors are not part of the architecture ({_some(extra)})")
+    shapes = [
+        f"{name} is {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if shapes:
+        problems.append(f"{len(shapes)} tensors have another shape ({_some(shapes)})")
+    integers = [
+        name
+        for name, tensor in expected.items()
+        if name in found and tensor.is_floating_point() and not found[name].is_floating_point()
+    ]
+    if integers:
+        problems.append(f"{len(integers)} tensors do not hold floating-point numbers ({_some(integers)})")
+    if problems:
+        raise WeightsError(
+            "; ".join(problems)
+            + ": the config and the tensors do not belong together; convert the weights again"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
