@@ -256,7 +256,7 @@ class _Disk:
                 f"SELECT key, shape, value, digest FROM checked_features WHERE key IN ({marks})", part
             ):
                 key = wanted.get(stored_key)
-                if key is None or digest != _digest(key, shape, value):
+                if key is None or not _is_whole(key, shape, value, digest):
                     damaged += 1
                     continue
                 found[key] = np.frombuffer(value, dtype="<f4").astype(np.float32).reshape(json.loads(shape))
@@ -280,12 +280,14 @@ class _Disk:
             )
 
 
-def _digest(key: str, shape: object, value: object) -> bytes | None:
-    """Digest of a feature with its key and shape; None for what a damaged page gives instead of bytes."""
-    if not (isinstance(shape, bytes) and isinstance(value, bytes)):
-        return None
+def _digest(key: str, shape: bytes, value: bytes) -> bytes:
     lengths = f"{len(key)},{len(shape)},"
     return hashlib.blake2b(lengths.encode() + key.encode() + shape + value, digest_size=16).digest()
+
+
+def _is_whole(key: str, shape: object, value: object, digest: object) -> bool:
+    """Whether a feature is what was stored; a damaged page may give anything instead of bytes."""
+    return isinstance(shape, bytes) and isinstance(value, bytes) and digest == _digest(key, shape, value)
 
 
 SHARED = FeatureCache()
