@@ -97,8 +97,8 @@ class FeatureCache:
         self._disk = None
         again = "; delete the file, then a later run makes it again" if _is_damage(error) else ""
         warnings.warn(
-            f"cache={str(self.folder)!r}: {_FILE} cannot be used any more ({error}): features are kept in "
-            f"memory only{again}",
+            f"cache: {self.folder}/{_FILE} cannot be used any more ({error}): features are kept in memory "
+            f"only{again}",
             stacklevel=4,
         )
 
