@@ -313,6 +313,7 @@ def test_damaged_pages_cost_no_run_and_the_warning_names_the_file(tmp_path: Path
     stored(tmp_path, *keys).close()
     file = tmp_path / "features.sqlite"
     whole = file.read_bytes()
+    computed = {key: row(key) for key in keys}
     size = 4096
     assert len(whole) > 4 * size
     for damage in (bytes(size), b"\xff" * size):
@@ -325,8 +326,8 @@ def test_damaged_pages_cost_no_run_and_the_warning_names_the_file(tmp_path: Path
                 warnings.simplefilter("always")
                 cache = FeatureCache(folder=folder)
                 found = cache.get(keys)
-                assert all(np.array_equal(value, row(key)) for key, value in found.items())
-                cache.put({key: row(key) for key in keys})  # as what is computed again
+                assert all(np.array_equal(value, computed[key]) for key, value in found.items())
+                cache.put(computed)
                 assert cache.get(keys).keys() == set(keys)
             assert len(found) == len(keys) or f"{folder.name}/features.sqlite" in str(caught[0].message)
 
