@@ -283,6 +283,7 @@ DAMAGES = {
     "no number": "UPDATE checked_features SET value = 'text of 16 chars' WHERE key = 'b'",
     "null": "UPDATE checked_features SET value = NULL, shape = NULL, digest = NULL WHERE key = 'b'",
     "shape": "UPDATE checked_features SET shape = '[2, 2]' WHERE key = 'b'",
+    "shape as long": "UPDATE checked_features SET shape = '[9]' WHERE key = 'b'",
     "no shape": "UPDATE checked_features SET shape = '[4' WHERE key = 'b'",
     "no text": "UPDATE checked_features SET shape = CAST(x'ff' AS TEXT) WHERE key = 'b'",
     "of another key": "UPDATE checked_features SET (value, digest) = "
