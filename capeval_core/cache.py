@@ -19,6 +19,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from capeval_core.inputs.problems import folder_path
+
 Floats = NDArray[np.float32]
 DEFAULT_BYTES = 512 << 20
 
@@ -32,9 +34,10 @@ class FeatureCache:
     Args:
         max_bytes: bound of the features held in memory (512 MB by default); 0 keeps none there.
         folder: keep every feature on disk too, in `features.sqlite` there; several processes may share it.
+            A damaged feature is left out with a warning, so it is computed again.
 
     Raises:
-        ValueError: `max_bytes` below 0, or a folder that cannot be used.
+        TypeError, ValueError: `max_bytes` below 0, or a folder that cannot be used.
 
     >>> cache = FeatureCache(max_bytes=1 << 20)
     >>> cache.put({"clip-1:dog": np.float32([1, 2])})
@@ -46,11 +49,16 @@ class FeatureCache:
         if max_bytes < 0:
             raise ValueError(f"max_bytes={max_bytes}: expected at least 0")
         self.max_bytes = max_bytes
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else folder_path("cache", folder)
         self._rows: OrderedDict[str, Floats] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        self._disk = None if self.folder is None else _Disk(self.folder)
+        self._disk: _Disk | None = None
+        if self.folder is not None:
+            try:
+                self._disk = _Disk(self.folder)
+            except sqlite3.DatabaseError as error:
+                self._give_up(error)
 
     def get(self, keys: Iterable[str]) -> dict[str, Floats]:
         """The features that are there; a key that is not there is left out."""
@@ -87,8 +95,10 @@ class FeatureCache:
     def _give_up(self, error: sqlite3.Error) -> None:
         """A cache is no reason to lose a run: go on in memory."""
         self._disk = None
+        again = "; delete the file, then a later run makes it again" if _is_damage(error) else ""
         warnings.warn(
-            f"cache={str(self.folder)!r} cannot be used any more ({error}): features are kept in memory only",
+            f"cache: {self.folder}/{_FILE} cannot be used any more ({error}): features are kept in memory "
+            f"only{again}",
             stacklevel=4,
         )
 
@@ -177,8 +187,21 @@ def _cost(key: str, row: Floats) -> int:
     return row.nbytes + len(key) + 300  # what the array and dictionary entry take beside the numbers
 
 
+_FILE = "features.sqlite"
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether a database does not hold what was written, as SQLite's messages say."""
+    return "malformed" in str(error)
+
+
 class _Disk:
-    """One table of float32 blobs."""
+    """One table of float32 blobs, each with a digest of itself, its key and its shape.
+
+    Raises:
+        ValueError: a folder or a file that is none, or cannot be opened.
+        sqlite3.DatabaseError: a database that is damaged.
+    """
 
     _QUERY = 500  # below SQLite's limit of variables in a statement
 
@@ -191,17 +214,22 @@ class _Disk:
             raise ValueError(
                 f"cache={str(folder)!r}: no folder can be made there ({error.strerror})"
             ) from error
-        file = folder / "features.sqlite"
-        self._connection = sqlite3.connect(file, timeout=60, check_same_thread=False)
+        self._file = folder / _FILE
         try:
+            self._connection = sqlite3.connect(self._file, timeout=60, check_same_thread=False)
+            self._connection.text_factory = bytes  # what a damaged page calls a text may not be one
             self._write_ahead()
             self._connection.execute(
-                "CREATE TABLE IF NOT EXISTS features "
-                "(key TEXT PRIMARY KEY, shape TEXT, value BLOB) WITHOUT ROWID"
+                "CREATE TABLE IF NOT EXISTS checked_features "
+                "(key TEXT PRIMARY KEY, shape TEXT, value BLOB, digest BLOB) WITHOUT ROWID"
             )
+            # The table of earlier versions, whose features nothing tells from damaged ones.
+            self._connection.execute("DROP TABLE IF EXISTS features")
         except sqlite3.DatabaseError as error:
+            if _is_damage(error):
+                raise
             raise ValueError(
-                f"cache={str(folder)!r}: {file.name} cannot be used ({error}): delete it if it is damaged, "
+                f"cache={str(folder)!r}: {_FILE} cannot be used ({error}): delete it if it is damaged, "
                 "or pass another folder"
             ) from error
 
@@ -219,21 +247,47 @@ class _Disk:
 
     def get(self, keys: list[str]) -> dict[str, Floats]:
         found: dict[str, Floats] = {}
+        wanted = {key.encode(): key for key in keys}
+        damaged = 0
         for start in range(0, len(keys), self._QUERY):
             part = keys[start : start + self._QUERY]
             marks = ",".join("?" * len(part))
-            for key, shape, value in self._connection.execute(
-                f"SELECT key, shape, value FROM features WHERE key IN ({marks})", part
+            for stored_key, shape, value, digest in self._connection.execute(
+                f"SELECT key, shape, value, digest FROM checked_features WHERE key IN ({marks})", part
             ):
+                key = wanted.get(stored_key)
+                if key is None or not _is_whole(key, shape, value, digest):
+                    damaged += 1
+                    continue
                 found[key] = np.frombuffer(value, dtype="<f4").astype(np.float32).reshape(json.loads(shape))
+        if damaged:
+            warnings.warn(
+                f"cache: {damaged:,} {'feature' if damaged == 1 else 'features'} in {self._file} "
+                f"{'is' if damaged == 1 else 'are'} damaged and computed again",
+                stacklevel=4,
+            )
         return found
 
     def put(self, rows: Mapping[str, Floats]) -> None:
+        stored = []
+        for key, row in rows.items():
+            shape, value = json.dumps(row.shape), row.astype("<f4").tobytes()
+            stored.append((key, shape, value, _digest(key, shape.encode(), value)))
         with self._connection:
+            # What is there under this key already is equal, or damaged.
             self._connection.executemany(
-                "INSERT OR IGNORE INTO features VALUES (?, ?, ?)",
-                [(key, json.dumps(row.shape), row.astype("<f4").tobytes()) for key, row in rows.items()],
+                "INSERT OR REPLACE INTO checked_features VALUES (?, ?, ?, ?)", stored
             )
+
+
+def _digest(key: str, shape: bytes, value: bytes) -> bytes:
+    lengths = f"{len(key)},{len(shape)},"
+    return hashlib.blake2b(lengths.encode() + key.encode() + shape + value, digest_size=16).digest()
+
+
+def _is_whole(key: str, shape: object, value: object, digest: object) -> bool:
+    """Whether a feature is what was stored; a damaged page may give anything instead of bytes."""
+    return isinstance(shape, bytes) and isinstance(value, bytes) and digest == _digest(key, shape, value)
 
 
 SHARED = FeatureCache()
@@ -247,7 +301,7 @@ def shared_cache(cache: str | PathLike[str] | FeatureCache | None) -> FeatureCac
         return cache
     if cache is None:
         return SHARED
-    path = Path(cache).resolve()
+    path = folder_path("cache", cache).resolve()
     opened = _BY_FOLDER.get(path)
     if opened is None:
         opened = _BY_FOLDER[path] = FeatureCache(folder=path)

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
+from capeval_core.inputs.problems import folder_path
 from capeval_core.inputs.samples import Samples, check_samples, windows
 from capeval_core.memory import FreedMemory
 from capeval_core.options import Options as CommonOptions
@@ -315,9 +316,9 @@ class CaptionMetric(ABC):
         """The rows in a folder, opened once; `flush` writes them.
 
         Raises:
-            ValueError: the folder holds rows of another stamp, or is not a folder of rows.
+            TypeError, ValueError: the folder holds rows of another stamp, or is not a folder of rows.
         """
-        path = Path(folder).resolve()
+        path = folder_path("rows", folder).resolve()
         if path not in self._stores:
             self._stores[path] = RowStore(folder, schema, stamp)
         return self._stores[path]

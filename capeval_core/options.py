@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.problems import Problems, folder_path
 from capeval_core.suggestion import did_you_mean, which_choice
 
 Self = TypeVar("Self", bound="Settings")
@@ -28,6 +28,7 @@ def option(
     sign: str | None = None,
     encodes: bool = False,
     minimum: float | None = None,
+    folder: bool = False,
 ) -> Any:
     """A field of an options class.
 
@@ -35,8 +36,9 @@ def option(
     sign: its name in the signature, for options that move the score.
     encodes: whether rows depend on it, so that rows on disk of another value are refused.
     minimum: the least number allowed.
+    folder: whether a text is the path of a folder.
     """
-    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum}
+    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum, "folder": folder}
     return field(default=default, metadata=metadata)
 
 
@@ -93,10 +95,14 @@ class Options(Settings):
         None, "pictures or texts per forward pass; None: as many as fit into memory", minimum=1
     )
     cache: str | PathLike[str] | FeatureCache | None = option(
-        None, "folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics"
+        None,
+        "folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics",
+        folder=True,
     )
     rows: str | PathLike[str] | None = option(
-        None, "folder that keeps each caption's row, so that an interrupted run goes on where it stopped"
+        None,
+        "folder that keeps each caption's row, so that an interrupted run goes on where it stopped",
+        folder=True,
     )
     on_error: Literal["raise", "nan"] = option(
         "raise", "what a broken picture does: `raise` before any model runs, or `nan` for its captions alone"
@@ -187,6 +193,13 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
         problems.add(f"{spec.name}={value!r} is not valid Unicode, so no file can record it: rename it")
     elif minimum is not None and value is not None and not minimum <= value < float("inf"):
         problems.add(f"{spec.name}={value!r}: expected a number of at least {minimum:g}")
+    elif spec.metadata["folder"] and isinstance(value, (str, PathLike)):
+        try:
+            folder_path(spec.name, value)
+        except ValueError as error:
+            problems.add(str(error))
+        except TypeError as error:
+            problems.add(str(error), kind=TypeError)
 
 
 def _fits(value: int, *, as_float: bool) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import tempfile
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,16 +17,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from capeval_core.inputs.pictures import PictureError
+from capeval_core.inputs.problems import folder_path
 from capeval_core.inputs.samples import Samples
+from capeval_core.shards import (
+    PARTIAL,
+    STAMP,
+    DamagedError,
+    is_foreign,
+    members,
+    read_shard,
+    read_stamp,
+    stamp_of_shards,
+    write_shard,
+    write_stamp,
+)
 
 _MEANING = "meaning"  # key of a column's metadata
 _CONTENT = "content"
-_STAMP = "stamp.json"
-_PARTIAL = ".partial"
 
 
 def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
@@ -116,21 +125,28 @@ def canonical(rows: pa.Table) -> pa.Table:
 def check_folder(path: str | PathLike[str]) -> Path:
     """The folder that `rows=` means, if rows can be kept there; it changes nothing on the disk.
 
+    A folder that holds rows passes even where it is read-only: they can be reused.
+
     Raises:
-        ValueError: a file, a folder of something else, or a place where no folder can be made.
+        TypeError, ValueError: no path, a file, a folder of something else, or a place where nothing can be
+            written.
     """
-    folder = Path(path)
-    shown = f"rows={str(folder)!r}"
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{shown} is a file: pass a folder for the rows")
-    if folder.is_dir():
-        names = {file.name for file in folder.iterdir()}
-        if _STAMP not in names and any(not name.endswith(_PARTIAL) for name in names):
-            raise ValueError(f"{shown} is a folder of something else: pass an empty or new one")
-        return folder
-    existing = next(place for place in folder.absolute().parents if place.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        raise ValueError(f"{shown}: no folder can be made there ({existing} cannot be written)")
+    folder = folder_path("rows", path)
+    shown, existing = f"rows={str(folder)!r}", folder
+    try:
+        if folder.is_dir():
+            if is_foreign(folder):
+                raise ValueError(f"{shown} is a folder of something else: pass an empty or new one")
+            if any(path.suffix != PARTIAL for path in folder.iterdir()):
+                return folder
+        elif folder.exists():
+            raise ValueError(f"{shown} is a file: pass a folder for the rows")
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        what = "nothing can be written there" if existing == folder else "no folder can be made there"
+        raise ValueError(f"{shown}: {what} ({error.strerror}): pass another folder") from error
     return folder
 
 
@@ -139,7 +155,10 @@ class RowStore:
 
     The folder holds Parquet shards and a stamp of everything that encoding depends on; it refuses
     to be opened with another stamp. Each row carries a key of its caption, picture and references,
-    so a row is only reused for the very same content.
+    so a row is only reused for the very same content. A shard's name holds a digest of the file, and its
+    metadata the stamp: damage is noticed and costs the shard's own rows, and a lost stamp is made again.
+
+    A disk that fills up or turns read-only costs one warning: from then on rows are in memory only.
 
     Args:
         path: folder, made if it does not exist.
@@ -147,60 +166,58 @@ class RowStore:
         stamp: settings and fingerprints, in JSON's types.
 
     Raises:
-        ValueError: the folder holds rows of other settings, or is not a folder of rows.
+        TypeError, ValueError: the folder holds rows of other settings, or `check_folder` refuses it.
     """
 
     _SECONDS, _ROWS = 5.0, 65_536  # a shard is written after this long or this many rows
 
     def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
-        self.path = Path(path)
+        self.path = check_folder(path)
         self.schema = schema
         self._waiting: list[pa.Table] = []
         self._rows: list[pa.Table] = []  # everything that this store has read or been given
         self._known: dict[int, str] | None = None  # content of each index's row, read when it is first needed
         self._written_at = time.monotonic()
-        self._claim({**stamp, "columns": ", ".join(f"{field.name} {field.type}" for field in schema)})
+        self._writable = True
+        columns = ", ".join(f"{field.name} {field.type}" for field in schema)
+        self._stamp: dict[str, Any] = json.loads(json.dumps({**stamp, "columns": columns}))
+        self._claim()
 
-    def _claim(self, stamp: dict[str, Any]) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"rows={str(self.path)!r} is a file: pass a folder for the rows")
-        note = self.path / _STAMP
-        if note.is_file():
-            try:
-                found = dict(json.loads(note.read_text(encoding="utf-8")))
-            except (ValueError, TypeError) as error:
-                raise ValueError(
-                    f"rows={str(self.path)!r}: its {_STAMP} is damaged ({error}), so what its rows were made "
-                    "with is unknown: delete the folder or pass another one"
-                ) from error
-            differing = [
-                f"{key}: {found.get(key)!r} there, {stamp.get(key)!r} now"
-                for key in sorted(found.keys() | stamp.keys())
-                if found.get(key) != stamp.get(key)
-                and (key != "columns" or found.get("metric") == stamp.get("metric"))
-            ]
-            if differing:
-                raise ValueError(
-                    f"rows={str(self.path)!r} holds rows of other settings ({'; '.join(differing)}): "
-                    "pass another folder, or the same settings"
-                )
+    def _claim(self) -> None:
+        note = self.path / STAMP
+        found, whole = read_stamp(note)
+        if not whole:
+            from_shards = stamp_of_shards(self.path)
+            found, whole = read_stamp(note)  # another run may have claimed the folder in the meantime
+        if not whole:
+            if from_shards is not None or (found is None and note.exists()):
+                warnings.warn(f"rows: {note} is lost or damaged, it is made again", stacklevel=5)
+            found = from_shards or found
+        if found is not None:
+            self._refuse_other_settings(found, self.path)
+        for member in [] if found is not None else members(self.path):
+            # The folder of a metric that keeps rows in folders below it, which lost its own stamp.
+            self._refuse_other_settings({**self._stamp, "metric": member.get("metric")}, self.path)
+        if whole:
             return
-        # A run that was killed, or that starts at this moment, may have left files that are not whole.
-        there = {file.name for file in self.path.iterdir()} if self.path.is_dir() else set()
-        if _STAMP in there:  # another run has just claimed it
-            self._claim(stamp)
-            return
-        if any(not name.endswith(_PARTIAL) for name in there):
-            raise ValueError(
-                f"rows={str(self.path)!r} is a folder of something else: pass an empty or new one"
-            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            write_stamp(self.path, self._stamp)
         except OSError as error:
+            self._give_up(error)
+
+    def _refuse_other_settings(self, found: Mapping[str, Any], where: Path) -> None:
+        differing = [
+            f"{key}: {found.get(key)!r} there, {self._stamp.get(key)!r} now"
+            for key in sorted(found.keys() | self._stamp.keys())
+            if found.get(key) != self._stamp.get(key)
+            and (key != "columns" or found.get("metric") == self._stamp.get("metric"))
+        ]
+        if differing:
             raise ValueError(
-                f"rows={str(self.path)!r}: no folder can be made there ({error.strerror})"
-            ) from error
-        _write_whole(note, json.dumps(stamp, indent=1).encode())
+                f"rows={str(where)!r} holds rows of other settings ({'; '.join(differing)}): "
+                "pass another folder, or the same settings"
+            )
 
     def reuse(self, indices: Sequence[int], content: Callable[[int], str]) -> tuple[pa.Table, list[int]]:
         """The stored rows of these indices, and the places of those that have none of the same content.
@@ -242,17 +259,29 @@ class RowStore:
 
     def flush(self) -> None:
         """Write the rows that are still in memory."""
-        if self._waiting:
-            sink = pa.BufferOutputStream()
-            pq.write_table(pa.concat_tables(self._waiting), sink)
-            # Time first, so that shards read in the order in which they were written.
-            name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
-            _write_whole(self.path / name, sink.getvalue())
-            self._waiting = []
+        if self._waiting and self._writable:
+            try:
+                write_shard(self.path, pa.concat_tables(self._waiting), self._stamp)
+            except OSError as error:
+                self._give_up(error)
+        self._waiting = []
         self._written_at = time.monotonic()
 
+    def _give_up(self, error: OSError) -> None:
+        """Rows on disk are no reason to lose a run: go on in memory."""
+        self._writable = False
+        warnings.warn(
+            f"rows={str(self.path)!r} cannot be written any more ({error.strerror}): rows that are not there "
+            "yet are kept in memory only, and a later run computes them again",
+            stacklevel=4,
+        )
+
     def read(self) -> tuple[pa.Table, dict[int, str]]:
-        """All rows without an error, one per index, and the content key of each index."""
+        """All rows on disk without an error, one per index, and the content key of each index.
+
+        Raises:
+            ValueError: a shard holds rows of other settings.
+        """
         self.flush()
         schema = self.schema.append(pa.field(_CONTENT, pa.string()))
         shards = [self._shard(path, schema) for path in sorted(self.path.glob("*.parquet"))]
@@ -263,10 +292,15 @@ class RowStore:
 
     def _shard(self, path: Path, schema: pa.Schema) -> pa.Table:
         try:
-            return pq.read_table(path, schema=schema)
-        except (pa.ArrowException, OSError) as error:  # e.g. the machine went down while the disk was writing
-            warnings.warn(f"rows: {path} is damaged, what it held is computed again ({error})", stacklevel=2)
+            table, stamp = read_shard(path)
+        except DamagedError as error:
+            warnings.warn(
+                f"rows: {path} {error}: what it held is computed again, and the file can be deleted",
+                stacklevel=2,
+            )
             return schema.empty_table()
+        self._refuse_other_settings(stamp, path)
+        return table.cast(schema)
 
     def __enter__(self) -> RowStore:
         return self
@@ -275,10 +309,3 @@ class RowStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.flush()  # on errors and Ctrl-C too: nothing that was computed is lost
-
-
-def _write_whole(path: Path, content: bytes | pa.Buffer) -> None:
-    """Write a file that is either there as a whole or not at all."""
-    partial = path.with_name(f"{uuid.uuid4().hex}{_PARTIAL}")
-    partial.write_bytes(content)
-    partial.replace(path)

@@ -76,3 +76,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         drawn.convert(mode).save(path)
         paths.append(path)
     return paths
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is a disk of 64 KB of its own."""
+    from tests.small_disk import mounted
+
+    with mounted(tmp_path / "disk") as place:
+        yield place

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import pickle
 import sqlite3
 import threading
+import warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from capeval_core.inputs.pictures import Picture
 from tests.cache_process import put_some, row
 from tests.counting import counted
 from tests.seeded import encoder, release
+from tests.small_disk import fill
 
 
 def filled(cache: FeatureCache, *keys: str) -> FeatureCache:
@@ -238,7 +242,7 @@ def test_a_disk_that_fails_is_left_with_a_warning(tmp_path: Path) -> None:
     cache = FeatureCache(folder=tmp_path)
     cache.put({"a": np.float32([1])})
     other = sqlite3.connect(tmp_path / "features.sqlite")
-    other.execute("DROP TABLE features")
+    other.execute("DROP TABLE checked_features")
     other.commit()
     with pytest.warns(UserWarning, match="kept in memory only"):
         cache.put({"b": np.float32([2])})
@@ -262,3 +266,121 @@ def test_a_place_where_no_folder_can_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cache=.*no folder can be made there"):
         FeatureCache(folder=tmp_path / "file" / "below")
+
+
+def stored(folder: Path, *keys: str) -> sqlite3.Connection:
+    """A database of these features, open to be damaged."""
+    filled(FeatureCache(folder=folder), *keys)
+    gc.collect()  # closes it, so that all of it stands in one file
+    return sqlite3.connect(folder / "features.sqlite", isolation_level=None)
+
+
+DAMAGES = {
+    "zeroed": "UPDATE checked_features SET value = zeroblob(16) WHERE key = 'b'",
+    "cut": "UPDATE checked_features SET value = substr(value, 1, 7) WHERE key = 'b'",
+    "shorter": "UPDATE checked_features SET value = substr(value, 1, 12), shape = '[3]' WHERE key = 'b'",
+    "a bit": "UPDATE checked_features SET value = x'01' || substr(value, 2) WHERE key = 'b'",
+    "no number": "UPDATE checked_features SET value = 'text of 16 chars' WHERE key = 'b'",
+    "null": "UPDATE checked_features SET value = NULL, shape = NULL, digest = NULL WHERE key = 'b'",
+    "shape": "UPDATE checked_features SET shape = '[2, 2]' WHERE key = 'b'",
+    "shape as long": "UPDATE checked_features SET shape = '[9]' WHERE key = 'b'",
+    "no shape": "UPDATE checked_features SET shape = '[4' WHERE key = 'b'",
+    "no text": "UPDATE checked_features SET shape = CAST(x'ff' AS TEXT) WHERE key = 'b'",
+    "of another key": "UPDATE checked_features SET (value, digest) = "
+    "(SELECT value, digest FROM checked_features WHERE key = 'a') WHERE key = 'b'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_feature_is_left_out_with_a_warning_and_can_be_put_again(
+    tmp_path: Path, damage: str
+) -> None:
+    with stored(tmp_path, "a", "b", "c") as database:
+        assert database.execute(DAMAGES[damage]).rowcount == 1
+    database.close()
+    cache = FeatureCache(folder=tmp_path)
+    with pytest.warns(UserWarning, match=f"1 feature in {tmp_path}/features.sqlite is damaged"):
+        found = cache.get(["a", "b", "c"])
+    assert found.keys() == {"a", "c"}
+    filled(cache, "b")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = FeatureCache(folder=tmp_path).get(["a", "b", "c"])
+    assert all(np.array_equal(found[key], row(key)) for key in "abc")
+
+
+def test_damaged_pages_cost_no_run_and_the_warning_names_the_file(tmp_path: Path) -> None:
+    keys = [f"{i:04}" for i in range(400)]
+    stored(tmp_path, *keys).close()
+    file = tmp_path / "features.sqlite"
+    whole = file.read_bytes()
+    computed = {key: row(key) for key in keys}
+    size = 4096
+    assert len(whole) > 4 * size
+    for damage in (bytes(size), b"\xff" * size):
+        for page in range(1, len(whole) // size):  # the first one says whether it is a database at all
+            folder = tmp_path / f"{damage[0]}-{page}"
+            folder.mkdir()
+            damaged = whole[: page * size] + damage + whole[(page + 1) * size :]
+            (folder / "features.sqlite").write_bytes(damaged)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                cache = FeatureCache(folder=folder)
+                found = cache.get(keys)
+                assert all(np.array_equal(value, computed[key]) for key, value in found.items())
+                cache.put(computed)
+                assert cache.get(keys).keys() == set(keys)
+            assert len(found) == len(keys) or f"{folder.name}/features.sqlite" in str(caught[0].message)
+
+
+def test_a_damaged_first_page_is_told_when_it_is_opened(tmp_path: Path) -> None:
+    stored(tmp_path, "a").close()
+    file = tmp_path / "features.sqlite"
+    content = bytearray(file.read_bytes())
+    content[100:4096] = bytes(3996)  # the description of the tables, behind the header
+    file.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"features.sqlite cannot be used.*malformed.*delete the file"):
+        cache = filled(FeatureCache(folder=tmp_path), "b")
+    assert cache.get(["a", "b"]).keys() == {"b"}
+
+
+def test_features_of_an_earlier_version_are_computed_again(tmp_path: Path) -> None:
+    earlier = sqlite3.connect(tmp_path / "features.sqlite")
+    earlier.execute("CREATE TABLE features (key TEXT PRIMARY KEY, shape TEXT, value BLOB) WITHOUT ROWID")
+    earlier.execute("INSERT INTO features VALUES ('a', '[4]', ?)", (bytes(16),))
+    earlier.commit()
+    earlier.close()
+    cache = FeatureCache(folder=tmp_path)
+    assert cache.get(["a"]) == {}
+    filled(cache, "a")
+    assert np.array_equal(FeatureCache(folder=tmp_path).get(["a"])["a"], row("a"))
+    tables = sqlite3.connect(tmp_path / "features.sqlite").execute("SELECT name FROM sqlite_master")
+    assert ("features",) not in tables.fetchall()  # nothing reads it any more, and it may be large
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "told"),
+    [
+        (5, TypeError, r"cache=5 is the number 5: pass the path of a folder"),
+        ("", ValueError, r"cache='' is empty: pass the path of a folder"),
+        ("a\0b", ValueError, r"cache='a\\x00b' has a NUL character.*leave it out"),
+    ],
+)
+def test_a_path_that_can_be_no_folder_is_refused_with_what_to_do(
+    given: Any, kind: type[Exception], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for door in (shared_cache, lambda folder: FeatureCache(folder=folder)):
+        with pytest.raises(kind, match=told):
+            door(given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_costs_one_warning(small_disk: Path) -> None:
+    cache = filled(FeatureCache(folder=small_disk / "features"), "a")
+    fill(small_disk)
+    with pytest.warns(UserWarning, match=r"features.sqlite cannot be used any more \(.*full") as caught:
+        for i in range(40):
+            cache.put({str(i): row(str(i), 1000)})
+    assert len(caught) == 1
+    assert cache.get([str(i) for i in range(40)]).keys() == {str(i) for i in range(40)}

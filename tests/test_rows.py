@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capeval_core.rows import COMMON, RowStore, canonical, row_schema
+import capeval_core
+from capeval_core.cache import FeatureCache
+from capeval_core.inputs.samples import Samples
+from capeval_core.registry import METRICS
+from capeval_core.rows import COMMON, RowStore, canonical, check_folder, content_key, row_schema
+from tests.small_disk import fill
 
 SCHEMA = row_schema(pa.field("cosine", pa.float32()), pa.field("near", pa.list_(pa.float32())))
+WITHOUT_DOWNLOADS = {name: {"regions": "colours", "phrases": "chunks"} for name in ("hices", "refhices")}
 STAMP = {"metric": "own", "encoder": "abc", "dtype": "float32"}
 
 
@@ -38,6 +52,12 @@ def rows(*numbers: int, value: float = 0.5, error: str | None = None) -> pa.Tabl
 
 def opened(path: Path, **stamp: Any) -> RowStore:
     return RowStore(path, SCHEMA, {**STAMP, **stamp})
+
+
+def quietly(call: Callable[..., Any], *given: Any, **keywords: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call(*given, **keywords)
 
 
 def kept(path: Path) -> dict[int, tuple[float, str]]:
@@ -140,12 +160,76 @@ def test_a_file_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt"]
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[1]", "null"])
-def test_a_damaged_stamp_is_told(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", [None, "", "{", "[1]", "null", '{"metric": "ow'])
+def test_a_lost_or_cut_stamp_is_made_again_from_the_shards(tmp_path: Path, damage: str | None) -> None:
+    with opened(tmp_path) as store:
+        store.append(rows(0), ["c0"])
+    note = tmp_path / "stamp.json"
+    whole = note.read_text()
+    if damage is None:
+        note.unlink()
+    else:
+        note.write_text(damage)
+    with pytest.raises(ValueError, match=r"other settings.*dtype: 'float32' there, 'float16' now"):
+        quietly(opened, tmp_path, dtype="float16")
+    with pytest.warns(UserWarning, match=r"stamp\.json is lost or damaged"):
+        assert kept(tmp_path) == {0: (0.5, "c0")}
+    assert note.read_text() == whole
+
+
+def test_a_changed_stamp_is_noticed(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.append(rows(0), ["c0"])
+    note = tmp_path / "stamp.json"
+    note.write_text(note.read_text().replace("float32", "float16"))
+    with pytest.raises(ValueError, match="dtype: 'float32' there, 'float16' now"):
+        quietly(opened, tmp_path, dtype="float16")
+    with pytest.warns(UserWarning, match="lost or damaged"):
+        assert kept(tmp_path) == {0: (0.5, "c0")}
+
+
+def test_a_cut_stamp_without_rows_is_made_again(tmp_path: Path) -> None:
     opened(tmp_path)
-    (tmp_path / "stamp.json").write_text(damage)
-    with pytest.raises(ValueError, match=r"stamp.json is damaged.*delete the folder"):
+    (tmp_path / "stamp.json").write_text('{"met')
+    with pytest.warns(UserWarning, match="lost or damaged"):
         opened(tmp_path)
+    assert kept(tmp_path) == {}
+
+
+def test_a_lost_stamp_above_folders_of_rows_is_made_again(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        pass
+    with opened(tmp_path / "member", layer=3) as store:
+        store.append(rows(0), ["c0"])
+    (tmp_path / "stamp.json").unlink()
+    with pytest.raises(ValueError, match="metric: 'own' there, 'other' now"):
+        opened(tmp_path, metric="other")
+    opened(tmp_path)
+    assert (tmp_path / "stamp.json").is_file()
+
+
+def test_a_shard_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
+    with opened(tmp_path / "other", encoder="xyz") as store:
+        store.append(rows(0), ["c0"])
+    with opened(tmp_path / "rows") as store:
+        store.append(rows(1), ["c1"])
+    (stray,) = (tmp_path / "other").glob("*.parquet")
+    (tmp_path / "rows" / stray.name).write_bytes(stray.read_bytes())
+    with pytest.raises(ValueError, match=f"{stray.name}.*other settings.*encoder: 'xyz' there, 'abc' now"):
+        opened(tmp_path / "rows").read()
+
+
+def test_a_folder_of_an_earlier_version_is_kept_and_its_unchecked_rows_are_computed_again(
+    tmp_path: Path,
+) -> None:
+    columns = ", ".join(f"{field.name} {field.type}" for field in SCHEMA)
+    (tmp_path / "stamp.json").write_text(json.dumps({**STAMP, "columns": columns}))
+    earlier = rows(0).append_column("content", pa.array(["c0"]))
+    pq.write_table(earlier, tmp_path / "01795325923480132690-ed246022.parquet")
+    with pytest.raises(ValueError, match="dtype: 'float32' there, 'float16' now"):
+        opened(tmp_path, dtype="float16")
+    with pytest.warns(UserWarning, match=r"ed246022\.parquet was written by an earlier version"):
+        assert kept(tmp_path) == {}
 
 
 def test_what_a_kill_left_half_written_is_passed_over(tmp_path: Path) -> None:
@@ -156,16 +240,63 @@ def test_what_a_kill_left_half_written_is_passed_over(tmp_path: Path) -> None:
     assert kept(tmp_path) == {0: (0.5, "c0")}
 
 
-def test_a_damaged_shard_loses_only_its_own_rows(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_a_shard_is_noticed_and_costs_its_own_rows(tmp_path: Path) -> None:
     for i in range(3):
         with opened(tmp_path) as store:
             store.append(rows(i), [f"c{i}"])
     damaged = sorted(tmp_path.glob("*.parquet"))[1]
-    content = bytearray(damaged.read_bytes())
-    content[-40:] = bytes(40)
-    damaged.write_bytes(content)
-    with pytest.warns(UserWarning, match=f"{damaged.name} is damaged"):
-        assert kept(tmp_path).keys() == {0, 2}
+    whole = damaged.read_bytes()
+    assert len(whole) > 1000
+    for place in [*range(0, len(whole), 97), *range(len(whole) - 9, len(whole))]:
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        damaged.write_bytes(content)
+        with pytest.warns(UserWarning, match=f"{damaged} is damaged"):
+            assert kept(tmp_path).keys() == {0, 2}
+    damaged.write_bytes(whole)
+    assert kept(tmp_path).keys() == {0, 1, 2}
+
+
+def test_shards_have_page_checksums_and_any_reader_reads_them(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.append(rows(*range(50)), [f"c{i}" for i in range(50)])
+    (shard,) = tmp_path.glob("*.parquet")
+    table = pq.read_table(shard, page_checksum_verification=True)
+    assert table.select(SCHEMA.names) == rows(*range(50))
+    content = bytearray(shard.read_bytes())
+    chunk = pq.read_metadata(shard).row_group(0).column(SCHEMA.get_field_index("cosine"))
+    content[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 1  # within a page's values
+    (tmp_path / "copy").write_bytes(content)
+    with pytest.raises(OSError, match="CRC checksum verification failed"):
+        pq.read_table(tmp_path / "copy", page_checksum_verification=True)
+
+
+def test_what_is_renamed_into_place_is_on_the_disk_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spy on the real calls: what was handed to the disk, and which files had their names then."""
+    seen: list[tuple[str, set[str]]] = []
+    sync = os.fsync
+
+    def fsync(opened_file: int) -> None:
+        sync(opened_file)
+        what = Path(f"/proc/self/fd/{opened_file}").readlink()
+        what = what if what.is_absolute() else tmp_path  # a file without a name, which only a check makes
+        seen.append(
+            ("folder" if what.is_dir() else what.suffix, {path.suffix for path in tmp_path.iterdir()})
+        )
+
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("only Linux says which file an open one is")
+    monkeypatch.setattr(os, "fsync", fsync)
+    with opened(tmp_path) as store:
+        store.append(rows(0), ["c0"])
+    assert seen == [
+        (".partial", {".partial"}),
+        ("folder", {".json"}),
+        (".partial", {".partial", ".json"}),
+        ("folder", {".json", ".parquet"}),
+    ]
 
 
 def test_stores_can_start_and_write_at_the_same_time(tmp_path: Path) -> None:
@@ -179,3 +310,176 @@ def test_stores_can_start_and_write_at_the_same_time(tmp_path: Path) -> None:
         list(pool.map(work, range(0, 40, 5)))
     assert kept(tmp_path / "rows").keys() == set(range(40))
     assert not list((tmp_path / "rows").glob("*.partial"))
+
+
+@contextmanager
+def no_file_longer_than(size: int) -> Iterator[None]:
+    """As a disk that fills up in the middle of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_write_that_fails_midway_leaves_no_file_and_one_warning(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.append(rows(0), ["c0"])
+    store.flush()
+    before = sorted(tmp_path.iterdir())
+    with warnings.catch_warnings(record=True) as caught, no_file_longer_than(1000):
+        warnings.simplefilter("always")
+        for i in range(1, 4):
+            store.append(rows(i), [f"c{i}"])
+            store.flush()
+    assert sorted(tmp_path.iterdir()) == before
+    (told,) = [str(each.message) for each in caught]
+    assert told.startswith(f"rows={str(tmp_path)!r} cannot be written any more (File too large)")
+    found, missing = store.reuse([0, 1, 2, 3], lambda place: f"c{place}")  # the run itself lost nothing
+    assert found["index"].to_pylist() == [0, 1, 2, 3] and missing == []
+    assert kept(tmp_path) == {0: (0.5, "c0")}
+
+
+def test_an_interruption_in_the_middle_of_a_write_leaves_no_file_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    store = opened(tmp_path)
+    store.append(rows(0), ["c0"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.flush()
+    assert [path.name for path in tmp_path.iterdir()] == ["stamp.json"]
+    store.flush()
+    assert kept(tmp_path) == {0: (0.5, "c0")}
+
+
+def test_a_folder_that_is_gone_costs_the_run_nothing(tmp_path: Path) -> None:
+    store = opened(tmp_path / "rows")
+    shutil.rmtree(tmp_path / "rows")
+    store.append(rows(0), ["c0"])
+    with pytest.warns(UserWarning, match="cannot be written any more"):
+        store.flush()
+    assert store.reuse([0], lambda _: "c0")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "told"),
+    [
+        (5, TypeError, r"rows=5 is the number 5: pass the path of a folder"),
+        (b"rows", TypeError, r"rows=b'rows' is a bytes of length 4: pass the path of a folder"),
+        ("", ValueError, r"rows='' is empty: pass the path of a folder"),
+        ("a\0b", ValueError, r"rows='a\\x00b' has a NUL character.*leave it out"),
+        ("x" * 300, ValueError, r"rows='xxx.*File name too long.*: pass another folder"),
+        ("/dev/null", ValueError, r"rows='/dev/null' is a file: pass a folder"),
+        ("/dev/null/below", ValueError, r"rows='/dev/null/below': no folder can be made there"),
+        ("/proc/rows", ValueError, r"rows='/proc/rows': no folder can be made there"),
+    ],
+)
+def test_a_path_that_can_be_no_folder_of_rows_is_refused_with_what_to_do(
+    given: Any, kind: type[Exception], told: str
+) -> None:
+    for check in (check_folder, opened, metric_with_rows):
+        with pytest.raises(kind, match=told) as caught:
+            check(given)
+        assert type(caught.value) is kind
+
+
+def metric_with_rows(path: Any) -> None:
+    metric = capeval_core.load("clips", weights="tiny", device="cpu")
+    metric.score(["a red circle"], [np.zeros((8, 8, 3), np.uint8)], rows=path)
+
+
+def test_a_check_of_a_folder_changes_nothing(tmp_path: Path) -> None:
+    assert check_folder(tmp_path / "new" / "rows") == tmp_path / "new" / "rows"
+    assert check_folder(tmp_path) == tmp_path
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "notes.txt").write_text("mine")
+    for foreign in (tmp_path, str(tmp_path)):
+        with pytest.raises(ValueError, match="is a folder of something else"):
+            check_folder(foreign)
+    with pytest.raises(ValueError, match=r"notes.txt' is a file"):
+        check_folder(tmp_path / "notes.txt")
+
+
+def test_a_stamp_that_is_no_file_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "stamp.json")
+    with pytest.raises(ValueError, match="is a folder of something else"):
+        opened(tmp_path)
+
+
+def test_a_full_disk_is_refused_first_and_given_up_later(small_disk: Path) -> None:
+    store = opened(small_disk / "rows")
+    store.append(rows(0), ["c0"])
+    store.flush()
+    fill(small_disk)
+    with pytest.raises(ValueError, match=r"no folder can be made there \(No space left on device\)"):
+        check_folder(small_disk / "more")
+    store.append(rows(1), ["c1"])
+    with pytest.warns(UserWarning, match="No space left on device"):
+        store.flush()
+    assert not list((small_disk / "rows").glob("*.partial"))
+    with opened(small_disk / "rows") as again:  # what is there can still be reused
+        assert again.read()[0]["index"].to_pylist() == [0]
+
+
+def test_a_read_only_disk_is_refused_first_and_given_up_later(small_disk: Path) -> None:
+    with opened(small_disk / "rows") as store:
+        store.append(rows(0), ["c0"])
+    (small_disk / "rows" / "stamp.json").unlink()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(ValueError, match=r"no folder can be made there \(Read-only file system\)"):
+        check_folder(small_disk / "more")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with opened(small_disk / "rows") as store:
+            assert store.reuse([0, 1], lambda place: f"c{place}")[1] == [1]
+            store.append(rows(1), ["c1"])
+    told = [str(each.message) for each in caught]
+    assert len(told) == 2 and "lost or damaged" in told[0] and "Read-only file system" in told[1]
+
+
+def test_each_row_has_the_key_of_its_own_content(weights: str, tmp_path: Path) -> None:
+    """A window of several tables: the second one's rows are not the first one's captions."""
+    metric = capeval_core.load("clips", weights=weights, device="cpu", cache=FeatureCache())
+    captions = [f"a circle number {i}" for i in range(5)]
+    samples = metric.check(captions, [np.full((8, 8, 3), i * 40, np.uint8) for i in range(5)])
+
+    def one_by_one(batch: Samples) -> Iterator[pa.Table]:
+        for table in metric.encode(batch):
+            yield from (table.slice(i, 1) for i in range(len(table)))
+
+    store = RowStore(tmp_path, metric.ROW, metric.stamp())
+    with metric.progress_bar(5, False) as bar:
+        metric.fill(samples, one_by_one, store, bar)
+    _, content = store.read()
+    assert content == {i: content_key(samples, i) for i in range(5)}
+    assert store.reuse(range(5), lambda row: content_key(samples, row))[1] == []
+
+
+def test_rows_of_other_weights_are_refused_by_the_name_of_the_model(
+    seeded_weights: Path, tmp_path: Path
+) -> None:
+    image = np.zeros((8, 8, 3), np.uint8)
+    first = capeval_core.load("clips", weights="tiny", device="cpu")
+    first.score(["a circle"], [image], rows=tmp_path)
+    other = capeval_core.load("clips", weights=str(seeded_weights), device="cpu")
+    told = (
+        f"weights: '{first.models['weights'].fingerprint}' there, '{other.models['weights'].fingerprint}' now"
+    )
+    with pytest.raises(ValueError, match=f"other settings.*{told}"):
+        other.score(["a circle"], [image], rows=tmp_path)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_stamp_names_the_fingerprint_of_every_model(name: str) -> None:
+    metric = capeval_core.load(name, weights="tiny", device="cpu", **WITHOUT_DOWNLOADS.get(name, {}))
+    stamp = metric.stamp()
+    assert metric.models
+    assert {model: stamp.get(model) for model in metric.models} == {
+        model: opened_model.fingerprint for model, opened_model in metric.models.items()
+    }

@@ -53,7 +53,7 @@ def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
             length = text.get("context_length", _USUAL)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # whatever is wrong with it is said when the weights are opened
-        return length if is_number(length, 1, 1 << 20) and isinstance(length, int) else None
+        return length if is_number(length, 0, 1 << 20) and isinstance(length, int) else None
     return None
 
 

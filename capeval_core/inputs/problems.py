@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numbers
+import os
+from pathlib import Path
 from typing import Any
 
 SHOWN = 20
@@ -83,6 +85,28 @@ def described(value: Any, *, none: str = "None") -> str:
         return f"{article} {kind} of length {len(value)}"
     except Exception:  # a length of the user's own may fail in any way
         return f"{article} {kind}"
+
+
+def folder_path(argument: str, value: Any) -> Path:
+    """The path of a folder that a user names; whether anything is there is not looked at.
+
+    Raises:
+        TypeError, ValueError: a value that is no path, an empty path, or one with a NUL character.
+
+    >>> folder_path("rows", "")
+    Traceback (most recent call last):
+    ValueError: rows='' is empty: pass the path of a folder, or None for none ('.' is the current folder)
+    """
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise TypeError(f"{argument}={value!r} is {described(value)}: pass the path of a folder, or None")
+    path = os.fspath(value)
+    if not path:
+        raise ValueError(
+            f"{argument}='' is empty: pass the path of a folder, or None for none ('.' is the current folder)"
+        )
+    if "\0" in path:
+        raise ValueError(f"{argument}={path!r} has a NUL character, which no path can have: leave it out")
+    return Path(path)
 
 
 def _digits(value: Any) -> str:
