@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from tqdm import tqdm
 from capeval_core.inputs.files.collection import Collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.result import Result, plain
+from capeval_core.result import Result, json_text
 
 FLAG = "--explain"
 
@@ -53,10 +52,9 @@ def write_explanations(folder: Path, collection: Collection, result: Result) -> 
         numbers[name] += 1
         path = folder / f"{name}-{numbers[name]}"
         explanation = result.explain(index)
-        content = {"id": image_id, "number": numbers[name], **plain(explanation)}
+        content = {"id": image_id, "number": numbers[name], **explanation}
         try:
-            written = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-            path.with_name(path.name + ".json").write_text(written, encoding="utf-8")
+            path.with_name(path.name + ".json").write_text(json_text(content), encoding="utf-8")
             if index not in result.errors:
                 explanation.plot().save(path.with_name(path.name + ".png"))  # type: ignore[attr-defined]
                 drawn += 1
