@@ -216,8 +216,9 @@ def report(trials: int) -> str:
         kept[verdict] += 1
         rows.append(
             f"| {cell.shape.name} | {cell.captions} | {cell.failed:.0%} | {cell.images} "
-            f"| {found.covered:.1f} | {verdict} | {found.below:.1f} / {found.above:.1f} | {found.width:.2f} "
-            f"| {found.student:.1f} | {found.student_width:.2f} | {found.percentile:.1f} | {found.without:.0f} |"
+            f"| {found.covered:.1f} | {verdict} | {found.below:.1f} / {found.above:.1f} "
+            f"| {found.width:.2f} | {found.student:.1f} | {found.student_width:.2f} "
+            f"| {found.percentile:.1f} | {found.without:.0f} |"
         )
     tests, contradictions = [], 0
     for seed, (name, first, second) in enumerate(pairs(), 1000):
@@ -244,8 +245,8 @@ def report(trials: int) -> str:
             "",
             "Target: 94 to 96 for symmetric scores; for exponential ones at least 92, from 20 images on 94. "
             "missed: the truth lay above / below the interval. Widths are medians, in widths of a normal "
-            "interval with the true error. Student: t on the linearised ratio. percentile: bootstrap of images. none: "
-            "trials with fewer than five images left, which have no interval and are not counted.",
+            "interval with the true error. Student: t on the linearised ratio. percentile: bootstrap of "
+            "images. none: trials with fewer than five images left, which have no interval and do not count.",
             "",
             "| scores | captions | failed | images | covered | target | missed | width | Student | its width "
             "| percentile | none |",
