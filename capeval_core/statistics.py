@@ -1,36 +1,39 @@
 """Intervals of a mean and a paired test, clustered by image, for as few as five images.
 
 Captions of one image are not independent, so the unit is the image with all its captions. The mean over
-captions is then a ratio of two sums over images, and so is each mean of a difference. One statistic serves
-the interval and the test, which therefore cannot contradict each other:
+captions is then a ratio of two sums over images, and so is each mean of a difference:
 
     t = (estimate - truth) / error        error: the jackknife over images
+    degrees of freedom: n* - 1            n*: Kish's effective number of images, 1 / (sum of squared shares)
+
+A comparison takes interval and p-value from this t, so they cannot contradict each other; the difference of
+exchangeable systems is symmetric. The interval of a mean has to bear skewed scores too:
+
     g(t) = t + a t^2 + a^2 t^3 / 3 + b    monotone, removes the skewness of t
-    |g(t)| <= (1 + 1 / 4n) q              q: quantile of Student's t with n* - 1 degrees of freedom
+    |g(t)| <= (1 + 1 / 4n) q              q: quantile of Student's t
 
-The transformation g is Hall's (JRSS B 54, 1992, "On the removal of skewness by transformation"), after
-Johnson's modified t (JASA 73, 1978). Its a and b hold the skewness of the images' influence values, with
-Fisher's factor for few values, and where images have unequally many captions the curvature of the ratio,
-by an Edgeworth expansion to the order of 1 / sqrt(n). n* = 1 / (sum of squared shares of captions) is Kish's
-effective number of images. The factor 1 + 1 / 4n pays for the skewness being an estimate: it is our own,
-chosen by simulation.
+g is Hall's transformation (JRSS B 54, 1992, "On the removal of skewness by transformation"), after Johnson's
+modified t (JASA 73, 1978). With s for the skewness of the images' influence values, by Fisher's formula for few
+values, and k for how they grow with the number of an image's captions, which bends the ratio, an Edgeworth
+expansion to the order of 1 / sqrt(n) gives a = (s / 3 - k) / sqrt(n) and b = s / 6 / sqrt(n). The factor
+1 + 1 / 4n pays for s being an estimate: it is our own, chosen by simulation.
 
-`python -m benchmarks.coverage` measures how often the truth is covered; `benchmarks/coverage.md` holds its
-tables. Nothing is drawn at random: equal scores give equal numbers.
+`python -m benchmarks.coverage` measures how often the truth is covered; `benchmarks/coverage.md` holds its tables.
+Nothing is drawn at random: equal scores give equal numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
 LEAST_IMAGES = 5
-TEST = "skewness-corrected paired t-test, clustered by image"
+TEST = "paired t-test, clustered by image"
 _EQUAL = 1e-13  # of the largest score: what rounding leaves where all values are equal
 
 
@@ -211,23 +214,18 @@ class _Studentised:
             return _Studentised(0.0, _EQUAL * scale)
         without = np.add.reduce([e / (1 - h) for e, h in zip(influences, shares, strict=True)]) / n
         error = scale * math.sqrt((n - 1) / n * np.sum(without**2))
-        skewness = np.mean((influence / deviation) ** 3) * math.sqrt(n * (n - 1)) / (n - 2)
-
-        # A ratio bends: its size and its error both depend on how many captions the drawn images have.
-        curvature = bias = 0.0
-        for e, h in zip(influences, shares, strict=True):
-            surplus = n * h - 1
-            part = np.mean(influence * e) * np.mean(influence * surplus) / deviation**3
-            curvature += part
-            bias += 2 * part - np.mean(e * surplus) / deviation
-        effective = 1 / float(np.sum((np.add.reduce(shares) / len(shares)) ** 2))
-        return _Studentised(
-            error,
-            _EQUAL * scale,
-            degrees=max(effective - 1, 1.0),
+        share = np.add.reduce(shares) / len(shares)
+        student = _Studentised(error, _EQUAL * scale, degrees=max(1 / float(np.sum(share**2)) - 1, 1.0))
+        if len(sums) > 1:
+            return student
+        z = influence / deviation
+        skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
+        growth = float(np.mean(z * (n * share - 1)))
+        return replace(
+            student,
             stretch=1 + 1 / (4 * n),
-            bend=float(skewness / 3 - curvature) / math.sqrt(n),
-            shift=float(skewness / 6 + curvature - bias) / math.sqrt(n),
+            bend=(skewness / 3 - growth) / math.sqrt(n),
+            shift=skewness / 6 / math.sqrt(n),
         )
 
     def bounds(self, estimate: float, level: float) -> tuple[float, float]:
