@@ -13,13 +13,13 @@ exchangeable systems is symmetric. The interval of a mean has to bear skewed sco
     |g(t)| <= (1 + 1 / 4n) q              q: quantile of Student's t
 
 g is Hall's transformation (JRSS B 54, 1992, "On the removal of skewness by transformation"), after Johnson's
-modified t (JASA 73, 1978). With s for the skewness of the images' influence values, by Fisher's formula for few
-values, and k for how they grow with the number of an image's captions, which bends the ratio, an Edgeworth
+modified t (JASA 73, 1978). With s for the skewness of the images' influence values, by Fisher's formula for
+few values, and k for how they grow with the number of an image's captions, which bends the ratio, an Edgeworth
 expansion to the order of 1 / sqrt(n) gives a = (s / 3 - k) / sqrt(n) and b = s / 6 / sqrt(n). The factor
 1 + 1 / 4n pays for s being an estimate: it is our own, chosen by simulation.
 
-`python -m benchmarks.coverage` measures how often the truth is covered; `benchmarks/coverage.md` holds its tables.
-Nothing is drawn at random: equal scores give equal numbers.
+`python -m benchmarks.coverage` measures how often the truth is covered; `benchmarks/coverage.md` holds its
+tables. Nothing is drawn at random: equal scores give equal numbers.
 """
 
 from __future__ import annotations
