@@ -14,7 +14,7 @@ exchangeable systems is symmetric. The interval of a mean has to bear skewed sco
 
 g is Hall's transformation (JRSS B 54, 1992, "On the removal of skewness by transformation"), after Johnson's
 modified t (JASA 73, 1978). With s for the skewness of the images' influence values, by Fisher's formula for
-few values, and k for how they grow with the number of an image's captions, which bends the ratio, an Edgeworth
+few values, and k for how they grow with an image's number of captions, which bends the ratio, an Edgeworth
 expansion to the order of 1 / sqrt(n) gives a = (s / 3 - k) / sqrt(n) and b = s / 6 / sqrt(n). The factor
 1 + 1 / 4n pays for s being an estimate: it is our own, chosen by simulation.
 

@@ -337,3 +337,9 @@ def test_flags_follow_any_options_class() -> None:
 def test_messages_speak_of_flags(message: str, expected: str) -> None:
     options = capeval_core.registry.metric_class("pacs").Options
     assert in_flags(message, options) == expected
+
+
+def test_a_mean_beyond_the_range_of_numbers_is_null_in_the_file(scored: Scored) -> None:
+    content = scored("pacs", "--w", "1.7e308")  # read strictly: there is no Infinity in JSON
+    assert any(score is not None and score > 1e306 for score in content["scores"])
+    assert content["mean"] is None and content["interval"] is None
