@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import capeval_core
-from tests.cli.conftest import CAPTIONS, REFERENCES, Ran
+from tests.cli.conftest import CAPTIONS, REFERENCES, Ran, refuse_token
 
 NAMES = ["42-1", "dog.1-1", "dog.1-2", "dog.2-1"]
 

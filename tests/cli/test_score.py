@@ -339,7 +339,8 @@ def test_messages_speak_of_flags(message: str, expected: str) -> None:
     assert in_flags(message, options) == expected
 
 
-def test_a_mean_beyond_the_range_of_numbers_is_null_in_the_file(scored: Scored) -> None:
-    content = scored("pacs", "--w", "1.7e308")  # read strictly: there is no Infinity in JSON
+def test_a_mean_beyond_the_range_of_numbers_is_null_in_the_file(scored: Scored, files: Path) -> None:
+    captions = write_json(files / "many.json", {"dog.1": [f"a dog {i}" for i in range(40)]})
+    content = scored("pacs", "--candidates", captions, "--w", "1.7e308")  # read strictly
     assert any(score is not None and score > 1e306 for score in content["scores"])
     assert content["mean"] is None and content["interval"] is None
