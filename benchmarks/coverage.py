@@ -232,8 +232,8 @@ def report(trials: int) -> str:
         [
             "# Coverage of intervals, type I error of `compare`",
             "",
-            f"`python -m benchmarks.coverage --trials {trials}` of {datetime.date.today()}: {trials:,} trials "
-            f"a cell, so figures near 95 are exact to {accuracy:.1f} (in 95% of cells).",
+            f"`python -m benchmarks.coverage --trials {trials}` of {datetime.date.today()}: {trials:,} "
+            f"trials a cell, so figures near 95 are exact to {accuracy:.1f} (in 95% of cells).",
             "",
             f"A score is a part of its image plus a part of its own, alike ({shapes}); captions: per image; "
             "failed: share of captions without a score. Skewness is that of one score.",
