@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from capeval_core.statistics import Clusters, Comparison, Interval, bootstrap_interval, paired_comparison
-
-RESAMPLES = 2000
+from capeval_core.statistics import Clusters, Comparison, Interval, mean_interval, paired_comparison
 
 
 @dataclass(frozen=True)
@@ -65,25 +66,25 @@ class Result:
         finite = [score for score in self.scores if np.isfinite(score)]
         return float(np.mean(finite)) if finite else float("nan")
 
-    def interval(self, level: float = 0.95, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-        """Bootstrap interval of the mean: pictures are resampled with all their captions.
+    def interval(self, level: float = 0.95) -> Interval:
+        """Confidence interval of the mean over images like these, each with all its captions.
 
-        Corpus statistics (idf, normalisation), where a metric has them, are held fixed.
+        A skewness-corrected interval of Student's t (see `capeval_core.statistics` for the formula and its
+        sources), made for few images. Corpus statistics (idf, normalisation), where a metric has them, are
+        held fixed.
 
         Raises:
-            ValueError: fewer than two pictures, or scores that are relative to their set.
+            ValueError: fewer than five images have a score, or scores that are relative to their set.
         """
         self._refuse_relative("interval()")
-        return bootstrap_interval(self._clusters(), level=level, resamples=resamples, seed=seed)
+        return mean_interval(self._clusters(), level=level)
 
-    def compare(
-        self, other: Result, level: float = 0.95, *, resamples: int = RESAMPLES, seed: int = 0
-    ) -> Comparison:
-        """Paired test of this system against another one on the same pictures.
+    def compare(self, other: Result, level: float = 0.95) -> Comparison:
+        """Paired test of this system against another one on the same images.
 
         Raises:
             ValueError: the signatures differ (the numbers are not comparable), scores that are relative to
-                their set, or no common pictures.
+                their set, or fewer than five common images.
         """
         if not isinstance(other, Result):
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
@@ -93,9 +94,7 @@ class Result:
                 "these results are not comparable, their signatures differ:\n"
                 f"    {self.signature}\n    {other.signature}\nscore both systems with the same settings"
             )
-        return paired_comparison(
-            self._clusters(), other._clusters(), level=level, resamples=resamples, seed=seed
-        )
+        return paired_comparison(self._clusters(), other._clusters(), level=level)
 
     def explain(self, index: int) -> Mapping[str, Any]:
         """Where caption `index`'s score comes from.
@@ -112,7 +111,7 @@ class Result:
         return self.evidence[index]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the evidence, in JSON's types; NaN becomes None."""
+        """Everything but the evidence, in JSON's types; NaN and infinities become None."""
         return {
             "metric": self.metric,
             "key": self.key,
@@ -130,15 +129,16 @@ class Result:
     def from_dict(saved: Mapping[str, Any]) -> Result:
         """A result from what `to_dict` gave, e.g. a file of `capeval score --json`.
 
+        Scores that were NaN or infinite come back as NaN: those captions count as failed.
+
         Raises:
             KeyError, TypeError, ValueError: something is missing, or does not fit the rest.
         """
+        _check_types(saved)
         columns = {"scores": saved["scores"], "groups": saved["groups"], **saved["parts"]}
         if len({len(column) for column in columns.values()}) != 1:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"it has {lengths}, which should be equally many")
-        if not all(score is None or isinstance(score, (int, float)) for score in saved["scores"]):
-            raise ValueError("some score is not a number")
         return Result(
             metric=saved["metric"],
             key=saved["key"],
@@ -160,15 +160,67 @@ class Result:
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's types: NaN and infinities become None."""
+    """`value` in JSON's types: numpy's become Python's, NaN and infinities None."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [plain(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_text(content: Any) -> str:
+    """`content` as a file of JSON, without the tokens NaN and Infinity, which strict readers refuse."""
+    return json.dumps(plain(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+
+
+def _check_types(saved: Mapping[str, Any]) -> None:
+    """Refuse what is no result before anything is computed with it."""
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"expected an object, found {_shown(saved)}")
+    fields = {"metric": str, "key": str, "signature": str, "scores": list, "groups": list}
+    fields |= {"parts": Mapping, "counts": Mapping, "errors": Mapping}
+    for name, kind in fields.items():
+        if not isinstance(saved[name], kind):
+            expected = {str: "a text", list: "a list"}.get(kind, "an object")
+            raise TypeError(f"{name} should be {expected}, found {_shown(saved[name])}")
+    for i, score in enumerate(saved["scores"]):
+        if score is not None and not _is_number(score):
+            raise ValueError(
+                f"scores[{i}] is {_shown(score)}, not a number: scores are numbers, or null where scoring "
+                "failed; write the file again with `capeval score --json`"
+            )
+    for i, group in enumerate(saved["groups"]):
+        if not isinstance(group, str):
+            raise TypeError(f"groups[{i}] should be a text, the key of an image, found {_shown(group)}")
+    for name, part in saved["parts"].items():
+        if not isinstance(part, list):
+            raise TypeError(f"parts[{name!r}] should be a list, found {_shown(part)}")
+    if not isinstance(saved.get("relative"), (str, type(None))):
+        raise TypeError(f"relative should be a text or null, found {_shown(saved['relative'])}")
+    for name, count in saved["counts"].items():
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"counts[{name!r}] should be a whole number, found {_shown(count)}")
+
+
+def _is_number(value: Any) -> bool:
+    """A number that float64 holds: `true` is none, nor is one of 400 digits."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, float) or abs(value) <= sys.float_info.max
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (bool, type(None))):
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, (int, float)):
+        return repr(value) if _is_number(value) else "a number beyond the range of float64"
+    return f"{value[:30]!r}" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _numbers(saved: Sequence[Any]) -> list[Any]:
-    """A component as it was: in a list of numbers, `plain` left None where there was NaN."""
-    numbers = all(isinstance(value, (int, float, type(None))) for value in saved)
-    return [float("nan") if numbers and value is None else value for value in saved]
+    """A component as it was: in a list of numbers, `plain` left None where there was NaN or an infinity."""
+    if not all(value is None or _is_number(value) for value in saved):
+        return list(saved)
+    return [value if value is not None and math.isfinite(value) else math.nan for value in saved]

@@ -23,7 +23,6 @@ from capeval_core.inputs.pictures import PictureError
 from capeval_core.inputs.problems import folder_path
 from capeval_core.inputs.samples import Samples
 from capeval_core.shards import (
-    PARTIAL,
     STAMP,
     DamagedError,
     is_foreign,
@@ -34,6 +33,7 @@ from capeval_core.shards import (
     write_shard,
     write_stamp,
 )
+from capeval_core.writing import PARTIAL
 
 _MEANING = "meaning"  # key of a column's metadata
 _CONTENT = "content"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capeval_core.result import Counts, Result
+from capeval_core.result import Counts, Result, json_text
 
 NAN = float("nan")
 
@@ -70,6 +70,47 @@ def test_a_result_is_strict_json() -> None:
     assert result([NAN]).to_dict()["mean"] is None
 
 
+def strictly(text: str) -> Any:
+    """What a strict reader makes of `text`: NaN and Infinity are no JSON."""
+
+    def refuse(token: str) -> None:
+        raise AssertionError(f"{token} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_infinities_come_back_as_failed_scores() -> None:
+    parts = {"cosine": [math.inf, -math.inf, 0.5], "matches": [[math.inf], [{"x": -math.inf}], []]}
+    first = result([math.inf, 0.4, -math.inf], parts=parts)
+    for text in (json.dumps(first.to_dict(), allow_nan=False), json_text(first.to_dict())):
+        saved = strictly(text)
+        assert (saved["scores"], saved["mean"]) == ([None, 0.4, None], 0.4)
+        assert saved["parts"] == {"cosine": [None, None, 0.5], "matches": [[None], [{"x": None}], []]}
+        again = Result.from_dict(saved)
+        assert math.isnan(again.scores[0]) and math.isnan(again.scores[2]) and again.mean == first.mean
+        assert strictly(json_text(again.to_dict())) == saved
+    # Python's own JSON has the tokens: such a file means the same.
+    lenient = Result.from_dict(json.loads(json.dumps(first.to_dict() | {"scores": [math.inf, 0.4, NAN]})))
+    assert same(lenient, again) and math.isnan(lenient.scores[0])
+
+
+def test_numpys_values_are_written_as_jsons() -> None:
+    content = {
+        "single": np.float32("inf"),
+        "whole": np.int64(3),
+        "flag": np.bool_(True),
+        "array": np.array([[0.5, np.inf], [np.nan, -np.inf]], np.float32),
+        "pair": (math.inf, 1),
+    }
+    assert strictly(json_text(content)) == {
+        "single": None,
+        "whole": 3,
+        "flag": True,
+        "array": [[0.5, None], [None, None]],
+        "pair": [None, 1],
+    }
+
+
 def test_what_to_dict_gives_is_the_callers_own() -> None:
     first = result([0.5, 0.6])
     given = first.to_dict()
@@ -88,26 +129,33 @@ def test_the_evidence_stays_here() -> None:
         Result.from_dict(first.to_dict()).explain(0)
 
 
-def test_intervals_resample_pictures() -> None:
+def test_intervals_are_of_whole_images() -> None:
     rng = np.random.default_rng(0)
     scores = [float(s) for s in np.repeat(rng.random(25), 4)]
-    clustered = result(scores, [str(i // 4) for i in range(100)]).interval()
+    groups = [str(i // 4) for i in range(100)]
+    clustered = result(scores, groups).interval()
     single = result(scores).interval()
     assert clustered.pictures == 25 and single.pictures == 100
     assert clustered.high - clustered.low == pytest.approx(2 * (single.high - single.low), rel=0.15)
     assert clustered.low < result(scores).mean < clustered.high
+    assert result(scores, groups).interval(0.5).high < clustered.high
+    with pytest.raises(ValueError, match="at least 5 images with a score, found 4: score more images"):
+        result([0.1, 0.2, 0.3, 0.4, 0.5], [*"abcdd"]).interval()
 
 
 def test_compares_systems_of_one_signature() -> None:
-    first, second = result([0.5, 0.6, 0.8]), result([0.4, 0.7, 0.5])
+    first, second = result([0.5, 0.6, 0.8, 0.7, 0.9]), result([0.4, 0.7, 0.5, 0.6, 0.7])
     found = first.compare(second)
     assert found.difference == pytest.approx(first.mean - second.mean)
-    assert found.pictures == 3 and found.left_out == 0
+    assert found.pictures == 5 and found.left_out == 0
+    assert found.verdict in str(found) and first.compare(second, level=0.5).interval.level == 0.5
     other = replace(second, signature="capeval:pacs|weights:y@2|v:1")
     with pytest.raises(ValueError, match=r"(?s)not comparable.*x@1.*y@2"):
         first.compare(other)
     with pytest.raises(ValueError, match="no picture in common"):
         first.compare(result([0.4, 0.5], ["p", "q"]))
+    with pytest.raises(ValueError, match="at least 5 images that both systems have a score on, found 4"):
+        first.compare(result([0.4, 0.7, 0.5, 0.6, NAN]))
 
 
 def test_a_damaged_saved_result_is_told() -> None:
@@ -116,6 +164,23 @@ def test_a_damaged_saved_result_is_told() -> None:
         Result.from_dict(saved | {"scores": [0.5]})
     with pytest.raises(ValueError, match="not a number"):
         Result.from_dict(saved | {"scores": [0.5, "x"]})
+    with pytest.raises(TypeError, match="expected an object, found a list"):
+        Result.from_dict([])  # type: ignore[arg-type]
+    for field, wrong, message in (
+        ("scores", [0.5, True], r"scores\[1\] is true, not a number: .* `capeval score --json`"),
+        ("scores", [False, 0.5], r"scores\[0\] is false, not a number"),
+        ("scores", [0.5, 10**400], r"scores\[1\] is a number beyond the range of float64"),
+        ("scores", [0.5, [0.6]], r"scores\[1\] is a list, not a number"),
+        ("scores", {"0": 0.5}, "scores should be a list, found a dict"),
+        ("groups", ["0", 1], r"groups\[1\] should be a text, the key of an image, found 1"),
+        ("parts", {"cosine": 0.5}, r"parts\['cosine'\] should be a list, found 0.5"),
+        ("parts", [], "parts should be an object, found a list"),
+        ("counts", {"captions": True}, r"counts\['captions'\] should be a whole number, found true"),
+        ("signature", None, "signature should be a text, found null"),
+        ("relative", 3, "relative should be a text or null, found 3"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            Result.from_dict(saved | {field: wrong})
     with pytest.raises(TypeError, match="expected another Result, found a dict"):
         result([0.5, 0.6]).compare(saved)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected the number of a caption"):

@@ -9,6 +9,7 @@ from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.result import Result
+from capeval_core.statistics import p_in_words, signed
 
 
 def run(arguments: list[str]) -> int:
@@ -25,13 +26,14 @@ def run(arguments: list[str]) -> int:
     a, b = read_result(given.a), read_result(given.b)
     test = a.compare(b)
     title = metric_class(a.metric).title if a.metric in METRICS else a.metric
-    low, high = test.interval.low, test.interval.high
+    low, high = signed(test.interval.low), signed(test.interval.high)
     rows = [
         [title, f"{test.means[0]:.4f} ({given.a})"],
         ["", f"{test.means[1]:.4f} ({given.b})"],
-        ["difference", f"{test.difference:+.4f}"],
-        ["interval", f"{low:+.4f} to {high:+.4f} ({test.interval.level:.0%})"],
-        ["p-value", f"{test.p_value:.4f}" if test.p_value >= 1e-4 else "< 0.0001"],
+        ["difference", signed(test.difference)],
+        ["interval", f"{low} to {high} ({test.interval.level:.0%})"],
+        ["test", f"{p_in_words(test.p_value, test.interval.level)}, {test.test}"],
+        ["verdict", test.verdict],
         ["pictures", f"{test.pictures:,} ({test.left_out:,} left out)"],
         ["signature", a.signature],
     ]
@@ -50,9 +52,12 @@ def read_result(path: Path) -> Result:
     Raises:
         ValueError: it is another kind of file. OSError: it cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file: name a file of `capeval score --json`")
     try:
         return Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(
-            f"{path} is not a file of `capeval score --json`, or is damaged ({error})"
+            f"{path} is not a file of `capeval score --json`, or is damaged ({reason})"
         ) from error

@@ -5,10 +5,10 @@ from __future__ import annotations
 from os import PathLike
 
 from capeval_core.commands.parser import Parser
-from capeval_core.commands.summary import bounds, interval_of
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
+from capeval_core.statistics import LEAST_IMAGES
 from capeval_core.synthetic.demo import KINDS, DemoItem, demo_set, score_kinds
 
 METRICS = ("pacs", "refpacs")
@@ -40,6 +40,7 @@ def report(weights: str | PathLike[str]) -> str:
             "",
             *_mistakes(items, results),
             _means_table(results, titles),
+            f"{len(items)} pictures are too few for intervals of the means, which take {LEAST_IMAGES}.",
             "",
             *(results[name]["good"].signature for name in METRICS),
             "",
@@ -58,13 +59,9 @@ def _captions_table(items: list[DemoItem], results: dict[str, dict[str, Result]]
 
 
 def _means_table(results: dict[str, dict[str, Result]], titles: list[str]) -> str:
-    rows = [["MEAN (95 % INTERVAL)", *titles]]
+    rows = [["MEAN", *titles]]
     for kind in KINDS:
-        cells = []
-        for name in METRICS:
-            result = results[name][kind]
-            cells.append(f"{result.mean:.3f} ({bounds(interval_of(result), 3)})")
-        rows.append([kind, *cells])
+        rows.append([kind, *(f"{results[name][kind].mean:.3f}" for name in METRICS)])
     return table(rows, width=WHOLE_LINES)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from capeval_core.commands.outputs import write
 from capeval_core.inputs.files.collection import Collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.result import Result, plain
+from capeval_core.result import Result, json_text
 
 FLAG = "--explain"
 
@@ -55,9 +54,8 @@ def write_explanations(folder: Path, collection: Collection, result: Result) -> 
         numbers[name] += 1
         path = folder / f"{name}-{numbers[name]}"
         explanation = result.explain(index)
-        content = {"id": image_id, "number": numbers[name], **plain(explanation)}
-        written = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-        write(FLAG, path.with_name(path.name + ".json"), written)
+        content = {"id": image_id, "number": numbers[name], **explanation}
+        write(FLAG, path.with_name(path.name + ".json"), json_text(content))
         if index not in result.errors:
             drawing = io.BytesIO()
             explanation.plot().save(drawing, "PNG")  # type: ignore[attr-defined]

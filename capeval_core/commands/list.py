@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from capeval_core.commands.parser import Parser
@@ -10,7 +9,7 @@ from capeval_core.commands.tables import paragraph, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.result import plain
+from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS
 from capeval_core.weights.folder import TINY
 
@@ -19,7 +18,7 @@ def run(arguments: list[str]) -> int:
     parser = Parser(prog="capeval list", description="Show the metrics and the known weights.")
     parser.add_argument("--json", action="store_true", help="as JSON")
     if parser.read(arguments).json:
-        print(json.dumps(catalogue(), indent=1, ensure_ascii=False))
+        print(json_text(catalogue()), end="")
         return 0
     metrics = [metric_class(name) for name in METRICS]
     print(_metrics_table(metrics))
@@ -43,7 +42,7 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
         "title": metric.title,
         "key": metric.key,
         "summary": metric.summary,
-        "range": plain(list(metric.range)),
+        "range": list(metric.range),
         "higher_is_better": metric.higher_is_better,
         "needs_references": metric.needs_references,
         "media": list(metric.media),

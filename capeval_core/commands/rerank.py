@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from capeval_core.inputs.folder import names_in
 from capeval_core.inputs.names import bare
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
-from capeval_core.result import Result
+from capeval_core.result import Result, json_text
 
 METRIC = "eco"
 COLUMNS = ("filename", "caption")
@@ -60,7 +59,7 @@ def run(arguments: list[str]) -> int:
     with outputs.next():
         if given.json is not None:
             content = {**result.to_dict(), "ids": pools.ids}
-            write("--json", given.json, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+            write("--json", given.json, json_text(content))
     print(_summary(metric, pools, result, given.out))
     tell_failures(pools.ids, result)
     outputs.finish()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
@@ -16,7 +15,7 @@ from capeval_core.commands.tables import paragraph, table
 from capeval_core.inputs.files.collection import Collection, read_collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.result import Result, plain
+from capeval_core.result import Result, json_text
 from capeval_core.statistics import Interval
 
 FILES = (
@@ -71,16 +70,16 @@ def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Coll
     return collection, result
 
 
-def _write(path: Path, collection: Collection, result: Result, interval: Interval | None) -> None:
+def _write(path: Path, collection: Collection, result: Result, interval: Interval | str) -> None:
     content = {
         **result.to_dict(),
-        "interval": vars(interval) if interval else None,
+        "interval": vars(interval) if isinstance(interval, Interval) else None,
         "ids": collection.ids,
         "captions": collection.captions,
     }
     if result.evidence is not None:
-        content["evidence"] = plain([result.evidence[i] for i in range(len(collection.ids))])
-    write("--json", path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        content["evidence"] = [result.evidence[i] for i in range(len(collection.ids))]
+    write("--json", path, json_text(content))
 
 
 def _parser(metric: type[CaptionMetric]) -> Parser:

@@ -21,6 +21,11 @@ REFERENCES = {
 }
 
 
+def refuse_token(token: str) -> None:
+    """Let JSON be read as strict readers do, which know no NaN and no Infinity."""
+    raise AssertionError(f"{token} is no JSON")
+
+
 @dataclass(frozen=True)
 class Ran:
     """What a command left: exit status, stdout, stderr."""
@@ -71,7 +76,7 @@ def scored(score: Callable[..., Ran], files: Path) -> Callable[..., dict[str, An
         out = files / "scored.json"
         ran = score(metric, *arguments, "--json", out)
         assert ran.status == 0, ran.err
-        content: dict[str, Any] = json.loads(out.read_text())
+        content: dict[str, Any] = json.loads(out.read_text(), parse_constant=refuse_token)
         return content
 
     return run

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import capeval_core
-from tests.cli.conftest import CAPTIONS, REFERENCES, Ran
+from tests.cli.conftest import CAPTIONS, REFERENCES, Ran, refuse_token
 
 NAMES = ["42-1", "dog.1-1", "dog.1-2", "dog.2-1"]
 
@@ -39,9 +39,9 @@ def test_each_caption_gets_a_picture_and_its_numbers(
     assert sorted(path.name for path in (files / "out").iterdir()) == kinds
     assert {Image.open(path).width for path in (files / "out").glob("*.png")} == {1280}
 
-    evidence = json.loads((files / "scored.json").read_text())["evidence"]
+    evidence = json.loads((files / "scored.json").read_text(), parse_constant=refuse_token)["evidence"]
     found: list[dict[str, Any]] = [
-        json.loads((files / "out" / f"{image_id}-{number + 1}.json").read_text())
+        json.loads((files / "out" / f"{image_id}-{number + 1}.json").read_text(), parse_constant=refuse_token)
         for image_id, texts in CAPTIONS.items()
         for number in range(len(texts))
     ]
@@ -61,7 +61,10 @@ def test_a_picture_that_fails_has_numbers_only(explain: Callable[..., Ran], file
     assert ran.status == 0
     assert ran.out.splitlines()[-1] == f"explained  2 of 4 captions in {files / 'out'}"
     assert sorted(path.stem for path in (files / "out").glob("*.png")) == ["42-1", "dog.2-1"]
-    assert "cannot decode" in json.loads((files / "out" / "dog.1-2.json").read_text())["error"]
+    assert (
+        "cannot decode"
+        in json.loads((files / "out" / "dog.1-2.json").read_text(), parse_constant=refuse_token)["error"]
+    )
 
 
 def test_what_cannot_be_explained_is_refused_before_anything_is_scored(

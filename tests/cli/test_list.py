@@ -12,7 +12,7 @@ import capeval_core
 from capeval_core.cli import COMMANDS
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.weights.catalogue import WEIGHTS
-from tests.cli.conftest import Ran
+from tests.cli.conftest import Ran, refuse_token
 
 Capeval = Callable[..., Ran]
 
@@ -35,7 +35,7 @@ def test_the_table_has_every_metric_and_all_weights(capeval: Capeval) -> None:
 
 
 def test_json_says_what_the_classes_say(capeval: Capeval) -> None:
-    content = json.loads(capeval("list", "--json").out)
+    content = json.loads(capeval("list", "--json").out, parse_constant=refuse_token)
     assert [metric["name"] for metric in content["metrics"]] == list(METRICS)
     by_name = {metric["name"]: metric for metric in content["metrics"]}
     assert by_name["refclips"]["needs_references"] is True

@@ -17,7 +17,7 @@ import pytest
 import capeval_core
 from capeval_core.result import Result
 from capeval_core.synthetic import describe, draw, sample_scene
-from tests.cli.conftest import Ran
+from tests.cli.conftest import Ran, refuse_token
 
 IDS = ["a.b", "42", "third"]
 NAMES = ["a.b.png", "COCO_val2014_000000000042.png", "third.png"]
@@ -64,7 +64,7 @@ def test_the_choice_is_that_of_the_library(
     expected = capeval_core.load("eco", weights="tiny", device="cpu").score(list(pools.values()), pictures)
     rows = chosen(tmp_path / "best.csv")
     assert rows == [["filename", "caption"], *map(list, zip(NAMES, expected.parts["caption"], strict=True))]
-    content = json.loads((tmp_path / "all.json").read_text())
+    content = json.loads((tmp_path / "all.json").read_text(), parse_constant=refuse_token)
     assert content["ids"] == IDS and Result.from_dict(content) == expected
     assert ran.out.splitlines() == [
         f"ECO         {expected.mean:.4f} (mean total, comparable within this set only)",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import capeval_core
 from capeval_core.commands.flags import add_flags, chosen, in_flags
@@ -44,17 +45,16 @@ def test_the_numbers_are_those_of_the_library(
     assert {key: content[key] for key in expected.to_dict()} == expected.to_dict()
     assert content["ids"] == [image_id for image_id, _ in PAIRS]
     assert content["captions"] == [text for _, text in PAIRS]
-    assert content["interval"] == vars(expected.interval())
+    assert content["interval"] is None  # of three images
     assert Result.from_dict(content) == expected
 
 
 def test_the_summary_says_mean_interval_counts_and_signature(score: Score, scored: Scored) -> None:
     content = scored("pacs")
     ran = score("pacs")
-    low, high = content["interval"]["low"], content["interval"]["high"]
     assert ran.out.splitlines() == [
         f"PAC-S      {content['mean']:.4f}",
-        f"interval   {low:.4f} to {high:.4f} (95%, 3 pictures)",
+        "interval   none: an interval needs at least 5 images with a score, found 3: score more images",
         "captions   4 (0 failed, 0 truncated, 0 empty)",
         f"signature  {content['signature']}",
     ]
@@ -111,7 +111,18 @@ def test_every_form_of_file_gives_the_same_scores(form: str, scored: Scored, fil
 def test_one_caption_per_image_and_one_picture(score: Score, files: Path) -> None:
     ran = score("pacs", "--candidates", write_json(files / "one.json", {"dog.1": "a dog"}))
     assert ran.status == 0
-    assert "interval   n/a" in ran.out
+    assert "interval   none: an interval needs at least 5 images with a score, found 1" in ran.out
+
+
+def test_five_images_have_an_interval(score: Score, files: Path) -> None:
+    for i in range(5):
+        Image.new("RGB", (40, 30), (50 * i, 200, 255 - 50 * i)).save(files / "images" / f"plain{i}.png")
+    captions = write_json(files / "five.json", {f"plain{i}": "a wall" for i in range(5)})
+    ran = score("pacs", "--candidates", captions, "--json", files / "five.out")
+    content = json.loads((files / "five.out").read_text())
+    assert content["interval"] == vars(Result.from_dict(content).interval())
+    low, high = content["interval"]["low"], content["interval"]["high"]
+    assert f"interval   {low:.4f} to {high:.4f} (95%, 5 pictures)" in ran.out
 
 
 def test_options_reach_the_metric(scored: Scored) -> None:
@@ -190,7 +201,9 @@ def test_status_1_when_no_caption_has_a_score(score: Score, files: Path) -> None
         picture.write_bytes(b"no picture")
     ran = score("pacs", "--on-error", "nan")
     assert ran.status == 1
-    assert ran.out.startswith("PAC-S      n/a\ninterval   n/a")
+    assert ran.out.startswith(
+        "PAC-S      n/a\ninterval   none: an interval needs at least 5 images with a score, found 0"
+    )
 
 
 def test_empty_captions_are_named_or_scored(score: Score, files: Path) -> None:
@@ -324,3 +337,10 @@ def test_flags_follow_any_options_class() -> None:
 def test_messages_speak_of_flags(message: str, expected: str) -> None:
     options = capeval_core.registry.metric_class("pacs").Options
     assert in_flags(message, options) == expected
+
+
+def test_a_mean_beyond_the_range_of_numbers_is_null_in_the_file(scored: Scored, files: Path) -> None:
+    captions = write_json(files / "many.json", {"dog.1": [f"a dog {i}" for i in range(40)]})
+    content = scored("pacs", "--candidates", captions, "--w", "1.7e308")  # read strictly
+    assert any(score is not None and score > 1e306 for score in content["scores"])
+    assert content["mean"] is None and content["interval"] is None
