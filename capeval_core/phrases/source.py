@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -64,25 +65,35 @@ def open_phrases(
     >>> open_phrases({"Two dogs run.": ["two dogs"]}).phrases(["Two dogs run."])
     [Phrases(phrases=('two dogs',), truncated=0, fallback=0)]
     """
-    if isinstance(spec, Mapping):
-        return GivenPhrases(spec)
+    opener = phrase_opener(spec)
+    return opener(style=style, device=device, dtype=dtype, batch_size=batch_size)
+
+
+def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
+    """What opens the source of phrases that a user means, by `open_phrases`' keywords; it opens no model yet.
+
+    Raises:
+        ValueError, TypeError: as `open_phrases`, for what `spec` cannot mean.
+    """
     if isinstance(spec, str | os.PathLike):
-        return _open_named(os.fspath(spec), style, device, dtype, batch_size)
+        return _opener_named(os.fspath(spec))
+    if isinstance(spec, Mapping):
+        given: PhraseSource = GivenPhrases(spec)
+        return lambda **run: given
     if isinstance(spec, PhraseSource):
-        return spec
+        return lambda **run: spec
     raise TypeError(
         f"phrases={spec!r}: expected 'factual', 'chunks', a Hub id or folder of a parser, a JSON file, "
         "or a mapping {caption: [phrases]}"
     )
 
 
-def _open_named(
-    name: str, style: Style, device: str | None, dtype: str, batch_size: int | None
-) -> PhraseSource:
+def _opener_named(name: str) -> Callable[..., PhraseSource]:
     if name == "chunks":
-        return ChunkPhrases()
+        return lambda **run: ChunkPhrases()
     if Path(name).suffix == ".json":
-        return GivenPhrases(_read(Path(name)))
+        given = GivenPhrases(_read(Path(name)))
+        return lambda **run: given
     known = name == "factual" or "/" in name or Path(name).expanduser().is_dir()
     if not known:
         raise ValueError(
@@ -92,8 +103,7 @@ def _open_named(
     from capeval_core.phrases.graph_writer import FACTUAL
     from capeval_core.phrases.scene_graph import FactualParser
 
-    model = FACTUAL if name == "factual" else name
-    return FactualParser(model, style=style, device=device, dtype=dtype, batch_size=batch_size)
+    return partial(FactualParser, FACTUAL if name == "factual" else name)
 
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:

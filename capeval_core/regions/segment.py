@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ SOURCES = {
 }
 """Name of a source -> what it gives."""
 
+RegionOpener = Callable[..., RegionSource]
+"""Opens a source of regions; its keywords are `device` and `dtype`, as `open_regions` takes them."""
 RegionSpec = str | os.PathLike[str] | Mapping[str, Sequence[Any]] | RegionSource
 
 
@@ -45,22 +48,33 @@ def open_regions(
     >>> open_regions("colours").name
     'colours'
     """
+    return region_opener(spec)(device=device, dtype=dtype)
+
+
+def region_opener(spec: RegionSpec) -> RegionOpener:
+    """What opens the source of regions that a user means. It opens no model yet.
+
+    Raises:
+        ValueError, TypeError: as `open_regions`, for what `spec` cannot mean.
+    """
     if isinstance(spec, RegionSource):
-        return spec
+        return lambda device, dtype: spec
     if isinstance(spec, Mapping):
-        return PrecomputedRegions(spec)
+        given = PrecomputedRegions(spec)
+        return lambda device, dtype: given
     if not isinstance(spec, str | os.PathLike):
         raise TypeError(f"regions={spec!r}: expected {_expected()}")
     name = os.fspath(spec)
     if Path(name).suffix.lower() == ".json":
-        return PrecomputedRegions.read(Path(name).expanduser())
+        given = PrecomputedRegions.read(Path(name).expanduser())
+        return lambda device, dtype: given
     kind, colon, weights = name.partition(":")
     if kind not in SOURCES or (colon and (not weights or kind == "colours")):
         raise ValueError(f"regions={name!r}: expected {_expected()}{did_you_mean(kind, SOURCES)}")
     if kind == "colours":
-        return ColourRegions()
+        return lambda device, dtype: ColourRegions()
     weights, threshold = _threshold_in(name, kind, weights)
-    return _open(kind, weights or None, threshold, device, dtype)
+    return partial(_open, kind, weights or None, threshold)
 
 
 _SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)", re.DOTALL)

@@ -23,7 +23,7 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, Model, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.rows import RowStore
-from capeval_core.scores.eco_ensembles import open_members
+from capeval_core.scores.eco_ensembles import check_members, open_members
 from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, Member
 from capeval_core.scores.eco_options import EcoOptions
 from capeval_core.scores.eco_ranking import FAR_BELOW, Candidates, Ranking, rank
@@ -67,6 +67,12 @@ class Eco(CaptionMetric):
         from capeval_core.encoders.blip2 import Blip2Encoder
 
         return Blip2Encoder
+
+    @classmethod
+    def check_options(cls, options: CommonOptions) -> None:
+        super().check_options(options)
+        if isinstance(options, EcoOptions):
+            check_members(options.members)
 
     def open_models(self) -> dict[str, Model]:
         # No tensors yet: members are opened one after another, when they encode.

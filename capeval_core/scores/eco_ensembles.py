@@ -73,6 +73,19 @@ def member_names(chosen: str | Sequence[str] | None, *, tiny: bool) -> list[str]
     return names
 
 
+def check_members(chosen: str | Sequence[str] | None) -> None:
+    """Refuse members that can be none, before any weights are opened.
+
+    Raises:
+        ValueError: no name at all. WeightsError: neither a known name, nor a Hub id, nor a folder.
+    """
+    known = [*ECO_MEMBERS, *_TINY, MATCHER]
+    for name in [] if chosen is None else member_names(chosen, tiny=False):
+        if name not in known and "/" not in name and not Path(name).expanduser().is_dir():
+            wrong = f"it is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
+            raise WeightsError(cannot_open(name, WeightsError(f"{wrong}{did_you_mean(name, known)}")))
+
+
 def _member(name: str) -> Member:
     from capeval_core.encoders.blip2 import Blip2Encoder
     from capeval_core.encoders.dual import dual_class
@@ -85,12 +98,6 @@ def _member(name: str) -> Member:
     elif name in ECO_MEMBERS:
         entry = ECO_MEMBERS[name]
         folder = open_weights(entry.repository, metric=EVA_CLIP if entry.checkpoint else "eco", tiny="")
-    elif "/" not in name:
-        known = [*ECO_MEMBERS, *_TINY, MATCHER]
-        raise WeightsError(
-            f"it is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
-            f"{did_you_mean(name, known)}"
-        )
     else:
         folder = open_weights(name, metric="eco", tiny="")
         name = _called(folder.name)

@@ -21,10 +21,10 @@ from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.metric import CaptionMetric, Model, Published, Values
 from capeval_core.options import Options as CommonOptions
-from capeval_core.phrases.source import PhraseSource, open_phrases
+from capeval_core.phrases.source import PhraseSource, phrase_opener
 from capeval_core.regions.limited import LimitedRegions
 from capeval_core.regions.remembered import RememberedRegions
-from capeval_core.regions.segment import open_regions
+from capeval_core.regions.segment import region_opener
 from capeval_core.regions.source import RegionSource
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.scores.hice_formulas import Doubles, each_reference, harmonic_mean, image_text, text_text
@@ -99,20 +99,24 @@ class HiceS(CaptionMetric):
         return AlphaClipEncoder
 
     def open_models(self) -> dict[str, Model]:
+        given = self.options
+        # What can be no source is refused before any weights are opened.
+        open_regions = None if given.regions is None else region_opener(given.regions)
+        open_phrases = None if given.phrases is None else phrase_opener(given.phrases)
         folder = self.weights_folder()
-        place: dict[str, Any] = {"device": self.options.device, "dtype": self.options.dtype}
+        place: dict[str, Any] = {"device": given.device, "dtype": given.dtype}
         self.encoder: AlphaClipEncoder = self.encoder_class().open(folder, **place)
         named = {**_SOURCES, **folder.config.get("constants", {})}
-        chosen: dict[str, Any] = {name: getattr(self.options, name) or named[name] for name in _SOURCES}
-        self.options = dataclasses.replace(self.options, **chosen)
-        self.finder: RegionSource = open_regions(chosen["regions"], **place)
+        open_regions = open_regions or region_opener(named["regions"])
+        open_phrases = open_phrases or phrase_opener(named["phrases"])
+        unset = {name: named[name] for name in _SOURCES if getattr(given, name) is None}
+        self.options = dataclasses.replace(given, **unset)
+        self.finder: RegionSource = open_regions(**place)
         if self.options.max_regions is not None:
             self.finder = LimitedRegions(self.finder, self.options.max_regions)
         if self.options.evidence:  # they are asked for a second time
             self.finder = RememberedRegions(self.finder)
-        self.parser = open_phrases(
-            chosen["phrases"], style=self.options.style, batch_size=self.options.batch_size, **place
-        )
+        self.parser: PhraseSource = open_phrases(style=given.style, batch_size=given.batch_size, **place)
         return {
             "weights": Model(folder.label(self.encoder.fingerprint), self.encoder.fingerprint),
             "regions": _signed(self.finder),

@@ -1,4 +1,4 @@
-"""One hostile input: through which door it comes, and what the error must name. The sentence is not pinned."""
+"""One hostile input: through which door it comes, and what its error must name; no sentence is pinned."""
 
 from __future__ import annotations
 
@@ -17,20 +17,38 @@ GREY = np.full((48, 48, 3), 128, dtype=np.uint8)
 
 # The words of which an error of each kind uses at least one; the only place that knows any of the sentences.
 KINDS = {
-    "missing": r"missing|None|no such|does not exist|there is no|has no|have no|no picture|holds no|needs|lacks|required|without",
-    "empty": r"empty|nothing",
-    "type": r"expected|pass|is a |is an |is the |convert it",
-    "value": r"expected|NaN|infinit|at least|at most|between|must|outside|unfit|range|not a |no number|holds|is -?\d",
+    "missing": (
+        r"missing|None|no such|does not exist|no CUDA|there is no|has no|have no|no picture|"
+        r"holds no|needs|lacks|required|without"
+    ),
+    "empty": r"empty|nothing|names none",
+    "type": r"expected|unknown form|pass|is a |is an |is the |convert it",
+    "value": (
+        r"expected|NaN|infinit|at least|at most|between|must|outside|unfit|range|not a |no number|"
+        r"holds|is -?\d"
+    ),
     "shape": r"shape|rows of|add up|sets but|channels|expected",
-    "count": r"several|but len|but there|as many|equally many|differ|per caption|with 1 picture|fields|cells|pool",
-    "damaged": r"truncated|damaged|cannot be read|cannot decode|not valid|is not|begins with|checksum|sha256|line",
+    "count": (
+        r"several|exactly one|but len|but there|as many|equally many|differ|per caption|"
+        r"with 1 picture|fields|cells|pool"
+    ),
+    "damaged": (
+        r"truncated|damaged|cannot be read|cannot decode|not valid|is not|begins with|checksum|"
+        r"sha256|line"
+    ),
     "format": r"format|frames|HEIC|cannot read|not a picture|extension|not supported|is not",
-    "large": r"too large|pixels|bomb|limit|long|large|at most|more than",
-    "unknown": r"unknown|not known|not part|no option|has no|neither|expected|did you mean|unrecognized|known",
+    "large": r"too large|pixels|bomb|limit|long|large|at most|more than|no room",
+    "unknown": (
+        r"unknown|not known|not part|no option|has no|neither|expected|did you mean|unrecognized|"
+        r"known"
+    ),
     "address": r"URL|address|never fetched|credentials|outside",
     "twice": r"twice|both|several|more than one|ambiguous|differ|repeat|same|again",
-    "foreign": r"other settings|something else|not comparable|relative|no picture in common|of another|z-scores",
-    "place": r"folder|file|directory|cannot be written|no such|FIFO|pipe|regular|would overwrite|null",
+    "foreign": (
+        r"other settings|something else|not comparable|relative|no picture in common|of another|"
+        r"z-scores"
+    ),
+    "place": r"folder|file|directory|cannot be written|no such|FIFO|pipe|regular|would overwrite|null|NUL",
 }
 
 

@@ -73,17 +73,41 @@ CANDIDATES: list[tuple[str, Any, str, str, str]] = [
     ("rows without caption", lambda world: world.file("c.json", [{"id": 1}]), "entry 0", "", "missing"),
     ("rows of lists", lambda world: world.file("c.json", [["0", "a"]]), "entry 0", "", "type"),
     ("a bool as id", lambda world: world.file("c.json", [{"id": True, "caption": "a"}]), "id", "", "type"),
-    ("a broken line", lambda world: world.file("c.jsonl", '{"id": 0, "caption": "a"}\n{'), "line 2", "", "damaged"),
+    (
+        "a broken line",
+        lambda world: world.file("c.jsonl", '{"id": 0, "caption": "a"}\n{'),
+        "line 2",
+        "",
+        "damaged",
+    ),
     ("a CSV of other columns", lambda world: world.file("c.csv", "a,b\n0,x\n"), "c.csv", "", "type"),
     ("a ragged CSV", lambda world: world.file("c.csv", "id,caption\n0,a,b\n"), "c.csv", "", "count"),
-    ("a CSV with a column twice", lambda world: world.file("c.csv", "id,caption,id\n0,a,1\n"), "c.csv", "", "twice"),
-    ("a CSV cell without end", lambda world: world.file("c.csv", 'id,caption\n0,"a\n'), "c.csv", "", "damaged"),
-    ("a CSV cell of 200,000", lambda world: world.file("c.csv", "id,caption\n0," + "a" * 200_000), "c.csv", "", "large"),
+    (
+        "a CSV with a column twice",
+        lambda world: world.file("c.csv", "id,caption,id\n0,a,1\n"),
+        "c.csv",
+        "",
+        "twice",
+    ),
+    (
+        "a CSV cell without end",
+        lambda world: world.file("c.csv", 'id,caption\n0,"a\n'),
+        "c.csv",
+        "",
+        "damaged",
+    ),
+    (
+        "a CSV cell of 200,000",
+        lambda world: world.file("c.csv", "id,caption\n0," + "a" * 200_000),
+        "c.csv",
+        "",
+        "large",
+    ),
     ("a CSV with NUL", lambda world: world.file("c.csv", b"id,caption\n0,a\0b\n"), "", "", "damaged"),
     ("junk Parquet", lambda world: world.file("c.parquet", b"PAR1junkPAR1"), "c.parquet", "", "damaged"),
     ("a cut Parquet", _cut_parquet, "cut.parquet", "", "damaged"),
     ("Parquet of other columns", lambda world: _parquet(world, [{"x": 1}]), "c.parquet", "", "type"),
-]  # fmt: skip
+]
 REFERENCES: list[tuple[str, Any, str, str, str]] = [
     ("no such file", lambda world: "no-such.json", "no-such.json", "", "missing"),
     ("none for an id", lambda world: world.file("r.json", {"1": ["a"]}), "'0'", "", "missing"),
@@ -100,14 +124,20 @@ FLAGS: list[tuple[str, Any, str, str, str]] = [
     ("an unknown dtype", lambda world: ["--dtype", "int8"], "--dtype", "", "value"),
     ("output to nowhere", lambda world: ["--json", "no/such/out.json"], "--json", "", "place"),
     ("output to a folder", lambda world: ["--json", world.folder], "--json", "", "place"),
-    ("output over its input", lambda world: ["--json", world.file("c.json", GOOD)], "--json", "", "place"),
+    ("output over its input", lambda world: ["--json", world.folder / "good.json"], "--json", "", "place"),
     ("rows in a file", lambda world: ["--rows", world.picture], "--rows", "", "place"),
     ("rows in another folder", lambda world: ["--rows", world.picture.parent], "--rows", "", "foreign"),
     ("no name for rows", lambda world: ["--rows", ""], "--rows", "", "empty"),
     ("a cache in a file", lambda world: ["--cache", world.picture], "--cache", "", "place"),
     ("no folder of images", lambda world: ["--images", "no/such"], "no/such", "", "missing"),
     ("a file of images", lambda world: ["--images", world.picture], "0.png", "", "place"),
-    ("a long prompt", lambda world: ["--prompt", "a photo of " * 60], "--prompt", "", "large"),
+    (
+        "a long prompt",
+        lambda world: ["--weights", "tiny", "--prompt", "a photo of " * 60],
+        "--prompt",
+        "",
+        "large",
+    ),
 ]
 SAVED_RESULTS: list[tuple[str, Any, str, str, str]] = [
     ("no such file", lambda world: "no-such.json", "no-such.json", "", "missing"),
@@ -117,11 +147,23 @@ SAVED_RESULTS: list[tuple[str, Any, str, str, str]] = [
     ("a score of text", lambda world: _saved(world, scores=["a", 1, 1, 1, 1, 1]), "b.json", "", "damaged"),
     ("scores of bools", lambda world: _saved(world, scores=[True] * 6), "b.json", "", "damaged"),
     ("fewer groups", lambda world: _saved(world, groups=["a"]), "b.json", "", "count"),
-    ("another signature", lambda world: _saved(world, signature="capeval:pacs|w:3"), "signatures", "", "foreign"),
-    ("other pictures", lambda world: _saved(world, groups=list("uvwxyz")), "no picture in common", "", "foreign"),
+    (
+        "another signature",
+        lambda world: _saved(world, signature="capeval:pacs|w:3"),
+        "signatures",
+        "",
+        "foreign",
+    ),
+    (
+        "other pictures",
+        lambda world: _saved(world, groups=list("uvwxyz")),
+        "no picture in common",
+        "",
+        "foreign",
+    ),
     ("deep JSON", _deep, "deep.json", "", "damaged"),
     ("a pipe", _pipe, "pipe.json", "", "place"),
-]  # fmt: skip
+]
 
 
 class _Runs:
@@ -133,10 +175,28 @@ CONVERT: list[tuple[str, Any, str, str, str]] = [
     ("no such checkpoint", lambda world: "no-such.pth", "no-such.pth", "", "missing"),
     ("a folder", lambda world: world.folder, "", "", "place"),
     ("text", lambda world: world.file("x.pth", "not a checkpoint"), "x.pth", "", "damaged"),
-    ("a program in a pickle", lambda world: world.file("x.pth", pickle.dumps(_Runs())), "x.pth", "", "damaged"),
-    ("cut safetensors", lambda world: world.file("x.safetensors", b"\x10\0\0\0\0\0\0\0{"), "x.safetensors", "", "damaged"),
-    ("an absurd header", lambda world: world.file("x.safetensors", b"\xff" * 64), "x.safetensors", "", "damaged"),
-]  # fmt: skip
+    (
+        "a program in a pickle",
+        lambda world: world.file("x.pth", pickle.dumps(_Runs())),
+        "x.pth",
+        "",
+        "damaged",
+    ),
+    (
+        "cut safetensors",
+        lambda world: world.file("x.safetensors", b"\x10\0\0\0\0\0\0\0{"),
+        "x.safetensors",
+        "",
+        "damaged",
+    ),
+    (
+        "an absurd header",
+        lambda world: world.file("x.safetensors", b"\xff" * 64),
+        "x.safetensors",
+        "",
+        "damaged",
+    ),
+]
 
 
 def _saved(world: World, **changes: Any) -> Path:
@@ -144,7 +204,7 @@ def _saved(world: World, **changes: Any) -> Path:
 
 
 def _command(metric: str, world: World, **files: Any) -> list[Any]:
-    given = {"candidates": world.file("c.json", GOOD), "images": world.picture.parent, **files}
+    given = {"candidates": world.file("good.json", GOOD), "images": world.picture.parent, **files}
     return ["score", metric, *(item for name, path in given.items() for item in (f"--{name}", path))]
 
 
@@ -154,11 +214,21 @@ def _compare(world: World, other: Any) -> list[Any]:
 
 CASES = [
     *(
-        Case("command", f"captions: {name}", lambda world, m=make: _command("pacs", world, candidates=m(world)), *rest)
+        Case(
+            "command",
+            f"captions: {name}",
+            lambda world, m=make: _command("pacs", world, candidates=m(world)),
+            *rest,
+        )
         for name, make, *rest in CANDIDATES
     ),
     *(
-        Case("command", f"references: {name}", lambda world, m=make: _command("refpacs", world, references=m(world)), *rest)
+        Case(
+            "command",
+            f"references: {name}",
+            lambda world, m=make: _command("refpacs", world, references=m(world)),
+            *rest,
+        )
         for name, make, *rest in REFERENCES
     ),
     *(
@@ -170,19 +240,37 @@ CASES = [
         for name, make, *rest in SAVED_RESULTS
     ),
     *(
-        Case("command", f"convert: {name}", lambda world, m=make: ["convert", "pacs", m(world), "--out", world.folder / "w"], *rest)
+        Case(
+            "command",
+            f"convert: {name}",
+            lambda world, m=make: ["convert", "pacs", m(world), "--out", world.folder / "w"],
+            *rest,
+        )
         for name, make, *rest in CONVERT
     ),
     Case("command", "an unknown command", lambda world: ["scroe"], "'scroe'", "", "unknown"),
     Case("command", "an unknown metric", lambda world: ["score", "pasc"], "'pasc'", "", "unknown"),
     Case("command", "score of pools", lambda world: ["score", "eco"], "eco", "", "count"),
-    Case("command", "publish: no folder", lambda world: ["publish", "weights", "no/such"], "no/such", "", "place"),
+    Case(
+        "command",
+        "publish: no folder",
+        lambda world: ["publish", "weights", "no/such"],
+        "no/such",
+        "",
+        "place",
+    ),
     Case(
         "command",
         "publish: credentials in an address",
-        lambda world: ["publish", "modules", "--dry-run", "--install-from", "git+https://me:secret@host/capeval"],
+        lambda world: [
+            "publish",
+            "modules",
+            "--dry-run",
+            "--install-from",
+            "git+https://me:secret@host/capeval",
+        ],
         "install",
         "",
         "address",
     ),
-]  # fmt: skip
+]

@@ -23,7 +23,10 @@ def _weights(change: Callable[[Config, dict[str, torch.Tensor]], Any]) -> Callab
 
     def make(world: World) -> Path:
         folder = Path(shutil.copytree(world.weights, world.folder / "weights"))
-        config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+        config, tensors = (
+            json.loads((folder / "config.json").read_text()),
+            load_file(folder / "model.safetensors"),
+        )
         before = {name: tensor.clone() for name, tensor in tensors.items()}
         change(config, tensors)
         if tensors.keys() != before.keys() or any(not torch.equal(tensors[k], before[k]) for k in before):
@@ -82,19 +85,24 @@ WEIGHTS: list[tuple[str, Callable[[World], Path], str, str]] = [
     ("a config of others", _broken("config.json", b"{}"), "config.json", "missing"),
     ("no tensors", _broken("model.safetensors", b""), "model.safetensors", "damaged"),
     ("a flipped bit", _flipped, "model.safetensors", "damaged"),
-    ("a tensor too few", _weights(lambda config, tensors: tensors.pop("ln_final.bias")), "ln_final.bias", "missing"),
+    (
+        "a tensor too few",
+        _weights(lambda config, tensors: tensors.pop("ln_final.bias")),
+        "ln_final.bias",
+        "missing",
+    ),
     ("a tensor too many", _weights(lambda config, tensors: tensors.update(x=torch.ones(1))), "x", "unknown"),
     ("a narrower tensor", _weights(_narrow), "text_projection", "shape"),
     ("NaN in a tensor", _weights(_spoil(float("nan"))), "text_projection", "value"),
     ("infinity in a tensor", _weights(_spoil(float("inf"))), "text_projection", "value"),
     ("an unknown encoder", _size("encoder", value="clap"), "clap", "unknown"),
     ("an unknown activation", _size("activation", value="relu"), "activation", "unknown"),
-    ("layers below zero", _size("model", "text", "layers", value=-1), "layers", "value"),
-    ("layers without end", _size("model", "text", "layers", value=10**9), "layers", "value"),
-    ("a width of text", _size("model", "text", "width", value="wide"), "width", "type"),
-    ("a width without end", _size("model", "text", "width", value=2**40), "width", "value"),
-    ("a dimension of a half", _size("model", "dimension", value=0.5), "dimension", "type"),
-]  # fmt: skip
+    ("layers below zero", _size("architecture", "text", "layers", value=-1), "layers", "value"),
+    ("layers without end", _size("architecture", "text", "layers", value=10**9), "layers", "value"),
+    ("a width of text", _size("architecture", "text", "width", value="wide"), "width", "type"),
+    ("a width without end", _size("architecture", "text", "width", value=2**40), "width", "value"),
+    ("a dimension of a half", _size("architecture", "embed_dim", value=0.5), "embed_dim", "type"),
+]
 
 ROWS = torch.ones(3, 4)
 MATCHING: list[tuple[str, Any, dict[str, Any], str, str, str]] = [
@@ -104,11 +112,18 @@ MATCHING: list[tuple[str, Any, dict[str, Any], str, str, str]] = [
     ("other widths", (ROWS, ROWS[:, :2], [3], [3]), {}, "y", "", "shape"),
     ("lengths too short", (ROWS, ROWS, [2], [3]), {}, "x_lengths", "", "shape"),
     ("a length below zero", (ROWS, ROWS, [3], [4, -1]), {}, "y_lengths", "[1]", "value"),
-    ("a set beyond the last", (ROWS, ROWS, [3], [3]), {"x_of_pair": [0, 1], "y_of_pair": [0, 0]}, "x_of_pair", "[1]", "value"),
+    (
+        "a set beyond the last",
+        (ROWS, ROWS, [3], [3]),
+        {"x_of_pair": [0, 1], "y_of_pair": [0, 0]},
+        "x_of_pair",
+        "[1]",
+        "value",
+    ),
     ("a weight below zero", (ROWS, ROWS, [3], [3]), {"y_weights": [1, -1, 1]}, "y_weights", "[1]", "value"),
     ("NaN in a row", (ROWS * float("nan"), ROWS, [3], [3]), {}, "x[0]", "", "value"),
     ("an unknown path", (ROWS, ROWS, [3], [3]), {"path": "cuda"}, "path=", "", "unknown"),
-]  # fmt: skip
+]
 
 
 def _evaluation(captions: Any) -> Any:
@@ -120,20 +135,90 @@ OTHERS = [
     Case("reward", "fewer images", lambda world: (["a", "b"], [GREY]), "len(images)=1", "", "count"),
     Case("reward", "two images for one", lambda world: (["a"], [[GREY, GREY]]), "images", "[0]", "count"),
     Case("reward", "a path that is none", lambda world: (["a"], ["no/such.png"]), "images", "[0]", "missing"),
-    Case("reward", "a conversation without text", lambda world: ([[{"role": "x"}]], [GREY]), "captions", "[0]", "missing"),
+    Case(
+        "reward",
+        "a conversation without text",
+        lambda world: ([[{"role": "x"}]], [GREY]),
+        "captions",
+        "[0]",
+        "missing",
+    ),
     Case("trainer", "no processor", lambda world: (None, [GREY] * 2, None), "processor", "", "type"),
     Case("trainer", "no images", lambda world: ("words", None, None), "images", "", "missing"),
     Case("trainer", "a broken image", lambda world: ("words", [GREY, b"x"], None), "images", "[1]", "format"),
-    Case("trainer", "floats for ids", lambda world: ("words", [GREY] * 2, _evaluation(np.ones((2, 3)) * 0.5)), "predictions", "", "type"),
-    Case("trainer", "fewer captions", lambda world: ("words", [GREY] * 2, _evaluation(np.zeros((1, 3), int))), "2", "", "missing"),
-    Case("module", "no predictions", lambda world: {"images": [GREY], "references": [["a"]]}, "predictions", "", "missing"),
-    Case("module", "no images", lambda world: {"predictions": ["a"], "references": [["a"]]}, "images", "", "missing"),
-    Case("module", "no references", lambda world: {"predictions": ["a"], "images": [GREY]}, "references", "", "missing"),
-    Case("module", "a misspelt input", lambda world: {"predictions": ["a"], "image": [GREY]}, "image", "", "unknown"),
-    Case("module", "an empty caption", lambda world: {"predictions": [""], "images": [GREY], "references": [["a"]]}, "predictions", "[0]", "empty"),
-    Case("module", "one image too few", lambda world: {"predictions": ["a"] * 2, "images": [GREY], "references": [["a"]] * 2}, "len(images)=1", "", "count"),
-    Case("module", "broken image", lambda world: {"predictions": ["a"], "images": [b"x"], "references": [["a"]]}, "images", "[0]", "format"),
-]  # fmt: skip
+    Case(
+        "trainer",
+        "floats for ids",
+        lambda world: ("words", [GREY] * 2, _evaluation(np.ones((2, 3)) * 0.5)),
+        "predictions",
+        "",
+        "type",
+    ),
+    Case(
+        "trainer",
+        "fewer captions",
+        lambda world: ("words", [GREY] * 2, _evaluation(np.zeros((1, 3), int))),
+        "2 pictures",
+        "",
+        "count",
+    ),
+    Case(
+        "module",
+        "no predictions",
+        lambda world: {"images": [GREY], "references": [["a"]]},
+        "predictions",
+        "",
+        "missing",
+    ),
+    Case(
+        "module",
+        "no images",
+        lambda world: {"predictions": ["a"], "references": [["a"]]},
+        "images",
+        "",
+        "missing",
+    ),
+    Case(
+        "module",
+        "no references",
+        lambda world: {"predictions": ["a"], "images": [GREY]},
+        "references",
+        "",
+        "missing",
+    ),
+    Case(
+        "module",
+        "a misspelt input",
+        lambda world: {"predictions": ["a"], "image": [GREY]},
+        "image",
+        "",
+        "unknown",
+    ),
+    Case(
+        "module",
+        "an empty caption",
+        lambda world: {"predictions": [""], "images": [GREY], "references": [["a"]]},
+        "predictions",
+        "[0]",
+        "empty",
+    ),
+    Case(
+        "module",
+        "one image too few",
+        lambda world: {"predictions": ["a"] * 2, "images": [GREY], "references": [["a"]] * 2},
+        "len(images)=1",
+        "",
+        "count",
+    ),
+    Case(
+        "module",
+        "broken image",
+        lambda world: {"predictions": ["a"], "images": [b"x"], "references": [["a"]]},
+        "images",
+        "[0]",
+        "format",
+    ),
+]
 
 CASES = [
     *(Case("weights", name, make, argument, "", kind) for name, make, argument, kind in WEIGHTS),
