@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.problems import Problems, folder_path
+from capeval_core.inputs.problems import Problems, folder_path, has_nul, nul_in
 from capeval_core.suggestion import did_you_mean, which_choice
 
 Self = TypeVar("Self", bound="Settings")
@@ -187,8 +187,8 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
         problems.add(f"{spec.name}={_shown(value)}: expected {expected}", kind=TypeError)
     elif isinstance(value, int) and not _fits(value, as_float=float in types):
         problems.add(f"{spec.name}={_shown(value)} is too large a number: pass a smaller one")
-    elif isinstance(value, (str, PathLike)) and PathLike in types and "\0" in str(value):
-        problems.add(f"{spec.name}={value!r} has a NUL character, which no path can have: leave it out")
+    elif isinstance(value, (str, PathLike)) and PathLike in types and has_nul(value):
+        problems.add(nul_in(spec.name, value))
     elif isinstance(value, (str, PathLike)) and _is_recorded(spec) and not _is_unicode(str(value)):
         problems.add(f"{spec.name}={value!r} is not valid Unicode, so no file can record it: rename it")
     elif minimum is not None and value is not None and not minimum <= value < float("inf"):

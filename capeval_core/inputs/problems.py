@@ -87,6 +87,16 @@ def described(value: Any, *, none: str = "None") -> str:
         return f"{article} {kind}"
 
 
+def has_nul(path: str | os.PathLike[str]) -> bool:
+    """Whether a path has the one character that no path can have."""
+    return "\0" in os.fspath(path)
+
+
+def nul_in(argument: str, path: str | os.PathLike[str]) -> str:
+    """The complaint about such a path."""
+    return f"{argument}={os.fspath(path)!r} has a NUL character, which no path can have: leave it out"
+
+
 def folder_path(argument: str, value: Any) -> Path:
     """The path of a folder that a user names; whether anything is there is not looked at.
 
@@ -104,8 +114,8 @@ def folder_path(argument: str, value: Any) -> Path:
         raise ValueError(
             f"{argument}='' is empty: pass the path of a folder, or None for none ('.' is the current folder)"
         )
-    if "\0" in path:
-        raise ValueError(f"{argument}={path!r} has a NUL character, which no path can have: leave it out")
+    if has_nul(path):
+        raise ValueError(nul_in(argument, path))
     return Path(path)
 
 

@@ -71,7 +71,7 @@ CANDIDATES: list[tuple[str, Any, str, str, str]] = [
     ("not UTF-8", lambda world: world.file("c.json", b'{"0": "caf\xe9"}'), "c.json", "", "damaged"),
     ("rows without id", lambda world: world.file("c.json", [{"caption": "a"}]), "entry 0", "", "missing"),
     ("rows without caption", lambda world: world.file("c.json", [{"id": 1}]), "entry 0", "", "missing"),
-    ("rows of lists", lambda world: world.file("c.json", [["0", "a"]]), "entry 0", "", "type"),
+    ("rows of lists", lambda world: world.file("c.json", [["0", "a"]]), "c.json", "", "type"),
     ("a bool as id", lambda world: world.file("c.json", [{"id": True, "caption": "a"}]), "id", "", "type"),
     (
         "a broken line",
