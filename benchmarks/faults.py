@@ -255,7 +255,8 @@ def main() -> None:
         table = {
             "kept rows: shards and stamp": flips.rows(5 * part),
             "cached features: the database": flips.features(3 * part),
-            "weights: tensors": flips.weights(arguments.flips - 8 * part, "*.safetensors"),
+            "weights: tensors": flips.weights(part, "*.safetensors"),
+            "weights: config": flips.weights(arguments.flips - 9 * part, "config.json"),
         }
     with tempfile.TemporaryDirectory() as folder:
         kills = kill_runs(Path(folder), arguments.kills, seed=arguments.seed)

@@ -13,6 +13,7 @@ import torch
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.weights.convert import read_release
+from capeval_core.weights.folder import config_checksum
 from capeval_core.weights.release import Release
 from tests.golden import recipe
 
@@ -86,3 +87,10 @@ def blip2_weights(folder: Path) -> Path:
     found = Blip2Encoder.Conversion.of("convert", settings).read(case.lavis_checkpoint(folder))
     Blip2Encoder(found.config, found.tensors, device="cpu").save_pretrained(folder / "blip2")
     return folder / "blip2"
+
+
+def write_config(folder: Path, config: dict[str, Any], file: str = "config.json") -> None:
+    """Write a config that was edited, with the checksum that a saved one has."""
+    if file == "config.json" and isinstance(config.get("checksum"), dict):
+        config = {**config, "checksum": {**config["checksum"], file: config_checksum(config)}}
+    (folder / file).write_text(json.dumps(config))

@@ -30,6 +30,7 @@ from capeval_core.weights.folder import (
     WeightsError,
     WeightsFolder,
     check_finite,
+    config_checksum,
     open_weights,
 )
 from capeval_core.weights.release import Conversion
@@ -233,6 +234,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         canary = {"cosines": self.canary().astype(float).round(7).tolist(), "tolerance": TOLERANCE}
         checksum = {TENSORS: file_checksum(save_directory / TENSORS)}
         config = {**stored_config, "checksum": checksum, "canary": canary}
+        checksum[CONFIG] = config_checksum(config)
         (save_directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         # safetensors' file is its owner's alone; other users shall read both files or neither.
         shutil.copymode(save_directory / CONFIG, save_directory / TENSORS)

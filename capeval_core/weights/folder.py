@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -275,11 +276,24 @@ def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
     )
 
 
+def config_checksum(config: dict[str, Any]) -> str:
+    """sha256 of all that a config says but this sum itself, which is beside the tensors' in `checksum`."""
+    sums = {name: value for name, value in config.get("checksum", {}).items() if name != CONFIG}
+    text = json.dumps({**config, "checksum": sums}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str, revision: str | None) -> str:
     checksum, expected = file_checksum(tensor_file), config.get("checksum", {})
     if not isinstance(expected, dict):
         raise WeightsError(
             f"weights {name!r}: in the config, checksum is not an object of file names and sha256"
+        )
+    if expected.get(CONFIG, config_checksum(config)) != config_checksum(config):
+        raise WeightsError(
+            f"weights {name!r}: {CONFIG} is not as it was saved (its sha256 is another): it is damaged or "
+            f'was edited; download or convert it again, or, if the edit is meant, take "{CONFIG}" out of its '
+            '"checksum"'
         )
     written = str(expected.get(tensor_file.name, checksum))
     if checksum != written:  # or what is remembered of the file is wrong

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.adversarial.case import GREY, Case, World
+from tests.seeded import write_config
 
 Config = dict[str, Any]
 
@@ -32,7 +33,7 @@ def _weights(change: Callable[[Config, dict[str, torch.Tensor]], Any]) -> Callab
         if tensors.keys() != before.keys() or any(not torch.equal(tensors[k], before[k]) for k in before):
             save_file(tensors, folder / "model.safetensors")
             config.pop("checksum", None)
-        (folder / "config.json").write_text(json.dumps(config))
+        write_config(folder, config)
         return folder
 
     return make

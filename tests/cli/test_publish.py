@@ -25,6 +25,7 @@ from tests.cli.conftest import Ran
 from tests.encoders import original_eva_clip, test_open_clip
 from tests.golden import recipe
 from tests.hub import READER, WRITER, Fault, Hub, Repository, log_in, serving
+from tests.seeded import write_config
 
 Capeval = Callable[..., Ran]
 SOURCE = "git+https://example.org/someone/capeval@1f3c9a2b"
@@ -51,7 +52,7 @@ def folder(seeded_weights: Path, tmp_path: Path) -> Path:
 def state(folder: Path, licence: str | None, **source: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["source"] |= {"licence": licence, **source}
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, config)
 
 
 def files(hub: Hub, repository: str) -> dict[str, bytes]:
@@ -335,10 +336,10 @@ def test_a_private_copy_stays_private(capeval: Capeval, hub: Hub, folder: Path) 
 
 def test_damaged_weights_are_not_sent(capeval: Capeval, hub: Hub, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"activation": "gelu"}))
+    write_config(folder, config | {"activation": "gelu"})
     ran = capeval("publish", "weights", folder)
     assert ran.status == 2 and "canary cosines are off" in ran.err
-    (folder / "config.json").write_text(json.dumps(config | {"encoder": "eclip"}))
+    write_config(folder, config | {"encoder": "eclip"})
     ran = capeval("publish", "weights", folder)
     assert ran.status == 2 and "config.json says encoder 'eclip'" in ran.err
     (folder / "model.safetensors").write_bytes(b"")

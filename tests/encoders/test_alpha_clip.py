@@ -29,7 +29,7 @@ from capeval_core.regions.source import RegionsError, RegionSource
 from capeval_core.weights.folder import WeightsError
 from capeval_core.weights.release import Release
 from tests.counting import counted
-from tests.seeded import alpha_encoder, alpha_release
+from tests.seeded import alpha_encoder, alpha_release, write_config
 
 Floats = NDArray[np.float32]
 Masks = NDArray[np.bool_]
@@ -441,7 +441,7 @@ def test_the_canary_sees_the_mask_channel_and_its_scaling(tmp_path: Path) -> Non
 def test_a_config_must_say_how_masks_are_scaled(mask: Any, tmp_path: Path) -> None:
     folder = saved(tmp_path / "w")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "mask": mask}))
+    write_config(folder, {**config, "mask": mask})
     with pytest.raises(WeightsError, match="expected the mean and the standard deviation"):
         AlphaClipEncoder.from_pretrained(folder)
 

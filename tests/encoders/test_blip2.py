@@ -25,6 +25,7 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.weights.folder import WeightsError
 from tests.golden.blip2_itm import Case
 from tests.hub import Repository, ask, serving
+from tests.seeded import write_config
 
 CASE = Path(__file__).parents[1] / "golden" / "cases" / "blip2-itm"
 
@@ -325,7 +326,7 @@ def test_weights_that_do_not_fit_are_refused(
 def edit(folder: Path, change: Callable[[Any], Any], file: str = "config.json") -> None:
     config = json.loads((folder / file).read_text())
     change(config)
-    (folder / file).write_text(json.dumps(config))
+    write_config(folder, config, file)
 
 
 def test_a_repository_of_transformers_itself(encoder: Blip2Encoder, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from capeval_core.weights.eva_clip import EvaClipConversion
 from capeval_core.weights.folder import WeightsError
 from capeval_core.weights.release import Release
 from tests.encoders.original_eva_clip import Sizes, Tensors, picture_feature, seeded, text_feature
+from tests.seeded import write_config
 
 Floats = NDArray[np.float32]
 TEXTS = ["a dog", "two red circles on the left of a very long road", "", "A Dog", "it's 3 o'clock: " * 30]
@@ -280,7 +281,7 @@ def test_saved_weights_come_back(saved: Path) -> None:
 def test_the_canary_sees_what_tensors_do_not_show(saved: Path, setting: tuple[str, Any]) -> None:
     config = json.loads((saved / "config.json").read_text())
     config["architecture"]["vision"][setting[0]] = setting[1]
-    (saved / "config.json").write_text(json.dumps(config))
+    write_config(saved, config)
     with pytest.raises(WeightsError, match="canary cosines are off"):
         EvaClipEncoder.from_pretrained(saved, device="cpu")
 

@@ -23,6 +23,7 @@ from capeval_core.regions.sam_release import SamConversion
 from capeval_core.weights.folder import WeightsError
 from tests.golden import recipe
 from tests.regions import original_sam
+from tests.seeded import write_config
 
 CASE = Path(__file__).parents[1] / "golden" / "cases" / "sam-boxes-tiny"
 BOXES = np.array([[10, 10, 60, 70], [0, 0, 160, 100], [100, 20, 104, 90]], dtype=np.float32)
@@ -232,10 +233,10 @@ def test_weights_that_were_changed_are_refused(original: dict[str, torch.Tensor]
         changed = json.loads(json.dumps(config))
         changed["architecture"]["decoder"][key] = value
         shutil.copytree(tmp_path / "good", tmp_path / key)
-        (tmp_path / key / "config.json").write_text(json.dumps(changed))
+        write_config(tmp_path / key, changed)
         with pytest.raises(WeightsError, match=message):
             opened(tmp_path / key)
-    (tmp_path / "good" / "config.json").write_text(json.dumps(config | {"encoder": "clip"}))
+    write_config(tmp_path / "good", config | {"encoder": "clip"})
     with pytest.raises(WeightsError, match="expected 'sam'"):
         opened(tmp_path / "good")
 

@@ -37,6 +37,7 @@ from capeval_core.weights.folder import WeightsError
 from tests.encoders.test_eva_clip import release
 from tests.encoders.test_open_clip import repository
 from tests.scores.conftest import CANARY, Runs, opened
+from tests.seeded import write_config
 
 
 def assert_same_rows(found: pa.Table, expected: pa.Table) -> None:
@@ -445,7 +446,7 @@ def test_another_blip2_is_a_member_by_its_contrast(matcher: str, scenes: Any, tm
 
 def test_a_member_of_another_kind_is_named(matcher: str, seeded: str, tmp_path: Path) -> None:
     config = json.loads((Path(seeded) / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "encoder": "sam"}))
+    write_config(tmp_path, {**config, "encoder": "sam"})
     (tmp_path / "model.safetensors").symlink_to(Path(seeded) / "model.safetensors")
     with pytest.raises(WeightsError, match=r"members: '.*' cannot be opened.*'sam', expected one of 'clip'"):
         opened(matcher, [str(tmp_path)])
@@ -458,7 +459,7 @@ def test_a_member_whose_tensors_are_broken_is_named_when_it_runs(
     folder.mkdir()
     config = json.loads((Path(seeded) / "config.json").read_text())
     del config["checksum"]
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, config)
     whole = (Path(seeded) / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-1000])
     metric = opened(matcher, [str(folder), "blip2-itc"])

@@ -19,6 +19,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import check_samples
 from capeval_core.scores.pac import pac_score, ref_pac_score
 from capeval_core.weights.folder import WeightsError
+from tests.seeded import write_config
 
 COSINES = st.floats(-1, 1)
 
@@ -101,7 +102,7 @@ def test_the_prompt_is_the_weights_own_unless_one_is_given(
     config = json.loads((folder / "config.json").read_text())
     own, usual = "two red circles and ", config["constants"]["prompt"]
     config["constants"]["prompt"] = own
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, config)
     with_own = load("refpacs", str(folder))
     result = with_own.score(["a dog"], pictures[:1], [["a cat"]])
     assert f"|prompt:{own.strip()}" in result.signature or repr(own) in result.signature
@@ -176,7 +177,7 @@ def test_equal_tensors_with_another_activation_sign_differently(seeded_weights: 
     config = json.loads((other / "config.json").read_text())
     config["activation"] = "gelu"
     del config["canary"]  # as a folder made by other means would be
-    (other / "config.json").write_text(json.dumps(config))
+    write_config(other, config)
     signatures = [
         capeval_core.load("pacs", weights=path, device="cpu").signature() for path in (seeded_weights, other)
     ]

@@ -23,7 +23,7 @@ from capeval_core.weights.catalogue import BLIP2, EVA_18B, PACS_B32, WEIGHTS, en
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 from tests.hub import commit
-from tests.seeded import encoder
+from tests.seeded import encoder, write_config
 
 Config = dict[str, Any]
 
@@ -46,7 +46,7 @@ def folder(seeded_weights: Path, tmp_path: Path) -> Path:
 def edit(folder: Path, change: Callable[[Config], Any], file: str = "config.json") -> None:
     config = json.loads((folder / file).read_text())
     change(config)
-    (folder / file).write_text(json.dumps(config))
+    write_config(folder, config, file)
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any], checksum: bool = True) -> None:
@@ -73,6 +73,23 @@ def test_a_saved_encoder_comes_back(seeded_weights: Path) -> None:
     assert ClipEncoder.from_pretrained(seeded_weights, device="cpu") is again
     modes = {(seeded_weights / name).stat().st_mode for name in ("config.json", "model.safetensors")}
     assert len(modes) == 1  # whoever can read one can read the other
+
+
+def test_a_config_that_is_not_as_it_was_saved_is_refused(folder: Path) -> None:
+    file = folder / "config.json"
+    text = file.read_text()
+    config = json.loads(text)
+    mean = repr(config["preprocessing"]["mean"][1])
+    changed = mean[:-1] + ("1" if mean[-1] == "0" else "0")  # the last digit: no canary would tell
+    file.write_text(text.replace(mean, changed))
+    with pytest.raises(WeightsError, match=r"config\.json is not as it was saved"):
+        opened(folder)
+    file.write_text(json.dumps(config, indent=3, sort_keys=True))  # the same in another form
+    assert opened(folder).config == config
+    config["preprocessing"]["mean"][1] = float(changed)
+    del config["checksum"]["config.json"]
+    file.write_text(json.dumps(config))
+    assert opened(folder).config["preprocessing"]["mean"][1] == float(changed)
 
 
 def test_a_home_folder_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from tests import seeded
 from tests.encoders import original_eva_clip, test_open_clip
 from tests.golden import recipe
 from tests.regions.conftest import save_owlv2, save_sam
+from tests.seeded import write_config
 
 Config = dict[str, Any]
 ABSURD: list[Any] = [
@@ -305,7 +306,7 @@ def spoiled(folder: Path, copy: Path, change: Callable[[dict[str, torch.Tensor]]
     config = json.loads((copy / "config.json").read_text())
     for key in ("checksum", "canary"):
         config.pop(key, None)
-    (copy / "config.json").write_text(json.dumps(config))
+    write_config(copy, config)
     return copy
 
 
