@@ -91,6 +91,11 @@ def _read(candidates: Path, images: Path) -> Pools:
     if left > 0:
         what = f"{left:,} pictures of {images} have" if left > 1 else f"one picture of {images} has"
         complain(f"warning: {what} no candidates in {candidates}")
+    if all(len(captions) == 1 for captions in gathered.values()):
+        raise ValueError(
+            f"--candidates {candidates}: every image has one candidate, so there is nothing to choose: "
+            "give {image id: [captions]}, or score them with `capeval score`"
+        )
     return Pools(list(gathered), list(shown.values()), list(gathered.values()))
 
 

@@ -87,7 +87,7 @@ def _secret_in(source: str) -> str | None:
         return "its host or port cannot be read, as where a password holds a slash"
     before = re.match(r"[^/@\s]*:[^/@\s]*@", source)
     if password is not None or before or (user is not None and not parts.scheme.endswith("ssh")):
-        return "it holds a user name, a password or a token"
+        return "the address holds a user name, a password or a token"
     if parts.query or ";" in source or "=" in parts.path:
         return "it holds a query, as those of signed addresses, or with a token, are"
     return None

@@ -146,7 +146,8 @@ class Eco(CaptionMetric):
         if ranking.flat and np.isfinite(ranking.scores).any():
             warnings.warn(
                 f"{self.name}: {', '.join(ranking.flat)} cannot tell these captions apart, all values are "
-                "equal: such z-scores are 0",
+                "equal: such z-scores are 0 (within a pool, CIDEr is 0 where the filters leave two captions "
+                "or fewer: see `documents`)",
                 stacklevel=4,
             )
         if message := doubtful_choices(ranking):

@@ -49,7 +49,7 @@ def _deep(world: World) -> Path:
 
 CANDIDATES: list[tuple[str, Any, str, str, str]] = [
     ("no such file", lambda world: "no-such.json", "no-such.json", "", "missing"),
-    ("a folder", lambda world: world.folder, "", "", "place"),
+    ("a folder", lambda world: world.folder, "/case", "", "place"),
     ("a pipe", _pipe, "pipe.json", "", "place"),
     ("a device", lambda world: "/dev/zero", "/dev/zero", "", "format"),
     ("an empty file", lambda world: world.file("c.json", ""), "c.json", "", "empty"),
@@ -67,7 +67,13 @@ CANDIDATES: list[tuple[str, Any, str, str, str]] = [
     ("an id without picture", lambda world: world.file("c.json", {"7": "a"}), "'7'", "", "missing"),
     ("an empty caption", lambda world: world.file("c.json", {"0": ""}), "'0'", "", "empty"),
     ("an id with ..", lambda world: world.file("c.json", {"../0": "a"}), "../0", "", "missing"),
-    ("an absolute id", lambda world: world.file("c.json", {str(world.picture): "a"}), "", "", "missing"),
+    (
+        "an absolute id",
+        lambda world: world.file("c.json", {str(world.picture): "a"}),
+        "/pictures/0.png'",
+        "",
+        "missing",
+    ),
     ("not UTF-8", lambda world: world.file("c.json", b'{"0": "caf\xe9"}'), "c.json", "", "damaged"),
     ("rows without id", lambda world: world.file("c.json", [{"caption": "a"}]), "entry 0", "", "missing"),
     ("rows without caption", lambda world: world.file("c.json", [{"id": 1}]), "entry 0", "", "missing"),
@@ -103,7 +109,6 @@ CANDIDATES: list[tuple[str, Any, str, str, str]] = [
         "",
         "large",
     ),
-    ("a CSV with NUL", lambda world: world.file("c.csv", b"id,caption\n0,a\0b\n"), "", "", "damaged"),
     ("junk Parquet", lambda world: world.file("c.parquet", b"PAR1junkPAR1"), "c.parquet", "", "damaged"),
     ("a cut Parquet", _cut_parquet, "cut.parquet", "", "damaged"),
     ("Parquet of other columns", lambda world: _parquet(world, [{"x": 1}]), "c.parquet", "", "type"),
@@ -121,7 +126,7 @@ FLAGS: list[tuple[str, Any, str, str, str]] = [
     ("w of NaN", lambda world: ["--w", "nan"], "--w", "", "value"),
     ("a batch of none", lambda world: ["--batch-size", "0"], "--batch-size", "", "value"),
     ("an unknown device", lambda world: ["--device", "gpu"], "--device", "", "unknown"),
-    ("an unknown dtype", lambda world: ["--dtype", "int8"], "--dtype", "", "value"),
+    ("an unknown dtype", lambda world: ["--dtype", "int8"], "--dtype", "", "unknown"),
     ("output to nowhere", lambda world: ["--json", "no/such/out.json"], "--json", "", "place"),
     ("output to a folder", lambda world: ["--json", world.folder], "--json", "", "place"),
     ("output over its input", lambda world: ["--json", world.folder / "good.json"], "--json", "", "place"),
@@ -173,7 +178,7 @@ class _Runs:
 
 CONVERT: list[tuple[str, Any, str, str, str]] = [
     ("no such checkpoint", lambda world: "no-such.pth", "no-such.pth", "", "missing"),
-    ("a folder", lambda world: world.folder, "", "", "place"),
+    ("a folder", lambda world: world.folder, "/case", "", "place"),
     ("text", lambda world: world.file("x.pth", "not a checkpoint"), "x.pth", "", "damaged"),
     (
         "a program in a pickle",

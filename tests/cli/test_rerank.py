@@ -201,6 +201,15 @@ def test_no_image_and_no_old_file_is_lost(
     assert (tmp_path / "best.csv").read_text() == "kept"
 
 
+def test_where_every_image_has_one_candidate_there_is_nothing_to_choose(
+    rerank: Callable[..., Ran], pools: dict[str, list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "pools.json").write_text(json.dumps({name: texts[:1] for name, texts in pools.items()}))
+    ran = rerank()
+    assert (ran.status, ran.out) == (2, "") and "nothing to choose: give" in ran.err
+    assert not (tmp_path / "best.csv").exists()
+
+
 def test_its_files_do_not_overwrite_each_other(rerank: Callable[..., Ran], tmp_path: Path) -> None:
     (tmp_path / "pools.csv").write_text("image_id,caption\n42,a dog on a wide lawn\n")
     ran = rerank("--candidates", tmp_path / "pools.csv", "--out", tmp_path / "pools.csv")
