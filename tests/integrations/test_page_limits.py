@@ -135,6 +135,22 @@ def test_uploads_are_deleted_after_their_time_and_examples_stay(
     assert all(item.picture.is_file() for item in demo_set())
 
 
+def test_a_browser_shows_the_examples(browser: Browser) -> None:
+    page = pages.build("pacs", "tiny")
+    pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
+    shown = browser.new_page()
+    try:
+        shown.goto(page.local_url)
+        icons = shown.locator(".example img")
+        icons.first.wait_for()
+        assert icons.evaluate_all("all => all.map(icon => icon.naturalWidth)") == [192] * len(demo_set())
+        shown.locator(".example").nth(1).click()
+        shown.wait_for_function("document.querySelector('#picture img')?.naturalWidth == 192")
+    finally:
+        shown.close()
+        page.close(verbose=False)
+
+
 def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser: Browser) -> None:
     monkeypatch.setattr(blocks, "WAITING", 1)
     held, asked = threading.Event(), threading.Event()
