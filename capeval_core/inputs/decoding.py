@@ -9,6 +9,8 @@ from typing import IO
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
+from capeval_core.inputs.parts import crowded
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 """What is opened, in Pillow's names: what sets of captions are published in and what cameras, browsers and
 screenshots save; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it. Everything else that
@@ -71,6 +73,7 @@ def not_opened(name: str, form: str) -> str:
 
 def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
     """Decode the bytes of a file that has pixels worth scoring; Refused otherwise."""
+    refuse_crowded(data, name)
     with io.BytesIO(data) as file:
         try:
             image = open_image(file)
@@ -119,12 +122,18 @@ def refuse_format(image: Image.Image, name: str) -> None:
         raise Refused(f"{not_opened(name, str(form))}, or .load() it first")
 
 
+def refuse_crowded(data: bytes, name: str) -> None:
+    """Refuse, before Pillow opens it, a small file that would take minutes."""
+    if many := crowded(data):
+        raise Refused(f"{name} has {many}, which would take minutes: save it again as a plain image")
+
+
 def refuse_unfit(image: Image.Image, name: str) -> None:
     """Refuse sizes that no encoder can use, and animations, by the header alone."""
     refuse_size(*image.size, name)
-    frames = 1 if image.format in NOT_FRAMES else getattr(image, "n_frames", 1)
-    if frames > 1:
-        raise Refused(f"{name} has {frames} frames: save one of them as a picture")
+    # Not `n_frames`: to count them Pillow reads a whole GIF, and a TIFF in quadratic time.
+    if image.format not in NOT_FRAMES and getattr(image, "is_animated", False):
+        raise Refused(f"{name} has more than one frame: save one of them as a picture")
 
 
 def refuse_size(width: int, height: int, name: str) -> None:

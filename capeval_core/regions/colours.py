@@ -49,15 +49,34 @@ class ColourRegions(RegionSource):
         step = math.ceil(math.sqrt(size[0] * size[1] / _LARGEST))
         pixels = np.asarray(image, dtype=np.uint8)[::step, ::step].astype(np.int16)
         patches, colours = _patches(pixels)
-        runs = [_runs(patches == patch, step, size) for patch in _objects(patches, colours)]
+        runs = runs_of(patches, _objects(patches, colours), step, size)
         return Regions.of_runs(runs, size, quality=[rle.area(each) / (size[0] * size[1]) for each in runs])
 
 
-def _runs(mask: NDArray[np.bool_], step: int, size: tuple[int, int]) -> rle.Runs:
-    """The runs of a mask of which each pixel stands for a square of `step` pixels."""
-    if step > 1:
-        mask = mask.repeat(step, axis=0)[: size[0]].repeat(step, axis=1)[:, : size[1]]
-    return rle.encode(mask)
+def runs_of(patches: Array, chosen: list[int], step: int, size: tuple[int, int]) -> list[rle.Runs]:
+    """The runs of some patches, each pixel of which stands for a square of `step` pixels of (h, w).
+
+    One pass over the map for all patches: a mask of a large picture for each of a thousand takes minutes.
+    """
+    rows = len(patches)
+    columns = np.ascontiguousarray(patches.T)
+    begins = np.ones(columns.shape, dtype=np.bool_)
+    begins[:, 1:] = columns[:, 1:] != columns[:, :-1]
+    starts = np.flatnonzero(begins)  # of the stretches of one patch in one column
+    ends = np.append(starts[1:], columns.size)
+    owners = columns.reshape(-1)[starts]
+    order = np.argsort(owners, kind="stable")
+    limits = np.searchsorted(owners[order], [chosen, [patch + 1 for patch in chosen]]).T
+    runs = []
+    for first, last in limits.tolist():
+        own = order[first:last]
+        column, top = np.divmod(starts[own], rows)
+        bottom = np.minimum((ends[own] - column * rows) * step, size[0])
+        across = column * step + np.arange(step)[:, None]
+        shown = across < size[1]
+        upper, lower = (across * size[0] + top * step)[shown], (across * size[0] + bottom)[shown]
+        runs.append(rle.of_intervals(np.sort(upper), np.sort(lower), size))
+    return runs
 
 
 def _patches(pixels: NDArray[np.int16]) -> tuple[Array, NDArray[np.float64]]:

@@ -25,6 +25,23 @@ def encode(mask: Mask) -> Runs:
     return np.diff(np.concatenate([first, changes, [flat.size]])).astype(np.uint32)
 
 
+def of_intervals(starts: NDArray[np.int64], ends: NDArray[np.int64], size: tuple[int, int]) -> Runs:
+    """The runs of a mask (h, w) of the pixels from each start up to its end, counted column by column.
+
+    Args:
+        starts, ends: of intervals that share no pixel, in ascending order; one may begin where another ends.
+
+    >>> of_intervals(np.array([1, 2]), np.array([2, 4]), (2, 2)).tolist()
+    [1, 3]
+    """
+    apart = starts[1:] != ends[:-1]
+    starts, ends = starts[np.append(True, apart)], ends[np.append(apart, True)]
+    bounds = np.concatenate([[0], np.stack([starts, ends], axis=1).reshape(-1)])
+    if bounds[-1] < size[0] * size[1]:
+        bounds = np.append(bounds, size[0] * size[1])
+    return np.diff(bounds).astype(np.uint32)
+
+
 def decode(runs: Runs, size: tuple[int, int]) -> Mask:
     """The mask (h, w) of runs that sum to h * w.
 

@@ -33,6 +33,13 @@ _LOGITS = 1 << 25
 """Logits at the size of the picture that are held at a time."""
 
 
+class UnfitError(WeightsError):
+    """The tensors and the config of a SAM that do not make a model together."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(f"the tensors do not fit the config ({reason}): get the weights again")
+
+
 class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour.
 
@@ -56,7 +63,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
                 model = build(config["architecture"])
                 fill(model, tensors)
         except Exception as error:  # whatever transformers' parts refuse, each in its own way
-            raise _unfit(error) from error
+            raise UnfitError(error) from error
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
         encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
@@ -72,15 +79,17 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
                     return empty_transformers(architecture["transformers"])
                 return build(architecture)
         except Exception as error:  # whatever transformers' parts refuse, each in its own way
-            raise _unfit(error) from error
+            raise UnfitError(error) from error
 
     @classmethod
     def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
         found = with_copy(header) if "transformers" in config["architecture"] else header
         try:
             super().check_header(config, found)
+        except UnfitError:  # of `empty`
+            raise
         except WeightsError as error:
-            raise _unfit(error) from error
+            raise UnfitError(error) from error
 
     def prepare(self) -> None:
         preprocessing = self.config["preprocessing"]
@@ -215,9 +224,3 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
 def _check(problems: list[str]) -> None:
     if problems:
         raise WeightsError(f"in the config, {'; '.join(problems)}: get the weights again")
-
-
-def _unfit(error: Exception) -> WeightsError:
-    if isinstance(error, WeightsError) and "do not fit the config" in str(error):
-        return error
-    return WeightsError(f"the tensors do not fit the config ({error}): get the weights again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import zlib
@@ -22,6 +23,8 @@ from capeval_core.integrations import page as pages
 from capeval_core.integrations.page import blocks
 from capeval_core.integrations.page.scorer import Scorer
 from capeval_core.integrations.page.uploads import LARGEST, uploaded_image
+from tests.inputs.photographs import encoded, photograph
+from tests.inputs.test_many_parts import jpeg, png
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -54,6 +57,29 @@ def test_an_image_beyond_the_pages_limit_is_refused_by_its_header(uploads: Path)
     assert uploaded_image({"path": str(uploads / "allowed.png")}) == str(uploads / "allowed.png")
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "complaint"),
+    [
+        ("a.png", b"P6\n# " + b"#" * 1_000_000 + b"\n2 2\n255\n" + bytes(12), "format PPM, which this page"),
+        ("a.jpg", encoded(photograph(), "JPEG2000"), "the image is in the format JPEG2000, which this page"),
+        ("a.png", png(2_000), "the image has more than 1,000 chunks, which would take minutes: "),
+        ("a.jpg", jpeg(101), "the image has more than 100 scans, which would take minutes: "),
+    ],
+)
+def test_files_that_would_hold_a_page_are_refused(
+    uploads: Path, name: str, data: bytes, complaint: str
+) -> None:
+    (uploads / name).write_bytes(data)
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        uploaded_image({"path": str(uploads / name)})
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO"])
+def test_usual_formats_are_taken(uploads: Path, form: str) -> None:
+    (uploads / "a").write_bytes(encoded(photograph(), form))
+    assert uploaded_image({"path": str(uploads / "a")}) == str(uploads / "a")
+
+
 @pytest.mark.parametrize("name", ["refpacs", "eco"])
 def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path, uploads: Path) -> None:
     """The weights are a folder that is none: to open them would be another complaint."""
@@ -77,6 +103,14 @@ def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path
         event.fn(good, "a star", "a star", str(tmp_path))
 
 
+def chosen(client: httpx.Client) -> str:
+    """Where the server keeps the image of the first example, once its button is pressed."""
+    events = client.get("config").json()["dependencies"]
+    number = next(event["id"] for event in events if event["backend_fn"] and len(event["outputs"]) == 4)
+    body = {"data": ["good"], "fn_index": number, "session_hash": "example"}
+    return str(client.post("gradio_api/run/any", json=body).json()["data"][0]["path"])
+
+
 def test_uploads_are_deleted_after_their_time_and_examples_stay(
     uploads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,19 +121,34 @@ def test_uploads_are_deleted_after_their_time_and_examples_stay(
     pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
     try:
         with httpx.Client(base_url=page.local_url) as client:
-            icons = [
-                component["props"]["icon"]["url"]
-                for component in client.get("config").json()["components"]
-                if component["props"].get("icon")
-            ]
             (path,) = client.post("gradio_api/upload", files={"files": ("a.png", b"some bytes")}).json()
             assert Path(path).read_bytes() == b"some bytes"
             while Path(path).exists():
                 time.sleep(0.1)
-            assert icons and {client.get(icon).status_code for icon in icons} == {200}
+            for _ in range(2):
+                copy = chosen(client)
+                assert client.get(f"gradio_api/file={copy}").content == demo_set()[0].picture.read_bytes()
+                while Path(copy).exists():
+                    time.sleep(0.1)
     finally:
         page.close(verbose=False)
     assert all(item.picture.is_file() for item in demo_set())
+
+
+def test_a_browser_shows_the_examples(browser: Browser) -> None:
+    page = pages.build("pacs", "tiny")
+    pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
+    shown = browser.new_page()
+    try:
+        shown.goto(page.local_url)
+        icons = shown.locator(".example img")
+        icons.first.wait_for()
+        assert icons.evaluate_all("all => all.map(icon => icon.naturalWidth)") == [192] * len(demo_set())
+        shown.locator(".example").nth(1).click()
+        shown.wait_for_function("document.querySelector('#picture img')?.naturalWidth == 192")
+    finally:
+        shown.close()
+        page.close(verbose=False)
 
 
 def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser: Browser) -> None:

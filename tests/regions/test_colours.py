@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from capeval_core.regions.colours import ColourRegions, components
+from capeval_core.regions import rle
+from capeval_core.regions.colours import ColourRegions, components, runs_of
 from capeval_core.synthetic.demo import demo_set
 from capeval_core.synthetic.drawing import draw, masks
 from capeval_core.synthetic.scenes import BACKGROUNDS, Scene, SceneObject, sample_scene
@@ -95,3 +96,34 @@ def test_large_pictures_have_the_same_regions_in_bounded_memory() -> None:
     assert peak < 40 * large.width * large.height
     odd = large.crop((0, 0, 3071, 3001))  # no multiple of the step
     assert ColourRegions().segment(odd).size == (3001, 3071)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+def test_runs_of_all_patches_are_those_of_each_mask(step: int) -> None:
+    rng = np.random.default_rng(step)
+    for height, width in ((1, 1), (7, 9), (30, 1), (1, 30), (step * 6, step * 4), (step * 6 - 1, 29)):
+        small = (-(-height // step), -(-width // step))
+        for coarse in (1, 2, small[0]):  # also patches over whole columns, whose runs go on in the next one
+            patches = rng.integers(-1, 3, small).repeat(coarse, axis=0)[: small[0]]
+            chosen = [patch for patch in (0, 2) if (patches == patch).any()]
+            for patch, runs in zip(chosen, runs_of(patches, chosen, step, (height, width)), strict=True):
+                mask = (patches == patch).repeat(step, 0)[:height].repeat(step, 1)[:, :width]
+                assert runs.tolist() == rle.encode(mask).tolist()
+
+
+def test_a_patch_costs_its_outline_and_no_mask() -> None:
+    """Of a large image there may be a thousand patches: a mask for each would take minutes."""
+    patches = np.repeat(np.arange(100), 100).reshape(100, 100)
+    tracemalloc.start()
+    runs = runs_of(patches, list(range(100)), 50, (5000, 5000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [rle.area(each) for each in runs] == [250_000] * 100
+    assert peak < 5000 * 5000
+
+
+def test_a_large_image_of_many_patches() -> None:
+    colours = np.random.default_rng(0).integers(0, 256, (25, 25, 3), dtype=np.uint8)
+    regions = ColourRegions().segment(colours.repeat(200, axis=0).repeat(200, axis=1))
+    assert 500 < len(regions) < 625
+    assert regions.size == (5000, 5000) and regions.areas.min() > 30_000

@@ -241,6 +241,22 @@ def test_weights_that_were_changed_are_refused(original: dict[str, torch.Tensor]
         opened(tmp_path / "good")
 
 
+def test_the_words_of_a_reason_do_not_change_the_message(
+    original: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    torch.save(original, tmp_path / "sam.pth")
+    release = SamConversion(decoder_heads=2).read(tmp_path / "sam.pth")
+    header = {**release.tensors, "do not fit the config": torch.zeros(1)}
+    with pytest.raises(WeightsError, match=r"^the tensors do not fit the config \(") as refused:
+        Sam.check_header(release.config, header)
+    assert str(refused.value).count("get the weights again") >= 1
+    unfit = json.loads(json.dumps(release.config))
+    unfit["architecture"]["decoder"]["hidden_size"] = 7
+    with pytest.raises(WeightsError) as refused:
+        Sam.check_header(unfit, release.tensors)
+    assert str(refused.value).count("the tensors do not fit the config (") == 1
+
+
 def test_a_decoder_of_another_width_is_refused() -> None:
     architecture = {
         "kind": "tiny_vit_5m",

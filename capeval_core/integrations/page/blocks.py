@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import re
@@ -10,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.processing_utils import save_file_to_cache
+from gradio.utils import get_upload_folder
 
 from capeval_core.inputs.problems import described
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.scorer import Scorer, published_marks
 from capeval_core.integrations.page.uploads import KEPT, uploaded_image
 from capeval_core.integrations.page.words import in_words_of_the_page
-from capeval_core.synthetic.demo import FOLDER, KINDS, demo_set
+from capeval_core.synthetic.demo import KINDS, demo_set
 from capeval_core.weights.folder import WeightsError
 
-LARGEST_UPLOAD = "50mb"
-"""Room for a photograph of 50 megapixels at the best quality."""
+LARGEST_UPLOAD = "20mb"
+"""Room for a JPEG of 25 megapixels at a high quality."""
 LOOKED_AFTER = 300
 """Seconds from one look for uploads that are old enough to be deleted to the next."""
 WAITING = 64
@@ -48,9 +51,6 @@ def build(name: str, weights: str | os.PathLike[str] | None = None) -> gr.Blocks
         ValueError: unknown metric.
     """
     scorer = Scorer(name, weights or os.environ.get("CAPEVAL_WEIGHTS") or None)
-    gr.set_static_paths(
-        [FOLDER]
-    )  # the examples are served where they lie: copies would be deleted as uploads are
     page = gr.Blocks(
         title=f"{scorer.metric.title} of a caption",
         analytics_enabled=False,
@@ -143,7 +143,9 @@ class _Page:
         )
         with gr.Row(elem_id="examples"):
             self.examples = [
-                gr.Button(f"Example: {item.good}", icon=item.picture, elem_classes="example", min_width=0)
+                gr.Button(
+                    f"Example: {item.good}", icon=_icon(item.picture), elem_classes="example", min_width=0
+                )
                 for item in demo_set()
             ]
         self.chosen = gr.State()
@@ -235,7 +237,9 @@ class _Page:
         item = demo_set()[index]
 
         def fill(kind: str) -> tuple[str, str, str, int]:
-            return str(item.picture), self.refill(index, kind), "\n".join(item.references), index
+            # A copy among the uploads, again if that was deleted: Gradio tells a browser the path.
+            copy = save_file_to_cache(item.picture, get_upload_folder())
+            return copy, self.refill(index, kind), "\n".join(item.references), index
 
         return fill
 
@@ -254,6 +258,11 @@ def lines_of(text: str | None) -> list[str]:
     """The lines that say something, without the bullets and numbers of a list that was pasted."""
     lines = [_LIST_MARK.sub("", line.strip(), count=1) for line in (text or "").splitlines()]
     return list(filter(None, lines))
+
+
+def _icon(picture: Path) -> Any:
+    """A PNG as a button takes it, inside the page itself: of a file it would tell the whole path."""
+    return {"url": f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode('ascii')}"}
 
 
 def _message(error: Exception, picture: Any) -> str:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from gradio.utils import get_upload_folder
+from PIL import Image
 
-from capeval_core.inputs.decoding import open_image
+from capeval_core.inputs.decoding import Refused, open_image, readable_formats, refuse_crowded
 from capeval_core.synthetic.demo import FOLDER
 
 LARGEST = 25_000_000
 """Pixels of a picture at most: a photograph of 24 megapixels; larger ones hold a page for a minute."""
+TAKEN = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+"""Formats, in Pillow's names: what browsers and cameras save. The library opens some more, of which a small
+file of a stranger can take minutes."""
 KEPT = 3600
 """Seconds that an upload stays on the server."""
 _NOT_HERE = (
@@ -26,8 +31,9 @@ def uploaded_image(given: Any) -> str | None:
     Gradio checks a path only where the request itself says, by its `meta`, that there is one.
 
     Raises:
-        ValueError: it was not uploaded to this page, or has more than `LARGEST` pixels. The message is the
-            same whether there is such a file or not.
+        ValueError: it was not uploaded to this page (the message is the same whether there is such a file or
+            not), has more than `LARGEST` pixels, another format than those in `TAKEN`, or so many small parts
+            that to open it would take minutes.
     """
     if given is None:
         return None
@@ -37,7 +43,7 @@ def uploaded_image(given: Any) -> str | None:
     resolved = _resolved(path)
     if resolved is None or not resolved.is_file():
         raise ValueError(_NOT_HERE)
-    _refuse_large(resolved)
+    _refuse_costly(resolved)
     return str(resolved)
 
 
@@ -53,10 +59,21 @@ def _resolved(path: Any) -> Path | None:
     return resolved if any(resolved.is_relative_to(folder.resolve()) for folder in folders) else None
 
 
-def _refuse_large(path: Path) -> None:
-    """By the header alone; what has no readable one is for the metric to refuse, which says why."""
+def _refuse_costly(path: Path) -> None:
+    """By format, parts and header; what has no readable one is for the metric to refuse, which says why."""
+    data = path.read_bytes()
+    for form in set(readable_formats()) - set(TAKEN):
+        accepts = Image.OPEN[form][1]
+        if accepts and accepts(data[:16]):
+            raise ValueError(
+                f"the image is in the format {form}, which this page does not take: save it as JPEG or PNG"
+            )
     try:
-        with open_image(str(path)) as image:
+        refuse_crowded(data, "the image")
+    except Refused as refused:
+        raise ValueError(str(refused)) from None
+    try:
+        with open_image(BytesIO(data)) as image:
             width, height = image.size
     except Exception:
         return
