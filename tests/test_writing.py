@@ -60,8 +60,10 @@ def test_links_permissions_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o640
     os.mkfifo(pipe)
     read: list[str] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
-    write_whole(pipe, b"after")
+    with pytest.raises(OSError, match="no regular file"):
+        write_whole(pipe, b"x")
+    write_whole(pipe, b"after", into_pipes=True)
     reader.join()
     assert pipe.is_fifo() and read == ["after"]
