@@ -96,8 +96,8 @@ def _refuse_absent(
         more = ", ..." if len(ids) > NAMED else ""
         problems.add(
             f"{folder}: {len(ids):,} of {total:,} file_names ({shown}{more}) "
-            f"{'is' if len(ids) == 1 else 'are'} not there{_examples(names.entries)}: put these images there, "
-            "correct the file_name, or leave it out to have the id used",
+            f"{'is' if len(ids) == 1 else 'are'} not there{_examples(names.entries)}: put these images "
+            "there, correct the file_name, or leave it out to have the id used",
             kind=FileError,
         )
 
