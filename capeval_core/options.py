@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.problems import Problems, folder_path, has_nul, nul_in
+from capeval_core.inputs.problems import Problems, folder_path, has_nul, nul_in, shown_number
+from capeval_core.inputs.texts import valid_unicode
 from capeval_core.suggestion import did_you_mean, which_choice
 
 Self = TypeVar("Self", bound="Settings")
@@ -189,7 +190,7 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
         problems.add(f"{spec.name}={_shown(value)} is too large a number: pass a smaller one")
     elif isinstance(value, (str, PathLike)) and PathLike in types and has_nul(value):
         problems.add(nul_in(spec.name, value))
-    elif isinstance(value, (str, PathLike)) and _is_recorded(spec) and not _is_unicode(str(value)):
+    elif isinstance(value, (str, PathLike)) and _is_recorded(spec) and not valid_unicode(str(value)):
         problems.add(f"{spec.name}={value!r} is not valid Unicode, so no file can record it: rename it")
     elif minimum is not None and value is not None and not minimum <= value < float("inf"):
         problems.add(f"{spec.name}={value!r}: expected a number of at least {minimum:g}")
@@ -211,24 +212,12 @@ def _fits(value: int, *, as_float: bool) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A wrong value in few words: Python does not print numbers of thousands of digits."""
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        return f"{'-' if value < 0 else ''}1e{int(math.log10(abs(value)))} or so"
-    return repr(value)
+    return shown_number(value) if isinstance(value, int) else repr(value)
 
 
 def _is_recorded(spec: dataclasses.Field[Any]) -> bool:
     """Whether signatures or stamps have the value in them."""
     return spec.name == "weights" or spec.metadata["encodes"] or spec.metadata["sign"] is not None
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a text has no half of a character, as file names that are not UTF-8 have."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _compact(value: Any) -> str:

@@ -55,6 +55,10 @@ COMMON = (
 """The columns that every metric's rows begin with."""
 
 
+_NEVER_NULL = (*(spec.name for spec in COMMON if spec.name != "error"), _CONTENT)
+_LARGEST_INDEX = 1 << 48  # more captions than any input has
+
+
 def row_schema(*own: pa.Field) -> pa.Schema:
     """The schema of a metric's rows: the common columns, then its own."""
     return pa.schema([*COMMON, *own])
@@ -137,6 +141,11 @@ def check_folder(path: str | PathLike[str]) -> Path:
         if folder.is_dir():
             if is_foreign(folder):
                 raise ValueError(f"{shown} is a folder of something else: pass an empty or new one")
+            stamp = folder / STAMP
+            if stamp.exists() and not stamp.is_file():
+                raise ValueError(
+                    f"{shown}: {STAMP} there is no regular file: delete it, or pass another folder"
+                )
             if any(path.suffix != PARTIAL for path in folder.iterdir()):
                 return folder
         elif folder.exists():
@@ -293,14 +302,14 @@ class RowStore:
     def _shard(self, path: Path, schema: pa.Schema) -> pa.Table:
         try:
             table, stamp = read_shard(path)
+            self._refuse_other_settings(stamp, path)
+            return _as_rows(table, schema)
         except DamagedError as error:
             warnings.warn(
                 f"rows: {path} {error}: what it held is computed again, and the file can be deleted",
                 stacklevel=2,
             )
             return schema.empty_table()
-        self._refuse_other_settings(stamp, path)
-        return table.cast(schema)
 
     def __enter__(self) -> RowStore:
         return self
@@ -309,3 +318,21 @@ class RowStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.flush()  # on errors and Ctrl-C too: nothing that was computed is lost
+
+
+def _as_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A shard's table as rows of a schema.
+
+    Raises:
+        DamagedError: it lacks columns, has others of a name, or has rows that belong to no caption.
+    """
+    try:
+        rows = table.select(schema.names).cast(schema)
+    except (pa.ArrowException, KeyError, ValueError) as error:
+        raise DamagedError(f"does not hold these columns ({str(error).strip(chr(39))})") from error
+    for name in _NEVER_NULL:
+        if rows[name].null_count:
+            raise DamagedError(f"has rows without {name}")
+    if len(rows) and not 0 <= pc.min(rows["index"]).as_py() <= pc.max(rows["index"]).as_py() < _LARGEST_INDEX:
+        raise DamagedError("has rows whose index is that of no caption")
+    return rows

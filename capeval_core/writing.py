@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 PARTIAL = ".partial"
 """How names of files end that are not whole yet."""
 
 
-def write_whole(path: Path, content: bytes | memoryview | str) -> None:
+def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bool = False) -> None:
     """Write a file beside its place and rename it: whatever fails, a file that was there stays as it was.
 
     The content is on the disk before the name is. A link stays one, to another content; permissions stay.
-    Pipes and devices are written as they are.
+
+    Args:
+        path: the file.
+        content: a text is written in UTF-8.
+        into_pipes: a pipe or a device that is there is written to; otherwise it is an error.
 
     Raises:
         OSError: it cannot be written. ValueError: a text that is not valid Unicode.
@@ -28,15 +34,28 @@ def write_whole(path: Path, content: bytes | memoryview | str) -> None:
     [('scores.json', '{}')]
     """
     data = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():
+    if into_pipes and path.exists() and not path.is_file():
         path.write_bytes(data)
         return
+    with whole(path) as partial:
+        partial.write_bytes(data)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A place beside a file for the block to write to, which then takes the file's name; see `write_whole`.
+
+    Raises:
+        OSError: a pipe or a device has the name, which could block for ever or never be full; or it cannot be
+            written.
+    """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
     place = Path(os.path.realpath(path))
     partial = place.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
     try:
-        with partial.open("xb") as file:
-            file.write(data)
-            file.flush()
+        yield partial
+        with partial.open("rb+") as file:
             os.fsync(file.fileno())
         if place.exists():
             shutil.copymode(place, partial)

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import capeval_core
+from capeval_core import memory
 
 PROGRAM = """
 import ctypes
@@ -41,3 +45,14 @@ def test_holes_between_what_stays_are_given_back_after_many_rows() -> None:
     )
     few, many = map(int, done.stdout.split())
     assert abs(few) < 10 and many > 80, done  # of 107 MB
+
+
+def test_a_run_gives_memory_back_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(memory, "_malloc_trim", lambda: trims.append)
+    grey = np.full((8, 8, 3), 128, "uint8")
+    metric = capeval_core.load("clips", weights="tiny", device="cpu")
+    metric.score(["a wall"] * 500, [grey] * 500)
+    assert trims == []
+    metric.score(["a wall"] * 1100, [grey] * 1100)
+    assert trims and set(trims) == {0}

@@ -26,6 +26,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import Samples
 from capeval_core.registry import METRICS
 from capeval_core.rows import COMMON, RowStore, canonical, check_folder, content_key, row_schema
+from capeval_core.shards import read_shard, write_shard
 from tests.small_disk import fill
 
 SCHEMA = row_schema(pa.field("cosine", pa.float32()), pa.field("near", pa.list_(pa.float32())))
@@ -483,3 +484,58 @@ def test_a_stamp_names_the_fingerprint_of_every_model(name: str) -> None:
     assert {model: stamp.get(model) for model in metric.models} == {
         model: opened_model.fingerprint for model, opened_model in metric.models.items()
     }
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_a_stamp_that_is_no_regular_file_beside_rows_is_refused(tmp_path: Path, kind: str) -> None:
+    store = opened(tmp_path)
+    store.append(rows(0), ["c0"])
+    store.flush()
+    (tmp_path / "stamp.json").unlink()
+    if kind == "a pipe":
+        os.mkfifo(tmp_path / "stamp.json")
+        reader = os.open(tmp_path / "stamp.json", os.O_RDONLY | os.O_NONBLOCK)  # a writer would not block
+    else:
+        (tmp_path / "stamp.json").symlink_to("/dev/zero")
+        reader = os.open("/dev/null", os.O_RDONLY)
+    try:
+        with pytest.raises(ValueError, match=r"stamp\.json there is no regular file: delete it"):
+            quietly(opened, tmp_path)
+    finally:
+        os.close(reader)
+
+
+DAMAGED_TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
+    "a column is missing": lambda table: table.drop_columns(["cosine"]),
+    "a column of another type": lambda table: table.set_column(
+        table.schema.get_field_index("cosine"), "cosine", pa.array(["x"] * len(table))
+    ),
+    "an index that does not fit": lambda table: table.set_column(
+        0, "index", pa.array([2**64 - 1], pa.uint64())
+    ),
+    "an index of no caption": lambda table: table.set_column(0, "index", pa.array([2**62])),
+    "an index below 0": lambda table: table.set_column(0, "index", pa.array([-1])),
+    "no index": lambda table: table.set_column(0, "index", pa.array([None], pa.int64())),
+    "no content": lambda table: table.set_column(
+        table.schema.get_field_index("content"), "content", pa.array([None], pa.string())
+    ),
+    "a column twice": lambda table: table.append_column("cosine", table["cosine"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_TABLES)
+def test_a_shard_of_other_columns_costs_its_own_rows(tmp_path: Path, damage: str) -> None:
+    store = opened(tmp_path)
+    for i in range(2):
+        store.append(rows(i), [f"c{i}"])
+        store.flush()
+    damaged = sorted(tmp_path.glob("*.parquet"))[0]
+    table, stamp = read_shard(damaged)
+    damaged.unlink()
+    write_shard(tmp_path, DAMAGED_TABLES[damage](table), stamp)
+    written = sorted(tmp_path.glob("*.parquet"))[-1]
+    with pytest.warns(UserWarning) as caught:
+        found = kept(tmp_path)
+    assert found == {1: (0.5, "c1")}
+    assert [str(written) in str(each.message) for each in caught] == [True]
+    assert "computed again" in str(caught[0].message)

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.writing import write_whole
+from tests.seeded import encoder
 
 
 @contextmanager
@@ -60,8 +62,29 @@ def test_links_permissions_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o640
     os.mkfifo(pipe)
     read: list[str] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
-    write_whole(pipe, b"after")
+    with pytest.raises(OSError, match="no regular file"):
+        write_whole(pipe, b"x")
+    write_whole(pipe, b"after", into_pipes=True)
     reader.join()
     assert pipe.is_fifo() and read == ["after"]
+
+
+def test_an_encoder_that_cannot_be_saved_leaves_no_file_that_is_cut(tmp_path: Path) -> None:
+    encoder().save_pretrained(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with largest_file(4_000), pytest.raises(Exception, match=r"(?i)too large"):
+        encoder().save_pretrained(tmp_path)
+    after = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert "model.safetensors" in after
+    assert after == {name: before[name] for name in after}  # the Hub's client takes config.json away first
+
+
+def test_a_vocabulary_is_written_whole(tmp_path: Path) -> None:
+    blip2 = Blip2Encoder.from_pretrained("tiny", device="cpu")
+    blip2.save_beside(tmp_path)
+    before = (tmp_path / "vocab.txt").read_text()
+    with largest_file(100), pytest.raises(OSError, match="too large"):
+        blip2.save_beside(tmp_path)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("vocab.txt", before)]

@@ -46,7 +46,7 @@ def write(flag: str, path: Path, content: str | bytes) -> None:
         OSError: it cannot be written, in words about the flag.
     """
     try:
-        write_whole(path, content)
+        write_whole(path, content, into_pipes=True)
     except OSError as error:
         raise OSError(f"{flag} {path} cannot be written ({error.strerror or error})") from error
 

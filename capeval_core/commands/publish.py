@@ -153,7 +153,7 @@ def _planned(publication: Publication) -> str:
 
 def _left(publication: Publication) -> list[str]:
     """One line on what else lies in the folder, where there is something."""
-    names = ", ".join(publication.not_sent)
+    names = ", ".join(name if name.isprintable() else ascii(name) for name in publication.not_sent)
     return [f"  not sent: {names}"] if names else []
 
 

@@ -37,6 +37,7 @@ from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.blip2_transformers import read_words, translate_transformers
 from capeval_core.weights.checksum import sha256_of
 from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
+from capeval_core.writing import write_whole
 
 Floats = NDArray[np.float32]
 Ids = tuple[int, ...]
@@ -107,7 +108,7 @@ class Blip2Towers(CheckedModel):
 
     def save_beside(self, folder: Path) -> dict[str, Any]:
         file = folder / VOCABULARY
-        file.write_text("\n".join(self.config["vocabulary"]) + "\n", encoding="utf-8", newline="\n")
+        write_whole(file, "\n".join(self.config["vocabulary"]) + "\n")
         return {**self.config, "vocabulary": {"file": VOCABULARY, "sha256": sha256_of(file)}}
 
     @staticmethod

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from capeval_core.models.architecture import is_number, scaling_problems, shown, size_problems
 from capeval_core.weights.catalogue import entry_of
-from capeval_core.weights.folder import CONFIG, OPEN_CLIP_CONFIG, TINY
+from capeval_core.weights.folder import CONFIG, OPEN_CLIP_CONFIG, TINY, read_json
 
 _PREPROCESSING = {"image_size", "mean", "std", "interpolation"}
 _USUAL = 77  # token ids that CLIP reads; all listed weights do
@@ -47,11 +46,11 @@ def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
     folder = TINY / tiny if name == "tiny" else Path(name).expanduser()
     for file in (OPEN_CLIP_CONFIG, CONFIG):
         try:
-            config = json.loads((folder / file).read_text(encoding="utf-8"))
+            config = read_json(folder / file)
             ours = file == CONFIG
             text = config["architecture"]["text"] if ours else config["model_cfg"]["text_cfg"]
             length = text.get("context_length", _USUAL)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # whatever is wrong with it is said when the weights are opened
         return length if is_number(length, 0, 1 << 20) and isinstance(length, int) else None
     return None

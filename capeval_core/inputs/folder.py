@@ -7,11 +7,12 @@ from the folder of images or from where that folder lies; its last part is looke
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from capeval_core.inputs.names import Names, bare, only_matches
-from capeval_core.inputs.problems import FileError, Problems
+from capeval_core.inputs.names import NAMED, Names, bare, only_matches
+from capeval_core.inputs.problems import FileError, Problems, has_nul, nul_in
 from capeval_core.inputs.texts import valid_unicode
 
 
@@ -32,29 +33,73 @@ def find_pictures(folder: str | os.PathLike[str], ids: Iterable[str] | None = No
             raise FileError(f"{folder}: holds no picture{_examples(names.entries)}")
         ids = dict.fromkeys(bare(name) for name in pictures)
     problems = Problems()
-    found = match_pictures(folder, names, {image_id: [image_id] for image_id in ids}, problems)
+    found = match_pictures(folder, names, list(ids), problems)
     problems.raise_if_any()
     return found
 
 
 def match_pictures(
-    folder: Path, names: Names, ids: dict[str, list[str]], problems: Problems
+    folder: Path,
+    names: Names,
+    ids: Sequence[str],
+    problems: Problems,
+    file_names: Mapping[str, str] | None = None,
 ) -> dict[str, Path]:
-    """Look up ids, each under the names that it may have; note what is missing or ambiguous."""
+    """The image of every id; note what is missing or ambiguous.
+
+    file_names: the file that an id, of these or others, was said to mean. It counts and not the id, unless
+        none of these files is there: then the images were renamed, and a warning says that ids are used.
+    """
     paths = _Paths(folder)
+
+    def find(name: str) -> list[str]:
+        return names.find(name) or paths.find(name)
+
+    by_file = {
+        image_id: names.find(PurePosixPath(name).name) or paths.find(name)
+        for image_id, name in (file_names or {}).items()
+    }
+    used = [image_id for image_id in ids if image_id in by_file]
+    renamed = bool(used) and not any(by_file.values())
+    if not renamed:
+        absent = [image_id for image_id in used if not by_file[image_id]]
+        _refuse_absent(folder, names, absent, len(used), file_names or {}, problems)
+        ids = [image_id for image_id in ids if by_file.get(image_id) != []]
     matches = {
-        image_id: next(filter(None, map(names.find, wanted)), []) or paths.find(image_id)
-        for image_id, wanted in ids.items()
+        image_id: by_file[image_id] if image_id in by_file and not renamed else find(image_id)
+        for image_id in ids
     }
     lacking = (
         f"no picture{_examples(names.entries)}. An id is a picture's file name, with or without its "
         "extension, its path from that folder, or its COCO number"
     )
+    before = len(problems)
     found = only_matches(folder, matches, lacking, problems)
+    if renamed and len(problems) == before:
+        warnings.warn(
+            f"{folder}: none of the file_names that {len(used):,} of {len(ids):,} ids are given, such as "
+            f"{(file_names or {})[used[0]]!r}, is there: the images of these ids themselves are used",
+            stacklevel=3,
+        )
     for name in found.values():
         if not valid_unicode(name):  # it could not be written into any file of results
             problems.add(f"{folder}: the name of {name!a} is not UTF-8: rename that file", kind=FileError)
     return {image_id: folder / name for image_id, name in found.items()}
+
+
+def _refuse_absent(
+    folder: Path, names: Names, ids: list[str], total: int, file_names: Mapping[str, str], problems: Problems
+) -> None:
+    """Note file names that are not in a folder which has others of them."""
+    if ids:
+        shown = ", ".join(f"{file_names[image_id]!r} of id {image_id!r}" for image_id in ids[:NAMED])
+        more = ", ..." if len(ids) > NAMED else ""
+        problems.add(
+            f"{folder}: {len(ids):,} of {total:,} file_names ({shown}{more}) "
+            f"{'is' if len(ids) == 1 else 'are'} not there{_examples(names.entries)}: put these images "
+            "there, correct the file_name, or leave it out to have the id used",
+            kind=FileError,
+        )
 
 
 class _Paths:
@@ -86,6 +131,8 @@ class _Paths:
 
 def names_in(folder: Path) -> list[str]:
     """The names of the visible files directly in a folder."""
+    if has_nul(folder):
+        raise FileError(nul_in(None, folder))
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
@@ -95,8 +142,6 @@ def names_in(folder: Path) -> list[str]:
         raise FileError(f"{folder}: is a file, expected a folder of images") from None
     except OSError as error:
         raise FileError(f"{folder}: cannot be read ({error.strerror})") from None
-    except ValueError:
-        raise FileError(f"{str(folder)!r}: no path holds a NUL character") from None
 
 
 def _examples(names: list[str]) -> str:

@@ -8,7 +8,7 @@ from capeval_core.inputs.images import check_images, check_pictures
 from capeval_core.inputs.problems import Problems, described
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.sequences import as_list
-from capeval_core.inputs.texts import rows_of, text_of
+from capeval_core.inputs.texts import rows_of, text_of, warn_of_written_lists
 
 
 def check_pools(
@@ -54,9 +54,11 @@ def check_pools(
     if pictures is not None and on_error == "raise":
         check_pictures([picture for picture in pictures if picture is not None], problems)
     problems.raise_if_any()
+    kept = [text for pool in pools for text in pool]
+    warn_of_written_lists(kept, called)
     shown = [picture for picture in pictures or [] if picture is not None]
     return Samples(
-        captions=[text for pool in pools for text in pool],
+        captions=kept,
         pictures=[picture for picture, pool in zip(shown, pools, strict=True) for _ in pool],
         references=None,
         indices=range(sum(map(len, pools))),

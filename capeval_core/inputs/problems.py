@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
 from pathlib import Path
@@ -78,7 +79,7 @@ def described(value: Any, *, none: str = "None") -> str:
     if isinstance(value, bool):
         return f"the bool {value}"
     if isinstance(value, numbers.Number):
-        return f"the number {_digits(value)}"
+        return f"the number {shown_number(value)}"
     kind = type(value).__name__
     article = "an" if kind[:1].lower() in "aeiou" else "a"
     try:
@@ -92,9 +93,10 @@ def has_nul(path: str | os.PathLike[str]) -> bool:
     return "\0" in os.fspath(path)
 
 
-def nul_in(argument: str, path: str | os.PathLike[str]) -> str:
-    """The complaint about such a path."""
-    return f"{argument}={os.fspath(path)!r} has a NUL character, which no path can have: leave it out"
+def nul_in(argument: str | None, path: str | os.PathLike[str]) -> str:
+    """The complaint about such a path, which it begins with where there is no argument."""
+    begins = "" if argument is None else f"{argument}="
+    return f"{begins}{os.fspath(path)!r} has a NUL character, which no path can have: leave it out"
 
 
 def folder_path(argument: str, value: Any) -> Path:
@@ -119,9 +121,13 @@ def folder_path(argument: str, value: Any) -> Path:
     return Path(path)
 
 
-def _digits(value: Any) -> str:
-    try:
-        digits = str(value)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        return "of thousands of digits"
+def shown_number(value: Any) -> str:
+    """A number in at most 40 characters or so; Python does not print integers of thousands of digits.
+
+    >>> shown_number(5), shown_number(-(10**5000)), shown_number(True)
+    ('5', '-1e5000 or so', 'True')
+    """
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return f"{'-' if value < 0 else ''}1e{int(math.log10(abs(value)))} or so"
+    digits = str(value)
     return digits if len(digits) <= 40 else f"{digits[:40]}..."

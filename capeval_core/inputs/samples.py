@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 from capeval_core.inputs.images import check_images, check_pictures
 from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import Problems
-from capeval_core.inputs.texts import check_captions, check_references
+from capeval_core.inputs.texts import check_captions, check_references, warn_of_written_lists
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,10 @@ def check_samples(
     if pictures is not None and on_error == "raise":
         check_pictures([picture for picture in pictures if picture is not None], problems)
     problems.raise_if_any()
+    kept = [text for text in texts or [] if text is not None]
+    warn_of_written_lists(kept, called)
     return Samples(
-        captions=[text for text in texts or [] if text is not None],
+        captions=kept,
         pictures=[picture for picture in pictures or [] if picture is not None],
         references=compared,
         indices=range(len(texts or [])),

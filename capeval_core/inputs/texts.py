@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from capeval_core.inputs.problems import Problems, described
@@ -13,22 +16,42 @@ from capeval_core.inputs.sequences import as_list, how_to_list
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _STRINGS = rf"\s*{_STRING}(?:\s*,\s*{_STRING})*\s*,?\s*"
 _LIST = re.compile(rf"\s*(?:\[{_STRINGS}\]|\({_STRINGS}\))\s*", re.DOTALL)
+_BEGUN = re.compile(r"""\s*[\[(]\s*(?:["']|(?:nan|None|null)\s*[,\])])""")
+_ENDED = re.compile(r"""(?:["']|\b(?:nan|None|null|[\d.]+))\s*,?\s*[\])]+\s*$""")
 
 
-def written_list(text: str) -> list[str] | None:
-    """The strings of a list or tuple that was turned into text, as `str` and JSON write it; else None.
+def is_written_list(text: str, *, whole: bool = True) -> bool:
+    """Whether a text was a list or tuple of strings, whether or not it can still be read.
 
-    >>> written_list("['a dog', 'a cat']"), written_list('["a dog"]'), written_list("[sic] a dog")
-    (['a dog', 'a cat'], ['a dog'], None)
+    Args:
+        text: a caption, a reference or a cell.
+        whole: it also has to end like one; without, a text that was cut off counts, and so do captions such
+            as `["Stop"] on a sign`.
+
+    >>> [is_written_list(text) for text in ("['a dog', nan]", "['a dog' 'a cat']", "[sic] a dog")]
+    [True, True, False]
+    >>> is_written_list('["Stop"] on a sign'), is_written_list('["Stop"] on a sign', whole=False)
+    (False, True)
     """
-    if not _LIST.fullmatch(text):  # also bounds what is evaluated: no nesting, nothing but strings
-        return None
-    for read in (json.loads, ast.literal_eval):
-        try:
-            found = read(text.strip())
-        except (ValueError, SyntaxError):
-            continue
-        return list(found) if isinstance(found, (list, tuple)) else None
+    if not _BEGUN.match(text):
+        return False
+    return not whole or _ENDED.search(text) is not None
+
+
+def read_written_list(text: str) -> list[Any] | None:
+    """The list or tuple of strings, or the JSON list, that a text is; None if it is none.
+
+    >>> read_written_list("['a dog', 'a cat']"), read_written_list('["a dog", 5]'), read_written_list("[sic]")
+    (['a dog', 'a cat'], ['a dog', 5], None)
+    """
+    # The pattern bounds what is evaluated: no nesting, nothing but strings.
+    for read, fits in (
+        (json.loads, text.lstrip().startswith("[")),
+        (ast.literal_eval, _LIST.fullmatch(text)),
+    ):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+            if fits:
+                return list(read(text.strip()))
     return None
 
 
@@ -43,6 +66,18 @@ def check_captions(
         problems.add(f"{called} is empty: there is nothing to score")
     mend = "write a caption"
     return [text_of(row, f"{called}[{i}]", mend, empty, problems) for i, row in enumerate(rows)]
+
+
+def warn_of_written_lists(captions: Sequence[str], called: str = "captions") -> None:
+    """Warn once of captions that once were lists: they are scored as they are, a captioner may write one."""
+    places = [i for i, caption in enumerate(captions) if is_written_list(caption)]
+    if places:
+        warnings.warn(
+            f"{len(places):,} of {len(captions):,} {called} are lists written as text, such as "
+            f"{captions[places[0]][:40]!r}, and are scored as they are: pass one caption per row if they "
+            "were lists",
+            stacklevel=3,
+        )
 
 
 def check_references(
@@ -68,7 +103,7 @@ def check_references(
 
 
 def _references_of(row: Any, where: str, empty: str, problems: Problems) -> list[str]:
-    if isinstance(row, str) and written_list(row) is not None:
+    if isinstance(row, str) and is_written_list(row):
         problems.add(f"{where} is a list written as text: pass the list, ast.literal_eval(references[...])")
         return []
     if isinstance(row, str):

@@ -34,6 +34,7 @@ from capeval_core.weights.folder import (
     open_weights,
 )
 from capeval_core.weights.release import Conversion
+from capeval_core.writing import whole, write_whole
 
 Self = TypeVar("Self", bound="CheckedModel")
 
@@ -229,13 +230,14 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
             )
         tensors = self.model.state_dict().items()
         stored = {name: tensor.cpu().to(self._stored_as[name]).contiguous() for name, tensor in tensors}
-        save_file(stored, save_directory / TENSORS)
+        with whole(save_directory / TENSORS) as partial:
+            save_file(stored, partial)
         stored_config = self.save_beside(save_directory)
         canary = {"cosines": self.canary().astype(float).round(7).tolist(), "tolerance": TOLERANCE}
         checksum = {TENSORS: file_checksum(save_directory / TENSORS)}
         config = {**stored_config, "checksum": checksum, "canary": canary}
         checksum[CONFIG] = config_checksum(config)
-        (save_directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        write_whole(save_directory / CONFIG, json.dumps(config, indent=1) + "\n")
         # safetensors' file is its owner's alone; other users shall read both files or neither.
         shutil.copymode(save_directory / CONFIG, save_directory / TENSORS)
 

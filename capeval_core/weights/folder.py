@@ -253,9 +253,9 @@ def _unavailable(repository: str, metric: str, reason: str) -> WeightsError:
 
 
 def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
-    if (path / OPEN_CLIP_CONFIG).is_file():
+    if (path / OPEN_CLIP_CONFIG).exists():
         config, file = _read_json(path / OPEN_CLIP_CONFIG, name), OPEN_CLIP_TENSORS
-    elif (path / CONFIG).is_file():
+    elif (path / CONFIG).exists():
         config, file = _read_json(path / CONFIG, name), TENSORS
         if config.get("format") != 1 and config.get("model_type") not in _TRANSFORMERS:
             raise WeightsError(

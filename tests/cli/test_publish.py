@@ -414,6 +414,13 @@ def test_no_link_leads_out_of_a_folder_of_weights(
         )
 
 
+def test_names_that_are_not_sent_cannot_write_to_the_terminal(capeval: Capeval, folder: Path) -> None:
+    (folder / "a\x1b[2Jb").touch()
+    (folder / "café.txt").touch()
+    ran = capeval("publish", "weights", folder, "--dry-run")
+    assert r"'a\x1b[2Jb'" in ran.out and "\x1b" not in ran.out and "café.txt" in ran.out
+
+
 def test_a_folder_may_itself_be_reached_by_a_link(
     capeval: Capeval, hub: Hub, folder: Path, tmp_path: Path
 ) -> None:

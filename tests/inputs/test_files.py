@@ -468,3 +468,47 @@ def test_wide_csv_has_one_row_per_image(tmp_path: Path, pictures: list[Path]) ->
     path.write_text('filename,x\na.png,"one\n')
     with pytest.raises(FileError, match=r"candidates\.csv: line 2 is not CSV \("):
         read_collection(path, tmp_path / "images", wide=True)
+
+
+def coco(folder: Path, images: Any, ids: tuple[Any, ...] = (7, 8)) -> Path:
+    annotations = [{"image_id": i, "caption": f"caption {i}"} for i in ids]
+    return written(folder, {"images": images, "annotations": annotations})
+
+
+def test_a_file_name_that_is_not_there_is_refused_and_not_replaced_by_its_id(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", "7.jpg", "8.jpg", "street.jpg")
+    images = [{"id": 7, "file_name": "val2014/street.jpg"}, {"id": 8, "file_name": "val2014/beach.jpg"}]
+    with pytest.raises(FileError) as caught:
+        read_collection(coco(tmp_path, images), folder)
+    assert "1 of 2 file_names ('val2014/beach.jpg' of id '8') is not there" in str(caught.value)
+    assert "correct the file_name" in str(caught.value)
+    found = read_collection(coco(tmp_path, images[:1]), folder)  # an id alone stands for itself
+    assert [image.name for image in found.images] == ["street.jpg", "8.jpg"]
+
+
+def test_images_that_were_all_renamed_to_their_ids_are_used_with_a_warning(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", "7.jpg", "8.jpg")
+    images = [{"id": 7, "file_name": "street.jpg"}, {"id": 8, "file_name": "beach.jpg"}]
+    with pytest.warns(UserWarning, match=r"none of the file_names that 2 of 2 ids are given") as caught:
+        found = read_collection(coco(tmp_path, images), folder)
+    assert [image.name for image in found.images] == ["7.jpg", "8.jpg"] and len(caught) == 1
+    with pytest.raises(FileError, match=r"1 of 3 ids \('9'\) has no picture"):
+        read_collection(coco(tmp_path, images, (7, 8, 9)), folder)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ({"id": 7}, "images is a dict of length 1: expected a list"),
+        (None, "images is null: expected a list"),
+        ([{"id": 7, "file_name": 5}], "image 0: file_name is the number 5: expected a file's name"),
+        ([{"id": 7, "file_name": None}], "image 0: file_name is null"),
+        ([{"id": 7, "file_name": ""}], "image 0: file_name is empty"),
+        (["a.jpg"], "image 0 is a str of length 5: expected an object"),
+    ],
+)
+def test_images_of_annotations_that_cannot_be_read_are_refused(
+    tmp_path: Path, images: Any, message: str
+) -> None:
+    with pytest.raises(FileError, match=message):
+        read_candidates(coco(tmp_path, images))

@@ -89,7 +89,7 @@ def test_sockets_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_no_path_holds_nul(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"a": "x"}')
     for read in (read_candidates, find_pictures, PrecomputedRegions.read):
-        with pytest.raises(FileError, match=r"'a\\x00b\.json': no path holds a NUL character"):
+        with pytest.raises(FileError, match=r"'a\\x00b\.json' has a NUL character, which no path can have"):
             read("a\0b.json")
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "b.jpg").touch()

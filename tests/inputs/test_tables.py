@@ -15,6 +15,7 @@ import pytest
 
 from capeval_core.inputs.files.collection import Collection, read_collection
 from capeval_core.inputs.files.reading import read_candidates, read_references
+from capeval_core.inputs.pools import check_pools
 from capeval_core.inputs.problems import FileError
 from capeval_core.inputs.samples import check_samples
 
@@ -204,3 +205,32 @@ def test_columns_of_one_name_in_parquet(tmp_path: Path) -> None:
     columns = [pa.array(["a"]), pa.array(["x"]), pa.array(["y"])]
     pq.write_table(pa.Table.from_arrays(columns, names=["id", "caption", "caption"]), tmp_path / "c.parquet")
     assert refused(tmp_path / "c.parquet").startswith("c.parquet: 'caption' names several columns")
+
+
+# ---- words for what is missing, and lists among single captions
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "None", "null"])
+def test_words_for_a_missing_value_are_warned_of_once(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text(f"id,caption\nx,{word}\ny,a dog\nz,{word}\nw,nan bread\n")
+    with pytest.warns(UserWarning, match=r"c.csv: 2 of 4 captions are a word .* \(ids 'x', 'z'\)") as caught:
+        assert read_candidates(path)[0] == ("x", word)
+    assert len(caught) == 1
+
+
+def test_captions_that_were_lists_are_scored_with_one_warning() -> None:
+    grey = np.full((4, 6), 128, "uint8")
+    texts = ["['a dog', 'a cat']", '["Stop"] on a sign', "['a dog', nan]"]
+    with pytest.warns(UserWarning, match="2 of 3 captions are lists written as text") as caught:
+        assert check_samples(texts, [grey] * 3, needs_references=False).captions == texts
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match="2 of 3 captions are lists written as text") as caught:
+        assert check_pools([texts], [grey]).captions == texts
+    assert len(caught) == 1
+
+
+def test_a_reference_that_was_a_list_and_cannot_be_read_is_refused_in_python_too() -> None:
+    grey = np.full((4, 6), 128, "uint8")
+    with pytest.raises(ValueError, match=r"references\[0\] is a list written as text"):
+        check_samples(["x"], [grey], ["['a dog' 'a cat']"], needs_references=True)

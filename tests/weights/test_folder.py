@@ -160,6 +160,13 @@ def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
         opened(tmp_path / "clip.pth")
 
 
+@pytest.mark.parametrize("name", ["config.json", "open_clip_config.json"])
+def test_a_config_that_is_no_regular_file_is_named_so(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(WeightsError, match=rf"{name} cannot be read \(it is no regular file\)"):
+        opened(tmp_path)
+
+
 def test_an_empty_folder_and_one_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"no config.json.*it holds nothing"):
         opened(tmp_path)

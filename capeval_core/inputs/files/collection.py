@@ -37,9 +37,10 @@ def read_collection(
     """Join a file of candidates with a folder of images and a file of references.
 
     Every candidate needs a picture, and references if a file of them is given; pictures and references that
-    no candidate asks for are left out. Ids need not be written the same way in all three (see `Names`), and
-    the `file_name` of COCO annotations is used where there is one. `wide`: CSV may have one row per image,
-    its candidates side by side.
+    no candidate asks for are left out. Ids need not be written the same way in all three (see `Names`).
+    Where COCO annotations give an id a `file_name`, that image is taken. If none of these files is there, as
+    in a folder whose images were renamed to their ids, a warning says so and the ids are used; if only some
+    are, the others are an error. `wide`: CSV may have one row per image, its candidates side by side.
 
     Raises FileError that lists everything that does not match.
 
@@ -65,8 +66,7 @@ def read_collection(
     compared: dict[str, list[str]] = {}
     if names is not None:
         given = {**(known.file_names if known else {}), **asked.file_names}
-        wanted = {i: [Path(given[i]).name, i] if i in given else [i] for i in ids}
-        pictures = match_pictures(Path(images), names, wanted, problems)
+        pictures = match_pictures(Path(images), names, ids, problems, file_names=given)
         _refuse_two_ids(Path(candidates), pictures, problems)
     if references is not None and known is not None:
         compared = _match_references(Path(references), known.by_id(), ids, problems)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Iterator
 
-from capeval_core.inputs.files.gathering import ID_FIELDS, LIST_BEGUN, Gatherer
+from capeval_core.inputs.files.gathering import ID_FIELDS, Gatherer
 from capeval_core.inputs.files.parsing import decoded
+from capeval_core.inputs.names import NAMED
+from capeval_core.inputs.texts import is_written_list
+
+_MISSING = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
+"""What `str`, pandas and databases write for a missing value."""
 
 Records = Iterator[tuple[str, list[str]]]
 
@@ -37,6 +43,7 @@ def read_csv(data: bytes, gatherer: Gatherer, *, wide: bool = False) -> None:
             _read_wide_rows(header, rows, gatherer)
         else:
             _read_rows(header, rows, gatherer)
+        _warn_of_missing(gatherer)
     except csv.Error as error:
         if str(error).startswith("field larger"):
             gatherer.complain(
@@ -55,7 +62,7 @@ def _read_rows(header: list[str], rows: Records, gatherer: Gatherer) -> None:
             gatherer.complain(f"{place} has {len(cells)} cells, the header has {len(header)}")
             continue
         row = dict(zip(header, cells, strict=True))
-        if alone and _was_list(row["caption"]):
+        if alone and is_written_list(row["caption"]):
             gatherer.complain(
                 f"{place}: caption is a list written as text ({row['caption'][:40]!r}): call the column "
                 "captions, or write one row per caption"
@@ -86,7 +93,7 @@ def _read_wide_rows(header: list[str], rows: Records, gatherer: Gatherer) -> Non
             continue
         image_id, *texts = cells
         captions = [text for text in texts if text.strip()]
-        lists = [text for text in captions if _was_list(text)]
+        lists = [text for text in captions if is_written_list(text)]
         if image_id in seen:
             gatherer.complain(f"{place}: the id {image_id!r} comes twice, expected one row per image")
         elif lists:
@@ -99,6 +106,14 @@ def _read_wide_rows(header: list[str], rows: Records, gatherer: Gatherer) -> Non
         seen.add(image_id)
 
 
-def _was_list(cell: str) -> bool:
-    """Whether a whole cell is a list, of whichever kind; `["Stop"] on a sign` is a caption."""
-    return bool(LIST_BEGUN.match(cell)) and cell.rstrip().endswith(("]", ")"))
+def _warn_of_missing(gatherer: Gatherer) -> None:
+    """Tables are often written with a word for what is missing, which nobody wants to have scored."""
+    ids = [image_id for image_id, text in gatherer.texts.rows if text.strip() in _MISSING]
+    if ids:
+        more = ", ..." if len(ids) > NAMED else ""
+        warnings.warn(
+            f"{gatherer.path}: {len(ids):,} of {len(gatherer.texts.rows):,} captions are a word for a "
+            f"missing value, such as 'nan' (ids {', '.join(map(repr, ids[:NAMED]))}{more}), and are read as "
+            "captions: leave those rows out if there is none",
+            stacklevel=2,
+        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.inputs.problems import FileError, Problems, described
-from capeval_core.inputs.texts import valid_unicode, written_list
+from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
 
 ID_FIELDS = ("image_id", "image", "id", "filename")
 CANDIDATE_FIELDS = ("caption", "captions")
 REFERENCE_FIELDS = ("references", "captions", "caption")
 LIST_FIELDS = ("references", "captions")
-LIST_BEGUN = re.compile(r"""\s*[\[(]\s*(?:["']|(?:nan|None)\s*[,\])])""")
-"""How texts begin that once were lists: of strings, or of missing values."""
 
 
 @dataclass
@@ -92,13 +88,14 @@ class Gatherer:
         place = f"{place} (id {image_id!r}): {text_field}"
         value = row[text_field]
         if isinstance(value, str) and text_field in LIST_FIELDS:
-            value = _listed(value)
-            if isinstance(value, str) and LIST_BEGUN.match(value):
+            found_list = read_written_list(value)
+            if found_list is None and is_written_list(value, whole=False):
                 self.complain(
                     f"{place} begins like a list but cannot be read as one ({value[:40]!r}): write a list of "
                     'strings as JSON, ["...", "..."]'
                 )
                 return
+            value = value if found_list is None else found_list
         repeats = text_field == "references"  # rows that carry their image's whole list each
         self.add(image_id, value, place, repeats)
 
@@ -126,7 +123,7 @@ class Gatherer:
         values = value if isinstance(value, list) else [value]
         if not values:
             self.complain(f"{place} is an empty list")
-        if isinstance(value, str) and "references" in self.fields and written_list(value) is not None:
+        if isinstance(value, str) and "references" in self.fields and is_written_list(value):
             self.complain(f"{place} is a list written as text ({value[:40]!r}): write it as a list")
             return
         for j, text in enumerate(values):
@@ -139,14 +136,3 @@ class Gatherer:
                 self.complain(f"{place} differ from those given for this id before")
             return
         self.texts.rows.extend((image_id, text) for text in values)
-
-
-def _listed(cell: str) -> Any:
-    """The list that a text is; a text that merely begins with a bracket stays a text."""
-    found = written_list(cell)
-    if found is not None or not cell.lstrip().startswith("["):
-        return cell if found is None else found
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
-        return cell

@@ -52,8 +52,16 @@ def _read_annotations(content: dict[str, Any], gatherer: Gatherer) -> None:
     for i, row in enumerate(content["annotations"]):
         gatherer.row(row, f"annotation {i}")
     images = content.get("images", [])
-    for i, image in enumerate(images if isinstance(images, list) else []):
-        if isinstance(image, dict) and isinstance(image.get("file_name"), str):
+    if not isinstance(images, list):
+        gatherer.complain(f"images is {described(images, none='null')}: expected a list, or leave it out")
+        return
+    for i, image in enumerate(images):
+        if not isinstance(image, dict):
+            gatherer.complain(f"image {i} is {described(image, none='null')}: expected an object with an id")
+        elif "file_name" in image and not (isinstance(image["file_name"], str) and image["file_name"]):
+            found = "empty" if image["file_name"] == "" else described(image["file_name"], none="null")
+            gatherer.complain(f"image {i}: file_name is {found}: expected a file's name, or leave it out")
+        elif "file_name" in image:
             image_id = gatherer.image_id(image.get("id"), f"image {i}: id")
             known = gatherer.texts.file_names
             if image_id is not None and known.setdefault(image_id, image["file_name"]) != image["file_name"]:

@@ -7,11 +7,13 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from capeval_core.inputs.problems import FileError
+from capeval_core.inputs.problems import FileError, has_nul, nul_in
 
 
 def contents(path: Path) -> bytes:
     """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
+    if has_nul(path):
+        raise FileError(nul_in(None, path))
     try:
         mode = path.stat().st_mode
         data = path.read_bytes() if stat.S_ISREG(mode) else b""
@@ -19,8 +21,6 @@ def contents(path: Path) -> bytes:
         raise FileError(f"{path}: there is no such file") from None
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError:
-        raise FileError(f"{str(path)!r}: no path holds a NUL character") from None
     if stat.S_ISDIR(mode):
         raise FileError(f"{path}: is a folder, expected a file")
     if not stat.S_ISREG(mode):
