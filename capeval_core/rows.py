@@ -148,7 +148,7 @@ def check_folder(path: str | PathLike[str]) -> Path:
                 )
             if any(path.suffix != PARTIAL for path in folder.iterdir()):
                 return folder
-        elif folder.exists():
+        elif folder.exists() and not folder.is_dir():  # another run may have made it at this moment
             raise ValueError(f"{shown} is a file: pass a folder for the rows")
         existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         with tempfile.TemporaryFile(dir=existing) as probe:

@@ -65,3 +65,6 @@ def test_rows_of_a_call_are_checked_before_pictures_are_read(
         message = refusal(lambda: score(metric, pictures, rows=tmp_path / "rows"))
     assert "is a file: pass a folder for the rows" in message
     assert seen is None or seen.pictures == seen.texts == 0
+    missing = [Path("no-such.png")] * len(pictures)
+    message = refusal(lambda: score(metric, missing, rows=tmp_path / "rows"))
+    assert "is a file: pass a folder for the rows" in message and "no-such" not in message

@@ -372,6 +372,21 @@ def test_a_broken_picture_costs_its_own_row(
 
 
 @EACH
+def test_a_picture_that_breaks_after_the_check_is_an_error(
+    name: str, weights: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    late = tmp_path / "late.png"
+    late.write_bytes(pictures[2].read_bytes())
+    shown: list[Any] = [late if i == 2 else pictures[i] for i in SHOWN]
+    metric = opened(name, weights)
+    references = REFERENCES if metric.needs_references else None
+    samples = metric.check(CAPTIONS, shown, references)
+    late.unlink()
+    with pytest.raises(ValueError, match=r"images\[2\]: there is no file"):
+        metric.score_samples(samples)
+
+
+@EACH
 def test_equal_broken_pictures_each_name_their_place(
     name: str, weights: str, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -650,6 +665,18 @@ def test_evidence_is_kept_on_request(name: str, weights: str, pictures: list[Pat
     for index in (-1, len(CAPTIONS)):
         with pytest.raises(IndexError, match=str(index)):
             result.explain(index)
+
+
+@EACH
+def test_evidence_of_samples_in_any_order_is_that_of_their_rows(
+    name: str, weights: str, pictures: list[Path]
+) -> None:
+    metric = opened(name, weights, evidence=True)
+    references = REFERENCES if metric.needs_references else None
+    samples = metric.check(CAPTIONS, [pictures[i] for i in SHOWN], references)
+    mixed = samples.select([7, 3, 5, 1, 0, 2, 6, 4])
+    found = metric.combine(metric.encode_all(mixed), samples=mixed)
+    assert [found.explain(i)["caption"] for i in range(len(CAPTIONS))] == CAPTIONS
 
 
 @EACH

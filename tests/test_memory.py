@@ -12,6 +12,7 @@ import pytest
 
 import capeval_core
 from capeval_core import memory
+from capeval_core.memory import FreedMemory
 
 PROGRAM = """
 import ctypes
@@ -56,3 +57,14 @@ def test_a_run_gives_memory_back_while_it_goes_on(monkeypatch: pytest.MonkeyPatc
     assert trims == []
     metric.score(["a wall"] * 1100, [grey] * 1100)
     assert trims and set(trims) == {0}
+
+
+def test_rows_are_counted_anew_after_each_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[int] = []
+    monkeypatch.setattr("capeval_core.memory._malloc_trim", lambda: returned.append)
+    freed = FreedMemory()
+    counts = []
+    for rows in (511, 1, 1, 510, 1):
+        freed.add(rows)
+        counts.append(len(returned))
+    assert counts == [0, 1, 1, 1, 2]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import shutil
 import subprocess
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +136,18 @@ def test_many_rows_are_written_in_between(tmp_path: Path, monkeypatch: pytest.Mo
     assert sum(len(pq.read_table(shard)) for shard in tmp_path.glob("*.parquet")) == 8
 
 
+def test_rows_are_written_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    store.append(rows(0), ["c0"])
+    assert not list(tmp_path.glob("*.parquet"))  # the time is not over
+    monkeypatch.setattr(store, "_written_at", time.monotonic() - 2 * RowStore._SECONDS)
+    store.append(rows(1), ["c1"])
+    (shard,) = tmp_path.glob("*.parquet")
+    assert pq.read_table(shard)["index"].to_pylist() == [0, 1]
+    store.append(rows(2), ["c2"])
+    assert list(tmp_path.glob("*.parquet")) == [shard]  # it began again
+
+
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert kept(tmp_path) == {}
     stamp = json.loads((tmp_path / "stamp.json").read_text())
@@ -150,6 +164,14 @@ def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     assert "encoder" not in said and str(tmp_path) in said
     with pytest.raises(ValueError, match="columns"):
         RowStore(tmp_path, row_schema(pa.field("cosine", pa.float64())), STAMP)
+
+
+def test_rows_of_another_metric_are_refused_by_its_name_and_not_by_columns(tmp_path: Path) -> None:
+    opened(tmp_path)
+    for metric, told in (("other", False), (STAMP["metric"], True)):
+        with pytest.raises(ValueError, match="holds rows of other settings") as caught:
+            RowStore(tmp_path, row_schema(), {**STAMP, "metric": metric})
+        assert ("columns" in str(caught.value), "'other' now" in str(caught.value)) == (told, not told)
 
 
 def test_a_file_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> None:
@@ -393,6 +415,20 @@ def test_a_path_that_can_be_no_folder_of_rows_is_refused_with_what_to_do(
 def metric_with_rows(path: Any) -> None:
     metric = capeval_core.load("clips", weights="tiny", device="cpu")
     metric.score(["a red circle"], [np.zeros((8, 8, 3), np.uint8)], rows=path)
+
+
+def test_a_folder_where_nothing_can_be_written_passes_with_rows_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("capeval_core.rows.tempfile.TemporaryFile", refuse)
+    (tmp_path / ".0.partial").write_bytes(b"")  # what a kill left holds nothing to reuse
+    with pytest.raises(ValueError, match=r"nothing can be written there \(Read-only file system\)"):
+        check_folder(tmp_path)
+    (tmp_path / "stamp.json").write_text(json.dumps(STAMP))
+    assert check_folder(tmp_path) == tmp_path
 
 
 def test_a_check_of_a_folder_changes_nothing(tmp_path: Path) -> None:

@@ -304,6 +304,28 @@ def test_an_equal_difference_everywhere_is_certain() -> None:
     assert "p < 0.001" in str(found)
 
 
+def test_a_difference_of_rounding_everywhere_is_none() -> None:
+    found = compared(([0.1 + 0.2] * 6, names(6)), ([0.3] * 6, names(6)))
+    assert found.difference != 0 and found.p_value == 1.0
+    assert found.interval.low <= 0 <= found.interval.high
+
+
+@pytest.mark.parametrize("factor", [2.0**-600, 2.0**600])
+def test_scores_of_any_size_are_told_apart(factor: float) -> None:
+    scores = [0.1, 0.5, 0.2, 0.9, 0.4, 0.3]
+    usual, found = interval(scores, names(6)), interval([factor * score for score in scores], names(6))
+    assert (found.low / factor, found.high / factor) == pytest.approx((usual.low, usual.high), rel=1e-9)
+
+
+def test_there_is_at_least_one_degree_of_freedom() -> None:
+    """Where one image has nearly all captions, quantiles of a fraction of one would be beyond all bounds."""
+    system = [[0.1, 0.9] * 2000, *([0.2 + 0.1 * i] for i in range(5))]
+    other = [[score - 0.05 - 0.02 * i for score in scores] for i, scores in enumerate(system)]
+    wide, narrow = (compared(flat(system), flat(other), level).interval for level in (0.95, 0.5))
+    ratio = (wide.high - wide.low) / (narrow.high - narrow.low)
+    assert ratio == pytest.approx(stats.t(1).ppf(0.975) / stats.t(1).ppf(0.75), rel=1e-6)
+
+
 def contradicts(found: Comparison) -> bool:
     outside = found.interval.low > 0 or found.interval.high < 0
     return outside != (found.p_value < 1 - found.interval.level)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from capeval_core.commands.outputs import Outputs, check_place
 from tests.cli.conftest import Ran
 from tests.test_writing import largest_file
 
@@ -60,3 +65,37 @@ def test_input_is_checked_before_weights_are_opened(
     assert ran.status == 2 and "is a folder of something else" in ran.err and "weights" not in ran.err
     ran = score("pacs", *absent, "--weights", "tiny", "--prompt", "dog " * 75)
     assert ran.status == 2 and "--prompt dog dog" in ran.err and "leaves no room" in ran.err
+
+
+def test_of_several_failures_the_first_is_told() -> None:
+    outputs = Outputs()
+    outputs.finish()
+    for error in (OSError("--out"), ValueError("--json")):
+        with outputs.next():
+            raise error
+    with pytest.raises(OSError, match="--out"):
+        outputs.finish()
+
+
+@pytest.mark.parametrize("place", ["captions.json", "images/../captions.json", "link.json"])
+def test_a_file_that_is_read_is_not_written_whatever_it_is_called(
+    place: str, score: Callable[..., Ran], files: Path
+) -> None:
+    (files / "link.json").symlink_to(files / "captions.json")
+    before = (files / "captions.json").read_text()
+    ran = score("pacs", "--json", files / place)
+    assert ran.status == 2 and "which it would overwrite" in ran.err
+    assert (files / "captions.json").read_text() == before
+
+
+def test_a_folder_where_nothing_can_be_written_beside_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are written beside their place, so that the right to write into an old file is not enough."""
+    (tmp_path / "old.json").write_text("before")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("capeval_core.commands.outputs.os.access", lambda place, _: Path(place) != tmp_path)
+    for name in ("old.json", "new.json"):
+        with pytest.raises(PermissionError, match="nothing can be written in its folder"):
+            check_place("--json", tmp_path / name, argparse.Namespace(), ())
+    check_place("--json", tmp_path / "pipe", argparse.Namespace(), ())

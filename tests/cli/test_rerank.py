@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import capeval_core
+from capeval_core.commands.rerank import Pools, submission
 from capeval_core.result import Result
 from capeval_core.synthetic import describe, draw, sample_scene
 from tests.cli.conftest import Ran, refuse_token
@@ -74,6 +76,12 @@ def test_the_choice_is_that_of_the_library(
         f"chosen      {tmp_path / 'best.csv'}",
     ]
     assert "one picture" in ran.err and "no candidates" in ran.err
+
+
+def test_the_first_candidate_is_a_choice_and_none_is_not() -> None:
+    pools = Pools(IDS, [Path("images", name) for name in NAMES], [["first", "second"]] * 3)
+    result: Any = SimpleNamespace(parts={"caption": ["first", "", "second"], "choice": [0, -1, 1]})
+    assert submission(pools, result) == f"filename,caption\n{NAMES[0]},first\n{NAMES[2]},second\n"
 
 
 def test_every_form_gives_the_same_choice(

@@ -80,6 +80,28 @@ def test_a_legend_shows_outlines_like_its_samples() -> None:
     assert share(plain, REGIONS[2]) == 0 < share(told, REGIONS[2])
 
 
+def test_a_legend_that_is_too_long_takes_a_further_line() -> None:
+    def height(*texts: str) -> float:
+        return FramedPicture(picture(), [LegendEntry(text) for text in texts]).block(400).height
+
+    long = "a remark of half a line"
+    assert height("a", "remark") == height(long) < height(long, long, long) < height(*[long] * 6)
+
+
+def test_the_outline_of_a_small_region_lies_on_that_of_a_large_one() -> None:
+    masks = np.zeros((2, 100, 200), dtype=np.bool_)
+    masks[0, 20:80, 20:60] = masks[1, 20:80, 20:180] = True
+    small, large = RegionMark("A", (255, 0, 0)), RegionMark("B", (0, 0, 255))
+    grey = Image.new("RGB", (200, 100), (120, 120, 120))
+    shown = np.asarray(OutlinedPicture(grey, Regions.of(masks), [small, large]).drawn(800))
+    shared, own = (
+        shown[316:325, 120:200].reshape(-1, 3),
+        shown[316:325, 300:600].reshape(-1, 3),
+    )  # lower edges
+    assert (shared == small.colour).all(-1).any() and not (shared == large.colour).all(-1).any()
+    assert (own == large.colour).all(-1).any()
+
+
 def test_marks_have_the_colours_that_they_are_given() -> None:
     given = picture()
     own = OutlinedPicture(

@@ -101,6 +101,8 @@ def test_shape_mode_and_palette_are_part_of_the_key() -> None:
         image.putpalette(colours)
         palettes.append(Picture.of(image).key)
     assert palettes[0] != palettes[1]
+    image.info["transparency"] = 1  # the same pixels, seen through
+    assert Picture.of(image).key != palettes[1]
 
 
 def test_the_key_of_a_file_survives_without_its_bytes(tmp_path: Path, jpeg: bytes) -> None:

@@ -80,6 +80,24 @@ def test_usual_formats_are_taken(uploads: Path, form: str) -> None:
     assert uploaded_image({"path": str(uploads / "a")}) == str(uploads / "a")
 
 
+def test_only_what_lies_in_the_folder_of_uploads_is_taken(uploads: Path) -> None:
+    beside = uploads.with_name(f"{uploads.name}-of-others")
+    beside.mkdir()
+    for folder in (uploads, beside):
+        Image.new("L", (2, 2)).save(folder / "x.png")
+    assert uploaded_image({"path": str(uploads / "x.png")}) == str(uploads / "x.png")
+    assert uploaded_image(None) is uploaded_image({"path": None}) is None
+    for given in (
+        {"path": str(beside / "x.png")},
+        {"path": f"{uploads}/../{beside.name}/x.png"},
+        {"url": "http://localhost/x.png"},
+        {"path": None, "url": (uploads / "x.png").as_uri()},
+        str(beside / "x.png"),
+    ):
+        with pytest.raises(ValueError, match="not among the uploads of this page"):
+            uploaded_image(given)
+
+
 @pytest.mark.parametrize("name", ["refpacs", "eco"])
 def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path, uploads: Path) -> None:
     """The weights are a folder that is none: to open them would be another complaint."""

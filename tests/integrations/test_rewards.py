@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,16 @@ def test_wrong_input_is_told(
     images = drawn[:3] if isinstance(images, str) else images
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         reward("pacs", weights=weights)(captions, images)
+
+
+def test_references_that_a_metric_does_not_need_are_left_out_in_silence(
+    weights: str, drawn: list[Image.Image]
+) -> None:
+    rewards = reward("pacs", weights=weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = rewards(CAPTIONS, drawn, [["a dog"]] * len(CAPTIONS))
+    assert found == rewards(CAPTIONS, drawn)
 
 
 def test_wrong_calls_are_told(drawn: list[Image.Image], weights: str) -> None:

@@ -473,6 +473,15 @@ def test_an_interrupted_evaluation_leaves_nothing(
     assert metrics.captions == known(scenes, CAPTIONS)
 
 
+def test_an_interrupted_evaluation_leaves_nothing_to_one_that_comes_at_once(
+    scenes: Scenes, make: Callable[..., CaptionMetrics]
+) -> None:
+    metrics = make()
+    assert metrics(EvalPrediction(ids(scenes, ["red"] * 4), None), compute_result=False) == {}
+    metrics(EvalPrediction(ids(scenes, CAPTIONS), None))
+    assert metrics.captions == known(scenes, CAPTIONS)
+
+
 # Processes
 
 

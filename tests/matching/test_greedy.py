@@ -265,6 +265,19 @@ def test_weights_leave_maxima_alone(path: str, device: str, dtype: torch.dtype) 
 
 
 @on_every_path
+def test_where_padding_wins_there_is_no_index(path: str, device: str) -> None:
+    """As a script's padding of similarity 0 does where all cosines of a row are below it."""
+    e = np.eye(4)
+    case = Case([-e[:1]], [e[:1]], [(0, 0)])
+    for padded, index, maximum in ((False, 0, -1), (True, -1, 0)):
+        options: dict[str, Any] = {"x_padded": padded, "y_padded": padded}
+        found = case.match(path, device, return_indices=True, return_maxima=True, **options)
+        for side in ("x", "y"):
+            assert getattr(found, f"{side}_indices").tolist() == [index]
+            assert getattr(found, f"{side}_maxima").tolist() == [maximum]
+
+
+@on_every_path
 def test_definitions(path: str, device: str) -> None:
     e = np.eye(4)
     none, zero = np.zeros((0, 4)), np.zeros((1, 4))

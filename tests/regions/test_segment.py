@@ -26,7 +26,7 @@ from capeval_core.regions.owlv2 import Owlv2Boxes
 from capeval_core.regions.precomputed import GivenBoxes, PrecomputedRegions
 from capeval_core.regions.rectangles import RectangleRegions
 from capeval_core.regions.regions import Regions
-from capeval_core.regions.segment import open_regions
+from capeval_core.regions.segment import open_regions, region_opener
 from capeval_core.regions.source import RegionSource
 from capeval_core.weights.folder import WeightsError
 from tests.golden import recipe
@@ -140,6 +140,11 @@ def test_the_threshold_of_boxes(
     assert prints[0] != prints[1]
 
 
+@pytest.mark.parametrize("least", ["0", "1", "1.0", "1e-3"])
+def test_thresholds_from_0_to_1_are_taken(least: str) -> None:
+    region_opener(f"objects:threshold={least}")
+
+
 @pytest.mark.usefixtures("defaults")
 def test_a_folder_may_be_called_as_a_setting_is(
     picture: Image.Image, sam_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +234,10 @@ def test_owlv2_limits(picture: Image.Image, owlv2_folder: Path) -> None:
     middle = float(np.median(everything.scores))
     likely = Owlv2Boxes(owlv2_folder, device="cpu", threshold=middle).find(plain(picture), picture)
     assert len(likely) == (everything.scores >= middle).sum()
+    exact = Owlv2Boxes(owlv2_folder, device="cpu", threshold=float(everything.scores[4])).find(
+        plain(picture), picture
+    )
+    assert exact.scores.tolist() == everything.scores[:5].tolist()  # a box at the threshold stays
     assert len(Owlv2Boxes(owlv2_folder, device="cpu", threshold=1.0).find(plain(picture), picture)) == 0
 
 

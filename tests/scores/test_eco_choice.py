@@ -183,6 +183,12 @@ def test_a_pool_without_a_choice_is_not_doubtful() -> None:
     assert found.doubtful.tolist() == [False, False] and found.chosen == [-1, 0]
 
 
+def test_a_candidate_without_a_match_is_not_the_best_of_its_pool() -> None:
+    found = ranked([[DOG, WIDE, CAT], [CAT, SUN]], [[float("nan"), 0.2, 0.9], [0.9, 0.1]])
+    assert found.best_matches.tolist() == [2, 3]
+    assert found.doubtful.tolist() == [False, False]
+
+
 def one_of_each_mode() -> list[Image.Image]:
     """The same drawing in RGB, with a palette, and half transparent."""
     rng = np.random.default_rng(7)

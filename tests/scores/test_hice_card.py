@@ -66,6 +66,7 @@ def test_each_phrase_has_the_mark_of_its_region() -> None:
         Row(Cross(), "door", [Bar(0.1, WRONG)], Word("all"), WRONG),
     ]
     assert phrases.threshold == 0.5
+    assert [card(threshold=0.3).tables[0].threshold, card(threshold=0.3).last.threshold] == [0.3, 0.3]
 
 
 def test_each_region_has_its_mark_on_the_picture_and_in_the_table() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import capeval_core
 from capeval_core.weights.catalogue import PACS_B32
+from capeval_core.weights.hub import patiently
 from tests.hub import Fault, Hub, Repository, ask, commit, serving
 
 OPEN = """
@@ -287,3 +289,23 @@ def test_all_files_are_of_one_commit_although_the_branch_moves(seeded_weights: P
     assert repository.names["main"] != commit("main")
     assert found["org/moving"] == opened("org/moving", commit("main"))
     assert large and all(commit("main") in request for request in large)
+
+
+@pytest.mark.parametrize(
+    ("status", "calls"),
+    [*((busy, 4) for busy in (408, 429, 500, 502, 503, 504)), (401, 1), (403, 1), (404, 1), (501, 1)],
+)
+def test_only_a_busy_server_is_asked_again(status: int, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AnswerError(RuntimeError):
+        response = SimpleNamespace(status_code=status)
+
+    asked: list[int] = []
+
+    def ask_once() -> None:
+        asked.append(status)
+        raise AnswerError
+
+    monkeypatch.setattr("capeval_core.weights.hub._WAITS", (0.0, 0.0, 0.0))
+    with pytest.raises(AnswerError):
+        patiently(ask_once)
+    assert len(asked) == calls
