@@ -14,8 +14,8 @@ from capeval_core.suggestion import did_you_mean
 
 PathName = Literal["reference", "slices", "buckets", "triton"]
 
-OLDEST_TRITON = (3, 3)
-"""The Triton of torch 2.7, the oldest that the kernels are tested with: they give zeros with 3.0."""
+OLDEST_TRITON = (3, 4)
+"""The Triton of torch 2.8, the oldest that the kernels are tested with: they give zeros with 3.0."""
 
 GATHERED_FROM = 48
 """Rows of a pair, both sides, from which gathering them into buckets gains from a second thread."""

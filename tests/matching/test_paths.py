@@ -13,7 +13,7 @@ from capeval_core.matching.paths import OLDEST_TRITON, find_path
 triton = pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("version", ["3.0.0", "3.2.0+git1234", "2.3.1"])
+@pytest.mark.parametrize("version", ["3.0.0", "3.3.0+git1234", "2.3.1"])
 def test_an_old_triton_is_refused_by_name_and_passed_over_by_default(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -27,7 +27,7 @@ def test_an_old_triton_is_refused_by_name_and_passed_over_by_default(
     assert path is reference.best_matches and not problems
 
 
-@pytest.mark.parametrize("version", ["3.3.0", "3.10.1", "4.0.0"])
+@pytest.mark.parametrize("version", ["3.4.0", "3.10.1", "4.0.0"])
 def test_the_tested_triton_and_newer_ones_are_taken_on_cuda(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
