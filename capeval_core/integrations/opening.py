@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.problems import Problems, described
 from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import load, metric_class
+from capeval_core.options import Options
+from capeval_core.registry import metric_class
 
 _WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
 
 
-def open_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) -> list[CaptionMetric]:
+@dataclass(frozen=True)
+class ChosenMetric:
+    """A metric with its options, whose weights are not open yet."""
+
+    metric: type[CaptionMetric]
+    options: Options
+
+    def open(self) -> CaptionMetric:
+        return self.metric(self.options)
+
+
+def choose_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) -> list[ChosenMetric]:
     """Metrics in the order of `given`, each with `empty="score"`: a young captioner may say nothing.
 
     Args:
@@ -25,7 +37,7 @@ def open_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) ->
 
     Raises:
         TypeError, ValueError: none is given, or something else; two give the same key; one's scores are
-            relative to their set; `load` refuses one.
+            relative to their set; one has no such option.
     """
     listed = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     problems = Problems()
@@ -50,30 +62,31 @@ def open_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) ->
         if found.relative is not None:
             problems.add(f"metrics[{i}]: {found.name} is no measure of training, {found.relative}")
     problems.raise_if_any()
-    opened = [_open(one, options, cache) for one in listed]
-    keys = [metric.key for metric in opened]
+    chosen = [_chosen(one, options, cache) for one in listed]
+    keys = [one.metric.key for one in chosen]
     for i, key in enumerate(keys):
         if key in keys[:i]:
             problems.add(
                 f"metrics[{i}] gives {key} as metrics[{keys.index(key)}] does: name each metric once"
             )
     problems.raise_if_any()
-    return opened
+    return chosen
 
 
-def _open(
+def _chosen(
     given: str | Mapping[str, Any] | CaptionMetric, options: Mapping[str, Any], cache: FeatureCache
-) -> CaptionMetric:
+) -> ChosenMetric:
     if isinstance(given, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
         kept = given.options
-        return type(given)(
+        return ChosenMetric(
+            type(given),
             replace(
                 kept,
                 empty="score",
                 cache=cache if kept.cache is None else kept.cache,
                 device=own_device() if kept.device is None else kept.device,
-            )
+            ),
         )
     own = {"name": given} if isinstance(given, str) else dict(given)
     name = own.pop("name")
@@ -81,4 +94,5 @@ def _open(
     for option, default in (("cache", cache), ("device", own_device())):
         if told.get(option) is None:
             told[option] = default
-    return load(name, **told)
+    metric = metric_class(name)
+    return ChosenMetric(metric, metric.Options.of(name, told))

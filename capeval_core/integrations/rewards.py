@@ -7,7 +7,7 @@ from typing import Any
 
 from capeval_core.cache import DEFAULT_BYTES, FeatureCache, Floats, kind_of
 from capeval_core.inputs.problems import Problems
-from capeval_core.integrations.opening import open_metrics
+from capeval_core.integrations.opening import choose_metrics
 from capeval_core.metric import CaptionMetric
 
 TEXT_BYTES = 64 << 20
@@ -44,10 +44,10 @@ class Reward:
     """What `reward` gives; a picklable function of captions and pictures."""
 
     def __init__(self, metric: Any, options: Mapping[str, Any]) -> None:
-        opened = open_metrics(metric, options, PictureFirst())
-        if len(opened) != 1:
-            raise ValueError(f"reward takes one metric, found {len(opened)}: make one reward of each")
-        self.metric = opened[0]
+        chosen = choose_metrics(metric, options, PictureFirst())
+        if len(chosen) != 1:
+            raise ValueError(f"reward takes one metric, found {len(chosen)}: make one reward of each")
+        self.metric = chosen[0].open()
         self.__name__ = self.metric.name  # how TRL calls it in logs
 
     def __call__(

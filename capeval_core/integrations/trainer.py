@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from capeval_core.inputs.problems import Problems, described
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_captions, check_references
 from capeval_core.integrations.generated import Row, rows_of, rows_of_evaluation
-from capeval_core.integrations.opening import open_metrics
+from capeval_core.integrations.opening import ChosenMetric, choose_metrics
 from capeval_core.integrations.processes import gather_tables, processes, share
 from capeval_core.integrations.rewards import shown
 from capeval_core.metric import CaptionMetric
@@ -95,8 +95,11 @@ class CaptionMetrics:
             )
         self.processor = processor
         self.cache = RecentFeatures()
-        self.metrics = open_metrics(metrics, options, self.cache)
-        self._pictures, self._references = self._check(images, references)
+        chosen = choose_metrics(metrics, options, self.cache)
+        self._compares = any(one.metric.needs_references for one in chosen)
+        self._empty = "error" if any(one.options.empty == "error" for one in chosen) else "score"
+        self._pictures, self._references = self._check(images, references, chosen)
+        self.metrics = [one.open() for one in chosen]
         self._batches: list[list[Row]] = []
         self._labels: list[str] | None = None
         self.captions, self.results = [], {}
@@ -136,11 +139,13 @@ class CaptionMetrics:
 
     def __repr__(self) -> str:
         told = [f"pictures: {len(self._pictures):,}"]
-        if self._compares():
+        if self._compares:
             told.append(f"references: {'labels' if self._references is None else 'given'}")
         return f"CaptionMetrics({'; '.join([*told, *map(shown, self.metrics)])})"
 
-    def _check(self, images: Any, references: Any) -> tuple[list[Picture], list[list[str]] | None]:
+    def _check(
+        self, images: Any, references: Any, chosen: Sequence[ChosenMetric]
+    ) -> tuple[list[Picture], list[list[str]] | None]:
         """Pictures and references of the evaluation set, by the options of the metrics that look at them."""
         problems = Problems()
         if isinstance(images, Mapping):
@@ -153,32 +158,26 @@ class CaptionMetrics:
         if pictures == []:
             problems.add("images is empty: there is nothing to caption")
         compared = None
-        if references is not None and self._compares():
+        if references is not None and self._compares:
             count = None if pictures is None else len(pictures)
-            compared = check_references(references, count, self._empty(), problems, called="images")
+            compared = check_references(references, count, self._empty, problems, called="images")
         elif references is not None:
-            names = ", ".join(metric.name for metric in self.metrics)
+            names = ", ".join(one.metric.name for one in chosen)
             warnings.warn(f"{names}: no references are needed, they are ignored", stacklevel=3)
         known = [picture for picture in pictures or [] if picture is not None]
-        if any(metric.options.on_error == "raise" for metric in self.metrics):
+        if any(one.options.on_error == "raise" for one in chosen):
             check_pictures(known, problems)
         problems.raise_if_any()
         return known, compared
 
-    def _compares(self) -> bool:
-        return any(metric.needs_references for metric in self.metrics)
-
-    def _empty(self) -> str:
-        return "error" if any(metric.options.empty == "error" for metric in self.metrics) else "score"
-
     def _samples(self, rows: list[Row]) -> Samples:
         """The evaluation set with the captions of these rows."""
         problems = Problems()
-        captions = check_captions([row.caption for row in rows], self._empty(), problems, "predictions")
+        captions = check_captions([row.caption for row in rows], self._empty, problems, "predictions")
         problems.raise_if_any()
         labels = [row.label for row in rows if row.label is not None]
         references = self._references
-        if references is None and self._compares():
+        if references is None and self._compares:
             if len(labels) != len(rows):
                 raise ValueError(
                     "the labels of this evaluation are no token ids, so they cannot be the references: pass "

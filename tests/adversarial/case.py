@@ -36,7 +36,7 @@ KINDS = {
         r"truncated|damaged|cannot be read|cannot decode|not valid|no valid|"
         r"not (?:UTF-8|a checkpoint|JSON)|sha256|line \d"
     ),
-    "format": r"in the format|frames|HEIC|not a picture|not an image|extension",
+    "format": r"in the format|one frame|HEIC|not a picture|not an image|extension",
     "large": r"too large|pixels|characters|no room",
     "unknown": r"unknown|not known|not part|no option|neither|did you mean|unrecognized|expected '|has no",
     "address": r"URL|never fetched|password",

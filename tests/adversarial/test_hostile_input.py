@@ -82,7 +82,10 @@ def doors(
     def trainer(given: Any) -> object:
         processor, images, evaluation = given
         metrics = CaptionMetrics(
-            Words() if processor == "words" else processor, images=images, metrics=["pacs"], weights=weights
+            Words() if processor == "words" else processor,
+            images=images,
+            metrics=["pacs"],
+            weights=unopened if evaluation is None else weights,
         )
         return metrics(evaluation)
 
