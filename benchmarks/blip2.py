@@ -1,13 +1,13 @@
-"""BLIP-2: both values of a picture with its captions, against transformers' forward per caption.
+"""BLIP-2: both values of an image with its captions, against transformers' forward per caption.
 
     python -m benchmarks.blip2 [--size base] [--captions 60] [--looped 4] [--device cpu] [--dtype float32]
 
 Weights are random. The Q-Former is the release's, 12x768 with 32 queries; the vision tower is a ViT-B at
 224 pixels (`base`) or the release's ViT-g at 364 (`release`, 5 GB in float32). Compared are
 
-- the plain loop: transformers' own forward of picture and caption, once for the contrast and once for the
+- the plain loop: transformers' own forward of image and caption, once for the contrast and once for the
   matching; timed over a few captions (`--looped`), since each takes the same, and multiplied;
-- the picture's states made once, then repeated for every caption;
+- the image's states made once, then repeated for every caption;
 - `Blip2Encoder.match`.
 
 All values are checked to agree.
@@ -25,7 +25,7 @@ import torch
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.blip2_transformers import empty_model, preprocessing
 
 VISION: dict[str, dict[str, int]] = {
@@ -52,13 +52,13 @@ def main() -> None:
     given = parser.parse_args()
     encoder = seeded(given.size, given.device, given.dtype)
     rng = np.random.default_rng(0)
-    picture = Picture.of(rng.integers(0, 256, (480, 640, 3), dtype=np.uint8))
+    image = InputImage.of(rng.integers(0, 256, (480, 640, 3), dtype=np.uint8))
     captions = [" ".join(rng.choice(WORDS, rng.integers(5, 21))) for _ in range(given.captions)]
     with torch.inference_mode():
-        few, looped = timed(lambda: loop(encoder, picture, captions[: given.looped]), encoder)
-        repeated, repeating = timed(lambda: repeat(encoder, picture, captions), encoder)
+        few, looped = timed(lambda: loop(encoder, image, captions[: given.looped]), encoder)
+        repeated, repeating = timed(lambda: repeat(encoder, image, captions), encoder)
     looped *= len(captions) / given.looped
-    (found,), once = timed(lambda: list(encoder.match([picture], [captions], cache=FeatureCache(0))), encoder)
+    (found,), once = timed(lambda: list(encoder.match([image], [captions], cache=FeatureCache(0))), encoder)
     ours = np.stack([found.itc, found.itm], axis=1)
     off = max(np.abs(ours[: given.looped] - few).max(), np.abs(ours - repeated).max())
     print(f"{encoder.describe(encoder.config)}; {given.dtype} on {given.device}; {len(captions)} captions")
@@ -103,18 +103,18 @@ def seeded(size: str, device: str, dtype: str) -> Blip2Encoder:
     return Blip2Encoder(config, tensors, checksum="random", device=device, dtype=dtype)
 
 
-def inputs(encoder: Blip2Encoder, picture: Picture, captions: list[str]) -> tuple[Any, Any, Any]:
+def inputs(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> tuple[Any, Any, Any]:
     """Pixels (1, 3, n, n), ids and mask (captions, longest)."""
-    pixels = torch.from_numpy(encoder.preprocess(picture.load()))[None].to(encoder.device)
+    pixels = torch.from_numpy(encoder.preprocess(image.load()))[None].to(encoder.device)
     rows = [torch.tensor(ids) for ids in encoder.tokenizer.encode(captions).ids]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(encoder.device)
     return pixels, ids, (ids != 0).long()
 
 
-def loop(encoder: Blip2Encoder, picture: Picture, captions: list[str]) -> Any:
+def loop(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> Any:
     values = []
     for caption in captions:
-        pixels, ids, mask = inputs(encoder, picture, [caption])
+        pixels, ids, mask = inputs(encoder, image, [caption])
         asked = {"pixel_values": pixels, "input_ids": ids, "attention_mask": mask}
         itc = encoder.model(**asked).logits_per_image[0, 0]
         logits = encoder.model(**asked, use_image_text_matching_head=True).logits_per_image
@@ -122,8 +122,8 @@ def loop(encoder: Blip2Encoder, picture: Picture, captions: list[str]) -> Any:
     return np.array(values)
 
 
-def repeat(encoder: Blip2Encoder, picture: Picture, captions: list[str]) -> Any:
-    model, (pixels, ids, mask) = encoder.model, inputs(encoder, picture, captions)
+def repeat(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> Any:
+    model, (pixels, ids, mask) = encoder.model, inputs(encoder, image, captions)
     itc = model(pixel_values=pixels, input_ids=ids, attention_mask=mask).logits_per_image[0]
     states = model.vision_model(pixels).last_hidden_state.expand(len(ids), -1, -1)
     queries = model.query_tokens.expand(len(ids), -1, -1)

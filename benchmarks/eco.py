@@ -24,7 +24,7 @@ from capeval_core.scores.eco_ranking import Candidates, rank
 from capeval_core.synthetic import describe, foil, sample_scene
 
 CHALLENGE = 20_000 * 60
-"""Captions of NICE 2024: 20,000 pictures with about 60 each."""
+"""Captions of NICE 2024: 20,000 images with about 60 each."""
 Doubles = NDArray[np.float64]
 
 

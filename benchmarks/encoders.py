@@ -20,7 +20,7 @@ from PIL import Image
 import capeval_core
 from benchmarks.workload import ARCHITECTURES, make_weights, make_workload
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 
 NOTHING = FeatureCache(0)
 
@@ -42,19 +42,19 @@ def report(name: str, folder: Path, device: str, pairs: int, peak: float) -> Non
     weights = make_weights(name, folder)
     workload = make_workload(folder, pairs / 5664, references=0)
     captions = workload.captions[:pairs]
-    files = [workload.pictures[i] for i in workload.owner[:pairs]]
+    files = [workload.images[i] for i in workload.owner[:pairs]]
     low = capeval_core.load("pacs", weights=weights, device=device, dtype="bfloat16", cache=NOTHING)
-    pixels = np.stack([low.encoder.preprocessing.pixels(Image.open(path)) for path in workload.pictures[:64]])
+    pixels = np.stack([low.encoder.preprocessing.pixels(Image.open(path)) for path in workload.images[:64]])
     arrays = [
-        Picture.of(np.roll(pixels[i % len(pixels)].transpose(1, 2, 0), i, axis=0)) for i in range(pairs)
+        InputImage.of(np.roll(pixels[i % len(pixels)].transpose(1, 2, 0), i, axis=0)) for i in range(pairs)
     ]
 
-    seconds = timed(lambda: [None for _ in low.encoder.encode_pictures(arrays, cache=NOTHING)], device)
+    seconds = timed(lambda: [None for _ in low.encoder.encode_images(arrays, cache=NOTHING)], device)
     words = [f"A photo depicts {caption}" for caption in captions]
     text_seconds = timed(lambda: low.encoder.encode_texts(words, cache=NOTHING), device)
-    flops = picture_flops(name) * pairs
+    flops = image_flops(name) * pairs
     print(
-        f"{name}: pictures {pairs / seconds:8.0f}/s ({flops / seconds / peak / 1e12:5.1%} of the peak)  "
+        f"{name}: images {pairs / seconds:8.0f}/s ({flops / seconds / peak / 1e12:5.1%} of the peak)  "
         f"captions {len(words) / text_seconds:8.0f}/s  pairs {pairs / (seconds + text_seconds):8.0f}/s"
     )
     from_files = timed(lambda: low.score(captions, files), device)
@@ -84,8 +84,8 @@ def matmul_peak(device: str) -> float:
     return max(2 * size**3 * 10 / timed(lambda: [a @ a for _ in range(10)], device) / 1e12 for _ in range(3))
 
 
-def picture_flops(name: str) -> float:
-    """Floating-point operations of one picture through the whole tower, the skipped ones included."""
+def image_flops(name: str) -> float:
+    """Floating-point operations of one image through the whole tower, the skipped ones included."""
     vision = ARCHITECTURES[name]["vision"]
     width, layers = vision["width"], vision["layers"]
     tokens = (vision["image_size"] // vision["patch_size"]) ** 2 + 1

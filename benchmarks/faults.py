@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-7  # of runs that were killed
 ROUNDING = 1e-6  # of features that are computed again in other batches
-METRIC = "refpacs"  # rows with lists, features of pictures and of texts
+METRIC = "refpacs"  # rows with lists, features of images and of texts
 HARMLESS, WARNED, REFUSED, SILENT, RAW = "harmless", "warned", "refused", "silent", "raw error"
 OUTCOMES = {
     HARMLESS: "no effect",
@@ -143,12 +143,12 @@ def opened(**options: Any) -> CaptionMetric:
 
 
 def inputs(captions: int) -> tuple[list[str], list[Any], list[list[str]]]:
-    """Seeded captions, a picture for every other one, and up to three references."""
+    """Seeded captions, an image for every other one, and up to three references."""
     rng = np.random.default_rng(1)
-    pictures = [rng.integers(0, 256, (24, 24, 3), dtype=np.uint8) for _ in range((captions + 1) // 2)]
+    images = [rng.integers(0, 256, (24, 24, 3), dtype=np.uint8) for _ in range((captions + 1) // 2)]
     texts = [f"caption {i} of a {('red', 'blue', 'green')[i % 3]} square" for i in range(captions)]
-    references = [[f"reference {j} of picture {i // 2}" for j in range(1 + i % 3)] for i in range(captions)]
-    return texts, [pictures[i // 2] for i in range(captions)], references
+    references = [[f"reference {j} of image {i // 2}" for j in range(1 + i % 3)] for i in range(captions)]
+    return texts, [images[i // 2] for i in range(captions)], references
 
 
 def difference(rows: pa.Table, expected: pa.Table) -> float:

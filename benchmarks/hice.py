@@ -1,14 +1,14 @@
-"""HICE-S with 4 captions and 30 masks per picture, against a forward per mask and caption, in one run.
+"""HICE-S with 4 captions and 30 masks per image, against a forward per mask and caption, in one run.
 
-    python -m benchmarks.hice [--pictures 2] [--device cuda] [--peak TFLOPS]
+    python -m benchmarks.hice [--images 2] [--device cuda] [--peak TFLOPS]
 
-The plain way runs the picture tower for every caption on the picture under every mask and as a whole: 4 x 31
+The plain way runs the image tower for every caption on the image under every mask and as a whole: 4 x 31
 forwards where ours takes 31. Weights are seeded and of full size (Alpha-CLIP ViT-L/14), in float32; masks and
 phrases are given, so that what is timed is the score. Printed are ratios, plain over ours, of elapsed time
 and of processor time, which other work on the machine moves less, and the largest difference of what the
 score is made of: cosines, before they are scaled and clamped.
 
-Then the peak memory for one large picture with few masks and with many (the embedded small weights, whose own
+Then the peak memory for one large image with few masks and with many (the embedded small weights, whose own
 memory hides nothing); and on a GPU the share of the bfloat16 peak that the region encoder reaches. The peak
 is measured in the same run (a large matrix product) unless it is given.
 """
@@ -30,14 +30,14 @@ from benchmarks.workload import Workload, in_own_process, make_alpha_weights, ma
 MODEL = "ViT-L-14"
 CAPTIONS, MASKS = 4, 30
 FEW, MANY = 64, 1024
-"""Masks of one picture, to see whether memory grows with them; from two full batches on."""
+"""Masks of one image, to see whether memory grows with them; from two full batches on."""
 SIZE = (1500, 2000)
-"""Height and width of that picture: its many masks would take 3 GB."""
+"""Height and width of that image: its many masks would take 3 GB."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--pictures", type=int, default=2)
+    parser.add_argument("--images", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peak", type=float, help="bfloat16 TFLOP/s to compare with; default: measured here")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -55,23 +55,23 @@ def main() -> None:
 
 def compare(folder: Path, given: argparse.Namespace) -> None:
     def run(side: str) -> dict[str, Any]:
-        where = ["--folder", str(folder), "--pictures", str(given.pictures), "--device", given.device]
+        where = ["--folder", str(folder), "--images", str(given.images), "--device", given.device]
         found: dict[str, Any] = json.loads(in_own_process("benchmarks.hice", "--side", side, *where))
         return found
 
-    what = f"{given.pictures} pictures with {CAPTIONS} captions and {MASKS} masks each"
+    what = f"{given.images} images with {CAPTIONS} captions and {MASKS} masks each"
     print(f"{MODEL}, float32, {given.device}: {what}", flush=True)
     ours, plain = run("ours"), run("plain")
     difference = np.abs(np.array(ours["values"]) - np.array(plain["values"])).max()
     print(
         f"HICE-S  time {plain['seconds'] / ours['seconds']:5.2f}x  processor time "
-        f"{plain['processor'] / ours['processor']:5.2f}x  rows of the picture tower "
+        f"{plain['processor'] / ours['processor']:5.2f}x  rows of the image tower "
         f"{plain['rows']} / {ours['rows']}  largest difference of g, P, R {difference:.1e}",
         flush=True,
     )
     few, many = run("few")["memory"], run("many")["memory"]
     size = f"{SIZE[1]} x {SIZE[0]} pixels"
-    print(f"one picture of {size}: peak memory {few:.0f} MB with {FEW} masks, {many:.0f} MB with {MANY}")
+    print(f"one image of {size}: peak memory {few:.0f} MB with {FEW} masks, {many:.0f} MB with {MANY}")
 
 
 def ours(given: argparse.Namespace) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
     metric.score(["a dog"], [np.zeros((32, 32, 3), np.uint8)])  # warm-up
     rows = _count_rows(metric.encoder)
     clock = _Clock()
-    given_in = workload.captions, [workload.pictures[i] for i in workload.owner]
+    given_in = workload.captions, [workload.images[i] for i in workload.owner]
     metric.score(*given_in)
     measured = {**clock.read(), "rows": sum(rows)}
     found = metric.encode_all(metric.check(*given_in)).to_pylist()  # all of it known by now
@@ -93,7 +93,7 @@ def plain(given: argparse.Namespace) -> dict[str, Any]:
     import torch
     from PIL import Image
 
-    from capeval_core.inputs.pictures import Picture
+    from capeval_core.inputs.visual import InputImage
     from capeval_core.phrases.source import open_phrases
 
     workload = _workload(given)
@@ -117,9 +117,9 @@ def plain(given: argparse.Namespace) -> dict[str, Any]:
         say("a dog")  # warm-up
         clock = _Clock()
         for caption, owner in zip(workload.captions, workload.owner, strict=True):
-            path = workload.pictures[owner]
+            path = workload.images[owner]
             image = Image.open(path)
-            found = metric.finder.find(Picture.of(path)).masks()
+            found = metric.finder.find(InputImage.of(path)).masks()
             pixels, masks = encoder.preprocess(image), encoder.preprocess_masks(found)
             full = encoder.preprocess_masks(np.ones((1, image.height, image.width), np.bool_))[0]
             whole, said = see(pixels, full), say(caption)
@@ -142,31 +142,31 @@ def memory_of(masks: int) -> Any:
 
 def report_gpu(folder: Path, given: argparse.Namespace) -> None:
     """Rows a second of the region encoder in bfloat16, and their share of the peak."""
-    from benchmarks.encoders import matmul_peak, picture_flops, timed
+    from benchmarks.encoders import image_flops, matmul_peak, timed
     from capeval_core.cache import FeatureCache
-    from capeval_core.inputs.pictures import Picture
+    from capeval_core.inputs.visual import InputImage
 
     peak = given.peak or matmul_peak(given.device)
     metric = _metric(_weights(folder), MASKS, device=given.device, dtype="bfloat16")
-    shown = [Picture.of(path) for path in make_workload(folder, 64 / 1000, references=0).pictures]
+    shown = [InputImage.of(path) for path in make_workload(folder, 64 / 1000, references=0).images]
     nothing = FeatureCache(0)
     seconds = timed(
         lambda: [None for _ in metric.encoder.encode_regions(shown, metric.finder, cache=nothing)],
         given.device,
     )
     rows = len(shown) * (1 + MASKS)
-    share = picture_flops(MODEL) * rows / seconds / peak / 1e12
+    share = image_flops(MODEL) * rows / seconds / peak / 1e12
     print(
         f"{MODEL}, bfloat16: {rows / seconds:.0f} rows/s, {share:.1%} of the {peak:.0f} TFLOP/s of the peak"
     )
 
 
 def _workload(given: argparse.Namespace) -> Workload:
-    """The first pictures of the common workload, with four captions each."""
-    made = make_workload(given.folder, given.pictures / 1000, references=0)
-    count = given.pictures * CAPTIONS
+    """The first images of the common workload, with four captions each."""
+    made = make_workload(given.folder, given.images / 1000, references=0)
+    count = given.images * CAPTIONS
     captions = [f"{text} number {i}" for i, text in enumerate((made.captions * count)[:count])]
-    return Workload(captions, [i // CAPTIONS for i in range(count)], made.pictures[: given.pictures], [])
+    return Workload(captions, [i // CAPTIONS for i in range(count)], made.images[: given.images], [])
 
 
 class _Clock:
@@ -186,19 +186,19 @@ def _weights(folder: Path) -> Path:
 
 def _metric(weights: Path | str, masks: int, **options: Any) -> Any:
     from capeval_core.cache import FeatureCache
-    from capeval_core.inputs.pictures import Picture
+    from capeval_core.inputs.visual import InputImage
     from capeval_core.regions import rle
     from capeval_core.regions.regions import Regions
     from capeval_core.regions.source import RegionSource
     from capeval_core.scores.hice import HiceOptions, HiceS
 
     class Ellipses(RegionSource):
-        """So many ellipses in the middle of every picture."""
+        """So many ellipses in the middle of every image."""
 
         name, fingerprint = "ellipses", f"ellipses-{masks}"
 
-        def find(self, picture: Picture) -> Regions:
-            width, height = picture.load().size
+        def find(self, image: InputImage) -> Regions:
+            width, height = image.load().size
             rng = np.random.default_rng(0)
             y, x = np.mgrid[:height, :width]
             found = []
@@ -230,12 +230,12 @@ def _open_clip(folder: Path, device: str) -> Any:
     from safetensors.torch import load_file
 
     class Both(torch.nn.Module):
-        def __init__(self, picture: torch.nn.Module, mask: torch.nn.Module) -> None:
+        def __init__(self, image: torch.nn.Module, mask: torch.nn.Module) -> None:
             super().__init__()
-            self.picture, self.mask = picture, mask
+            self.image, self.mask = image, mask
 
         def forward(self, given: torch.Tensor) -> torch.Tensor:
-            summed: torch.Tensor = self.picture(given[:, :3]) + self.mask(given[:, 3:])
+            summed: torch.Tensor = self.image(given[:, :3]) + self.mask(given[:, 3:])
             return summed
 
     architecture = json.loads((folder / "config.json").read_text())["architecture"]

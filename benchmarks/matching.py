@@ -46,7 +46,7 @@ SHAPES = {
     "uniform 32": Shape((32, 32), (32, 32)),
     "words x frames": Shape((5, 25), (3, 40), partners=1, readers=10),  # captions of one video
     "tokens x tokens": Shape((7, 30), (7, 30), partners=5),  # a caption and its references
-    "phrases x regions": Shape((2, 8), (5, 30), partners=1, readers=5),  # captions of one picture
+    "phrases x regions": Shape((2, 8), (5, 30), partners=1, readers=5),  # captions of one image
     "all with all": Shape((7, 30), (7, 30), partners=100, readers=100),  # captions with each other
 }
 

@@ -1,11 +1,11 @@
-"""Peak memory against the number of captions and of pictures: what grows is the result, not the features.
+"""Peak memory against the number of captions and of images: what grows is the result, not the features.
 
-    python -m benchmarks.memory [--captions 70000] [--pictures 6000]
+    python -m benchmarks.memory [--captions 70000] [--images 6000]
 
-Scores so many distinct captions over ten pictures, and so many distinct pictures of 50 sizes with one caption
+Scores so many distinct captions over ten images, and so many distinct images of 50 sizes with one caption
 each, and three times as many; each run is a process of its own, with the embedded small weights and a
 feature store of 16 MB. The smaller runs fill the store and a window of texts, so printed is what a further
-caption or picture takes for good. `--keep` shows what pictures take where nothing is given back.
+caption or image takes for good. `--keep` shows what images take where nothing is given back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEATURE = 4 * 128  # bytes of a feature of the small weights
 SIZES = 50
 
 
-class Pictures(Sequence[Any]):
+class Images(Sequence[Any]):
     """Distinct JPEGs of 300 to 640 pixels a side, made when they are asked for."""
 
     def __init__(self, count: int) -> None:
@@ -51,14 +51,14 @@ class Pictures(Sequence[Any]):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--captions", type=int, default=70_000)
-    parser.add_argument("--pictures", type=int, default=6_000)
+    parser.add_argument("--images", type=int, default=6_000)
     parser.add_argument("--keep", action="store_true", help="give no memory back during a run")
-    parser.add_argument("--alone", choices=("captions", "pictures"), help=argparse.SUPPRESS)
+    parser.add_argument("--alone", choices=("captions", "images"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
         print(peak_of(arguments.alone, getattr(arguments, arguments.alone), arguments.keep))
         return
-    for what in ("captions", "pictures"):
+    for what in ("captions", "images"):
         few = getattr(arguments, what)
         peaks = [_in_own_process(what, count, arguments.keep) for count in (few, 3 * few)]
         growth = (peaks[1] - peaks[0]) * (1 << 20) / (2 * few)
@@ -75,7 +75,7 @@ def _in_own_process(what: str, count: int, keep: bool) -> float:
 
 
 def peak_of(what: str, count: int, keep: bool = False) -> float:
-    """Peak resident memory in MB of scoring so many captions over ten pictures, or so many pictures."""
+    """Peak resident memory in MB of scoring so many captions over ten images, or so many images."""
     import capeval_core
     from capeval_core import memory
     from capeval_core.cache import FeatureCache
@@ -85,13 +85,13 @@ def peak_of(what: str, count: int, keep: bool = False) -> float:
     metric = capeval_core.load(
         "pacs", weights="tiny", device="cpu", cache=FeatureCache(STORE), on_error="nan"
     )
-    if what == "pictures":
-        metric.score(["a picture of so many"] * count, Pictures(count))
+    if what == "images":
+        metric.score(["a picture of so many"] * count, Images(count))
         return peak_memory()
     rng = np.random.default_rng(0)
-    pictures = [rng.integers(0, 256, (48, 48, 3), dtype=np.uint8) for _ in range(10)]
-    texts = [f"picture {i} of so many" for i in range(count)]
-    metric.score(texts, [pictures[i % 10] for i in range(count)])
+    images = [rng.integers(0, 256, (48, 48, 3), dtype=np.uint8) for _ in range(10)]
+    texts = [f"image {i} of so many" for i in range(count)]
+    metric.score(texts, [images[i % 10] for i in range(count)])
     return peak_memory()
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.pacs [--fraction 0.05]
 
-The plain way is what the released scripts do: every row's picture and references are encoded again, and
+The plain way is what the released scripts do: every row's image and references are encoded again, and
 texts are padded to 77 tokens, in float32. Printed are ratios, plain over ours: more than 1 is faster (or
 smaller) than the plain way.
 """
@@ -40,7 +40,7 @@ def compare(folder: Path, fraction: float) -> None:
     workload = make_workload(folder, fraction)
     texts = len(workload.captions) + sum(map(len, workload.references))
     print(
-        f"ViT-B/32, float32: {len(workload.captions)} captions, {len(workload.pictures)} JPEGs, {texts} texts"
+        f"ViT-B/32, float32: {len(workload.captions)} captions, {len(workload.images)} JPEGs, {texts} texts"
     )
     found = {}
     for side in SIDES:
@@ -66,7 +66,7 @@ def ours(folder: Path, fraction: float) -> dict[str, object]:
     start = time.perf_counter()
     result = metric.score(
         workload.captions,
-        [workload.pictures[i] for i in workload.owner],
+        [workload.images[i] for i in workload.owner],
         [workload.references[i] for i in workload.owner],
     )
     return _measured(start, result.scores)
@@ -83,8 +83,8 @@ def plain(folder: Path, fraction: float) -> dict[str, object]:
     with torch.inference_mode():
         for row in range(0, len(workload.captions), 32):
             owners = workload.owner[row : row + 32]
-            pictures = torch.stack([preprocess(Image.open(workload.pictures[i])) for i in owners])
-            seen = model.encode_image(pictures, normalize=True)
+            images = torch.stack([preprocess(Image.open(workload.images[i])) for i in owners])
+            seen = model.encode_image(images, normalize=True)
             said = model.encode_text(tokenize(_prompted(workload.captions[row : row + 32])), normalize=True)
             pac = 2 * (seen * said).sum(-1).clamp(min=0)
             for k, i in enumerate(owners):
@@ -149,7 +149,7 @@ def _open_clip(folder: Path):
         [
             t.Resize(224, interpolation=t.InterpolationMode.BICUBIC),
             t.CenterCrop(224),
-            lambda picture: picture.convert("RGB"),
+            lambda image: image.convert("RGB"),
             t.ToTensor(),
             t.Normalize(scaling["mean"], scaling["std"]),
         ]

@@ -1,4 +1,4 @@
-"""What an evaluation costs in a training once its pictures and references are known.
+"""What an evaluation costs in a training once its images and references are known.
 
     python -m benchmarks.trainer [--fraction 0.1] [--evaluations 4]
 
@@ -44,11 +44,11 @@ class Timed:
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """The pictures of the workload, small enough for a small captioner, with a reference as labels."""
+    """The images of the workload, small enough for a small captioner, with a reference as labels."""
 
     def __init__(self, work: Workload) -> None:
         self.tokenizer = word_tokenizer([text for texts in work.references for text in texts])
-        pairs = zip(work.pictures, work.references, strict=True)
+        pairs = zip(work.images, work.references, strict=True)
         self.rows = [self._row(path, texts[0]) for path, texts in pairs]
 
     def _row(self, path: Path, text: str) -> dict[str, torch.Tensor]:
@@ -66,9 +66,7 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--fraction", type=float, default=0.1, help="of 1,000 pictures with 5 references each"
-    )
+    parser.add_argument("--fraction", type=float, default=0.1, help="of 1,000 images with 5 references each")
     parser.add_argument("--evaluations", type=int, default=4)
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -78,7 +76,7 @@ def main() -> None:
         weights = make_weights("ViT-B-32", folder)
         rows = Rows(work)
         metrics = Timed(
-            CaptionMetrics(rows.tokenizer, images=work.pictures, references=work.references, weights=weights)
+            CaptionMetrics(rows.tokenizer, images=work.images, references=work.references, weights=weights)
         )
         model = captioner(rows.tokenizer)
         # Drawn by lot, so that captions are as different as those of a captioner that has learnt something.
@@ -104,7 +102,7 @@ def main() -> None:
             whole.append(time.perf_counter() - start)
     new = len(set(metrics.captions[-1]) - set(metrics.captions[-2]))
     print(
-        f"{len(work.pictures)} pictures, {len(work.references[0])} references each, "
+        f"{len(work.images)} images, {len(work.references[0])} references each, "
         f"{new} of the last evaluation's captions are new"
     )
     for name, seconds in (("metrics alone", metrics.seconds), ("trainer.evaluate()", whole)):

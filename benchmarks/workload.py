@@ -41,11 +41,11 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """captions[i] belongs to pictures[owner[i]], and references[owner[i]] are its references."""
+    """captions[i] belongs to images[owner[i]], and references[owner[i]] are its references."""
 
     captions: list[str]
     owner: list[int]
-    pictures: list[Path]
+    images: list[Path]
     references: list[list[str]]
 
 
@@ -99,10 +99,10 @@ def make_workload(folder: Path, fraction: float, references: int = 5) -> Workloa
     """5,664 distinct captions over 1,000 JPEGs of 500x375 with 5 references each, or a fraction of that."""
     rng = np.random.default_rng(0)
     count, files = max(8, round(5664 * fraction)), max(2, round(1000 * fraction))
-    pictures = [_draw(folder / f"{i}.jpg", rng) for i in range(files)]
+    images = [_draw(folder / f"{i}.jpg", rng) for i in range(files)]
     texts = _sentences(count + references * files, rng)
     groups = [texts[count + references * i : count + references * (i + 1)] for i in range(files)]
-    return Workload(texts[:count], [int(i) for i in rng.integers(0, files, count)], pictures, groups)
+    return Workload(texts[:count], [int(i) for i in rng.integers(0, files, count)], images, groups)
 
 
 def _sentences(count: int, rng: np.random.Generator) -> list[str]:
@@ -117,13 +117,13 @@ def _sentences(count: int, rng: np.random.Generator) -> list[str]:
 
 def _draw(path: Path, rng: np.random.Generator) -> Path:
     coarse = rng.integers(0, 256, size=(12, 16, 3), dtype=np.uint8)
-    picture = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
-    draw = ImageDraw.Draw(picture)
+    image = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(image)
     for _ in range(6):
         x, y, size = rng.integers(0, 450), rng.integers(0, 325), rng.integers(20, 120)
         draw.ellipse((x, y, x + size, y + size), fill=tuple(int(c) for c in rng.integers(0, 256, 3)))
     noise = rng.integers(-12, 13, size=(375, 500, 3))
-    noisy = np.clip(np.asarray(picture).astype(int) + noise, 0, 255).astype(np.uint8)
+    noisy = np.clip(np.asarray(image).astype(int) + noise, 0, 255).astype(np.uint8)
     Image.fromarray(noisy).save(path, quality=90)
     return path
 

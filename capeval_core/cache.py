@@ -125,7 +125,7 @@ class FeatureCache:
 
 
 def feature_key(fingerprint: str, dtype: str, kind: str, content: bytes) -> str:
-    """The key of a feature: the encoder that made it, what it is of (`picture`, `text`), and the content."""
+    """The key of a feature: the encoder that made it, what it is of (`image`, `text`), and the content."""
     return f"{fingerprint}:{dtype}:{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
@@ -142,17 +142,17 @@ def kind_of(key: str) -> str:
 class RecentFeatures(FeatureCache):
     """Features of the run that is going on and of the one before, however many.
 
-    For runs over the same pictures with ever new captions, as in training: what all runs need is never lost,
+    For runs over the same images with ever new captions, as in training: what all runs need is never lost,
     whatever its size, and what only one run needed does not pile up.
 
     >>> cache = RecentFeatures()
-    >>> cache.put({"picture": np.float32([1]), "caption": np.float32([2])})
+    >>> cache.put({"image": np.float32([1]), "caption": np.float32([2])})
     >>> cache.forget_unused()
-    >>> list(cache.get(["picture"]))
-    ['picture']
+    >>> list(cache.get(["image"]))
+    ['image']
     >>> cache.forget_unused()
-    >>> list(cache.get(["picture", "caption"]))
-    ['picture']
+    >>> list(cache.get(["image", "caption"]))
+    ['image']
     """
 
     def __init__(self) -> None:

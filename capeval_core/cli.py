@@ -16,9 +16,9 @@ from capeval_core.commands.tables import table
 from capeval_core.suggestion import did_you_mean
 
 COMMANDS: dict[str, str] = {
-    "demo": "score packaged pictures with a small packaged model, without a network",
-    "score": "score a file of captions against a folder of pictures",
-    "rerank": "choose the best of several captions of each picture",
+    "demo": "score packaged images with a small packaged model, without a network",
+    "score": "score a file of captions against a folder of images",
+    "rerank": "choose the best of several captions of each image",
     "compare": "test whether one system is better than another",
     "page": "serve a page where captions are typed and scored",
     "list": "show the metrics and the known weights",
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; `arguments` are the process's own unless given.
 
     Returns:
-        The exit status: 0 done, 1 no score came out (every picture failed, or memory ran out),
+        The exit status: 0 done, 1 no score came out (every image failed, or memory ran out),
         2 wrong input, 130 interrupted, 141 the reader of the output went away.
     """
     _print_any_text()

@@ -74,16 +74,16 @@ def describe_inputs(metric: type[CaptionMetric]) -> dict[str, str]:
     """
     inputs = {
         "predictions": "captions, one string per row.",
-        "images": "pictures, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images or "
+        "images": "images, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images or "
         "a whole `datasets` column.",
         "references": "per caption a list of texts, or one text; any number each.",
         "per_caption": "`compute` also gives scores, parts and errors per caption, the signature and counts.",
     }
     if metric.pools:
         inputs |= {
-            "predictions": "pools, per picture a list of candidate captions, any number each.",
+            "predictions": "pools, per image a list of candidate captions, any number each.",
             "images": inputs["images"].replace("one per caption", "one per pool"),
-            "per_caption": "`compute` also gives per picture the choice, its score and all that is known of "
+            "per_caption": "`compute` also gives per image the choice, its score and all that is known of "
             "every candidate, errors, the signature and counts.",
         }
     if not metric.needs_references:

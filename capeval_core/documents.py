@@ -66,11 +66,11 @@ def facts_table(metric: str) -> str:
         ["range", f"{told.range}, {told.better}"],
         [
             "compares a caption with",
-            "its picture and the other candidates"
+            "its image and the other candidates"
             if found.pools
-            else "its picture and its references"
+            else "its image and its references"
             if found.needs_references
-            else "its picture",
+            else "its image",
         ],
         ["default weights", f"`{told.weights}`, licence {told.licence}"],
         ["paper", f"[{told.citation}]({told.address})"],
@@ -103,7 +103,7 @@ def published_table(metric: str) -> str:
     """What papers report for a metric."""
     found = metric_class(metric)
     rows = [[p.captions, f"{p.value:g}", p.dataset, f"`{p.weights}`", p.source] for p in found.published]
-    heading = ["captions", found.title, "pictures", "weights", "source"]
+    heading = ["captions", found.title, "images", "weights", "source"]
     if any(p.settings for p in found.published):
         rows = [[*row, p.settings or "default"] for row, p in zip(rows, found.published, strict=True)]
         heading.append("settings")

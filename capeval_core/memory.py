@@ -1,4 +1,4 @@
-"""Memory that pictures leave behind: given back while a long run goes on."""
+"""Memory that images leave behind: given back while a long run goes on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ROWS = 512
 class FreedMemory:
     """Returns pages that hold nothing any more to the system, every so many rows.
 
-    Decoded pictures of many sizes come and go in several threads, and glibc keeps the holes that they leave,
-    about 30 KB for each further picture. Its settings are the host program's and stay as they are. Nothing
+    Decoded images of many sizes come and go in several threads, and glibc keeps the holes that they leave,
+    about 30 KB for each further image. Its settings are the host program's and stay as they are. Nothing
     happens with another C library.
     """
 

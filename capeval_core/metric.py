@@ -46,7 +46,7 @@ class Model:
 class Published:
     """A value that a paper reports, so that a reader can place another one beside it.
 
-    captions: whose captions were scored. value: their mean. dataset: on which pictures. weights: with which
+    captions: whose captions were scored. value: their mean. dataset: on which images. weights: with which
     weights, a repository of the catalogue. source: paper and table. settings: what it was computed with
     instead of the default options, in words; '' if those were the options.
     """
@@ -89,7 +89,7 @@ class CaptionMetric(ABC):
     higher_is_better: ClassVar[bool] = True
     needs_references: ClassVar[bool] = False
     pools: ClassVar[bool] = False
-    """Whether it takes a list of candidates per picture, and scores the one that it chooses."""
+    """Whether it takes a list of candidates per image, and scores the one that it chooses."""
     relative: ClassVar[str | None] = None
     """Why a score has a meaning within the set that was scored only; None if it stands by itself."""
     media: ClassVar[tuple[str, ...]] = ("image",)
@@ -147,9 +147,9 @@ class CaptionMetric(ABC):
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
-        """What `Result.explain` shows of each caption: by default its text, its picture and its parts."""
+        """What `Result.explain` shows of each caption: by default its text, its image and its parts."""
         return {
-            row: {"caption": sample.caption, "picture": sample.picture.name}
+            row: {"caption": sample.caption, "image": sample.image.name}
             | {name: part[row] for name, part in parts.items()}
             for row, sample in enumerate(samples)
         }
@@ -163,12 +163,12 @@ class CaptionMetric(ABC):
         rows: str | PathLike[str] | None = None,
         progress: bool = False,
     ) -> Result:
-        """Score captions against their pictures (and references).
+        """Score captions against their images (and references).
 
         Args:
             captions: n texts; for a metric that chooses (`pools`), n lists of texts.
-            images: n pictures, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images
-                or a whole `datasets` column. Equal pictures are encoded once.
+            images: n images, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images
+                or a whole `datasets` column. Equal images are encoded once.
             references: per caption a list of texts, or one text; any number each.
             rows: folder that keeps rows on disk; a run that finds rows of the same content there reuses them.
             progress: show a progress bar, on a terminal only.
@@ -179,7 +179,7 @@ class CaptionMetric(ABC):
 
         Raises:
             ValueError, TypeError: what is wrong with the input, all of it at once, before any model runs.
-            ValueError: a picture that broke after it was checked, if `on_error` is "raise".
+            ValueError: an image that broke after it was checked, if `on_error` is "raise".
             MemoryError: the given `batch_size`, or a single item, does not fit into memory.
 
         >>> import capeval_core, numpy as np
@@ -264,7 +264,7 @@ class CaptionMetric(ABC):
             rows, progress: as for `score`.
 
         Raises:
-            ValueError: a picture broke after it was checked, and `on_error` is "raise".
+            ValueError: an image broke after it was checked, and `on_error` is "raise".
         """
         folder = rows if rows is not None else self.options.rows
         with self.progress_bar(len(samples), progress) as bar:
@@ -329,7 +329,7 @@ class CaptionMetric(ABC):
             store.flush()
 
     def _refuse_errors(self, table: pa.Table) -> None:
-        """A picture that broke after it was checked: an error, unless the user wants NaN."""
+        """An image that broke after it was checked: an error, unless the user wants NaN."""
         if self.options.on_error == "raise" and table["error"].null_count < len(table):
             reasons = table["error"].drop_null().to_pylist()
             raise ValueError("\n".join(reasons))

@@ -93,7 +93,7 @@ class Options(Settings):
         "float32", "numeric type of the encoders", sign="dtype", encodes=True
     )
     batch_size: int | None = option(
-        None, "pictures or texts per forward pass; None: as many as fit into memory", minimum=1
+        None, "images or texts per forward pass; None: as many as fit into memory", minimum=1
     )
     cache: str | PathLike[str] | FeatureCache | None = option(
         None,
@@ -106,7 +106,7 @@ class Options(Settings):
         folder=True,
     )
     on_error: Literal["raise", "nan"] = option(
-        "raise", "what a broken picture does: `raise` before any model runs, or `nan` for its captions alone"
+        "raise", "what a broken image does: `raise` before any model runs, or `nan` for its captions alone"
     )
     empty: Literal["error", "score"] = option(
         "error", "what an empty caption is: an `error`, or scored as the bare prompt (and counted)"

@@ -35,7 +35,7 @@ class Result:
     metric: name of the metric, e.g. `pacs`. key: name of its value, e.g. `pac_s`.
     scores: one per caption, in input order; NaN where scoring failed.
     parts: every component that the paper names, each one value per caption.
-    groups: content key of each caption's picture.
+    groups: content key of each caption's image.
     signature: everything that the numbers depend on; two results are comparable if it is equal.
     counts: failures, truncated and empty captions.
     errors: index of each failed caption and why.

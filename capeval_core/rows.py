@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.inputs.pictures import PictureError
 from capeval_core.inputs.problems import folder_path
 from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.visual import ImageError
 from capeval_core.shards import (
     STAMP,
     DamagedError,
@@ -46,7 +46,7 @@ def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
 
 COMMON = (
     column("index", pa.int64(), "position of the caption in the input"),
-    column("group", pa.string(), "content key of its picture, empty if it could not be read"),
+    column("group", pa.string(), "content key of its image, empty if it could not be read"),
     column("error", pa.string(), "why it could not be encoded, null if it could"),
     column("truncated", pa.int32(), "token ids cut off, those of its references included"),
     column("references", pa.int32(), "how many references it is compared with, 0 for a metric without"),
@@ -112,10 +112,10 @@ def content_key(samples: Samples, row: int) -> str:
     """Key of what row `row` was made from."""
     references = samples.references[row] if samples.references else []
     try:
-        picture = samples.pictures[row].key
-    except PictureError:
-        picture = ""  # its row will hold the error, and is computed again in the next run
-    parts = json.dumps([samples.captions[row], picture, references])
+        image = samples.images[row].key
+    except ImageError:
+        image = ""  # its row will hold the error, and is computed again in the next run
+    parts = json.dumps([samples.captions[row], image, references])
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
@@ -163,7 +163,7 @@ class RowStore:
     """Rows on disk, so that an interrupted run loses next to nothing.
 
     The folder holds Parquet shards and a stamp of everything that encoding depends on; it refuses
-    to be opened with another stamp. Each row carries a key of its caption, picture and references,
+    to be opened with another stamp. Each row carries a key of its caption, image and references,
     so a row is only reused for the very same content. A shard's name holds a digest of the file, and its
     metadata the stamp: damage is noticed and costs the shard's own rows, and a lost stamp is made again.
 
@@ -249,7 +249,7 @@ class RowStore:
         return self._known
 
     def append(self, rows: pa.Table, content: Sequence[str]) -> None:
-        """Keep rows; `content` names each one's caption, picture and references.
+        """Keep rows; `content` names each one's caption, image and references.
 
         A row with an error is written, but not reused.
         """

@@ -39,12 +39,12 @@ _EQUAL = 1e-13  # of the largest score: what rounding leaves where all values ar
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval: `low` and `high` at `level`, from the scores of `pictures` images."""
+    """A confidence interval: `low` and `high` at `level`, from the scores of `images` images."""
 
     low: float
     high: float
     level: float
-    pictures: int
+    images: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,7 +56,7 @@ class Comparison:
     interval: of the difference.
     p_value: two-sided, of no difference, by the same statistic as the interval: it is below 1 - level exactly
         where 0 lies outside the interval.
-    pictures: images that both systems were scored on.
+    images: images that both systems were scored on.
     left_out: images without a score in one of them, not part of the comparison.
     """
 
@@ -64,7 +64,7 @@ class Comparison:
     difference: float
     interval: Interval
     p_value: float
-    pictures: int
+    images: int
     left_out: int
 
     @property
@@ -85,7 +85,7 @@ class Comparison:
         low, high = signed(self.interval.low), signed(self.interval.high)
         return (
             f"{self.verdict} (difference {signed(self.difference)}, interval {low} to {high}, "
-            f"{p_in_words(self.p_value, self.interval.level)}, {self.test}, {self.pictures:,} images, "
+            f"{p_in_words(self.p_value, self.interval.level)}, {self.test}, {self.images:,} images, "
             f"{self.left_out:,} left out)"
         )
 
@@ -156,8 +156,8 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     n = len(a)
     if not n and first.names and second.names:
         raise ValueError(
-            f"the results have no picture in common ({len(first.names)} and {len(second.names)}): score both "
-            "systems on the same pictures, given in the same form (files, or decoded)"
+            f"the results have no image in common ({len(first.names)} and {len(second.names)}): score both "
+            "systems on the same images, given in the same form (files, or decoded)"
         )
     if n < LEAST_IMAGES:
         raise ValueError(

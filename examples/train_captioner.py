@@ -37,8 +37,8 @@ from capeval_core.synthetic import describe, draw, sample_scene
 parser = argparse.ArgumentParser(
     description="Train a small captioner and score its captions while it learns."
 )
-parser.add_argument("--scenes", type=int, default=2000, help="pictures to learn from")
-parser.add_argument("--steps", type=int, default=1000, help="of 16 pictures each")
+parser.add_argument("--scenes", type=int, default=2000, help="images to learn from")
+parser.add_argument("--steps", type=int, default=1000, help="of 16 images each")
 parser.add_argument("--evaluations", type=int, default=5, help="how often to score the captions")
 # In a notebook the defaults hold; its kernel has arguments of its own.
 arguments, _ = parser.parse_known_args()
@@ -50,7 +50,7 @@ SIDE = 48
 # %% [markdown]
 # ## Scenes
 #
-# Each picture shows one kind of coloured shape, once or several times, and comes with three true captions.
+# Each image shows one kind of coloured shape, once or several times, and comes with three true captions.
 # One of them is what the captioner shall learn to write; all three are references for RefPAC-S, which
 # compares a caption with the nearest one.
 
@@ -59,18 +59,18 @@ rng = np.random.default_rng(0)
 
 
 class Scenes(torch.utils.data.Dataset):
-    """Pictures, their captions, and both as a captioner wants them."""
+    """Images, their captions, and both as a captioner wants them."""
 
     def __init__(self, count):
         scenes = [sample_scene(rng, groups=1) for _ in range(count)]
-        self.pictures = [draw(scene, 96) for scene in scenes]
+        self.images = [draw(scene, 96) for scene in scenes]
         self.references = [[describe(scene, rng) for _ in range(3)] for scene in scenes]
 
     def __len__(self):
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, row):
-        pixels = np.asarray(self.pictures[row].resize((SIDE, SIDE)), dtype=np.float32) / 127.5 - 1
+        pixels = np.asarray(self.images[row].resize((SIDE, SIDE)), dtype=np.float32) / 127.5 - 1
         ids = [*tokenizer(self.references[row][0]).input_ids, tokenizer.eos_token_id]
         labels = ids + [-100] * (24 - len(ids))  # -100: no loss here
         return {"pixel_values": torch.tensor(pixels).permute(2, 0, 1), "labels": torch.tensor(labels)}
@@ -122,8 +122,8 @@ print(f"{model.num_parameters():,} parameters, {len(tokenizer)} words")
 # %% [markdown]
 # ## What to measure
 #
-# `CaptionMetrics` is all that has to be added to a training. It is given the pictures and references of the
-# evaluation set, row by row; it decodes what the captioner generates and scores it. Pictures and references
+# `CaptionMetrics` is all that has to be added to a training. It is given the images and references of the
+# evaluation set, row by row; it decodes what the captioner generates and scores it. Images and references
 # are encoded at the first evaluation only.
 #
 # `weights="tiny"` is a small metric model that ships with the package and knows drawn scenes, nothing else.
@@ -131,7 +131,7 @@ print(f"{model.num_parameters():,} parameters, {len(tokenizer)} words")
 # %%
 metrics = CaptionMetrics(
     tokenizer,
-    images=held_out.pictures,
+    images=held_out.images,
     references=held_out.references,
     metrics=["pacs", "refpacs"],
     weights="tiny",
@@ -184,7 +184,7 @@ class Report(transformers.TrainerCallback):
 trainer.remove_callback(transformers.PrinterCallback)
 trainer.add_callback(Report())
 written = capeval_core.load("pacs", weights="tiny").score(
-    [texts[1] for texts in held_out.references], held_out.pictures
+    [texts[1] for texts in held_out.references], held_out.images
 )
 print(f"true captions              PAC-S {written.mean:.3f}")
 trainer.evaluate()

@@ -1,4 +1,4 @@
-"""What several test modules share: small weights, pictures, and a home of their own for remembered things."""
+"""What several test modules share: small weights, images, and a home of their own for remembered things."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _own_checksums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def seeded_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A weights folder of the seeded small CLIP (QuickGELU, pictures of 64x64); not to be changed."""
+    """A weights folder of the seeded small CLIP (QuickGELU, images of 64x64); not to be changed."""
     from tests.seeded import encoder
 
     folder = tmp_path_factory.mktemp("seeded") / "weights"
@@ -56,9 +56,9 @@ def weights(seeded_weights: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Six different pictures of several sizes, modes and formats; not to be changed."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Six different images of several sizes, modes and formats; not to be changed."""
+    folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(7)
     sizes = [
         ("RGB", 90, 60),

@@ -1,4 +1,4 @@
-"""How many pictures and texts a model really saw, and which files were opened."""
+"""How many images and texts a model really saw, and which files were opened."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from capeval_core.encoders.clip_towers import ClipTowers
 class Seen:
     """What went through the towers.
 
-    pictures, texts: rows. batches: sizes of the picture batches. masked: rows of a ViT, which are pairs of
-    picture and mask where it has a mask channel; masked_batches: sizes of their batches.
+    images, texts: rows. batches: sizes of the image batches. masked: rows of a ViT, which are pairs of
+    image and mask where it has a mask channel; masked_batches: sizes of their batches.
     """
 
-    pictures: int = 0
+    images: int = 0
     texts: int = 0
     masked: int = 0
     batches: list[int] = field(default_factory=list)
@@ -28,11 +28,11 @@ class Seen:
 
 @contextmanager
 def counted(encoder: ClipTowers) -> Iterator[Seen]:
-    """Count what runs through the first layer of the picture tower and the last one of the text tower."""
+    """Count what runs through the first layer of the image tower and the last one of the text tower."""
     seen = Seen()
 
-    def picture(module: Any, inputs: Any, output: Any) -> None:
-        seen.pictures += len(inputs[0])
+    def image(module: Any, inputs: Any, output: Any) -> None:
+        seen.images += len(inputs[0])
         seen.batches.append(len(inputs[0]))
 
     def masked(module: Any, inputs: Any, output: Any) -> None:
@@ -43,7 +43,7 @@ def counted(encoder: ClipTowers) -> Iterator[Seen]:
         seen.texts += len(inputs[0])
 
     hooks = [
-        encoder.model.visual.conv1.register_forward_hook(picture),
+        encoder.model.visual.conv1.register_forward_hook(image),
         encoder.model.ln_final.register_forward_hook(text),
     ]
     if hasattr(encoder.model.visual, "ln_pre"):

@@ -48,7 +48,7 @@ def encoder(case: str = "pacs-vit-tiny", dtype: str = "float32") -> ClipEncoder:
 
 
 def alpha_checkpoints(folder: Path) -> tuple[Path, Path]:
-    """The original checkpoints of the golden Alpha-CLIP, written to `folder`: picture tower and base."""
+    """The original checkpoints of the golden Alpha-CLIP, written to `folder`: image tower and base."""
     case = CASES / "alphaclip-tiny"
     seed = json.loads((case / "config.json").read_text())["seed"]
     paths = []

@@ -47,24 +47,24 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_weights_are_opened(tmp_p
 
 
 @EVERY
-def test_input_is_checked_without_weights(name: str, pictures: list[Path]) -> None:
+def test_input_is_checked_without_weights(name: str, images: list[Path]) -> None:
     metric = metric_class(name)
     options = metric.Options.of(name, {"weights": ABSENT})
     texts = [["a dog", ""]] if metric.pools else [""]
-    message = refusal(lambda: metric.check_input(options, texts, [*pictures[:1], "no-such.png"]))
+    message = refusal(lambda: metric.check_input(options, texts, [*images[:1], "no-such.png"]))
     assert "captions[0]" in message and "no-such.png" in message and "weights" not in message
 
 
 @EVERY
-def test_rows_of_a_call_are_checked_before_pictures_are_read(
-    name: str, weights: str, tmp_path: Path, pictures: list[Path]
+def test_rows_of_a_call_are_checked_before_images_are_read(
+    name: str, weights: str, tmp_path: Path, images: list[Path]
 ) -> None:
     (tmp_path / "rows").write_text("mine")
     metric = opened(name, weights)
     with counted(metric.encoder) if hasattr(metric, "encoder") else nullcontext() as seen:
-        message = refusal(lambda: score(metric, pictures, rows=tmp_path / "rows"))
+        message = refusal(lambda: score(metric, images, rows=tmp_path / "rows"))
     assert "is a file: pass a folder for the rows" in message
-    assert seen is None or seen.pictures == seen.texts == 0
-    missing = [Path("no-such.png")] * len(pictures)
+    assert seen is None or seen.images == seen.texts == 0
+    missing = [Path("no-such.png")] * len(images)
     message = refusal(lambda: score(metric, missing, rows=tmp_path / "rows"))
     assert "is a file: pass a folder for the rows" in message and "no-such" not in message

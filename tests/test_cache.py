@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from capeval_core.cache import SHARED, FeatureCache, _cost, shared_cache
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from tests.cache_process import put_some, row
 from tests.counting import counted
 from tests.seeded import encoder, release
@@ -188,7 +188,7 @@ def test_the_shared_one_is_bounded() -> None:
 TEXTS = ["A photo depicts a dog", "two red circles"]
 
 
-def test_a_changed_setting_never_meets_an_old_feature(pictures: list[Path]) -> None:
+def test_a_changed_setting_never_meets_an_old_feature(images: list[Path]) -> None:
     found = release()
     moved = {**found.tensors, "ln_final.bias": found.tensors["ln_final.bias"] + 0.1}
     moved["visual.ln_post.bias"] = moved["visual.ln_post.bias"] + 0.1
@@ -200,20 +200,20 @@ def test_a_changed_setting_never_meets_an_old_feature(pictures: list[Path]) -> N
         "weights": ClipEncoder(found.config, moved, device="cpu"),
         "preprocessing": ClipEncoder({**found.config, "preprocessing": paler}, found.tensors, device="cpu"),
     }
-    seen = [Picture.of(path) for path in pictures[:2]]
+    seen = [InputImage.of(path) for path in images[:2]]
     cache = FeatureCache()
     for name, clip in encoders.items():
         fresh = FeatureCache()
         with counted(clip) as count:
             texts = clip.encode_texts(TEXTS, cache=cache).features
-            (images,) = clip.encode_pictures(seen, cache=cache)
-        assert (count.pictures, count.texts) == (2, 2), name
+            (images,) = clip.encode_images(seen, cache=cache)
+        assert (count.images, count.texts) == (2, 2), name
         assert np.array_equal(texts, clip.encode_texts(TEXTS, cache=fresh).features), name
-        assert np.array_equal(images.features, next(clip.encode_pictures(seen, cache=fresh)).features), name
+        assert np.array_equal(images.features, next(clip.encode_images(seen, cache=fresh)).features), name
         with counted(clip) as count:
             again = clip.encode_texts(TEXTS, cache=cache).features
-            (shown,) = clip.encode_pictures(seen, cache=cache)
-        assert (count.pictures, count.texts) == (0, 0), name
+            (shown,) = clip.encode_images(seen, cache=cache)
+        assert (count.images, count.texts) == (0, 0), name
         assert np.array_equal(again, texts) and np.array_equal(shown.features, images.features), name
 
 
@@ -228,14 +228,14 @@ def test_equal_encoders_share_features() -> None:
     assert count.texts == 0
 
 
-def test_a_text_is_no_picture(tmp_path: Path, pictures: list[Path]) -> None:
+def test_a_text_is_no_image(tmp_path: Path, images: list[Path]) -> None:
     cache = FeatureCache()
     clip = encoder()
     clip.encode_texts(TEXTS, cache=cache)
-    list(clip.encode_pictures([Picture.of(pictures[0])], cache=cache))
+    list(clip.encode_images([InputImage.of(images[0])], cache=cache))
     assert len(cache._rows) == 3
     kinds = {key.split(":")[2] for key in cache._rows}
-    assert kinds == {"text", "picture"}
+    assert kinds == {"text", "image"}
 
 
 def test_a_disk_that_fails_is_left_with_a_warning(tmp_path: Path) -> None:

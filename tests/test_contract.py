@@ -56,7 +56,7 @@ REFERENCES: list[list[str] | str] = [
     ["hello", "a cat"],
     ["a dog on a lawn", "a brown dog runs", "a dog plays outside"],
 ]
-SHOWN = [0, 1, 2, 3, 4, 1, 5, 0]  # which picture each caption is about
+SHOWN = [0, 1, 2, 3, 4, 1, 5, 0]  # which image each caption is about
 
 
 def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
@@ -66,12 +66,12 @@ def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
     )
 
 
-def score(metric: CaptionMetric, pictures: list[Any], only: list[int] | None = None, **more: Any) -> Result:
-    """Score the captions above (or only some) on their pictures; in pools, for a metric that chooses."""
+def score(metric: CaptionMetric, images: list[Any], only: list[int] | None = None, **more: Any) -> Result:
+    """Score the captions above (or only some) on their images; in pools, for a metric that chooses."""
     chosen = range(len(CAPTIONS)) if only is None else only
     return metric.score(
         [pool_of(i) for i in chosen] if metric.pools else [CAPTIONS[i] for i in chosen],
-        [pictures[SHOWN[i]] for i in chosen],
+        [images[SHOWN[i]] for i in chosen],
         [REFERENCES[i] for i in chosen] if metric.needs_references else None,
         **more,
     )
@@ -91,12 +91,12 @@ def values(result: Result) -> dict[str, Any]:
     return {"score": result.scores, **told}
 
 
-def cost(name: str, weights: str, pictures: list[Path], only: list[int]) -> tuple[int, int]:
-    """How many pictures and texts these rows alone cost, with nothing known."""
+def cost(name: str, weights: str, images: list[Path], only: list[int]) -> tuple[int, int]:
+    """How many images and texts these rows alone cost, with nothing known."""
     metric = opened(name, weights)
     with counted(metric.encoder) as seen:  # type: ignore[attr-defined]
-        score(metric, pictures, only)
-    return seen.pictures, seen.texts
+        score(metric, images, only)
+    return seen.images, seen.texts
 
 
 def close(found: Result, expected: Result, within: float = CLOSE) -> bool:
@@ -142,10 +142,10 @@ def test_every_option_is_described(name: str) -> None:
 
 
 @EVERY
-def test_order_does_not_matter(name: str, weights: str, pictures: list[Path]) -> None:
+def test_order_does_not_matter(name: str, weights: str, images: list[Path]) -> None:
     order = [5, 2, 7, 0, 6, 1, 4, 3]
-    straight = score(opened(name, weights), pictures)
-    shuffled = score(opened(name, weights), pictures, order)
+    straight = score(opened(name, weights), images)
+    shuffled = score(opened(name, weights), images, order)
     expected = {key: [part[i] for i in order] for key, part in values(straight).items()}
     assert values(shuffled) == {key: pytest.approx(part, abs=CLOSE) for key, part in expected.items()}
     assert shuffled.groups == [straight.groups[i] for i in order]
@@ -154,97 +154,95 @@ def test_order_does_not_matter(name: str, weights: str, pictures: list[Path]) ->
 
 @EVERY
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_batch_size_does_not_matter(name: str, batch_size: int, weights: str, pictures: list[Path]) -> None:
-    automatic = score(opened(name, weights), pictures)
-    fixed = score(opened(name, weights, batch_size=batch_size), pictures)
+def test_batch_size_does_not_matter(name: str, batch_size: int, weights: str, images: list[Path]) -> None:
+    automatic = score(opened(name, weights), images)
+    fixed = score(opened(name, weights, batch_size=batch_size), images)
     assert close(fixed, automatic)
 
 
 @EACH
-def test_one_caption_scores_as_among_others(name: str, weights: str, pictures: list[Path]) -> None:
-    together = score(opened(name, weights), pictures)
+def test_one_caption_scores_as_among_others(name: str, weights: str, images: list[Path]) -> None:
+    together = score(opened(name, weights), images)
     for row in range(len(CAPTIONS)):
-        alone = score(opened(name, weights), pictures, [row])
+        alone = score(opened(name, weights), images, [row])
         assert alone.counts.captions == len(alone.scores) == 1
         assert alone.mean == alone.scores[0] == pytest.approx(together.scores[row], abs=CLOSE)
 
 
 @EACH
-def test_equal_rows_score_equal_and_run_once(name: str, weights: str, pictures: list[Path]) -> None:
+def test_equal_rows_score_equal_and_run_once(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights)
     rows = [0, 1, 0, 2, 0, 1]
     with counted(metric.encoder) as seen:  # type: ignore[attr-defined]
-        result = score(metric, pictures, rows)
+        result = score(metric, images, rows)
     for part in values(result).values():
         assert part[0] == part[2] == part[4] and part[1] == part[5]
     assert result.groups[0] == result.groups[2] != result.groups[1]
-    assert (seen.pictures, seen.texts) == cost(name, weights, pictures, [0, 1, 2])
+    assert (seen.images, seen.texts) == cost(name, weights, images, [0, 1, 2])
 
 
 @EACH
-def test_equal_pictures_in_other_files_and_forms_run_once(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path
+def test_equal_images_in_other_files_and_forms_run_once(
+    name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy.png"
-    copy.write_bytes(pictures[4].read_bytes())
-    given = [pictures[4], copy, str(copy), copy.read_bytes(), {"bytes": copy.read_bytes(), "path": None}]
+    copy.write_bytes(images[4].read_bytes())
+    given = [images[4], copy, str(copy), copy.read_bytes(), {"bytes": copy.read_bytes(), "path": None}]
     metric = opened(name, weights)
     references = [["a"]] * 5 if metric.needs_references else None
     with counted(metric.encoder) as seen:  # type: ignore[attr-defined]
         result = metric.score(["a dog"] * 5, given, references)
-    assert seen.pictures == 1
+    assert seen.images == 1
     assert len(set(result.groups)) == len(set(result.scores)) == 1
 
 
 @EACH
-def test_a_bare_string_is_one_reference(name: str, weights: str, pictures: list[Path]) -> None:
+def test_a_bare_string_is_one_reference(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights)
     if not metric.needs_references:
         pytest.skip("without references")
-    bare = metric.score(["a dog"] * 2, pictures[:2], ["a cat", "a horse"])
-    listed = metric.score(["a dog"] * 2, pictures[:2], [["a cat"], ["a horse"]])
+    bare = metric.score(["a dog"] * 2, images[:2], ["a cat", "a horse"])
+    listed = metric.score(["a dog"] * 2, images[:2], [["a cat"], ["a horse"]])
     assert bare == listed
     assert "|refs:1|" in bare.signature
-    uneven = metric.score(["a dog"] * 2, pictures[:2], [["a cat", "a dog"], ["a horse"]])
+    uneven = metric.score(["a dog"] * 2, images[:2], [["a cat", "a dog"], ["a horse"]])
     assert "|refs:1-2|" in uneven.signature
 
 
 @EACH
-def test_an_unneeded_reference_is_ignored_with_a_warning(
-    name: str, weights: str, pictures: list[Path]
-) -> None:
+def test_an_unneeded_reference_is_ignored_with_a_warning(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights)
     if metric.needs_references:
         with pytest.raises(ValueError, match="references"):
-            metric.score(["a dog"], pictures[:1])
+            metric.score(["a dog"], images[:1])
         return
     with pytest.warns(UserWarning, match=f"{name} needs no references") as caught:
-        given = metric.score(["a dog"], pictures[:1], [["a cat"]])
+        given = metric.score(["a dog"], images[:1], [["a cat"]])
     assert caught[0].filename == __file__
-    assert given == metric.score(["a dog"], pictures[:1])
+    assert given == metric.score(["a dog"], images[:1])
 
 
 @EACH
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_types_run_on_the_cpu_and_agree(
-    name: str, dtype: str, weights: str, pictures: list[Path]
+    name: str, dtype: str, weights: str, images: list[Path]
 ) -> None:
-    wide = score(opened(name, weights), pictures)
-    narrow = score(opened(name, weights, dtype=dtype), pictures)
+    wide = score(opened(name, weights), images)
+    narrow = score(opened(name, weights, dtype=dtype), images)
     assert close(narrow, wide, within=0.02)
     assert f"|dtype:{dtype}|" in narrow.signature and "|dtype:float32|" in wide.signature
 
 
 @EVERY
-def test_pickles_without_tensors(name: str, weights: str, pictures: list[Path]) -> None:
+def test_pickles_without_tensors(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights, cache=None)
     pickled = pickle.dumps(metric)
     assert len(pickled) < 4096
     again = pickle.loads(pickled)
     assert again.options == metric.options and again.signature() == metric.signature()
     assert repr(again) == f"{type(metric).__name__}({metric.signature()})"
-    result = score(metric, pictures)
-    assert score(again, pictures) == result
+    result = score(metric, images)
+    assert score(again, images) == result
     assert pickle.loads(pickle.dumps(result)) == result
 
 
@@ -254,24 +252,24 @@ def two_processes() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-def rows_of(metric: CaptionMetric, pictures: list[Path], chosen: list[int]) -> pa.Table:
+def rows_of(metric: CaptionMetric, images: list[Path], chosen: list[int]) -> pa.Table:
     """What one of several processes computes: rows that know their place in the whole input."""
     samples = check_samples(
-        CAPTIONS, [pictures[i] for i in SHOWN], REFERENCES, needs_references=metric.needs_references
+        CAPTIONS, [images[i] for i in SHOWN], REFERENCES, needs_references=metric.needs_references
     )
     return pa.concat_tables(metric.encode(samples.select(chosen)))
 
 
 @EACH
 def test_many_processes_give_what_one_gives(
-    name: str, weights: str, pictures: list[Path], two_processes: ProcessPoolExecutor
+    name: str, weights: str, images: list[Path], two_processes: ProcessPoolExecutor
 ) -> None:
     metric = opened(name, weights, cache=None)
     # Interleaved as a distributed sampler does, padded with rows of its beginning, gathered out of order.
     shares = [[7, 5, 3, 1], [0, 2, 4, 6, 0, 1]]
-    running = [two_processes.submit(rows_of, metric, pictures, share) for share in shares]
+    running = [two_processes.submit(rows_of, metric, images, share) for share in shares]
     gathered = metric.combine(pa.concat_tables([future.result() for future in reversed(running)]))
-    alone = score(metric, pictures)
+    alone = score(metric, images)
     assert close(gathered, alone)
     assert gathered.signature == alone.signature and gathered.groups == alone.groups
     assert gathered.counts == alone.counts
@@ -279,12 +277,12 @@ def test_many_processes_give_what_one_gives(
 
 @EACH
 def test_rows_combine_in_any_order_and_the_last_of_an_index_counts(
-    name: str, weights: str, pictures: list[Path]
+    name: str, weights: str, images: list[Path]
 ) -> None:
     metric = opened(name, weights)
-    rows = rows_of(metric, pictures, list(range(len(CAPTIONS))))
+    rows = rows_of(metric, images, list(range(len(CAPTIONS))))
     expected = metric.combine(rows)
-    assert expected == score(metric, pictures)
+    assert expected == score(metric, images)
     assert metric.combine(rows.take([7, 3, 5, 1, 0, 2, 6, 4])) == expected
     assert metric.combine(pa.concat_tables([rows.slice(i, 1) for i in (3, 1, 2, 0, 7, 6, 5, 4)])) == expected
     assert metric.combine(pa.concat_tables([rows, rows.slice(2, 3)])) == expected
@@ -310,18 +308,18 @@ def test_an_empty_list_is_refused(name: str, weights: str) -> None:
 
 
 @EACH
-def test_the_input_is_checked_before_a_model_runs(name: str, weights: str, pictures: list[Path]) -> None:
+def test_the_input_is_checked_before_a_model_runs(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights)
     references = [["a"], []] if metric.needs_references else None
     with counted(metric.encoder) as seen, pytest.raises(ValueError) as caught:  # type: ignore[attr-defined]
-        metric.score(["a dog", ""], [pictures[0], "no-such-file.png"], references)
+        metric.score(["a dog", ""], [images[0], "no-such-file.png"], references)
     assert "captions[1]" in str(caught.value) and "images[1]" in str(caught.value)
     assert ("references[1]" in str(caught.value)) is metric.needs_references
-    assert (seen.pictures, seen.texts) == (0, 0)
+    assert (seen.images, seen.texts) == (0, 0)
 
 
 @EACH
-def test_the_range_is_never_left(name: str, weights: str, pictures: list[Path]) -> None:
+def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights)
     low, high = metric.range
     rng = np.random.default_rng(3)
@@ -343,22 +341,22 @@ def test_the_range_is_never_left(name: str, weights: str, pictures: list[Path]) 
     extreme = metric.combine(pa.Table.from_pylist(rows, schema=metric.ROW)).scores
     assert min(extreme) == low and max(extreme) == high
     # A caption that is its own reference has a cosine of one, which rounding must not exceed.
-    own = metric.score(CAPTIONS, [pictures[i] for i in SHOWN], CAPTIONS if metric.needs_references else None)
-    assert all(low <= found <= high for found in [*own.scores, *score(metric, pictures).scores])
+    own = metric.score(CAPTIONS, [images[i] for i in SHOWN], CAPTIONS if metric.needs_references else None)
+    assert all(low <= found <= high for found in [*own.scores, *score(metric, images).scores])
     for part in ("cosine", "reference_cosine"):
         assert all(-1 <= found <= 1 for found in own.parts.get(part, []))
 
 
 @EACH
-def test_a_broken_picture_costs_its_own_row(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path
+def test_a_broken_image_costs_its_own_row(
+    name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.jpg"
-    broken.write_bytes(pictures[0].read_bytes()[:300])
-    shown: list[Any] = list(pictures)
+    broken.write_bytes(images[0].read_bytes()[:300])
+    shown: list[Any] = list(images)
     shown[2], shown[4] = broken, tmp_path / "missing.png"
     metric = opened(name, weights, on_error="nan")
-    found, sound = score(metric, shown), score(opened(name, weights), pictures)
+    found, sound = score(metric, shown), score(opened(name, weights), images)
     assert [i for i, s in enumerate(found.scores) if math.isnan(s)] == [2, 4] == sorted(found.errors)
     assert "images[2]" in found.errors[2] and "truncated" in found.errors[2]
     assert "images[4]" in found.errors[4] and "missing.png" in found.errors[4]
@@ -372,12 +370,12 @@ def test_a_broken_picture_costs_its_own_row(
 
 
 @EACH
-def test_a_picture_that_breaks_after_the_check_is_an_error(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path
+def test_a_image_that_breaks_after_the_check_is_an_error(
+    name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     late = tmp_path / "late.png"
-    late.write_bytes(pictures[2].read_bytes())
-    shown: list[Any] = [late if i == 2 else pictures[i] for i in SHOWN]
+    late.write_bytes(images[2].read_bytes())
+    shown: list[Any] = [late if i == 2 else images[i] for i in SHOWN]
     metric = opened(name, weights)
     references = REFERENCES if metric.needs_references else None
     samples = metric.check(CAPTIONS, shown, references)
@@ -387,23 +385,21 @@ def test_a_picture_that_breaks_after_the_check_is_an_error(
 
 
 @EACH
-def test_equal_broken_pictures_each_name_their_place(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path
+def test_equal_broken_images_each_name_their_place(
+    name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.jpg"
-    broken.write_bytes(pictures[0].read_bytes()[:300])
+    broken.write_bytes(images[0].read_bytes()[:300])
     metric = opened(name, weights, on_error="nan")
     references = [["a"]] * 3 if metric.needs_references else None
-    result = metric.score(["a", "b", "c"], [broken, pictures[0], broken.read_bytes()], references)
+    result = metric.score(["a", "b", "c"], [broken, images[0], broken.read_bytes()], references)
     assert sorted(result.errors) == [0, 2]
     assert all(f"images[{row}]" in reason for row, reason in result.errors.items())
 
 
 @EACH
-def test_a_picture_without_a_way_to_rgb_costs_its_own_row(
-    name: str, weights: str, pictures: list[Path]
-) -> None:
-    shown: list[Any] = list(pictures)
+def test_a_image_without_a_way_to_rgb_costs_its_own_row(name: str, weights: str, images: list[Path]) -> None:
+    shown: list[Any] = list(images)
     shown[2] = Image.new("La", (40, 30))  # grey with premultiplied alpha, which Pillow does not convert
     result = score(opened(name, weights, on_error="nan"), shown)
     assert list(result.errors) == [2]
@@ -413,28 +409,24 @@ def test_a_picture_without_a_way_to_rgb_costs_its_own_row(
 
 
 @EACH
-def test_empty_captions_score_on_request_and_are_counted(
-    name: str, weights: str, pictures: list[Path]
-) -> None:
+def test_empty_captions_score_on_request_and_are_counted(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights, empty="score")
     references = [["a", ""], ["b"], [""]] if metric.needs_references else None
-    result = metric.score(["", "a dog", " \n"], pictures[:3], references)
+    result = metric.score(["", "a dog", " \n"], images[:3], references)
     assert result.counts.empty == 2 and result.counts.failed == 0
     assert all(math.isfinite(s) for s in result.scores)
-    plain = opened(name, weights).score(
-        ["a dog"], pictures[1:2], [["b"]] if metric.needs_references else None
-    )
+    plain = opened(name, weights).score(["a dog"], images[1:2], [["b"]] if metric.needs_references else None)
     assert plain.counts.empty == 0
     assert result.scores[1] == pytest.approx(plain.scores[0], abs=CLOSE)
 
 
 @EACH
-def test_truncation_is_counted_per_caption(name: str, weights: str, pictures: list[Path]) -> None:
+def test_truncation_is_counted_per_caption(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights)
     long = "dog " * 90
     captions = [long, "a dog", "a cat"]
     references = [["a", long], ["a", long], ["a"]] if metric.needs_references else None
-    result = metric.score(captions, pictures[:3], references)
+    result = metric.score(captions, images[:3], references)
     assert result.counts.truncated == (2 if metric.needs_references else 1)
 
 
@@ -467,19 +459,19 @@ ALTERNATIVES: dict[str, Any] = {
 
 @EVERY
 def test_the_signature_differs_where_scores_may(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path
+    name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     metric = opened(name, weights)
     few = [0, 1, 6]
-    usual = score(metric, pictures, few)
-    assert score(opened(name, weights), pictures, few).signature == usual.signature
+    usual = score(metric, images, few)
+    assert score(opened(name, weights), images, few).signature == usual.signature
     assert usual.signature.startswith(metric.signature().rpartition("|")[0])
     assert "\n" not in usual.signature and usual.signature.startswith(f"capeval:{name}|weights:")
     changes = {**ALTERNATIVES, "cache": tmp_path / "cache", "rows": tmp_path / "rows"}
     known = {spec.name: spec.metadata["sign"] for spec in dataclasses.fields(metric.Options)}
     assert known.keys() - {"weights"} <= changes.keys(), "give the new option a value in ALTERNATIVES"
     for option in known.keys() & changes.keys():
-        changed = score(opened(name, weights, **{option: changes[option]}), pictures, few)
+        changed = score(opened(name, weights, **{option: changes[option]}), images, few)
         if known[option]:
             assert changed.signature != usual.signature, option
         else:
@@ -513,39 +505,37 @@ def test_prompts_that_differ_sign_differently(name: str, weights: str) -> None:
 
 
 @EACH
-def test_kept_rows_spare_the_second_run(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path
-) -> None:
+def test_kept_rows_spare_the_second_run(name: str, weights: str, images: list[Path], tmp_path: Path) -> None:
     metric = opened(name, weights)
-    first = score(metric, pictures, rows=tmp_path)
+    first = score(metric, images, rows=tmp_path)
     again = opened(name, weights)  # with an empty cache
     with counted(again.encoder) as seen:  # type: ignore[attr-defined]
-        assert score(again, pictures, rows=tmp_path) == first
-        assert score(again, pictures, list(range(5)), rows=tmp_path).scores == first.scores[:5]
-    assert (seen.pictures, seen.texts) == (0, 0)
-    assert score(metric, pictures) == first
+        assert score(again, images, rows=tmp_path) == first
+        assert score(again, images, list(range(5)), rows=tmp_path).scores == first.scores[:5]
+    assert (seen.images, seen.texts) == (0, 0)
+    assert score(metric, images) == first
     by_option = opened(name, weights, rows=tmp_path)
     with counted(by_option.encoder) as seen:  # type: ignore[attr-defined]
-        assert score(by_option, pictures) == first
-    assert seen.pictures == 0
+        assert score(by_option, images) == first
+    assert seen.images == 0
 
 
 @EACH
-def test_w_and_compat_need_no_new_run(name: str, weights: str, pictures: list[Path], tmp_path: Path) -> None:
-    score(opened(name, weights), pictures, rows=tmp_path)
+def test_w_and_compat_need_no_new_run(name: str, weights: str, images: list[Path], tmp_path: Path) -> None:
+    score(opened(name, weights), images, rows=tmp_path)
     other = opened(name, weights, w=0.7, compat="released")
     with counted(other.encoder) as seen:  # type: ignore[attr-defined]
-        kept = score(other, pictures, rows=tmp_path)
-    assert (seen.pictures, seen.texts) == (0, 0)
-    assert kept == score(opened(name, weights, w=0.7, compat="released"), pictures)
+        kept = score(other, images, rows=tmp_path)
+    assert (seen.images, seen.texts) == (0, 0)
+    assert kept == score(opened(name, weights, w=0.7, compat="released"), images)
 
 
 @EACH
 def test_a_changed_row_is_computed_again_and_no_other(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path
+    name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     needs = metric_class(name).needs_references
-    captions, shown = list(CAPTIONS), [pictures[i] for i in SHOWN]
+    captions, shown = list(CAPTIONS), [images[i] for i in SHOWN]
     references = [[r] if isinstance(r, str) else r for r in REFERENCES]
 
     def run(only: list[int], **options: Any) -> tuple[Result, int, int]:
@@ -553,7 +543,7 @@ def test_a_changed_row_is_computed_again_and_no_other(
         given = [captions[i] for i in only], [shown[i] for i in only]
         with counted(metric.encoder) as seen:  # type: ignore[attr-defined]
             result = metric.score(*given, [references[i] for i in only] if needs else None, **options)
-        return result, seen.pictures, seen.texts
+        return result, seen.images, seen.texts
 
     def costs_as_alone(changed: list[int]) -> bool:
         result, *seen = run(list(range(len(captions))), rows=tmp_path)
@@ -563,60 +553,60 @@ def test_a_changed_row_is_computed_again_and_no_other(
     assert costs_as_alone(list(range(len(captions))))
     captions[3] = "a cat"
     assert costs_as_alone([3])
-    shown[6] = pictures[2]
+    shown[6] = images[2]
     assert costs_as_alone([6])
     if needs:
         references[1] = ["two circles", "a drawing"]
         assert costs_as_alone([1])
     assert costs_as_alone([])
-    captions[3], shown[6] = CAPTIONS[3], pictures[SHOWN[6]]  # back: only the last row of an index is kept
+    captions[3], shown[6] = CAPTIONS[3], images[SHOWN[6]]  # back: only the last row of an index is kept
     assert costs_as_alone([3, 6])
 
 
 @EACH
-def test_kept_failures_are_tried_again(name: str, weights: str, pictures: list[Path], tmp_path: Path) -> None:
+def test_kept_failures_are_tried_again(name: str, weights: str, images: list[Path], tmp_path: Path) -> None:
     late = tmp_path / "late.png"
-    shown: list[Any] = list(pictures)
+    shown: list[Any] = list(images)
     shown[2] = late
     metric = opened(name, weights, on_error="nan", rows=tmp_path / "rows")
     assert list(score(metric, shown).errors) == [2]
-    late.write_bytes(pictures[2].read_bytes())
+    late.write_bytes(images[2].read_bytes())
     with counted(metric.encoder) as seen:  # type: ignore[attr-defined]
         result = score(metric, shown)
-    assert result.errors == {} and seen.pictures == 1
-    late.write_bytes(b"no picture")
+    assert result.errors == {} and seen.images == 1
+    late.write_bytes(b"no image")
     assert list(score(metric, shown).errors) == [2]
-    late.write_bytes(pictures[2].read_bytes())
+    late.write_bytes(images[2].read_bytes())
     assert score(metric, shown) == result
 
 
 @EACH
 def test_rows_of_other_settings_are_refused(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path
+    name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
-    score(opened(name, weights), pictures, rows=tmp_path)
+    score(opened(name, weights), images, rows=tmp_path)
     for spec in dataclasses.fields(metric_class(name).Options):
         if spec.metadata["encodes"]:
             told = ALTERNATIVES[spec.name]
             with pytest.raises(ValueError, match=f"other settings.*{spec.name}") as caught:
-                score(opened(name, weights, **{spec.name: told}), pictures, rows=tmp_path)
+                score(opened(name, weights, **{spec.name: told}), images, rows=tmp_path)
             assert str(told) in str(caught.value) and str(tmp_path) in str(caught.value)
     other = next(known for known in METRICS if known != name)
     with pytest.raises(ValueError, match=f"metric: '{name}' there, '{other}' now"):
-        score(opened(other, weights), pictures, rows=tmp_path)
+        score(opened(other, weights), images, rows=tmp_path)
 
 
 @EACH
 def test_a_damaged_shard_is_computed_again(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path
+    name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
-    expected = score(opened(name, weights), pictures, rows=tmp_path)
+    expected = score(opened(name, weights), images, rows=tmp_path)
     (shard,) = tmp_path.glob("*.parquet")
     whole = shard.read_bytes()
     for damage in (b"", whole[: len(whole) // 2], b"PAR1" + bytes(100)):
         shard.write_bytes(damage)
         with pytest.warns(UserWarning, match=shard.name):
-            assert close(score(opened(name, weights), pictures, rows=tmp_path), expected)
+            assert close(score(opened(name, weights), images, rows=tmp_path), expected)
         for new in tmp_path.glob("*.parquet"):
             if new != shard:
                 assert len(pq.read_table(new)) == len(CAPTIONS)
@@ -625,7 +615,7 @@ def test_a_damaged_shard_is_computed_again(
 
 @EACH
 def test_what_was_computed_before_an_error_is_kept(
-    name: str, weights: str, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, weights: str, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two captions at a time; the third window dies.
     monkeypatch.setattr("capeval_core.metric._TEXTS_BETWEEN_ROWS", 2)
@@ -641,25 +631,25 @@ def test_what_was_computed_before_an_error_is_kept(
     hook = metric.encoder.model.visual.conv1.register_forward_pre_hook(die)  # type: ignore[attr-defined]
     try:
         with pytest.raises(KeyboardInterrupt):
-            score(metric, pictures, rows=tmp_path)
+            score(metric, images, rows=tmp_path)
     finally:
         hook.remove()
     kept = [len(pq.read_table(shard)) for shard in tmp_path.glob("*.parquet")]
     assert 0 < sum(kept) < len(CAPTIONS)
-    result = score(opened(name, weights), pictures, rows=tmp_path)
-    assert close(result, score(opened(name, weights), pictures))
+    result = score(opened(name, weights), images, rows=tmp_path)
+    assert close(result, score(opened(name, weights), images))
     assert sum(len(pq.read_table(shard)) for shard in tmp_path.glob("*.parquet")) == len(CAPTIONS)
 
 
 @EACH
-def test_evidence_is_kept_on_request(name: str, weights: str, pictures: list[Path]) -> None:
-    result = score(opened(name, weights, evidence=True), pictures)
+def test_evidence_is_kept_on_request(name: str, weights: str, images: list[Path]) -> None:
+    result = score(opened(name, weights, evidence=True), images)
     shown = result.explain(3)
-    assert shown["caption"] == CAPTIONS[3] and str(pictures[SHOWN[3]]) in shown["picture"]
+    assert shown["caption"] == CAPTIONS[3] and str(images[SHOWN[3]]) in shown["image"]
     for part, found in result.parts.items():
         assert shown[part] == found[3]
-    assert result == dataclasses.replace(score(opened(name, weights), pictures), evidence=result.evidence)
-    without = score(opened(name, weights), pictures)
+    assert result == dataclasses.replace(score(opened(name, weights), images), evidence=result.evidence)
+    without = score(opened(name, weights), images)
     with pytest.raises(ValueError, match="evidence=True"):
         without.explain(3)
     for index in (-1, len(CAPTIONS)):
@@ -669,11 +659,11 @@ def test_evidence_is_kept_on_request(name: str, weights: str, pictures: list[Pat
 
 @EACH
 def test_evidence_of_samples_in_any_order_is_that_of_their_rows(
-    name: str, weights: str, pictures: list[Path]
+    name: str, weights: str, images: list[Path]
 ) -> None:
     metric = opened(name, weights, evidence=True)
     references = REFERENCES if metric.needs_references else None
-    samples = metric.check(CAPTIONS, [pictures[i] for i in SHOWN], references)
+    samples = metric.check(CAPTIONS, [images[i] for i in SHOWN], references)
     mixed = samples.select([7, 3, 5, 1, 0, 2, 6, 4])
     found = metric.combine(metric.encode_all(mixed), samples=mixed)
     assert [found.explain(i)["caption"] for i in range(len(CAPTIONS))] == CAPTIONS
@@ -681,38 +671,36 @@ def test_evidence_of_samples_in_any_order_is_that_of_their_rows(
 
 @EACH
 def test_metrics_of_the_same_weights_share_an_encoder_and_its_features(
-    name: str, weights: str, pictures: list[Path]
+    name: str, weights: str, images: list[Path]
 ) -> None:
     cache = FeatureCache()
     family = metric_class(name).tiny
     first = opened(
         next(known for known in METRICS if metric_class(known).tiny == family), weights, cache=cache
     )
-    score(first, pictures)
+    score(first, images)
     second = opened(name, weights, cache=cache)
     assert second.encoder is first.encoder  # type: ignore[attr-defined]
     with counted(first.encoder) as seen:  # type: ignore[attr-defined]
-        score(second, pictures)
-    assert seen.pictures == 0
+        score(second, images)
+    assert seen.images == 0
 
 
 @EVERY
-def test_the_settings_of_the_program_do_not_move_scores(
-    name: str, weights: str, pictures: list[Path]
-) -> None:
+def test_the_settings_of_the_program_do_not_move_scores(name: str, weights: str, images: list[Path]) -> None:
     few = [0, 1, 6]
-    expected = score(opened(name, weights), pictures, few)
+    expected = score(opened(name, weights), images, few)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert close(score(opened(name, weights), pictures, few), expected)
+        assert close(score(opened(name, weights), images, few), expected)
     for dtype in (torch.float64, torch.float16):
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
-            assert close(score(opened(name, weights), pictures, few), expected)
+            assert close(score(opened(name, weights), images, few), expected)
         finally:
             torch.set_default_dtype(before)
     with torch.device("meta"):  # as while a large model is built
-        assert close(score(opened(name, weights), pictures, few), expected)
+        assert close(score(opened(name, weights), images, few), expected)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_intervals_are_of_whole_images() -> None:
     groups = [str(i // 4) for i in range(100)]
     clustered = result(scores, groups).interval()
     single = result(scores).interval()
-    assert clustered.pictures == 25 and single.pictures == 100
+    assert clustered.images == 25 and single.images == 100
     assert clustered.high - clustered.low == pytest.approx(2 * (single.high - single.low), rel=0.15)
     assert clustered.low < result(scores).mean < clustered.high
     assert result(scores, groups).interval(0.5).high < clustered.high
@@ -147,12 +147,12 @@ def test_compares_systems_of_one_signature() -> None:
     first, second = result([0.5, 0.6, 0.8, 0.7, 0.9]), result([0.4, 0.7, 0.5, 0.6, 0.7])
     found = first.compare(second)
     assert found.difference == pytest.approx(first.mean - second.mean)
-    assert found.pictures == 5 and found.left_out == 0
+    assert found.images == 5 and found.left_out == 0
     assert found.verdict in str(found) and first.compare(second, level=0.5).interval.level == 0.5
     other = replace(second, signature="capeval:pacs|weights:y@2|v:1")
     with pytest.raises(ValueError, match=r"(?s)not comparable.*x@1.*y@2"):
         first.compare(other)
-    with pytest.raises(ValueError, match="no picture in common"):
+    with pytest.raises(ValueError, match="no image in common"):
         first.compare(result([0.4, 0.5], ["p", "q"]))
     with pytest.raises(ValueError, match="at least 5 images that both systems have a score on, found 4"):
         first.compare(result([0.4, 0.7, 0.5, 0.6, NAN]))

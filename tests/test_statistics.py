@@ -41,12 +41,12 @@ def compared(
 
 
 def names(n: int) -> list[str]:
-    return [f"picture {i}" for i in range(n)]
+    return [f"image {i}" for i in range(n)]
 
 
 def flat(system: System) -> tuple[list[float], list[str]]:
     return [score for scores in system for score in scores], [
-        f"picture {i}" for i, scores in enumerate(system) for _ in scores
+        f"image {i}" for i, scores in enumerate(system) for _ in scores
     ]
 
 
@@ -144,7 +144,7 @@ def test_agrees_with_a_plain_computation(n: int, level: float) -> None:
     first, second = ragged(rng, n), ragged(rng, n)
     found, plain = interval(*flat(first), level=level), Plain(first)
     assert [found.low, found.high] == pytest.approx(plain.ends(level), rel=1e-5)
-    assert (found.level, found.pictures) == (level, n)
+    assert (found.level, found.images) == (level, n)
 
     both, plain = compared(flat(first), flat(second), level), Plain(first, second)
     assert [both.interval.low, both.interval.high] == pytest.approx(plain.ends(level), rel=1e-4, abs=1e-6)
@@ -170,19 +170,19 @@ def test_is_students_interval_and_test_where_nothing_is_skewed() -> None:
         assert (tested.interval.low, tested.interval.high) == pytest.approx((extent.low, extent.high))
 
 
-def test_is_the_normal_interval_of_many_pictures() -> None:
-    # Pictures with one to four captions each: the variance of a ratio of sums, by linearisation.
+def test_is_the_normal_interval_of_many_images() -> None:
+    # Images with one to four captions each: the variance of a ratio of sums, by linearisation.
     rng = np.random.default_rng(2)
     n = 4000
     counts = rng.integers(1, 5, n)
-    of_picture = np.repeat(np.arange(n), counts)
-    scores = rng.normal(0.7, 0.1, n)[of_picture] + rng.normal(0, 0.1, len(of_picture))
-    sums = np.bincount(of_picture, scores)
+    of_image = np.repeat(np.arange(n), counts)
+    scores = rng.normal(0.7, 0.1, n)[of_image] + rng.normal(0, 0.1, len(of_image))
+    sums = np.bincount(of_image, scores)
     mean = scores.mean()
     half = stats.norm.ppf(0.975) * np.sqrt(((sums - mean * counts) ** 2).sum()) / counts.sum()
-    found = interval(list(scores), [str(i) for i in of_picture])
+    found = interval(list(scores), [str(i) for i in of_image])
     assert (found.low, found.high) == pytest.approx((mean - half, mean + half), abs=0.02 * half)
-    # Captions of one picture are alike, so an interval of single captions would be too narrow.
+    # Captions of one image are alike, so an interval of single captions would be too narrow.
     naive = interval(list(scores), names(len(scores)))
     assert naive.high - naive.low < 0.8 * (found.high - found.low)
 
@@ -219,7 +219,7 @@ def test_the_order_of_captions_and_copies_of_all_do_not_matter() -> None:
     for taken in (order, np.concatenate([order, np.arange(50)])):  # shuffled; every file twice
         again = interval(list(scores[taken]), list(groups[taken]))
         assert (again.low, again.high) == pytest.approx((straight.low, straight.high), rel=1e-10)
-        assert again.pictures == straight.pictures
+        assert again.images == straight.images
         test = compared((list(scores[taken]), list(groups[taken])), (list(other[taken]), list(groups[taken])))
         assert test.p_value == pytest.approx(first.p_value, rel=1e-9)
         assert test.difference == pytest.approx(first.difference)
@@ -247,7 +247,7 @@ def test_failed_captions_count_for_nothing() -> None:
     scores, groups = [0.1, 0.2, 0.3, 0.35, 0.6, 0.5], ["a", "b", "c", "d", "e", "e"]
     found = interval([0.1, NAN, *scores[1:], NAN, math.inf], ["a", "a", *groups[1:], "f", "b"])
     assert found == interval(scores, groups)
-    assert found.pictures == 5
+    assert found.images == 5
 
 
 def test_a_higher_level_is_wider() -> None:
@@ -371,15 +371,15 @@ def test_the_interval_is_what_is_not_rejected() -> None:
         assert (compared(flat(first), flat(moved)).p_value > 0.05) is inside
 
 
-def test_pictures_of_one_system_only_are_left_out_and_counted() -> None:
+def test_images_of_one_system_only_are_left_out_and_counted() -> None:
     first = ([0.5, 0.6, 0.7, 0.8, 0.3, 0.9, NAN], [*"abcde", "only first", "failed here"])
     second = ([0.4, 0.3, 0.6, 0.2, 0.7, 0.1, 0.2], [*"cabed", "only second", "failed here"])
     found = compared(first, second)
-    assert (found.pictures, found.left_out) == (5, 3)
+    assert (found.images, found.left_out) == (5, 3)
     assert found.difference == pytest.approx(
         (0.5 + 0.6 + 0.7 + 0.8 + 0.3) / 5 - (0.4 + 0.3 + 0.6 + 0.2 + 0.7) / 5
     )
-    assert found.interval.pictures == 5
+    assert found.interval.images == 5
     assert "5 images, 3 left out" in str(found)
 
 
@@ -441,7 +441,7 @@ def test_a_level_that_is_none_is_refused(level: float) -> None:
         ([NAN] * 5, [*"abcde"], 0),
     ],
 )
-def test_fewer_than_five_pictures_are_refused(scores: list[float], groups: list[str], found: int) -> None:
+def test_fewer_than_five_images_are_refused(scores: list[float], groups: list[str], found: int) -> None:
     with pytest.raises(ValueError, match=f"an interval needs at least 5 images with a score, found {found}"):
         interval(scores, groups)
     with pytest.raises(ValueError, match=rf"comparison needs at least 5 images that both .* found {found}"):

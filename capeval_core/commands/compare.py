@@ -15,7 +15,7 @@ from capeval_core.statistics import p_in_words, signed
 def run(arguments: list[str]) -> int:
     parser = Parser(
         prog="capeval compare",
-        description="Paired test of two systems that were scored on the same pictures.",
+        description="Paired test of two systems that were scored on the same images.",
         epilog=paragraph(
             "A and B are files of `capeval score ... --json OUT`, scored with the same settings."
         ),
@@ -34,13 +34,13 @@ def run(arguments: list[str]) -> int:
         ["interval", f"{low} to {high} ({test.interval.level:.0%})"],
         ["test", f"{p_in_words(test.p_value, test.interval.level)}, {test.test}"],
         ["verdict", test.verdict],
-        ["pictures", f"{test.pictures:,} ({test.left_out:,} left out)"],
+        ["images", f"{test.images:,} ({test.left_out:,} left out)"],
         ["signature", a.signature],
     ]
     print(table(rows, width=WHOLE_LINES))
     if test.left_out:
         complain(
-            f"warning: {test.left_out:,} pictures have a score in only one of the files: they are left out, "
+            f"warning: {test.left_out:,} images have a score in only one of the files: they are left out, "
             "of the means too"
         )
     return 0

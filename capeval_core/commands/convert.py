@@ -97,7 +97,7 @@ def _introduce(arguments: list[str]) -> int:
 
 
 def _told(name: str, out: Path, architecture: str, notes: list[str]) -> str:
-    files = "--candidates captions.json --images pictures"
+    files = "--candidates captions.json --images images"
     if name == _REGIONS:
         command = f"capeval score hices {files} --regions {shlex.quote(f'objects:{out}')}"
     elif name == EVA_CLIP:

@@ -1,4 +1,4 @@
-"""`capeval demo`: good, subtly wrong and unrelated captions of the packaged pictures."""
+"""`capeval demo`: good, subtly wrong and unrelated captions of the packaged images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS = ("pacs", "refpacs")
 def run(arguments: list[str]) -> int:
     parser = Parser(
         prog="capeval demo",
-        description="Score packaged pictures with the packaged `tiny` weights: no network, no files.",
+        description="Score packaged images with the packaged `tiny` weights: no network, no files.",
     )
     parser.read(arguments)
     print(report("tiny"))
@@ -32,15 +32,15 @@ def report(weights: str | PathLike[str]) -> str:
     return "\n".join(
         [
             paragraph(
-                f"{len(items)} drawn pictures, each with a good caption, one that is wrong in a word, "
-                "and one of another picture."
+                f"{len(items)} drawn images, each with a good caption, one that is wrong in a word, "
+                "and one of another image."
             ),
             "",
             _captions_table(items, results, titles),
             "",
             *_mistakes(items, results),
             _means_table(results, titles),
-            f"{len(items)} pictures are too few for intervals of the means, which take {LEAST_IMAGES}.",
+            f"{len(items)} images are too few for intervals of the means, which take {LEAST_IMAGES}.",
             "",
             *(results[name]["good"].signature for name in METRICS),
             "",
@@ -50,11 +50,11 @@ def report(weights: str | PathLike[str]) -> str:
 
 
 def _captions_table(items: list[DemoItem], results: dict[str, dict[str, Result]], titles: list[str]) -> str:
-    rows = [["PICTURE", *titles, "KIND", "CAPTION"]]
+    rows = [["IMAGE", *titles, "KIND", "CAPTION"]]
     for i, item in enumerate(items):
         for kind, field in KINDS.items():
             scores = [f"{results[name][kind].scores[i]:.3f}" for name in METRICS]
-            rows.append([item.picture.name if kind == "good" else "", *scores, kind, getattr(item, field)])
+            rows.append([item.image.name if kind == "good" else "", *scores, kind, getattr(item, field)])
     return table(rows)
 
 
@@ -66,9 +66,9 @@ def _means_table(results: dict[str, dict[str, Result]], titles: list[str]) -> st
 
 
 def _mistakes(items: list[DemoItem], results: dict[str, dict[str, Result]]) -> list[str]:
-    """Where a caption that is not true has the best score of its picture, which a metric may give."""
+    """Where a caption that is not true has the best score of its image, which a metric may give."""
     found = [
-        f"{metric_class(name).title} of {item.picture.name}"
+        f"{metric_class(name).title} of {item.image.name}"
         for name in METRICS
         for i, item in enumerate(items)
         if max(KINDS, key=lambda kind: results[name][kind].scores[i]) != "good"
@@ -80,7 +80,7 @@ def _mistakes(items: list[DemoItem], results: dict[str, dict[str, Result]]) -> l
 
 
 def _next_steps() -> list[str]:
-    files = "--candidates captions.json --images pictures"
+    files = "--candidates captions.json --images images"
     weights = metric_class("pacs").default_weights
     return [
         "`tiny` knows only such drawings. On yours CLIP-S, with its weights from the Hub:",

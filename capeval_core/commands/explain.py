@@ -45,7 +45,7 @@ def write_explanations(folder: Path, collection: Collection, result: Result) -> 
 
     Slashes of ids that are paths become underscores.
 
-    A caption without a score has no picture; its numbers say why.
+    A caption without a score has no image; its numbers say why.
     """
     numbers: Counter[str] = Counter()
     drawn = 0

@@ -12,7 +12,7 @@ from capeval_core.commands.flags import in_flags
 from capeval_core.options import Settings
 
 _PLACE = re.compile(r"\b(captions|images|references)\[(\d+)\](?:\[(\d+)\])?")
-# The other captions of a broken picture: its id, which is named already, stands for all of them.
+# The other captions of a broken image: its id, which is named already, stands for all of them.
 _ALSO = re.compile(r" \(also (?:images\[\d+\](?:, )?)+(?: and [\d,]+ more)?\)")
 
 
@@ -47,7 +47,7 @@ def places_named(message: str, ids: Sequence[str]) -> str:
     >>> places_named("captions[0][3] is empty", ["dog", "cat"])
     "caption 4 of 'dog' is empty"
     >>> places_named("images[2]: cannot decode 'x.jpg' (truncated)", ["dog", "dog", "cat"])
-    "picture of 'cat': cannot decode 'x.jpg' (truncated)"
+    "image of 'cat': cannot decode 'x.jpg' (truncated)"
     """
 
     def named(found: re.Match[str]) -> str:
@@ -56,7 +56,7 @@ def places_named(message: str, ids: Sequence[str]) -> str:
             return found[0]
         image_id = ids[index]
         if kind == "images":
-            what = "picture"
+            what = "image"
         elif kind == "references":
             what = f"reference {int(found[3]) + 1}" if found[3] else "references"
         else:

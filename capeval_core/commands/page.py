@@ -16,7 +16,7 @@ PORTS = range(1, 65_536)
 def run(arguments: list[str]) -> int:
     parser = Parser(
         prog="capeval page",
-        description="Serve a page on this machine: drop a picture, type a caption, see its score.",
+        description="Serve a page on this machine: drop an image, type a caption, see its score.",
     )
     parser.add_argument("metric", metavar="METRIC", help=f"one of {', '.join(METRICS)}")
     parser.add_argument(

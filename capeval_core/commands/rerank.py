@@ -1,4 +1,4 @@
-"""`capeval rerank`: the best of several captions of each picture."""
+"""`capeval rerank`: the best of several captions of each image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMED_IDS = 5
 
 @dataclass(frozen=True)
 class Pools:
-    """Candidates by picture, in the file's order."""
+    """Candidates by image, in the file's order."""
 
     ids: list[str]
     images: list[Path]
@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
 
 
 def submission(pools: Pools, result: Result) -> str:
-    """The chosen captions as CSV: file name and caption of each picture that has one."""
+    """The chosen captions as CSV: file name and caption of each image that has one."""
     chosen = zip(pools.images, result.parts["caption"], result.parts["choice"], strict=True)
     return _csv([COLUMNS, *((image.name, caption) for image, caption, place in chosen if place >= 0)])
 
@@ -89,7 +89,7 @@ def _read(candidates: Path, images: Path) -> Pools:
         {image for image in shown.values() if image.parent == images}
     )
     if left > 0:
-        what = f"{left:,} pictures of {images} have" if left > 1 else f"one picture of {images} has"
+        what = f"{left:,} images of {images} have" if left > 1 else f"one image of {images} has"
         complain(f"warning: {what} no candidates in {candidates}")
     if all(len(captions) == 1 for captions in gathered.values()):
         raise ValueError(
@@ -106,8 +106,8 @@ def _summary(metric: type[CaptionMetric], pools: Pools, result: Result, out: Pat
     doubtful = [image_id for image_id, yes in zip(pools.ids, result.parts["doubtful"], strict=True) if yes]
     rows = [
         [metric.title, f"{result.mean:.4f} (mean total, comparable within this set only)"],
-        ["pictures", f"{len(sizes):,} ({result.counts.failed:,} failed)"],
-        ["candidates", f"{sum(sizes):,} ({extent} per picture)"],
+        ["images", f"{len(sizes):,} ({result.counts.failed:,} failed)"],
+        ["candidates", f"{sum(sizes):,} ({extent} per image)"],
         ["signature", result.signature],
         ["chosen", str(out)],
     ]
@@ -129,17 +129,17 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         usage="capeval rerank --candidates FILE --images FOLDER --out BEST.csv [options]",
         description=paragraph(f"{metric.title}: {metric.summary}"),
         epilog=paragraph(
-            f"{FILES} A CSV file may also have one row per picture: its file name, then its candidates, "
+            f"{FILES} A CSV file may also have one row per image: its file name, then its candidates, "
             "under a header that begins with filename. "
             f"BEST.csv has the columns {' and '.join(COLUMNS)}, as submissions to NICE 2024 have."
         ),
     )
     files = parser.add_argument_group("files")
     files.add_argument(
-        "--candidates", metavar="FILE", type=Path, required=True, help="several captions per picture"
+        "--candidates", metavar="FILE", type=Path, required=True, help="several captions per image"
     )
     files.add_argument(
-        "--images", metavar="FOLDER", type=Path, required=True, help="the pictures that they describe"
+        "--images", metavar="FOLDER", type=Path, required=True, help="the images that they describe"
     )
     files.add_argument(
         "--out", metavar="BEST.csv", type=_table_file, required=True, help="write the chosen captions"

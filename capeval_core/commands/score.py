@@ -1,4 +1,4 @@
-"""`capeval score`: the user's own captions and pictures."""
+"""`capeval score`: the user's own captions and images."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from capeval_core.statistics import Interval
 
 FILES = (
     "Files are JSON ({image id: caption}, {image id: [captions or references]}, COCO results, COCO "
-    "annotations), JSON lines, CSV or Parquet, told apart by their extension. A picture's id is its file "
-    "name without the extension, or its path from the folder of pictures; for COCO also its number."
+    "annotations), JSON lines, CSV or Parquet, told apart by their extension. An image's id is its file "
+    "name without the extension, or its path from the folder of images; for COCO also its number."
 )
 
 
@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
     metric = metric_class(arguments[0])
     if metric.pools:
         raise ValueError(
-            f"{metric.name} chooses among several captions of each picture: use `capeval rerank`, which "
+            f"{metric.name} chooses among several captions of each image: use `capeval rerank`, which "
             "writes the chosen ones"
         )
     given = _parser(metric).read(arguments[1:])
@@ -92,7 +92,7 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
     )
     files = parser.add_argument_group("files")
     files.add_argument("--candidates", metavar="FILE", required=True, help="the captions to score")
-    files.add_argument("--images", metavar="FOLDER", required=True, help="the pictures that they describe")
+    files.add_argument("--images", metavar="FOLDER", required=True, help="the images that they describe")
     files.add_argument(
         "--references",
         metavar="FILE",
@@ -119,7 +119,7 @@ def _introduce(arguments: list[str]) -> int:
     parser = Parser(
         prog="capeval score",
         usage="capeval score METRIC --candidates FILE --images FOLDER [options]",
-        description="Score a file of captions against a folder of pictures.",
+        description="Score a file of captions against a folder of images.",
         epilog="metrics:\n"
         + table([[metric.name, metric.summary] for metric in metrics], indent="  ")
         + "\n\n`capeval score METRIC --help` shows all options.\n\n"

@@ -29,5 +29,5 @@ def interval_of(result: Result) -> Interval | str:
 
 
 def _bounds(interval: Interval) -> str:
-    extent = f"({interval.level:.0%}, {interval.pictures:,} pictures)"
+    extent = f"({interval.level:.0%}, {interval.images:,} images)"
     return f"{interval.low:.4f} to {interval.high:.4f} {extent}"

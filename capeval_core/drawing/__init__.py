@@ -1,1 +1,1 @@
-"""Explanations as pictures, with Pillow alone: blocks of plain values, whose meaning only a score knows."""
+"""Explanations as images, with Pillow alone: blocks of plain values, whose meaning only a score knows."""

@@ -29,8 +29,8 @@ class Place:
 def place_badges(regions: Sequence[Points], size: tuple[float, float], radius: float) -> list[Place]:
     """A place for each region, on its outline (k, 2) as far to the top left as there is room.
 
-    Where its whole outline is taken, the nearest free place of the picture (width, height). Only in a
-    picture too small for all of them do badges overlap.
+    Where its whole outline is taken, the nearest free place of the image (width, height). Only in a
+    image too small for all of them do badges overlap.
     """
     # The smallest first: they have the least choice.
     order = np.argsort([np.prod(np.ptp(points, axis=0)) for points in regions], kind="stable")

@@ -51,7 +51,7 @@ def beside(blocks: Sequence[Block], column: float) -> Block:
 
 
 def sheet(block: Block, width: int, margin: float) -> Image.Image:
-    """A picture, `width` pixels wide, of a block with a margin around it."""
+    """An image, `width` pixels wide, of a block with a margin around it."""
     canvas = Canvas(width, math.ceil(block.height + 2 * margin), PAPER)
     block.draw(canvas, margin, margin)
     return canvas.finished()

@@ -1,4 +1,4 @@
-"""A sheet to draw on, in pixels of the picture that it becomes; drawn finer, so that edges are smooth."""
+"""A sheet to draw on, in pixels of the image that it becomes; drawn finer, so that edges are smooth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NARROWEST = 320
 
 
 def check_width(width: int) -> None:
-    """Refuse what is no width of a picture.
+    """Refuse what is no width of an image.
 
     Raises:
         ValueError: it is no whole number, or below `NARROWEST`.
@@ -44,7 +44,7 @@ class Canvas:
         self._draw = ImageDraw.Draw(self.image, "RGBA")  # blends colours that let something through
 
     def finished(self) -> Image.Image:
-        """The picture with smooth edges; larger than its width where the canvas is finer."""
+        """The image with smooth edges; larger than its width where the canvas is finer."""
         return self.image.reduce(FINER)
 
     def text(
@@ -110,5 +110,5 @@ class Canvas:
                 self._draw.ellipse((x - wide / 2, y - wide / 2, x + wide / 2, y + wide / 2), colour)
 
     def paste(self, image: Image.Image, x: float, y: float, mask: Image.Image | None = None) -> None:
-        """A picture of this canvas' fineness, at its top left corner."""
+        """An image of this canvas' fineness, at its top left corner."""
         self.image.paste(image, (round(x * self.finer), round(y * self.finer)), mask)

@@ -1,4 +1,4 @@
-"""An explanation as one picture: what is seen, what is said, and how they fit each other."""
+"""An explanation as one image: what is seen, what is said, and how they fit each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from capeval_core.drawing.blocks import GAP, Block, beside, sheet, stacked
 from capeval_core.drawing.canvas import check_width
 from capeval_core.drawing.caption import Caption
 from capeval_core.drawing.heading import Heading
-from capeval_core.drawing.picture import FramedPicture
+from capeval_core.drawing.image import FramedImage
 from capeval_core.drawing.table import Table
 
 _ONE_COLUMN = 760  # below this width everything stands in one column
@@ -27,20 +27,20 @@ class Card:
     up to three columns.
 
     >>> from capeval_core.drawing.marks import RegionMark, Tick
-    >>> from capeval_core.drawing.overlay import OutlinedPicture
+    >>> from capeval_core.drawing.overlay import OutlinedImage
     >>> from capeval_core.drawing.table import Bar, Row
     >>> from capeval_core.regions.regions import Regions
     >>> mark = RegionMark.of(0)
-    >>> seen = OutlinedPicture(Image.new("RGB", (2, 1)), Regions.of([[[True, False]]]), [mark])
+    >>> seen = OutlinedImage(Image.new("RGB", (2, 1)), Regions.of([[[True, False]]]), [mark])
     >>> words = Table("Words", ["cosine, region"], [Row(Tick(), "dog", [Bar(0.9, mark.colour)], mark)])
-    >>> card = Card(Heading("Precision", 0.9), Caption("a dog"), FramedPicture(seen), [words])
+    >>> card = Card(Heading("Precision", 0.9), Caption("a dog"), FramedImage(seen), [words])
     >>> card.drawn(width=640).width
     640
     """
 
     heading: Heading
     caption: Caption
-    picture: FramedPicture
+    image: FramedImage
     tables: Sequence[Table] = ()
     last: Table = _NO_TABLE
 
@@ -57,13 +57,13 @@ class Card:
         return sheet(way, width, margin)
 
     def _in_one_column(self, inner: float) -> Block:
-        said, picture, tables = self._said(inner), self.picture.block(inner), self._tables(inner)
-        return stacked([*said, picture, *tables, self.last.block(inner)])
+        said, image, tables = self._said(inner), self.image.block(inner), self._tables(inner)
+        return stacked([*said, image, *tables, self.last.block(inner)])
 
     def _in_two_columns(self, inner: float) -> Block:
-        """The picture at the left, what is said at the right, the last table below either or both."""
+        """The image at the left, what is said at the right, the last table below either or both."""
         column = (inner - GAP) / 2
-        left, right = [self.picture.block(column)], [*self._said(column), *self._tables(column)]
+        left, right = [self.image.block(column)], [*self._said(column), *self._tables(column)]
         last = self.last.block(column)
         upper = beside([stacked(left), stacked(right)], column)
         ways = [

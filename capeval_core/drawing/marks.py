@@ -22,7 +22,7 @@ class Mark(Protocol):
 class RegionMark:
     """How a region is known wherever it is shown: its label, a number of at most three digits, on its colour.
 
-    unmentioned: whether nothing that is said fits it: dashed on the picture.
+    unmentioned: whether nothing that is said fits it: dashed on the image.
     """
 
     label: str
@@ -31,7 +31,7 @@ class RegionMark:
 
     @classmethod
     def of(cls, index: int, unmentioned: bool = False) -> RegionMark:
-        """That of region `index` (from 0) of a picture.
+        """That of region `index` (from 0) of an image.
 
         >>> RegionMark.of(2).label
         '3'

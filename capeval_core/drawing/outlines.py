@@ -18,7 +18,7 @@ _SMOOTHING = 5  # neighbours that a point is averaged with: pixels make stairs
 
 
 def outlines(runs: Runs, size: tuple[int, int]) -> list[Line]:
-    """The closed outlines (k, 2) of a mask, x and y as shares of the picture's width and height.
+    """The closed outlines (k, 2) of a mask, x and y as shares of the image's width and height.
 
     The longest comes first; holes have outlines too. The last point leads back to the first.
 
@@ -29,7 +29,7 @@ def outlines(runs: Runs, size: tuple[int, int]) -> list[Line]:
     scale = _TRACED / max(size)
     mask = rle.decode(runs, size)
     step = max(1, int(0.5 / scale))
-    if step > 1 and mask[::step, ::step].any():  # of a large picture twice what is traced is enough
+    if step > 1 and mask[::step, ::step].any():  # of a large image twice what is traced is enough
         mask = mask[::step, ::step]
     mask = _resized(mask, max(1, round(size[1] * scale)), max(1, round(size[0] * scale)))
     height, width = mask.shape

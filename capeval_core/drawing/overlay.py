@@ -1,4 +1,4 @@
-"""A picture with its regions outlined and marked; those that nothing said fits dashed.
+"""An image with its regions outlined and marked; those that nothing said fits dashed.
 
 Outlines only: a tint would show objects in other colours than a caption names.
 """
@@ -21,16 +21,16 @@ from capeval_core.regions.regions import Regions
 
 _OUTLINE, _CASING = 2.5, 5.0  # a coloured line in a white one, seen on any ground
 _DASH = (8.0, 6.0)
-_GREY, _DIMMED = (128, 128, 128), 0.7  # what is not seen, and how little of the picture it shows
-_CROWDED = 20  # regions from which badges are smaller, as they are on a low picture, down to
-_LOW = 220  # height below which lines are thinner: the objects of a low picture are small
+_GREY, _DIMMED = (128, 128, 128), 0.7  # what is not seen, and how little of the image it shows
+_CROWDED = 20  # regions from which badges are smaller, as they are on a low image, down to
+_LOW = 220  # height below which lines are thinner: the objects of a low image are small
 _LEAST = 6.5  # pixels of their radius
-_DESIGNED = 440  # width at which lines and badges of a picture alone have their size; they grow with it
+_DESIGNED = 440  # width at which lines and badges of an image alone have their size; they grow with it
 
 
 @dataclass(frozen=True)
-class OutlinedPicture:
-    """A picture, its regions, and the mark of each.
+class OutlinedImage:
+    """An image, its regions, and the mark of each.
 
     visible: x0, y0, x1, y1 in pixels; what lies outside is dimmed. None: everything is visible.
     """
@@ -41,7 +41,7 @@ class OutlinedPicture:
     visible: Sequence[float] | None = None
 
     def drawn(self, width: int) -> Image.Image:
-        """The picture alone, `width` pixels wide; narrower where it would be more than twice as high as wide.
+        """The image alone, `width` pixels wide; narrower where it would be more than twice as high as wide.
 
         Raises:
             ValueError: the width is below `NARROWEST`.
@@ -51,7 +51,7 @@ class OutlinedPicture:
         return self.canvas(shown, FINER * width / _DESIGNED).finished()
 
     def canvas(self, width: float, finer: float = FINER) -> Canvas:
-        """The picture, `width` pixels wide, to be put on another canvas; `finer` is as for `Canvas`."""
+        """The image, `width` pixels wide, to be put on another canvas; `finer` is as for `Canvas`."""
         height = max(1.0, width * self.image.height / self.image.width)
         canvas = Canvas(width, height, PAPER, finer)
         shown = self.image.convert("RGB").resize(canvas.image.size, Image.Resampling.LANCZOS)

@@ -1,4 +1,4 @@
-"""Text for pictures: fonts, and lines that fit a width."""
+"""Text for images: fonts, and lines that fit a width."""
 
 from __future__ import annotations
 

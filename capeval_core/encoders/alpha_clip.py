@@ -1,4 +1,4 @@
-"""Alpha-CLIP: CLIP's picture tower with a mask channel, for features of regions.
+"""Alpha-CLIP: CLIP's image tower with a mask channel, for features of regions.
 
 Sun, Fang, Wu, Zhang, Zang, Kong, Xiong, Lin, Wang: Alpha-CLIP: A CLIP Model Focusing on Wherever You Want,
 CVPR 2024, https://arxiv.org/abs/2312.03818
@@ -27,14 +27,14 @@ from capeval_core.encoders.mask_geometry import (
     Geometry,
     check_geometry,
     crop_masks,
-    picture_pixels,
+    image_pixels,
     resize_masks,
 )
 from capeval_core.encoders.region_features import Prepared, RegionFeatures, Row, encode_regions_of
 from capeval_core.encoders.transformer import run_vision
-from capeval_core.inputs.pictures import Picture, PictureError
+from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.canary import TEXTS, canary_pictures, cosines
+from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
@@ -49,10 +49,10 @@ _EXPANDED = 1 << 24
 
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
-    """Alpha-CLIP on open_clip's modules: patches of the picture and of a mask are embedded and added.
+    """Alpha-CLIP on open_clip's modules: patches of the image and of a mask are embedded and added.
 
-    Texts are those of the CLIP that it was tuned from. Rows of a batch are pairs of picture and mask, of as
-    many pictures as it takes to fill it. In float32 a feature does not depend on what else is in the
+    Texts are those of the CLIP that it was tuned from. Rows of a batch are pairs of image and mask, of as
+    many images as it takes to fill it. In float32 a feature does not depend on what else is in the
     batch, up to rounding.
 
     Arguments and errors are those of `CheckedModel`; tensors have open_clip's names, beside
@@ -81,51 +81,51 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
 
     def encode_regions(
         self,
-        pictures: Iterable[Picture],
+        images: Iterable[InputImage],
         regions: RegionSource | Iterable[Masks],
         *,
         geometry: Geometry = "square_crop",
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[RegionFeatures]:
-        """Features of pictures as a whole and of their regions, picture by picture, in order.
+        """Features of images as a whole and of their regions, image by image, in order.
 
-        A picture with n masks costs 1 + n rows of the picture tower, and none where the features of the
-        same regions of the same picture are in the cache; a source is not asked then either. Pictures
+        An image with n masks costs 1 + n rows of the image tower, and none where the features of the
+        same regions of the same image are in the cache; a source is not asked then either. Images
         are read, and regions found, ahead of the encoder; memory does not grow with their number.
 
         Args:
-            pictures: any number.
-            regions: where regions come from, or per picture its own: `Regions`, or masks (n, h, w), boolean,
-                at the picture's size (n may be 0).
-            geometry: how masks and pictures come to the tower's size, see `mask_geometry`.
+            images: any number.
+            regions: where regions come from, or per image its own: `Regions`, or masks (n, h, w), boolean,
+                at the image's size (n may be 0).
+            geometry: how masks and images come to the tower's size, see `mask_geometry`.
             cache: where features are looked up and kept.
             batch_size: rows per forward pass; None: as many as fit into memory.
 
-        A picture that cannot be read, or whose regions are wrong or cannot be had, gives NaN and the reason.
+        An image that cannot be read, or whose regions are wrong or cannot be had, gives NaN and the reason.
 
         Raises:
-            ValueError: an unknown geometry; more pictures than regions or fewer.
+            ValueError: an unknown geometry; more images than regions or fewer.
             MemoryError: the given `batch_size`, or a single row, does not fit into memory.
 
         >>> from capeval_core.synthetic import draw, masks, sample_scene
         >>> scene = sample_scene(np.random.default_rng(0))
         >>> encoder = AlphaClipEncoder.from_pretrained("tiny")
-        >>> (found,) = encoder.encode_regions([Picture.of(draw(scene))], [masks(scene)])
+        >>> (found,) = encoder.encode_regions([InputImage.of(draw(scene))], [masks(scene)])
         >>> found.whole.shape, found.regions.shape == (len(scene.objects), 128), found.dropped
         ((128,), True, 0)
         """
         check_geometry(geometry)
-        steps = _Steps(self, geometry, self._pictures_per_batch(batch_size))
-        return encode_regions_of(_paired(pictures, regions), steps, cache)
+        steps = _Steps(self, geometry, self._images_per_batch(batch_size))
+        return encode_regions_of(_paired(images, regions), steps, cache)
 
-    def preprocess(self, picture: Image.Image, geometry: Geometry = "square_crop") -> Floats:
-        """(3, n, n) float32 pixels of a PIL picture, as the picture tower sees them."""
+    def preprocess(self, image: Image.Image, geometry: Geometry = "square_crop") -> Floats:
+        """(3, n, n) float32 pixels of a PIL image, as the image tower sees them."""
         check_geometry(geometry)
-        return np.asarray(self.normalised(picture_pixels(picture, self.preprocessing, geometry)))
+        return np.asarray(self.normalised(image_pixels(image, self.preprocessing, geometry)))
 
     def preprocess_masks(self, masks: NDArray[np.bool_], geometry: Geometry = "square_crop") -> Floats:
-        """(k, 1, n, n) float32 of masks (k, h, w), as the picture tower sees them."""
+        """(k, 1, n, n) float32 of masks (k, h, w), as the image tower sees them."""
         check_geometry(geometry)
         return np.asarray(self._alphas(crop_masks(masks, geometry), geometry).cpu())
 
@@ -133,23 +133,23 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         self,
         pixels: Floats,
         alphas: Floats,
-        picture: Sequence[int],
+        image: Sequence[int],
         *,
         batch_size: int | None = None,
     ) -> Floats:
         """(k, d) float32 features, un-normalised, of what is preprocessed.
 
         Args:
-            pixels: (pictures, 3, n, n), as `preprocess` gives them.
+            pixels: (images, 3, n, n), as `preprocess` gives them.
             alphas: (k, 1, n, n), as `preprocess_masks` gives them.
-            picture: per row of `alphas` the index of its picture.
+            image: per row of `alphas` the index of its image.
         """
         shown = list(torch.from_numpy(pixels))
         rows = [
-            Row(shown[index], alpha) for index, alpha in zip(picture, torch.from_numpy(alphas), strict=True)
+            Row(shown[index], alpha) for index, alpha in zip(image, torch.from_numpy(alphas), strict=True)
         ]
         features = np.empty((len(rows), self.dimension), dtype=np.float32)
-        for part, some in self._pictures_per_batch(batch_size).run(len(rows), self._rows_forward(rows)):
+        for part, some in self._images_per_batch(batch_size).run(len(rows), self._rows_forward(rows)):
             features[part] = some
         return features
 
@@ -157,7 +157,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         @torch.inference_mode()
         def forward(part: slice) -> Floats:
             dtype, visual = DTYPES[self.dtype], self.model.visual
-            places: dict[int, int] = {}  # a picture's patches are embedded once for all its masks
+            places: dict[int, int] = {}  # an image's patches are embedded once for all its masks
             which = [places.setdefault(id(row.pixels), len(places)) for row in rows[part]]
             shown = list({id(row.pixels): row.pixels for row in rows[part]}.values())
             with exact_float32(self.device):
@@ -178,11 +178,11 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         return normalised
 
     def canary(self) -> Floats:
-        """(2, 3) cosines of two drawn pictures, each under a mask, and three captions."""
-        pictures = canary_pictures()
-        pixels = np.stack([self.preprocess(picture) for picture in pictures])
-        masks = np.ones((2, pictures[0].height, pictures[0].width), dtype=np.bool_)
-        masks[0, :, pictures[0].width // 2 :] = False
+        """(2, 3) cosines of two drawn images, each under a mask, and three captions."""
+        images = canary_images()
+        pixels = np.stack([self.preprocess(image) for image in images])
+        masks = np.ones((2, images[0].height, images[0].width), dtype=np.bool_)
+        masks[0, :, images[0].width // 2 :] = False
         seen = self.encode_prepared(pixels, self.preprocess_masks(masks), [0, 1])
         return cosines(seen, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
 
@@ -197,11 +197,11 @@ class _Steps:
         self._full = encoder._alphas(np.ones((1, n, n), dtype=np.bool_), geometry)[0]
         self._finding = threading.Lock()
 
-    def record_key(self, picture: str, regions: str) -> str:
-        return self.encoder._key("regions", f"{self.geometry}\n{picture}\n{regions}".encode())
+    def record_key(self, image: str, regions: str) -> str:
+        return self.encoder._key("regions", f"{self.geometry}\n{image}\n{regions}".encode())
 
-    def whole_key(self, picture: str) -> str:
-        return self.encoder._key("whole", f"{self.geometry}\n{picture}".encode())
+    def whole_key(self, image: str) -> str:
+        return self.encoder._key("whole", f"{self.geometry}\n{image}".encode())
 
     def name_of(self, regions: RegionSource | Masks) -> str:
         if isinstance(regions, RegionSource):
@@ -217,18 +217,18 @@ class _Steps:
             digest.update(np.ascontiguousarray(masks).data)
         return f"masks {digest.hexdigest()}"
 
-    def prepare(self, picture: Picture, regions: RegionSource | Masks) -> Prepared:
-        image = picture.load()
+    def prepare(self, image: InputImage, regions: RegionSource | Masks) -> Prepared:
+        decoded = image.load()
         try:
-            pixels = self.encoder.normalised(picture_pixels(image, self.encoder.preprocessing, self.geometry))
+            pixels = self.encoder.normalised(image_pixels(decoded, self.encoder.preprocessing, self.geometry))
         except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
-            raise PictureError(
-                f"{picture.where}: cannot prepare {picture.name} ({image.mode}): {error}"
+            raise ImageError(
+                f"{image.where}: cannot prepare {image.name} ({decoded.mode}): {error}"
             ) from None
         if isinstance(regions, RegionSource):
             with self._finding:  # a source may be a network, which fills the machine alone
-                regions = regions.find(picture)
-        found = _checked(regions, picture, (image.height, image.width))
+                regions = regions.find(image)
+        found = _checked(regions, image, (decoded.height, decoded.width))
         groups = self._visible(found)
         first = next(groups, [])  # in this thread, so that the encoder need not wait for it
         return Prepared(pixels, self._full, len(found) + found.dropped, chain([first], groups))
@@ -251,51 +251,51 @@ class _Steps:
 
 
 def _paired(
-    pictures: Iterable[Picture], regions: RegionSource | Iterable[Masks]
-) -> Iterator[tuple[Picture, RegionSource | Masks]]:
+    images: Iterable[InputImage], regions: RegionSource | Iterable[Masks]
+) -> Iterator[tuple[InputImage, RegionSource | Masks]]:
     if isinstance(regions, RegionSource):
-        for picture in pictures:
-            yield picture, regions
+        for image in images:
+            yield image, regions
         return
     nothing: Any = object()
-    for index, (picture, own) in enumerate(zip_longest(pictures, regions, fillvalue=nothing)):
-        if picture is nothing or own is nothing:
-            fewer, more = ("regions", "pictures") if own is nothing else ("pictures", "regions")
+    for index, (image, own) in enumerate(zip_longest(images, regions, fillvalue=nothing)):
+        if image is nothing or own is nothing:
+            fewer, more = ("regions", "images") if own is nothing else ("images", "regions")
             raise ValueError(
-                f"there are {index} {fewer} but more {more}: give every picture its regions, an empty "
+                f"there are {index} {fewer} but more {more}: give every image its regions, an empty "
                 "array (0, h, w) where it has none"
             )
-        yield picture, own
+        yield image, own
 
 
-def _checked(regions: Masks, picture: Picture, size: tuple[int, int]) -> Regions:
-    """Regions that fit the picture, or PictureError with everything that is wrong."""
-    expected = f"{picture.name} is {size[0]} pixels high and {size[1]} wide"
+def _checked(regions: Masks, image: InputImage, size: tuple[int, int]) -> Regions:
+    """Regions that fit the image, or ImageError with everything that is wrong."""
+    expected = f"{image.name} is {size[0]} pixels high and {size[1]} wide"
     if isinstance(regions, Regions):
         if regions.size != size:
-            raise PictureError(
-                f"{picture.where}: its regions are of a picture {regions.size[0]} high and "
-                f"{regions.size[1]} wide, but {expected}: make them of the picture itself, not of a copy"
+            raise ImageError(
+                f"{image.where}: its regions are of an image {regions.size[0]} high and "
+                f"{regions.size[1]} wide, but {expected}: make them of the image itself, not of a copy"
             )
         return regions
     masks = np.asarray(regions)
     if masks.dtype == np.object_:
-        raise PictureError(
-            f"{picture.where}: its regions are a {type(regions).__name__}, expected Regions or boolean masks "
+        raise ImageError(
+            f"{image.where}: its regions are a {type(regions).__name__}, expected Regions or boolean masks "
             f"(n, {size[0]}, {size[1]}); an array with n = 0 where there are none"
         )
     if masks.dtype != np.bool_:
-        raise PictureError(
-            f"{picture.where}: its masks are of type {masks.dtype}, expected boolean: pass masks > 0 (or "
+        raise ImageError(
+            f"{image.where}: its masks are of type {masks.dtype}, expected boolean: pass masks > 0 (or "
             "masks > 0.5 where they are probabilities)"
         )
     if masks.ndim != 3 or masks.shape[1:] != size:
-        raise PictureError(
-            f"{picture.where}: its masks have shape {masks.shape}, but {expected}: expected (n, {size[0]}, "
+        raise ImageError(
+            f"{image.where}: its masks have shape {masks.shape}, but {expected}: expected (n, {size[0]}, "
             f"{size[1]})"
         )
     empty = np.flatnonzero(~masks.any(axis=(1, 2)))
     if len(empty):
         which = ", ".join(f"masks[{index}]" for index in empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise PictureError(f"{picture.where}: {which} of {len(masks)} have no pixel: leave them out")
+        raise ImageError(f"{image.where}: {which} of {len(masks)} have no pixel: leave them out")
     return Regions.of(masks, size=size)

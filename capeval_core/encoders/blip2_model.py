@@ -1,8 +1,8 @@
-"""transformers' BLIP-2 modules, filled strictly, and its Q-Former run without repeating a picture.
+"""transformers' BLIP-2 modules, filled strictly, and its Q-Former run without repeating an image.
 
-transformers' own forward asks for as many pictures as captions. Here the captions of a picture look at its
-states together: cross-attention treats every query by itself, so the queries of all captions of a picture are
-one long sequence to it, and the picture's keys and values are made once for all of them.
+transformers' own forward asks for as many images as captions. Here the captions of an image look at its
+states together: cross-attention treats every query by itself, so the queries of all captions of an image are
+one long sequence to it, and the image's keys and values are made once for all of them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def empty_blip2(architecture: dict[str, Any]) -> nn.Module:
         return empty_model(architecture)
 
 
-def picture_states(model: Any, pixels: Tensor) -> Tensor:
-    """(pictures, patches + 1, width): the vision tower's states of normalised pixels (pictures, 3, n, n)."""
+def image_states(model: Any, pixels: Tensor) -> Tensor:
+    """(images, patches + 1, width): the vision tower's states of normalised pixels (images, 3, n, n)."""
     states: Tensor = model.vision_model(pixel_values=pixels).last_hidden_state
     return states
 
@@ -60,24 +60,24 @@ def embedded(model: Any, ids: Tensor) -> Tensor:
 
 
 def query_states(model: Any, states: Tensor) -> Tensor:
-    """(pictures, queries, width): the query tokens after looking at each picture alone."""
+    """(images, queries, width): the query tokens after looking at each image alone."""
     queries = model.query_tokens.expand(len(states), -1, -1)
     count = queries.shape[1]
     return run_qformer(model.qformer, queries, queries=count, read=count, states=states)
 
 
 def text_states(model: Any, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(n, width): the first token of each text, read without a picture. mask: (n, length), true on tokens."""
+    """(n, width): the first token of each text, read without an image. mask: (n, length), true on tokens."""
     return run_qformer(model.qformer, embedded(model, ids), queries=0, read=1, mask=mask)[:, 0]
 
 
 def matched_states(
     model: Any, states: Tensor, ids: Tensor, mask: Tensor | None = None, *, words: bool = False
 ) -> Tensor:
-    """(n, queries, width): the query tokens after looking at a picture and its text together.
+    """(n, queries, width): the query tokens after looking at an image and its text together.
 
-    states (pictures, patches + 1, width); ids (n, length) hold equally many texts per picture, those of the
-    first picture first; mask (n, length) is true on tokens, None where there is no padding. With `words` the
+    states (images, patches + 1, width); ids (n, length) hold equally many texts per image, those of the
+    first image first; mask (n, length) is true on tokens, None where there is no padding. With `words` the
     states of the text's tokens follow.
     """
     queries = model.query_tokens.expand(len(ids), -1, -1)
@@ -100,8 +100,8 @@ def run_qformer(
 ) -> Tensor:
     """(n, read, width): the last states of the first tokens of `x` (n, length, width).
 
-    The `queries` query tokens stand first. They and only they look at `states` (pictures, patches + 1,
-    width), n being a multiple of the pictures. mask: (n, length), true where a token may be looked at.
+    The `queries` query tokens stand first. They and only they look at `states` (images, patches + 1,
+    width), n being a multiple of the images. mask: (n, length), true where a token may be looked at.
     """
     x = qformer.layernorm(x)
     seen_by = None if mask is None else mask[:, None, None, :]

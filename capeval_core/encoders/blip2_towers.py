@@ -1,4 +1,4 @@
-"""BLIP-2's networks: pictures and texts in, features and logits out.
+"""BLIP-2's networks: images and texts in, features and logits out.
 
 Li, Li, Savarese, Hoi: BLIP-2: Bootstrapping Language-Image Pre-training with Frozen Image Encoders and
 Large Language Models, ICML 2023, section 3.1, https://arxiv.org/abs/2301.12597
@@ -21,15 +21,15 @@ from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.blip2_model import (
     build_blip2,
     empty_blip2,
+    image_states,
     matched_states,
-    picture_states,
     query_states,
     text_states,
 )
 from capeval_core.encoders.clip_towers import TextFeatures, rows_of
-from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
+from capeval_core.encoders.images import ImageFeatures, encode_distinct
 from capeval_core.encoders.wordpiece import PAD, WordPiece
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import is_whole, scaling_problems, shown, size_problems
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.model import CheckedModel
@@ -81,7 +81,7 @@ class Blip2Towers(CheckedModel):
         except ValueError as error:
             raise WeightsError(str(error)) from error
         self._padding = words.index(PAD)
-        self._picture_size: BatchSize | None = None
+        self._image_size: BatchSize | None = None
         self._text_size: BatchSize | None = None
 
     @classmethod
@@ -127,22 +127,22 @@ class Blip2Towers(CheckedModel):
             f"{qformer['hidden_size']}, {config['architecture']['num_query_tokens']} queries"
         )
 
-    def encode_pictures(
-        self, pictures: Iterable[Picture], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> Iterator[PictureFeatures]:
-        """Features of any number of pictures, in order, some at a time: (n, queries, d), un-normalised.
+    def encode_images(
+        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> Iterator[ImageFeatures]:
+        """Features of any number of images, in order, some at a time: (n, queries, d), un-normalised.
 
         One that cannot be read gives NaN and the reason.
         """
-        size = self.pictures_per_batch(batch_size)
+        size = self.images_per_batch(batch_size)
         for part in encode_distinct(
-            pictures,
+            images,
             prepare=self.pixels,
-            forward=lambda pixels: size.run(len(pixels), self._picture_forward(pixels)),
+            forward=lambda pixels: size.run(len(pixels), self._image_forward(pixels)),
             dimension=self.queries * self.dimension,
             ahead=size.size,
             cache=cache,
-            cache_key=self.picture_key,
+            cache_key=self.image_key,
         ):
             yield replace(part, features=part.features.reshape(-1, self.queries, self.dimension))
 
@@ -165,21 +165,21 @@ class Blip2Towers(CheckedModel):
             features[row] = known[keys[ids]]
         return TextFeatures(features, tokens.dropped)
 
-    def preprocess(self, picture: Image.Image) -> Floats:
-        """(3, n, n) float32 pixels of a PIL picture, as the vision tower sees them."""
-        return np.asarray(self._scale(self.pixels(picture)[None])[0].cpu())
+    def preprocess(self, image: Image.Image) -> Floats:
+        """(3, n, n) float32 pixels of a PIL image, as the vision tower sees them."""
+        return np.asarray(self._scale(self.pixels(image)[None])[0].cpu())
 
-    def pixels(self, picture: Image.Image) -> NDArray[np.uint8]:
+    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, n, n) uint8: RGB, then resized to a square whatever its shape, as in the original code."""
         n = self.config["preprocessing"]["image_size"]
-        width, height = picture.size
+        width, height = image.size
         # Pillow rounds between its two passes, and 13 changed their order; done one by one, as 13 orders
         # them, pixels are the same with every version.
         tall = height > n and height - n > 2 * (width - n)
-        image = picture.convert("RGB")
+        decoded = image.convert("RGB")
         for size in ((width, n) if tall else (n, height), (n, n)):
-            image = image.resize(size, Image.Resampling.BICUBIC)
-        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+            decoded = decoded.resize(size, Image.Resampling.BICUBIC)
+        return np.ascontiguousarray(np.asarray(decoded).transpose(2, 0, 1))
 
     @property
     def queries(self) -> int:
@@ -199,25 +199,25 @@ class Blip2Towers(CheckedModel):
 
     @torch.inference_mode()
     def states(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """(pictures, patches + 1, width) states of the vision tower, on the encoder's device."""
+        """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
         with exact_float32(self.device):
-            return picture_states(self.model, self._scale(pixels).to(DTYPES[self.dtype]))
+            return image_states(self.model, self._scale(pixels).to(DTYPES[self.dtype]))
 
     @torch.inference_mode()
     def query_features(self, states: Tensor) -> Floats:
-        """(pictures, queries * d), un-normalised, of states of the vision tower."""
+        """(images, queries * d), un-normalised, of states of the vision tower."""
         with exact_float32(self.device):
             return rows_of(self.model.vision_projection(query_states(self.model, states)).flatten(1))
 
     @torch.inference_mode()
     def match_logits(self, states: Tensor, texts: Sequence[Ids]) -> Floats:
-        """(n, 2) logits of texts, equally many per picture of `states`, those of the first picture first."""
+        """(n, 2) logits of texts, equally many per image of `states`, those of the first image first."""
         with exact_float32(self.device):
             ids, mask = self._padded(texts)
             hidden = matched_states(self.model, states, ids, mask)
             return rows_of(self.model.itm_head(hidden).float().mean(1))
 
-    def _picture_forward(self, pixels: NDArray[np.uint8]) -> Callable[[slice], Floats]:
+    def _image_forward(self, pixels: NDArray[np.uint8]) -> Callable[[slice], Floats]:
         return lambda part: self.query_features(self.states(pixels[part]))
 
     def _text_forward(self, texts: Sequence[Ids]) -> Callable[[slice], Floats]:
@@ -240,12 +240,12 @@ class Blip2Towers(CheckedModel):
             return ids, None
         return ids, torch.arange(longest, device=self.device) < lengths[:, None]
 
-    def pictures_per_batch(self, batch_size: int | None) -> BatchSize:
+    def images_per_batch(self, batch_size: int | None) -> BatchSize:
         if batch_size is not None:
             return BatchSize(batch_size, automatic=False)
-        if self._picture_size is None:
-            self._picture_size = BatchSize(8 if self.device.type == "cpu" else 64, automatic=True)
-        return self._picture_size
+        if self._image_size is None:
+            self._image_size = BatchSize(8 if self.device.type == "cpu" else 64, automatic=True)
+        return self._image_size
 
     def texts_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
         """The batch size and what a text of `length` tokens costs in its unit."""
@@ -255,12 +255,12 @@ class Blip2Towers(CheckedModel):
             self._text_size = BatchSize(2048 if self.device.type == "cpu" else 65_536, automatic=True)
         return self._text_size, length
 
-    def picture_key(self, content: str) -> str:
-        """The cache's key of the features of a picture, by its content key."""
-        return self._key("picture", content.encode())
+    def image_key(self, content: str) -> str:
+        """The cache's key of the features of an image, by its content key."""
+        return self._key("image", content.encode())
 
     def match_key(self, content: str, ids: Ids) -> str:
-        """The cache's key of the matching of a picture, by its content key, and a text."""
+        """The cache's key of the matching of an image, by its content key, and a text."""
         return self._key("match", f"{content}\n".encode() + _bytes_of(ids))
 
     def _key(self, kind: str, content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""CLIP's two encoders: captions and pictures to features, each computed once, as fast as is exact."""
+"""CLIP's two encoders: captions and images to features, each computed once, as fast as is exact."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.clip_config import config_problems
 from capeval_core.encoders.clip_model import build_clip, empty_clip
 from capeval_core.encoders.clip_towers import ClipTowers, rows_of
-from capeval_core.encoders.pictures import PictureFeatures, encode_distinct
+from capeval_core.encoders.images import ImageFeatures, encode_distinct
 from capeval_core.encoders.transformer import run_vision
-from capeval_core.inputs.pictures import Picture
-from capeval_core.models.canary import TEXTS, canary_pictures, cosines
+from capeval_core.inputs.visual import InputImage
+from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.convert import ClipConversion
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
@@ -33,7 +33,7 @@ Floats = NDArray[np.float32]
 class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     """CLIP on open_clip's modules.
 
-    Texts run at their real length, equal ones once (exact, since attention is causal); equal pictures
+    Texts run at their real length, equal ones once (exact, since attention is causal); equal images
     run once; every feature goes through a `FeatureCache`. In float32 a feature does not depend on what
     else is in the batch, up to rounding; bfloat16 and float16 take half the memory for weights and states.
 
@@ -63,33 +63,33 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
             raise WeightsError(f"in the config, {found}: download or convert the weights again")
         return config
 
-    def encode_pictures(
-        self, pictures: Iterable[Picture], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> Iterator[PictureFeatures]:
-        """Features of any number of pictures, in order, some at a time.
+    def encode_images(
+        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> Iterator[ImageFeatures]:
+        """Features of any number of images, in order, some at a time.
 
-        Pictures are read and decoded by threads ahead of the encoder. One that cannot be read gives a row
+        Images are read and decoded by threads ahead of the encoder. One that cannot be read gives a row
         of NaN and the reason.
         """
-        size = self._pictures_per_batch(batch_size)
+        size = self._images_per_batch(batch_size)
         return encode_distinct(
-            pictures,
+            images,
             prepare=self.preprocessing.pixels,
-            forward=lambda pixels: size.run(len(pixels), self._picture_forward(pixels)),
+            forward=lambda pixels: size.run(len(pixels), self._image_forward(pixels)),
             dimension=self.dimension,
             ahead=size.size,
             cache=cache,
-            cache_key=lambda key: self._key("picture", key.encode()),
+            cache_key=lambda key: self._key("image", key.encode()),
         )
 
-    def preprocess(self, picture: Image.Image) -> Floats:
-        """(3, image_size, image_size) float32 pixels of a PIL picture, as the picture tower sees them."""
-        return np.asarray(self._scale(self.preprocessing.pixels(picture)[None])[0].cpu())
+    def preprocess(self, image: Image.Image) -> Floats:
+        """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
+        return np.asarray(self._scale(self.preprocessing.pixels(image)[None])[0].cpu())
 
     def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
         return self.normalised(torch.from_numpy(pixels).to(self.device).float() / 255)
 
-    def _picture_forward(self, pixels: NDArray[np.uint8]) -> Callable[[slice], Floats]:
+    def _image_forward(self, pixels: NDArray[np.uint8]) -> Callable[[slice], Floats]:
         @torch.inference_mode()
         def forward(part: slice) -> Floats:
             with exact_float32(self.device):
@@ -102,8 +102,8 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         return forward
 
     def canary(self) -> Floats:
-        """(2, 3) cosines of two drawn pictures and three captions: what any change of the weights moves."""
-        pictures = np.stack([self.preprocessing.pixels(picture) for picture in canary_pictures()])
-        seen = self._picture_forward(pictures)(slice(None))
+        """(2, 3) cosines of two drawn images and three captions: what any change of the weights moves."""
+        images = np.stack([self.preprocessing.pixels(image) for image in canary_images()])
+        seen = self._image_forward(images)(slice(None))
         said = self.encode_texts(TEXTS, cache=FeatureCache(0)).features
         return cosines(seen, said)

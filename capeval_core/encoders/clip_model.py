@@ -22,7 +22,7 @@ def build_clip(
 ) -> CLIP:
     """open_clip's CLIP with exactly these tensors, in eval mode.
 
-    With `mask_channel` its picture tower, a ViT, also holds `conv1_alpha`, the patch embedding of masks.
+    With `mask_channel` its image tower, a ViT, also holds `conv1_alpha`, the patch embedding of masks.
 
     Raises:
         WeightsError: an architecture that is not plain CLIP; tensors that are missing, extra or misshaped.
@@ -64,12 +64,12 @@ def empty_clip(config: dict[str, Any], dtype: str = "float32", *, mask_channel: 
 
 
 def add_mask_channel(visual: nn.Module) -> None:
-    """Give a picture tower, a ViT, the patch embedding of masks."""
+    """Give an image tower, a ViT, the patch embedding of masks."""
     if not isinstance(visual, VisionTransformer):
-        raise WeightsError("the picture tower is a ResNet, but only a ViT can have a mask channel")
-    of_pictures = visual.conv1
+        raise WeightsError("the image tower is a ResNet, but only a ViT can have a mask channel")
+    of_images = visual.conv1
     visual.conv1_alpha = nn.Conv2d(
-        1, of_pictures.out_channels, of_pictures.kernel_size, of_pictures.stride, bias=False
+        1, of_images.out_channels, of_images.kernel_size, of_images.stride, bias=False
     )
 
 

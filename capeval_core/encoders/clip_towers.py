@@ -1,4 +1,4 @@
-"""What every CLIP has, whatever its pictures look like: the text tower's features, sizes of batches, keys."""
+"""What every CLIP has, whatever its images look like: the text tower's features, sizes of batches, keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TextFeatures:
 
 
 class ClipTowers(CheckedModel):
-    """A text tower of CLIP, and what its picture side is built on.
+    """A text tower of CLIP, and what its image side is built on.
 
     Texts run at their real length, equal ones once (exact, since attention is causal).
     """
@@ -45,7 +45,7 @@ class ClipTowers(CheckedModel):
         self.dimension: int = self.config["architecture"]["embed_dim"]
         self.tokenizer = ClipTokenizer(self.model.context_length)
         self._text_size: BatchSize | None = None
-        self._picture_size: BatchSize | None = None
+        self._image_size: BatchSize | None = None
 
     @staticmethod
     def describe(config: dict[str, Any]) -> str:
@@ -151,12 +151,12 @@ class ClipTowers(CheckedModel):
             self._text_size = BatchSize(1024 if self.device.type == "cpu" else 65_536, automatic=True)
         return self._text_size, length
 
-    def _pictures_per_batch(self, batch_size: int | None) -> BatchSize:
+    def _images_per_batch(self, batch_size: int | None) -> BatchSize:
         if batch_size is not None:
             return BatchSize(batch_size, automatic=False)
-        if self._picture_size is None:
-            self._picture_size = BatchSize(32 if self.device.type == "cpu" else 256, automatic=True)
-        return self._picture_size
+        if self._image_size is None:
+            self._image_size = BatchSize(32 if self.device.type == "cpu" else 256, automatic=True)
+        return self._image_size
 
     def _key(self, kind: str, content: bytes) -> str:
         return feature_key(self.fingerprint, self.dtype, kind, content)

@@ -1,4 +1,4 @@
-"""EVA-CLIP-18B: a CLIP whose picture tower has 17.6 billion parameters, without running downloaded code.
+"""EVA-CLIP-18B: a CLIP whose image tower has 17.6 billion parameters, without running downloaded code.
 
 Sun, Wang, Yu, Cui, Zhang, Zhang, Wang: EVA-CLIP-18B: Scaling CLIP to 18 Billion Parameters, 2024,
 https://arxiv.org/abs/2402.04252
@@ -18,10 +18,10 @@ from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 
 class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"]):
-    """EVA-CLIP: a vision transformer with RMS norms beside CLIP's text tower; pictures are made as for CLIP.
+    """EVA-CLIP: a vision transformer with RMS norms beside CLIP's text tower; images are made as for CLIP.
 
     Memory of the model of 18 billion parameters, whose weights are released in float16: 37 GB in float16 or
-    bfloat16, 38 GB in float32, since weights of the picture tower are widened only as they run; plus what
+    bfloat16, 38 GB in float32, since weights of the image tower are widened only as they run; plus what
     a batch needs. On the CPU the file is mapped, not copied.
 
     Arguments, errors and methods are those of `ClipEncoder`; tensors have the release's names, those of the

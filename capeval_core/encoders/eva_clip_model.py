@@ -1,4 +1,4 @@
-"""EVA-CLIP's picture tower, whose weights stay as they are stored, beside open_clip's text tower.
+"""EVA-CLIP's image tower, whose weights stay as they are stored, beside open_clip's text tower.
 
 The tower is nearly all of the model. Its layers compute in the type of what comes in and widen their weights
 as they run, one at a time: weights stored in float16 take half the memory in float32 arithmetic, and give
@@ -43,7 +43,7 @@ class Linear(nn.Linear):
 
 
 class Patches(nn.Module):
-    """(n, patches, width) embeddings of the patches of pictures (n, 3, s, s), row by row."""
+    """(n, patches, width) embeddings of the patches of images (n, 3, s, s), row by row."""
 
     def __init__(self, width: int, patch_size: int) -> None:
         super().__init__()
@@ -138,10 +138,10 @@ class EvaTower(nn.Module):
 def build_eva_clip(
     config: dict[str, Any], tensors: dict[str, Tensor], dtype: str, device: torch.device
 ) -> CLIP:
-    """open_clip's CLIP with EVA's picture tower and exactly these tensors, in eval mode, on a device.
+    """open_clip's CLIP with EVA's image tower and exactly these tensors, in eval mode, on a device.
 
     Each tensor goes there by itself: no second copy of the model is made. Where `dtype` is float32, the
-    picture tower's keep the type in which they are stored.
+    image tower's keep the type in which they are stored.
 
     Raises:
         WeightsError: an architecture that is not EVA-CLIP's; tensors that are missing, extra or misshaped.

@@ -1,9 +1,9 @@
-"""How a picture and its masks come to the size that the picture tower of Alpha-CLIP takes.
+"""How an image and its masks come to the size that the image tower of Alpha-CLIP takes.
 
 `square_crop`: both are cropped alike to the central square and then resized, so that they line up; the
-original's evaluation code does this. `released`: the usage that the original documents: the picture as CLIP
+original's evaluation code does this. `released`: the usage that the original documents: the image as CLIP
 has it (shorter side resized, centre cropped), the mask squashed to the square without a crop, so that the two
-do not line up unless the picture is square. `released_no_antialias`: the same with the resize of masks that
+do not line up unless the image is square. `released_no_antialias`: the same with the resize of masks that
 torchvision had before 0.17.
 """
 
@@ -33,20 +33,20 @@ def check_geometry(geometry: str) -> None:
         raise ValueError(f"geometry={geometry!r}: expected one of {choices}")
 
 
-def picture_pixels(picture: Image.Image, preprocessing: Preprocessing, geometry: Geometry) -> Tensor:
+def image_pixels(image: Image.Image, preprocessing: Preprocessing, geometry: Geometry) -> Tensor:
     """(3, n, n) float32, in [0, 1] but for what the bicubic filter of `square_crop` overshoots."""
-    picture = picture.convert("RGB")
+    image = image.convert("RGB")
     if geometry != "square_crop":
-        return torch.from_numpy(preprocessing.pixels(picture)).float() / 255
-    top, left, side = central_square(picture.height, picture.width)
-    square = np.array(picture.crop((left, top, left + side, top + side)))
+        return torch.from_numpy(preprocessing.pixels(image)).float() / 255
+    top, left, side = central_square(image.height, image.width)
+    square = np.array(image.crop((left, top, left + side, top + side)))
     pixels = torch.from_numpy(square).permute(2, 0, 1)[None].float().div_(255)  # no second copy of it
     n = preprocessing.image_size
     return functional.interpolate(pixels, (n, n), mode="bicubic", antialias=True)[0]
 
 
 def crop_masks(masks: NDArray[np.bool_], geometry: Geometry) -> NDArray[np.bool_]:
-    """Of masks (k, h, w) what the picture tower gets to see: (k, side, side), or all of them."""
+    """Of masks (k, h, w) what the image tower gets to see: (k, side, side), or all of them."""
     if geometry != "square_crop":
         return masks
     top, left, side = central_square(*masks.shape[1:])

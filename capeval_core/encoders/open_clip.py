@@ -1,4 +1,4 @@
-"""CLIPs whose picture tower is one of timm's, as MobileCLIP's and EVA-02's, beside CLIP's own text tower."""
+"""CLIPs whose image tower is one of timm's, as MobileCLIP's and EVA-02's, beside CLIP's own text tower."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIMM_KEYS = {
 
 
 class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
-    """A picture tower of timm's beside CLIP's text tower; all else is as for `ClipEncoder`.
+    """An image tower of timm's beside CLIP's text tower; all else is as for `ClipEncoder`.
 
     It reads folders and repositories in open_clip's format.
     """
@@ -73,7 +73,7 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
 
 
 def _own_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Where a model has another picture tower, open_clip puts the text tower's tensors under `text.`."""
+    """Where a model has another image tower, open_clip puts the text tower's tensors under `text.`."""
     return {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
 
 

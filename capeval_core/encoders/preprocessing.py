@@ -1,4 +1,4 @@
-"""Pictures to CLIP pixels, step for step as the original CLIP preprocessing."""
+"""Images to CLIP pixels, step for step as the original CLIP preprocessing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampl
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a picture becomes a tensor: resize of the shorter side, centre crop, RGB, scaling.
+    """How an image becomes a tensor: resize of the shorter side, centre crop, RGB, scaling.
 
-    The picture is resized in its own mode and converted to RGB only afterwards, so palettes are
+    The image is resized in its own mode and converted to RGB only afterwards, so palettes are
     resized by nearest neighbour and alpha is premultiplied, then dropped; EXIF orientation is ignored.
     """
 
@@ -36,12 +36,12 @@ class Preprocessing:
                 "use weights that were trained with CLIP's own preprocessing"
             )
 
-    def pixels(self, picture: Image.Image) -> NDArray[np.uint8]:
+    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, image_size, image_size) uint8, before scaling."""
         n = self.image_size
-        width, height = picture.size
+        width, height = image.size
         size = (n, int(n * height / width)) if width <= height else (int(n * width / height), n)
-        sized = resized(picture, size, INTERPOLATIONS[self.interpolation])
+        sized = resized(image, size, INTERPOLATIONS[self.interpolation])
         left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
         cropped = sized.crop((left, top, left + n, top + n)).convert("RGB")
         return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))

@@ -1,4 +1,4 @@
-"""Features of the regions of any number of pictures: masks of many pictures fill one batch."""
+"""Features of the regions of any number of images: masks of many images fill one batch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.pictures import chunks, content_key, told_at
-from capeval_core.inputs.pictures import Picture, PictureError
+from capeval_core.encoders.images import chunks, content_key, told_at
+from capeval_core.inputs.visual import ImageError, InputImage
 
 Floats = NDArray[np.float32]
 
 _CHUNK = 64
-"""Pictures whose keys are known at a time; equal ones among them are encoded once."""
+"""Images whose keys are known at a time; equal ones among them are encoded once."""
 
 
 @dataclass(frozen=True)
 class RegionFeatures:
-    """Features of one picture and its regions.
+    """Features of one image and its regions.
 
-    whole: (d,) float32, un-normalised, of the picture under the full-one mask; NaN if there is an error.
+    whole: (d,) float32, un-normalised, of the image under the full-one mask; NaN if there is an error.
     regions: (n, d) float32, un-normalised, of the regions that were kept.
-    kept: (n,) the index of each among the masks of the picture.
-    dropped: masks that are empty, or lie wholly outside what the picture tower sees.
-    key: content key of the picture, '' where it could not be read.
+    kept: (n,) the index of each among the masks of the image.
+    dropped: masks that are empty, or lie wholly outside what the image tower sees.
+    key: content key of the image, '' where it could not be read.
     error: why there are no features, None where there are.
     """
 
@@ -44,9 +44,9 @@ class RegionFeatures:
 
 
 class Prepared(NamedTuple):
-    """A picture that is ready for its forward pass.
+    """An image that is ready for its forward pass.
 
-    pixels: what the picture tower takes.
+    pixels: what the image tower takes.
     full: the full-one mask, as it takes it.
     masks: how many there are, empty ones included.
     visible: some at a time, the index of each mask that the tower sees, with the mask as it takes it.
@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One forward pass: the pixels of a picture under one mask."""
+    """One forward pass: the pixels of an image under one mask."""
 
     pixels: Tensor
     alpha: Tensor
@@ -70,17 +70,17 @@ class Steps(Protocol):
 
     dimension: int
 
-    def record_key(self, picture: str, regions: str) -> str:
-        """The cache's key for a picture's content key and what names its regions."""
+    def record_key(self, image: str, regions: str) -> str:
+        """The cache's key for an image's content key and what names its regions."""
 
-    def whole_key(self, picture: str) -> str:
-        """The cache's key for the feature of the whole picture."""
+    def whole_key(self, image: str) -> str:
+        """The cache's key for the feature of the whole image."""
 
     def name_of(self, regions: Any) -> str:
-        """What names the regions of a picture, or the source that they will come from."""
+        """What names the regions of an image, or the source that they will come from."""
 
-    def prepare(self, picture: Picture, regions: Any) -> Prepared:
-        """Runs in threads; PictureError where it cannot be done."""
+    def prepare(self, image: InputImage, regions: Any) -> Prepared:
+        """Runs in threads; ImageError where it cannot be done."""
 
     def forward(self, rows: list[Row]) -> Iterator[tuple[slice, Floats]]:
         """Features of rows, in slices that cover them."""
@@ -90,12 +90,12 @@ class Steps(Protocol):
 
 
 def encode_regions_of(
-    pictures: Iterable[tuple[Picture, Any]], steps: Steps, cache: FeatureCache
+    images: Iterable[tuple[InputImage, Any]], steps: Steps, cache: FeatureCache
 ) -> Iterator[RegionFeatures]:
-    """Features of pictures with their regions, in order; memory does not grow with their number."""
+    """Features of images with their regions, in order; memory does not grow with their number."""
     pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="capeval-regions")
     try:
-        for some in chunks(pictures, _CHUNK):
+        for some in chunks(images, _CHUNK):
             yield from _Chunk(some, steps, cache, pool).run()
     finally:
         pool.shutdown(cancel_futures=True)
@@ -103,13 +103,13 @@ def encode_regions_of(
 
 @dataclass(eq=False)
 class _Entry:
-    """A picture with its regions: where it stands, and the rows of its record as they come.
+    """An image with its regions: where it stands, and the rows of its record as they come.
 
-    A record is (1 + n, 1 + d): first the number of masks with the whole picture's feature, then each
+    A record is (1 + n, 1 + d): first the number of masks with the whole image's feature, then each
     kept mask's index with its feature.
     """
 
-    picture: Picture
+    image: InputImage
     regions: Any
     content: str
     masks: int = 0
@@ -126,29 +126,29 @@ _WHOLE = -1
 
 
 class _Chunk:
-    """Consecutive pictures whose keys are known; their features are given out from the front."""
+    """Consecutive images whose keys are known; their features are given out from the front."""
 
     def __init__(
         self,
-        given: list[tuple[Picture, Any]],
+        given: list[tuple[InputImage, Any]],
         steps: Steps,
         cache: FeatureCache,
         pool: ThreadPoolExecutor,
     ) -> None:
         self.given, self.steps, self.cache, self.pool = given, steps, cache, pool
-        self.contents = list(pool.map(content_key, [picture for picture, _ in given]))
+        self.contents = list(pool.map(content_key, [image for image, _ in given]))
         self.keys = [
-            "" if isinstance(content, PictureError) else steps.record_key(content, steps.name_of(regions))
+            "" if isinstance(content, ImageError) else steps.record_key(content, steps.name_of(regions))
             for (_, regions), content in zip(given, self.contents, strict=True)
         ]
         self.entries: dict[str, _Entry] = {}
-        for (picture, regions), content, key in zip(given, self.contents, self.keys, strict=True):
-            if not isinstance(content, PictureError):
-                self.entries.setdefault(key, _Entry(picture, regions, content))
+        for (image, regions), content, key in zip(given, self.contents, self.keys, strict=True):
+            if not isinstance(content, ImageError):
+                self.entries.setdefault(key, _Entry(image, regions, content))
         self.uses = Counter(self.keys)
         self.known = cache.get(self.entries)
         self.missing = {key: entry for key, entry in self.entries.items() if key not in self.known}
-        self.failed: dict[str, PictureError] = {}
+        self.failed: dict[str, ImageError] = {}
         self.given_out = 0
 
     def run(self) -> Iterator[RegionFeatures]:
@@ -165,10 +165,10 @@ class _Chunk:
         yield from self._finished()
 
     def _rows(self, waiting: dict[str, _Entry]) -> Iterator[tuple[str, int, Row]]:
-        """All rows that are missing, picture by picture."""
+        """All rows that are missing, image by image."""
         wholes = self.cache.get(self.steps.whole_key(entry.content) for entry in self.missing.values())
         for key, prepared in self._ahead():
-            if isinstance(prepared, PictureError):
+            if isinstance(prepared, ImageError):
                 self.failed[key] = prepared
                 continue
             entry = waiting[key] = self.missing[key]
@@ -186,16 +186,16 @@ class _Chunk:
             entry.complete = True
             self._keep_if_done(key, waiting)
 
-    def _ahead(self) -> Iterator[tuple[str, Prepared | PictureError]]:
-        """Prepared pictures, a few ahead of their use."""
+    def _ahead(self) -> Iterator[tuple[str, Prepared | ImageError]]:
+        """Prepared images, a few ahead of their use."""
 
-        def prepare(entry: _Entry) -> Prepared | PictureError:
+        def prepare(entry: _Entry) -> Prepared | ImageError:
             try:
-                return self.steps.prepare(entry.picture, entry.regions)
-            except PictureError as error:
+                return self.steps.prepare(entry.image, entry.regions)
+            except ImageError as error:
                 return error
 
-        ahead: deque[tuple[str, Future[Prepared | PictureError]]] = deque()
+        ahead: deque[tuple[str, Future[Prepared | ImageError]]] = deque()
         for key, entry in self.missing.items():
             ahead.append((key, self.pool.submit(prepare, entry)))
             if len(ahead) > 3:
@@ -231,7 +231,7 @@ class _Chunk:
         while self.given_out < len(self.given):
             place = self.given_out
             key, content = self.keys[place], self.contents[place]
-            error = content if isinstance(content, PictureError) else self.failed.get(key)
+            error = content if isinstance(content, ImageError) else self.failed.get(key)
             if error is None and key not in self.known:
                 return
             self.given_out += 1
@@ -240,7 +240,7 @@ class _Chunk:
             if not self.uses[key]:
                 self.known.pop(key, None)
 
-    def _failure(self, place: int, error: PictureError) -> RegionFeatures:
+    def _failure(self, place: int, error: ImageError) -> RegionFeatures:
         content, entry = self.contents[place], self.entries.get(self.keys[place])
         dimension = self.steps.dimension
         return RegionFeatures(
@@ -248,8 +248,8 @@ class _Chunk:
             regions=np.empty((0, dimension), dtype=np.float32),
             kept=np.empty(0, dtype=np.int64),
             dropped=0,
-            key="" if isinstance(content, PictureError) else content,
-            error=told_at(self.given[place][0], error, entry.picture if entry else None),
+            key="" if isinstance(content, ImageError) else content,
+            error=told_at(self.given[place][0], error, entry.image if entry else None),
         )
 
     def _features(self, key: str) -> RegionFeatures:

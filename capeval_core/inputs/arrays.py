@@ -1,4 +1,4 @@
-"""Pictures that are numpy arrays or torch tensors."""
+"""Images that are numpy arrays or torch tensors."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class UndecodedColumn(Sequence[Any]):
 
     @classmethod
     def of(cls, column: Any) -> Sequence[Any]:
-        """The stored rows behind a column; the column itself where its rows are not stored as pictures.
+        """The stored rows behind a column; the column itself where its rows are not stored as images.
 
         The latter are columns behind a transform of the user's own (`with_transform`), and features that hold
         arrays.

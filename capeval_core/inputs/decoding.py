@@ -1,4 +1,4 @@
-"""Bytes to a PIL picture, and which pictures are refused and why."""
+"""Bytes to a PIL image, and which images are refused and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF
 """What is opened, in Pillow's names: what sets of captions are published in and what cameras, browsers and
 screenshots save; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it. Everything else that
 Pillow knows is left out: EPS starts Ghostscript, WMF the system's renderer; ICO and PSD hold several
-pictures, of which none is the picture; TGA has no signature, so that other files pass for it; the rest is
+images, of which none is the image; TGA has no signature, so that other files pass for it; the rest is
 rare, and a parser that nobody needs is one more that a hostile file can reach."""
 OPENED = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, JPEG 2000 and AVIF"
 
@@ -33,20 +33,20 @@ SIGNATURES = {
 }
 
 STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
-# Several pictures in one file that are not frames: a phone's depth map or thumbnail.
+# Several images in one file that are not frames: a phone's depth map or thumbnail.
 NOT_FRAMES = {"MPO"}
-BOMB = "scale it down, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the picture"
+BOMB = "scale it down, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image"
 
 
-class PictureError(ValueError):
-    """A picture cannot be used. The message begins with its place, e.g. `images[17]: `."""
+class ImageError(ValueError):
+    """An image cannot be used. The message begins with its place, e.g. `images[17]: `."""
 
 
-class Refused(Exception):  # noqa: N818  (a reason on its way to Picture, which knows the place)
-    """Why a source is no picture, without its place: `joint` is what stands between the two."""
+class Refused(Exception):  # noqa: N818  (a reason on its way to InputImage, which knows the place)
+    """Why a source is no image, without its place: `joint` is what stands between the two."""
 
     def __init__(
-        self, reason: str, joint: str = ": ", kind: type[ValueError] | type[TypeError] = PictureError
+        self, reason: str, joint: str = ": ", kind: type[ValueError] | type[TypeError] = ImageError
     ) -> None:
         super().__init__(reason)
         self.joint = joint
@@ -88,7 +88,7 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
             if form := format_of(data):
                 raise Refused(not_opened(name, form)) from None
             raise Refused(
-                f"{name} is not a picture that Pillow can read, or its header is truncated"
+                f"{name} is not an image that Pillow can read, or its header is truncated"
             ) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             said = " ".join(str(error).split()).rstrip(".")
@@ -133,7 +133,7 @@ def refuse_unfit(image: Image.Image, name: str) -> None:
     refuse_size(*image.size, name)
     # Not `n_frames`: to count them Pillow reads a whole GIF, and a TIFF in quadratic time.
     if image.format not in NOT_FRAMES and getattr(image, "is_animated", False):
-        raise Refused(f"{name} has more than one frame: save one of them as a picture")
+        raise Refused(f"{name} has more than one frame: save one of them as an image")
 
 
 def refuse_size(width: int, height: int, name: str) -> None:
@@ -145,7 +145,7 @@ def refuse_size(width: int, height: int, name: str) -> None:
             f"the limit is {limit:,}: {BOMB}"
         )
     if min(width, height) <= 1:
-        raise Refused(f"{name} is {size} pixels: a picture needs at least 2 on each side")
+        raise Refused(f"{name} is {size} pixels: an image needs at least 2 on each side")
     if max(width, height) > STEEPEST * min(width, height):
         raise Refused(f"{name} is {size} pixels: one side is more than {STEEPEST} times the other, crop it")
 

@@ -1,4 +1,4 @@
-"""Pictures in a folder, found by their ids.
+"""Images in a folder, found by their ids.
 
 An id is looked up among the names of the folder's files (see `names`). It may also be a path, `dogs/42.jpg`,
 from the folder of images or from where that folder lies; its last part is looked up in the same way.
@@ -16,8 +16,8 @@ from capeval_core.inputs.problems import FileError, Problems, has_nul, nul_in
 from capeval_core.inputs.texts import valid_unicode
 
 
-def find_pictures(folder: str | os.PathLike[str], ids: Iterable[str] | None = None) -> dict[str, Path]:
-    """The picture of every id in a folder of images; its subfolders are looked into for ids that are paths.
+def find_images(folder: str | os.PathLike[str], ids: Iterable[str] | None = None) -> dict[str, Path]:
+    """The image of every id in a folder of images; its subfolders are looked into for ids that are paths.
 
     With `ids=None` the ids are the files' stems, for files with an image's extension. With `ids` each is
     looked up as this module says (`42` finds `COCO_val2014_000000000042.jpg`), and all that are missing or
@@ -28,17 +28,17 @@ def find_pictures(folder: str | os.PathLike[str], ids: Iterable[str] | None = No
     folder = Path(folder)
     names = Names(names_in(folder))
     if ids is None:
-        pictures = [name for name in names.entries if bare(name) != name]
-        if not pictures:
-            raise FileError(f"{folder}: holds no picture{_examples(names.entries)}")
-        ids = dict.fromkeys(bare(name) for name in pictures)
+        images = [name for name in names.entries if bare(name) != name]
+        if not images:
+            raise FileError(f"{folder}: holds no image{_examples(names.entries)}")
+        ids = dict.fromkeys(bare(name) for name in images)
     problems = Problems()
-    found = match_pictures(folder, names, list(ids), problems)
+    found = match_images(folder, names, list(ids), problems)
     problems.raise_if_any()
     return found
 
 
-def match_pictures(
+def match_images(
     folder: Path,
     names: Names,
     ids: Sequence[str],
@@ -70,7 +70,7 @@ def match_pictures(
         for image_id in ids
     }
     lacking = (
-        f"no picture{_examples(names.entries)}. An id is a picture's file name, with or without its "
+        f"no image{_examples(names.entries)}. An id is an image's file name, with or without its "
         "extension, its path from that folder, or its COCO number"
     )
     before = len(problems)
@@ -103,7 +103,7 @@ def _refuse_absent(
 
 
 class _Paths:
-    """Pictures of ids that are paths, from a folder or from where it lies; each subfolder is listed once."""
+    """Images of ids that are paths, from a folder or from where it lies; each subfolder is listed once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -69,7 +69,7 @@ def only_matches(
 ) -> dict[str, str]:
     """The one entry that each id means, of those that it can mean; note ids that mean several, or none.
 
-    place: the file or folder of the entries. lacking: what ids without one have, e.g. `no picture`.
+    place: the file or folder of the entries. lacking: what ids without one have, e.g. `no image`.
     """
     found: dict[str, str] = {}
     missing: list[str] = []

@@ -1,10 +1,10 @@
-"""Pools of candidate captions, one pool per picture, checked once and flattened into rows."""
+"""Pools of candidate captions, one pool per image, checked once and flattened into rows."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from capeval_core.inputs.images import check_images, check_pictures
+from capeval_core.inputs.images import check_decodable, check_images
 from capeval_core.inputs.problems import Problems, described
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.sequences import as_list
@@ -19,9 +19,9 @@ def check_pools(
     empty: Literal["error", "score"] = "error",
     called: str = "captions",
 ) -> Samples:
-    """Check pools and their pictures, and raise all complaints at once.
+    """Check pools and their images, and raise all complaints at once.
 
-    captions: per picture a list of candidates, one or more, each pool of any size.
+    captions: per image a list of candidates, one or more, each pool of any size.
     images, on_error, empty, called: as for `check_samples`.
 
     Returns:
@@ -45,21 +45,21 @@ def check_pools(
     if rows is not None and not rows:
         problems.add(f"{called} is empty: there is nothing to score")
     pools = [_pool(row, f"{called}[{i}]", empty, problems) for i, row in enumerate(rows or [])]
-    pictures = check_images(images, problems)
-    if rows is not None and pictures is not None and (rows or pictures) and len(rows) != len(pictures):
+    images = check_images(images, problems)
+    if rows is not None and images is not None and (rows or images) and len(rows) != len(images):
         problems.add(
-            f"len({called})={len(rows)} but len(images)={len(pictures)}: give each picture one pool, a list "
+            f"len({called})={len(rows)} but len(images)={len(images)}: give each image one pool, a list "
             "of its candidates"
         )
-    if pictures is not None and on_error == "raise":
-        check_pictures([picture for picture in pictures if picture is not None], problems)
+    if images is not None and on_error == "raise":
+        check_decodable([image for image in images if image is not None], problems)
     problems.raise_if_any()
     kept = [text for pool in pools for text in pool]
     warn_of_written_lists(kept, called)
-    shown = [picture for picture in pictures or [] if picture is not None]
+    shown = [image for image in images or [] if image is not None]
     return Samples(
         captions=kept,
-        pictures=[picture for picture, pool in zip(shown, pools, strict=True) for _ in pool],
+        images=[image for image, pool in zip(shown, pools, strict=True) for _ in pool],
         references=None,
         indices=range(sum(map(len, pools))),
         candidates=[place for pool in pools for place in range(len(pool))],
@@ -74,14 +74,14 @@ def _pool(row: Any, where: str, empty: str, problems: Problems) -> list[str]:
         )
         return []
     if row is None:
-        problems.add(f"{where} is None: every picture needs at least one candidate")
+        problems.add(f"{where} is None: every image needs at least one candidate")
         return []
     values = as_list(row)
     if values is None:
         problems.add(f"{where} is {described(row)}: expected a list of candidate captions", kind=TypeError)
         return []
     if not values:
-        problems.add(f"{where} is empty: every picture needs at least one candidate")
+        problems.add(f"{where} is empty: every image needs at least one candidate")
     texts = [
         text_of(value, f"{where}[{place}]", "write a caption, leave it out", empty, problems)
         for place, value in enumerate(values)

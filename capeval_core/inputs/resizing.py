@@ -1,4 +1,4 @@
-"""Resizing pictures to the same pixels with every version of Pillow."""
+"""Resizing images to the same pixels with every version of Pillow."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from PIL import Image
 _PREMULTIPLIED = {"RGBA": "RGBa", "LA": "La"}
 
 
-def resized(picture: Image.Image, size: tuple[int, int], method: Image.Resampling) -> Image.Image:
-    """`picture.resize(size, method)` as Pillow did it before 13: first to the width, then to the height.
+def resized(image: Image.Image, size: tuple[int, int], method: Image.Resampling) -> Image.Image:
+    """`image.resize(size, method)` as Pillow did it before 13: first to the width, then to the height.
 
-    Pillow rounds to 8 bits between its two passes, and 13 takes the height of a tall picture first, which
+    Pillow rounds to 8 bits between its two passes, and 13 takes the height of a tall image first, which
     moves pixels by a level or two. Published scores were computed with older versions.
 
     >>> resized(Image.new("RGB", (40, 90)), (20, 30), Image.Resampling.BICUBIC).size
     (20, 30)
     """
-    if picture.mode in _PREMULTIPLIED:  # as Pillow does, but for both passes at once
-        blended = picture.convert(_PREMULTIPLIED[picture.mode])
-        return resized(blended, size, method).convert(picture.mode)
-    return picture.resize((size[0], picture.height), method).resize(size, method)
+    if image.mode in _PREMULTIPLIED:  # as Pillow does, but for both passes at once
+        blended = image.convert(_PREMULTIPLIED[image.mode])
+        return resized(blended, size, method).convert(image.mode)
+    return image.resize((size[0], image.height), method).resize(size, method)

@@ -7,9 +7,9 @@ import dataclasses
 from PIL import Image
 
 from capeval_core.inputs.decoding import Refused
-from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.sources import Source
+from capeval_core.inputs.visual import InputImage
 
 
 class InRgb(Source):
@@ -50,8 +50,8 @@ class InRgb(Source):
 def in_rgb(samples: Samples) -> Samples:
     """The same samples, their images converted to RGB."""
     sources: dict[int, InRgb] = {}  # images that share a source still do
-    pictures = [
-        Picture(picture.where, sources.setdefault(id(picture.source), InRgb(picture.source)))
-        for picture in samples.pictures
+    images = [
+        InputImage(image.where, sources.setdefault(id(image.source), InRgb(image.source)))
+        for image in samples.images
     ]
-    return dataclasses.replace(samples, pictures=pictures)
+    return dataclasses.replace(samples, images=images)

@@ -1,4 +1,4 @@
-"""What a user hands to a metric, checked once: captions, pictures and references, row by row."""
+"""What a user hands to a metric, checked once: captions, images and references, row by row."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, overload
 
-from capeval_core.inputs.images import check_images, check_pictures
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.images import check_decodable, check_images
 from capeval_core.inputs.problems import Problems
 from capeval_core.inputs.texts import check_captions, check_references, warn_of_written_lists
+from capeval_core.inputs.visual import InputImage
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One caption with its picture and, for metrics that need them, its references."""
+    """One caption with its image and, for metrics that need them, its references."""
 
     index: int
     caption: str
-    picture: Picture
+    image: InputImage
     references: list[str] | None
 
 
@@ -28,12 +28,12 @@ class Samples:
     """Checked input. All sequences have one entry per caption.
 
     `indices` holds each row's place in the input as it was handed in: a window or a selection keeps it.
-    `candidates` holds its place in its picture's pool, where captions came in pools: the first candidate of
+    `candidates` holds its place in its image's pool, where captions came in pools: the first candidate of
     a pool has the index `index - candidate`. None where they did not.
     """
 
     captions: list[str]
-    pictures: Sequence[Picture]
+    images: Sequence[InputImage]
     references: list[list[str]] | None
     indices: Sequence[int]
     candidates: Sequence[int] | None = None
@@ -43,7 +43,7 @@ class Samples:
 
     @property
     def places(self) -> list[int]:
-        """Of a whole input, which of its pictures each row is about: its own, or that of its pool."""
+        """Of a whole input, which of its images each row is about: its own, or that of its pool."""
         if self.candidates is None:
             return list(range(len(self)))
         return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
@@ -59,14 +59,14 @@ class Samples:
         if isinstance(row, slice):
             return self.select(range(*row.indices(len(self))))
         references = None if self.references is None else self.references[row]
-        return Sample(self.indices[row], self.captions[row], self.pictures[row], references)
+        return Sample(self.indices[row], self.captions[row], self.images[row], references)
 
     def select(self, rows: Iterable[int]) -> Samples:
         """The given rows, in the given order. `rows` count within these samples; `indices` stay global."""
         rows = list(rows)
         return Samples(
             captions=[self.captions[row] for row in rows],
-            pictures=[self.pictures[row] for row in rows],
+            images=[self.images[row] for row in rows],
             references=None if self.references is None else [self.references[row] for row in rows],
             indices=[self.indices[row] for row in rows],
             candidates=None if self.candidates is None else [self.candidates[row] for row in rows],
@@ -86,12 +86,12 @@ def check_samples(
     """Check everything that a user hands in, and raise all complaints at once.
 
     captions: one string per row (list, tuple, numpy array, pandas Series, a column of a dataset).
-    images: one picture per row, each anything that `Picture.of` takes; also an array (N, H, W, C), a
+    images: one image per row, each anything that `InputImage.of` takes; also an array (N, H, W, C), a
         tensor (N, 3, H, W), or the image column of a dataset, which is read row by row and not by its own
         decoder (that one applies the EXIF orientation, the published metrics do not).
     references: per row a list of strings, of any length above zero, or one bare string. Ignored unless
         `needs_references`.
-    on_error: "raise" decodes every distinct picture now; "nan" leaves the pictures to `Picture.load`, so that
+    on_error: "raise" decodes every distinct image now; "nan" leaves the images to `InputImage.load`, so that
         a broken file costs its own row later. What can never work (lengths, types, None) raises with both.
     empty: "error" refuses empty and whitespace-only captions and references; "score" lets them through.
     called: what messages call the captions, where a user knows them by another name.
@@ -107,7 +107,7 @@ def check_samples(
     Traceback (most recent call last):
     ValueError: 2 problems with the input:
       captions[1] is empty: write a caption or pass empty="score"
-      len(captions)=2 but len(images)=1: give one picture per caption, and repeat it for further captions
+      len(captions)=2 but len(images)=1: give one image per caption, and repeat it for further captions
     """
     if on_error not in ("raise", "nan"):
         raise ValueError(f'on_error={on_error!r}: expected "raise" or "nan"')
@@ -115,24 +115,24 @@ def check_samples(
         raise ValueError(f'empty={empty!r}: expected "error" or "score"')
     problems = Problems()
     texts = check_captions(captions, empty, problems, called)
-    pictures = check_images(images, problems)
-    if texts is not None and pictures is not None and (texts or pictures) and len(texts) != len(pictures):
+    images = check_images(images, problems)
+    if texts is not None and images is not None and (texts or images) and len(texts) != len(images):
         problems.add(
-            f"len({called})={len(texts)} but len(images)={len(pictures)}: "
-            "give one picture per caption, and repeat it for further captions"
+            f"len({called})={len(texts)} but len(images)={len(images)}: "
+            "give one image per caption, and repeat it for further captions"
         )
     compared: list[list[str]] | None = None
     if needs_references:
         count = None if texts is None else len(texts)
         compared = check_references(references, count, empty, problems, called)
-    if pictures is not None and on_error == "raise":
-        check_pictures([picture for picture in pictures if picture is not None], problems)
+    if images is not None and on_error == "raise":
+        check_decodable([image for image in images if image is not None], problems)
     problems.raise_if_any()
     kept = [text for text in texts or [] if text is not None]
     warn_of_written_lists(kept, called)
     return Samples(
         captions=kept,
-        pictures=[picture for picture in pictures or [] if picture is not None],
+        images=[image for image in images or [] if image is not None],
         references=compared,
         indices=range(len(texts or [])),
     )

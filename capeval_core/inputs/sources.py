@@ -1,4 +1,4 @@
-"""Where a picture's pixels come from: a file, bytes, or an open PIL image."""
+"""Where an image's pixels come from: a file, bytes, or an open PIL image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and wo
 
 
 class Source(ABC):
-    """Where a picture's pixels come from. The key is kept, bytes and pixels are not."""
+    """Where an image's pixels come from. The key is kept, bytes and pixels are not."""
 
     __slots__ = ("_key",)
 
@@ -42,11 +42,11 @@ class Source(ABC):
 
     @abstractmethod
     def decode(self, reduced: bool = False) -> Image.Image:
-        """The picture, or Refused. With `reduced` it is only valid or not: its size may be smaller."""
+        """The image, or Refused. With `reduced` it is only valid or not: its size may be smaller."""
 
 
 class Encoded(Source):
-    """A picture as the bytes of a file."""
+    """An image as the bytes of a file."""
 
     __slots__ = ()
 
@@ -81,13 +81,13 @@ class OnDisk(Encoded):
 
     def read(self) -> bytes:
         try:
-            status = os.stat(self.path)  # noqa: PTH116  (a Path per picture costs more than the call)
+            status = os.stat(self.path)  # noqa: PTH116  (a Path per image costs more than the call)
             if stat.S_ISDIR(status.st_mode):
-                raise Refused(f"{self.name} is a folder: pass the path of one picture")
+                raise Refused(f"{self.name} is a folder: pass the path of one image")
             if not stat.S_ISREG(status.st_mode):
                 raise Refused(f"{self.name} is not a regular file")
             if status.st_size > LONGEST_FILE:
-                raise Refused(f"{self.name} has {status.st_size:,} bytes: too many for one picture")
+                raise Refused(f"{self.name} has {status.st_size:,} bytes: too many for one image")
             data = Path(self.path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             mend = ": ~ is not expanded, write the whole path" if self.path.startswith("~") else ""
@@ -123,7 +123,7 @@ class InMemory(Encoded):
 
 
 class Pixels(Source):
-    """A picture that is already decoded, or that an open PIL image decodes by itself."""
+    """An image that is already decoded, or that an open PIL image decodes by itself."""
 
     __slots__ = ()
 
@@ -169,7 +169,7 @@ class FromPIL(Pixels):
                 refuse_unfit(self.value, self.name)  # before a lazy one is decoded in vain
             try:
                 self.value.load()
-                # A copy: whoever loads a picture may change it, and the original may be closed meanwhile.
+                # A copy: whoever loads an image may change it, and the original may be closed meanwhile.
                 return self.value.copy()
             except Exception as error:
                 if closed or "closed image" in str(error):

@@ -1,7 +1,7 @@
 """Metrics as modules of Hugging Face `evaluate`: an adapter, it holds no formula.
 
-`add_batch` checks captions and pictures and encodes them at once. Only rows of plain numbers are kept, so no
-picture enters evaluate's Arrow cache; `compute` combines the rows of all batches and all processes.
+`add_batch` checks captions and images and encodes them at once. Only rows of plain numbers are kept, so no
+image enters evaluate's Arrow cache; `compute` combines the rows of all batches and all processes.
 
 When the Hub cannot be reached, `evaluate.load("org/name")` takes the newest module file of its cache. That
 is harmless: the file only names its metric, the code is the installed package's, and the signature has its
@@ -22,9 +22,9 @@ import pyarrow as pa
 from datasets import Features, Value
 
 from capeval_core.description import describe_inputs, describe_metric
-from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import Problems
 from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.visual import InputImage
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.registry import metric_class
@@ -68,7 +68,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
                 f"weights={config_name!r}?"
             )
         self._told_about_references = False
-        self._pictures_added = 0
+        self._images_added = 0
         super().__init__(config_name, timeout=timeout, **own)
         _ = self.metric  # now: what is wrong with the weights must not be told after an epoch of training
 
@@ -104,10 +104,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         reference: Sequence[str] | str | None = None,
         **plural: Any,
     ) -> None:
-        """Add one caption (or one list of candidates, for a metric that chooses) with its picture.
+        """Add one caption (or one list of candidates, for a metric that chooses) with its image.
 
         The plural names `predictions`, `images`, `references` mean the same here: one caption, one
-        picture, and the references of this one caption. Many captions are faster in one `add_batch`.
+        image, and the references of this one caption. Many captions are faster in one `add_batch`.
         """
         given = {"predictions": prediction, "images": image, "references": reference}
         twice = [name for name in plural if given.get(name) is not None]
@@ -132,7 +132,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         references: Sequence[Sequence[str] | str] | None = None,
         **unknown: Any,
     ) -> None:
-        """Check and encode captions with their pictures (and references); `compute` combines all batches.
+        """Check and encode captions with their images (and references); `compute` combines all batches.
 
         A batch without any rows is welcome: with `num_process` a process may have none.
 
@@ -217,20 +217,20 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if self.writer is None:
             self.selected_feature_format = self.features
             self._init_writer()
-            self._pictures_added = 0
+            self._images_added = 0
 
     def _placed(self, samples: Samples) -> Samples:
         """The batch at its place in everything that is added, which rows and late messages go by."""
         start = len(self)
         of_process = f" of process {self.process_id}" if self.process_id else ""
-        places = [self._pictures_added + i for i in samples.places]
-        self._pictures_added = places[-1] + 1
+        places = [self._images_added + i for i in samples.places]
+        self._images_added = places[-1] + 1
         return replace(
             samples,
             indices=[self.process_id * RANK_STRIDE + start + i for i in samples.indices],
-            pictures=[
-                Picture(f"images[{place}]{of_process}", picture.source)
-                for place, picture in zip(places, samples.pictures, strict=True)
+            images=[
+                InputImage(f"images[{place}]{of_process}", image.source)
+                for place, image in zip(places, samples.images, strict=True)
             ],
         )
 

@@ -92,7 +92,7 @@ def rows_of_evaluation(batches: list[list[Row]], count: int, processes: int) -> 
     if len(own) < count or (len(own) > count and not filled) or not _repeats(left, own[:count]):
         found = len(left) + len(own)
         raise ValueError(
-            f"the evaluation gave {found:,} captions, but there are {count:,} pictures: pass the pictures "
+            f"the evaluation gave {found:,} captions, but there are {count:,} images: pass the images "
             "(and references) of the evaluation set, one for each of its rows and in its order. One "
             "CaptionMetrics belongs to one evaluation set: to evaluate several, set trainer.compute_metrics "
             "to the one of each before trainer.evaluate"

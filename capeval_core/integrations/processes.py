@@ -32,7 +32,7 @@ def own_device() -> str | None:
 
 
 def share(count: int) -> range:
-    """This process's part of `count` rows: neighbours, since captions of one picture often are."""
+    """This process's part of `count` rows: neighbours, since captions of one image often are."""
     rank, size = processes()
     return range(count * rank // size, count * (rank + 1) // size)
 

@@ -15,14 +15,14 @@ TEXT_BYTES = 64 << 20
 
 
 def reward(metric: Any, **options: Any) -> Reward:
-    """A reward function: captions and pictures in, one float per caption out.
+    """A reward function: captions and images in, one float per caption out.
 
     For TRL pass it as it is, for self-critical training call it:
 
         GRPOTrainer(reward_funcs=reward("pacs"), ...)      # its dataset has a column `image` or `images`
 
         rewards = reward("pacs")
-        advantages = [a - b for a, b in zip(rewards(sampled, pictures), rewards(greedy, pictures))]
+        advantages = [a - b for a, b in zip(rewards(sampled, images), rewards(greedy, images))]
 
     Args:
         metric: a name, a dict such as `{"name": "pacs", "w": 2.5}`, or a metric of `capeval_core.load`.
@@ -41,10 +41,10 @@ def reward(metric: Any, **options: Any) -> Reward:
 
 
 class Reward:
-    """What `reward` gives; a picklable function of captions and pictures."""
+    """What `reward` gives; a picklable function of captions and images."""
 
     def __init__(self, metric: Any, options: Mapping[str, Any]) -> None:
-        chosen = choose_metrics(metric, options, PictureFirst())
+        chosen = choose_metrics(metric, options, ImageFirst())
         if len(chosen) != 1:
             raise ValueError(f"reward takes one metric, found {len(chosen)}: make one reward of each")
         self.metric = chosen[0].open()
@@ -61,14 +61,14 @@ class Reward:
     ) -> list[float]:
         """The score of each caption.
 
-        Nothing touches the disk. Equal pictures are encoded once, and kept up to 512 MB whatever number of
+        Nothing touches the disk. Equal images are encoded once, and kept up to 512 MB whatever number of
         captions is scored; what texts take is bounded by 64 MB.
 
         Args:
             completions: n captions: texts, or TRL's conversations, whose last message counts.
-            images: n pictures: a tensor (n, 3, height, width) or n tensors on any device, of uint8 or float
-                in [0, 1], PIL pictures, or whatever `CaptionMetric.score` takes; a list of one picture is
-                that picture. Tensors are copied to memory, rounded to 8 bits, and go the way of a picture
+            images: n images: a tensor (n, 3, height, width) or n tensors on any device, of uint8 or float
+                in [0, 1], PIL images, or whatever `CaptionMetric.score` takes; a list of one image is
+                that image. Tensors are copied to memory, rounded to 8 bits, and go the way of an image
                 file from there: the score is exactly that of the same pixels in a PNG. Pass them as they
                 are before normalisation.
             references: n lists of texts, for metrics that compare with references.
@@ -105,8 +105,8 @@ def shown(metric: CaptionMetric) -> str:
     return f"{metric.key} on {resolve_device(metric.options.device)}: {metric.signature()}"
 
 
-class PictureFirst(FeatureCache):
-    """Keeps features of texts apart, so that ever new ones push no picture out."""
+class ImageFirst(FeatureCache):
+    """Keeps features of texts apart, so that ever new ones push no image out."""
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES, text_bytes: int = TEXT_BYTES) -> None:
         super().__init__(max_bytes)
@@ -129,7 +129,7 @@ class PictureFirst(FeatureCache):
         return super().nbytes + self._texts.nbytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PictureFirst, (self.max_bytes, self._texts.max_bytes)
+        return ImageFirst, (self.max_bytes, self._texts.max_bytes)
 
 
 def _texts(completions: Sequence[Any]) -> Sequence[Any]:
@@ -149,7 +149,7 @@ def _last_message(completion: Any) -> Any:
 
 
 def _in_memory(images: Any) -> Any:
-    """Pictures with those on a device copied from there once: their pixels are looked at several times."""
+    """Images with those on a device copied from there once: their pixels are looked at several times."""
     if type(images).__module__ == "torch" and hasattr(images, "cpu"):
         return images.detach().cpu()
     if not isinstance(images, (list, tuple)):
@@ -159,7 +159,7 @@ def _in_memory(images: Any) -> Any:
     for i, one in enumerate(images):
         if isinstance(one, (list, tuple)):
             if len(one) != 1:
-                problems.add(f"images[{i}] has {len(one)} pictures: a caption is scored with exactly one")
+                problems.add(f"images[{i}] has {len(one)} images: a caption is scored with exactly one")
                 continue
             one = one[0]
         found.append(one.detach().cpu() if type(one).__module__ == "torch" and hasattr(one, "cpu") else one)

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.cache import RecentFeatures
-from capeval_core.inputs.images import check_images, check_pictures
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.images import check_decodable, check_images
 from capeval_core.inputs.problems import Problems, described
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_captions, check_references
+from capeval_core.inputs.visual import InputImage
 from capeval_core.integrations.generated import Row, rows_of, rows_of_evaluation
 from capeval_core.integrations.opening import ChosenMetric, choose_metrics
 from capeval_core.integrations.processes import gather_tables, processes, share
@@ -31,11 +31,11 @@ class CaptionMetrics:
             args=Seq2SeqTrainingArguments(
                 predict_with_generate=True, metric_for_best_model="pac_s", greater_is_better=True, ...
             ),
-            compute_metrics=CaptionMetrics(processor, images=pictures, references=references),
+            compute_metrics=CaptionMetrics(processor, images=images, references=references),
         )
 
-    Pictures and references are encoded at the first evaluation and kept as long as this object lives,
-    whatever their number; later evaluations encode new captions only. Memory holds the features of pictures,
+    Images and references are encoded at the first evaluation and kept as long as this object lives,
+    whatever their number; later evaluations encode new captions only. Memory holds the features of images,
     references and the captions of one evaluation (about 2.5 KB each with ViT-B/32).
 
     Works with `batch_eval_metrics=True` too. With several processes each scores its share and all return the
@@ -45,7 +45,7 @@ class CaptionMetrics:
     Args:
         processor: decodes captions: a tokenizer, a processor, or anything with
             `batch_decode(ids, skip_special_tokens=True)`.
-        images: pictures of the evaluation set, one for each of its rows and in its order: whatever
+        images: images of the evaluation set, one for each of its rows and in its order: whatever
             `CaptionMetric.score` takes, such as paths or a `datasets` column. Read and checked now.
         references: per row a list of texts, or one text, for metrics that compare with references; None: the
             row's labels, decoded, are its only reference.
@@ -54,10 +54,10 @@ class CaptionMetrics:
             captions are scored as the bare prompt: `empty="score"` unless told otherwise.
 
     Raises:
-        TypeError, ValueError: everything that is wrong with pictures and references, before training starts;
+        TypeError, ValueError: everything that is wrong with images and references, before training starts;
             a metric or an option that does not exist; weights that cannot be had.
 
-    The order matters: captions meet pictures by their place. `train_sampling_strategy="group_by_length"`
+    The order matters: captions meet images by their place. `train_sampling_strategy="group_by_length"`
     reorders evaluation sets too, so it cannot be used.
 
     >>> import numpy as np
@@ -75,7 +75,7 @@ class CaptionMetrics:
     captions: list[str]
     """Captions of the last evaluation, decoded."""
     cache: RecentFeatures
-    """Features of the pictures, the references and the last captions."""
+    """Features of the images, the references and the last captions."""
     results: dict[str, Result]
     """By the metric's name, the last evaluation: scores of each caption, signature, interval, comparison."""
 
@@ -98,7 +98,7 @@ class CaptionMetrics:
         chosen = choose_metrics(metrics, options, self.cache)
         self._compares = any(one.metric.needs_references for one in chosen)
         self._empty = "error" if any(one.options.empty == "error" for one in chosen) else "score"
-        self._pictures, self._references = self._check(images, references, chosen)
+        self._images, self._references = self._check(images, references, chosen)
         self.metrics = [one.open() for one in chosen]
         self._batches: list[list[Row]] = []
         self._labels: list[str] | None = None
@@ -114,7 +114,7 @@ class CaptionMetrics:
 
         Raises:
             TypeError, ValueError: logits where token ids are expected, a number of captions that is not the
-                number of pictures, labels that belong to other pictures. What was kept of this evaluation is
+                number of images, labels that belong to other images. What was kept of this evaluation is
                 forgotten.
         """
         batches, self._batches = self._batches if compute_result is not None else [], []
@@ -123,7 +123,7 @@ class CaptionMetrics:
             self._batches = batches
             return {}
         rank, size = processes()
-        samples = self._samples(rows_of_evaluation(batches, len(self._pictures), size))
+        samples = self._samples(rows_of_evaluation(batches, len(self._images), size))
         tables = gather_tables(lambda: [self._encode(metric, samples) for metric in self.metrics])
         self.captions = samples.captions
         self.results = {
@@ -138,35 +138,35 @@ class CaptionMetrics:
         return {result.key: result.mean for result in self.results.values()}
 
     def __repr__(self) -> str:
-        told = [f"pictures: {len(self._pictures):,}"]
+        told = [f"images: {len(self._images):,}"]
         if self._compares:
             told.append(f"references: {'labels' if self._references is None else 'given'}")
         return f"CaptionMetrics({'; '.join([*told, *map(shown, self.metrics)])})"
 
     def _check(
         self, images: Any, references: Any, chosen: Sequence[ChosenMetric]
-    ) -> tuple[list[Picture], list[list[str]] | None]:
-        """Pictures and references of the evaluation set, by the options of the metrics that look at them."""
+    ) -> tuple[list[InputImage], list[list[str]] | None]:
+        """Images and references of the evaluation set, by the options of the metrics that look at them."""
         problems = Problems()
         if isinstance(images, Mapping):
             problems.add(
-                "images is a dict: one CaptionMetrics belongs to one evaluation set, pass its pictures",
+                "images is a dict: one CaptionMetrics belongs to one evaluation set, pass its images",
                 TypeError,
             )
             problems.raise_if_any()
-        pictures = check_images(images, problems)
-        if pictures == []:
+        images = check_images(images, problems)
+        if images == []:
             problems.add("images is empty: there is nothing to caption")
         compared = None
         if references is not None and self._compares:
-            count = None if pictures is None else len(pictures)
+            count = None if images is None else len(images)
             compared = check_references(references, count, self._empty, problems, called="images")
         elif references is not None:
             names = ", ".join(one.metric.name for one in chosen)
             warnings.warn(f"{names}: no references are needed, they are ignored", stacklevel=3)
-        known = [picture for picture in pictures or [] if picture is not None]
+        known = [image for image in images or [] if image is not None]
         if any(one.options.on_error == "raise" for one in chosen):
-            check_pictures(known, problems)
+            check_decodable(known, problems)
         problems.raise_if_any()
         return known, compared
 
@@ -188,13 +188,13 @@ class CaptionMetrics:
             self._compare_with_first(labels)
         return Samples(
             captions=[caption for caption in captions or [] if caption is not None],
-            pictures=self._pictures,
+            images=self._images,
             references=references,
             indices=range(len(rows)),
         )
 
     def _compare_with_first(self, labels: list[str]) -> None:
-        """Labels tell whether captions meet their own pictures, as far as that can be told."""
+        """Labels tell whether captions meet their own images, as far as that can be told."""
         if self._labels is None:
             if self._references is not None:
                 _refuse_misplaced(labels, self._references)
@@ -202,7 +202,7 @@ class CaptionMetrics:
         elif labels != self._labels:
             warnings.warn(
                 "the labels differ from those of the first evaluation: if this is another evaluation set, "
-                "its captions are scored against the wrong pictures; make one CaptionMetrics for each set",
+                "its captions are scored against the wrong images; make one CaptionMetrics for each set",
                 stacklevel=4,
             )
 
@@ -221,14 +221,14 @@ def _seen_by(metric: CaptionMetric, samples: Samples) -> Samples:
 
 
 def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
-    """Labels that are references of other pictures tell that the evaluation set has another order."""
+    """Labels that are references of other images tell that the evaluation set has another order."""
     everywhere = {text.strip() for texts in references for text in texts}
     own = [label in {text.strip() for text in texts} for label, texts in zip(labels, references, strict=True)]
     elsewhere = [not at_home and label in everywhere for label, at_home in zip(labels, own, strict=True)]
     if sum(elsewhere) > max(sum(own), len(labels) / 2):
         first = elsewhere.index(True)
         raise ValueError(
-            f"{sum(elsewhere):,} of {len(labels):,} labels are references of another picture, the first is "
+            f"{sum(elsewhere):,} of {len(labels):,} labels are references of another image, the first is "
             f"row {first} ({labels[first]!r}): images and references must be in the order of the evaluation "
             'set, which train_sampling_strategy="group_by_length" changes'
         )

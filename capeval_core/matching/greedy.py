@@ -2,7 +2,7 @@
 
 BERTScore matches tokens so (Zhang et al., ICLR 2020, https://arxiv.org/abs/1904.09675, section 3), EMScore
 words with frames (Shi et al., CVPR 2022, https://arxiv.org/abs/2111.08919), ViLBERTScore tokens that have
-seen the picture (Lee et al., Eval4NLP 2020, https://aclanthology.org/2020.eval4nlp-1.4).
+seen the image (Lee et al., Eval4NLP 2020, https://aclanthology.org/2020.eval4nlp-1.4).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Output = TypeVar("Output")
 
 
 class BatchSize:
-    """The size of the next batch, in whatever unit its owner counts (pictures, tokens).
+    """The size of the next batch, in whatever unit its owner counts (images, tokens).
 
     An automatic size is halved whenever memory runs out and stays there; a size that the user gave
     is kept, and running out of memory is an error that says what to lower.

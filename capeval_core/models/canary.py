@@ -15,8 +15,8 @@ TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 TEXTS = ("A photo depicts a dog", "two red circles", "A photo depicts a street at night in the rain")
 
 
-def canary_pictures() -> list[Image.Image]:
-    """Two pictures drawn from formulas: ramps and a chequerboard."""
+def canary_images() -> list[Image.Image]:
+    """Two images drawn from formulas: ramps and a chequerboard."""
     x, y = np.meshgrid(np.arange(120), np.arange(90))
     ramps = np.stack([2 * x, 255 - 2 * y, (x * y) % 256], axis=-1).astype(np.uint8)
     board = np.where((x // 20 + y // 15) % 2, 230, 40).astype(np.uint8)
@@ -24,7 +24,7 @@ def canary_pictures() -> list[Image.Image]:
 
 
 def cosines(seen: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(pictures, texts) cosines of un-normalised features."""
+    """(images, texts) cosines of un-normalised features."""
     lengths = np.linalg.norm(seen, axis=1)[:, None] * np.linalg.norm(said, axis=1)
     return np.asarray(seen @ said.T / lengths, dtype=np.float32)
 

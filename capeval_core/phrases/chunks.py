@@ -1,4 +1,4 @@
-"""Phrases by rules alone: noun phrases with their place in the picture, and what relates them.
+"""Phrases by rules alone: noun phrases with their place in the image, and what relates them.
 
 No model and no network: for the small weights that ship with the package, and for a quick look. English only.
 The rules know the closed classes (articles, prepositions, conjunctions, pronouns) and guess verbs from their
@@ -46,7 +46,7 @@ class Chunk:
 def chunks(caption: str) -> list[Chunk]:
     """The phrases of a caption in its order, no text twice.
 
-    Each noun phrase is one phrase, with its count, its adjectives and its place in the picture, because such
+    Each noun phrase is one phrase, with its count, its adjectives and its place in the image, because such
     a phrase is what one region can show. Each relation is one more, "subject predicate object", spelt with
     both whole noun phrases, so that it cannot be confused with another pair; a predicate without an object
     gives "subject predicate". Frames that name nothing to see ("a picture of", "there are", "on a plain

@@ -1,6 +1,6 @@
 """How much each caption of a pool agrees with the rest: CIDEr, CIDEr-D, and the cosine of ECO's release.
 
-A pool is the captions that were proposed for one picture. Each is compared with all the others of its pool by
+A pool is the captions that were proposed for one image. Each is compared with all the others of its pool by
 their n-grams, weighted by how rare they are. Source: Vedantam et al. 2015, "CIDEr"; the ECO paper derives its
 consensus score from it, its released code uses scikit-learn's TF-IDF instead.
 """
@@ -30,7 +30,7 @@ Documents = Literal[
     "doc_leave_one_out_within_pool",
     "doc_leave_one_out_all_pools",
 ]
-"""What counts as a document when the rarity of an n-gram is measured: a caption, all captions of a picture,
+"""What counts as a document when the rarity of an n-gram is measured: a caption, all captions of an image,
 or (as when COCO's scorer is called on a pool) the others of each caption; of one pool or of all pools.
 `doc_leave_one_out_within_pool` is degenerate: an n-gram that two captions share is in every document, so that
 every score is 0."""
@@ -54,7 +54,7 @@ class DocumentFrequencies:
 
     @classmethod
     def of(cls, documents: Iterable[Iterable[Tokens]], longest: int = LONGEST) -> DocumentFrequencies:
-        """Of documents that are sets of captions, e.g. the references of each picture (CIDEr's own notion).
+        """Of documents that are sets of captions, e.g. the references of each image (CIDEr's own notion).
 
         >>> table = DocumentFrequencies.of([[["a", "dog"], ["a", "cat"]], [["a", "man"]]])
         >>> table.documents, table.count[("a",)], table.count[("a", "dog")]

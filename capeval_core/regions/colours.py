@@ -1,4 +1,4 @@
-"""Regions without a network: patches of one colour, for drawn pictures."""
+"""Regions without a network: patches of one colour, for drawn images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
@@ -15,10 +15,10 @@ from capeval_core.regions.source import RegionSource
 Array = NDArray[np.int64]
 
 _REVISION = 2
-_LARGEST = 1 << 22  # pixels that are looked at: of larger pictures every second, third, ... one each way
+_LARGEST = 1 << 22  # pixels that are looked at: of larger images every second, third, ... one each way
 _ALIKE = 6  # levels of 255, per channel: noise inside one patch
 _SHADOW = 32  # levels by which shadows differ from the background that they fall on
-_SPECK = 0.001  # share of the picture below which a patch is no object
+_SPECK = 0.001  # share of the image below which a patch is no object
 _GROWTH = 4  # pixels that a patch may gain at its soft edge
 _NEIGHBOURS = ((0, 1), (0, -1), (1, 0), (-1, 0))
 
@@ -27,7 +27,7 @@ class ColourRegions(RegionSource):
     """Connected patches of nearly one colour, without the background and its shadows, without specks.
 
     For drawn scenes such as those that the embedded weights know; a photograph has hardly any such patches.
-    Regions are ordered by their topmost row, then from left to right; `quality` is the share of the picture.
+    Regions are ordered by their topmost row, then from left to right; `quality` is the share of the image.
     Touching objects of one colour are one region. Above 4 million pixels only every second one each way is
     looked at, or every third, and so on, which bounds memory. Any number of threads may use it.
 
@@ -43,11 +43,11 @@ class ColourRegions(RegionSource):
     name = "colours"
     fingerprint = f"colours-{_REVISION}"
 
-    def find(self, picture: Picture) -> Regions:
-        image = picture.load().convert("RGB")
-        size = (image.height, image.width)
+    def find(self, image: InputImage) -> Regions:
+        decoded = image.load().convert("RGB")
+        size = (decoded.height, decoded.width)
         step = math.ceil(math.sqrt(size[0] * size[1] / _LARGEST))
-        pixels = np.asarray(image, dtype=np.uint8)[::step, ::step].astype(np.int16)
+        pixels = np.asarray(decoded, dtype=np.uint8)[::step, ::step].astype(np.int16)
         patches, colours = _patches(pixels)
         runs = runs_of(patches, _objects(patches, colours), step, size)
         return Regions.of_runs(runs, size, quality=[rle.area(each) / (size[0] * size[1]) for each in runs])
@@ -56,7 +56,7 @@ class ColourRegions(RegionSource):
 def runs_of(patches: Array, chosen: list[int], step: int, size: tuple[int, int]) -> list[rle.Runs]:
     """The runs of some patches, each pixel of which stands for a square of `step` pixels of (h, w).
 
-    One pass over the map for all patches: a mask of a large picture for each of a thousand takes minutes.
+    One pass over the map for all patches: a mask of a large image for each of a thousand takes minutes.
     """
     rows = len(patches)
     columns = np.ascontiguousarray(patches.T)
@@ -103,7 +103,7 @@ def _patches(pixels: NDArray[np.int16]) -> tuple[Array, NDArray[np.float64]]:
 
 
 def _flat(pixels: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Which pixels resemble all their neighbours (outside the picture lies its edge, repeated)."""
+    """Which pixels resemble all their neighbours (outside the image lies its edge, repeated)."""
     padded = np.pad(pixels, ((1, 1), (1, 1), (0, 0)), mode="edge")
     height, width = pixels.shape[:2]
     rows = [padded[shift : height + shift] for shift in range(3)]

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.resizing import resized
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.precision import exact_float32
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam import Sam
@@ -19,14 +19,14 @@ from capeval_core.regions.source import RegionSource
 
 _REVISION = 1
 _LOGITS = 1 << 26
-"""Logits at the size of the picture that are held at a time."""
+"""Logits at the size of the image that are held at a time."""
 
 
 class EverythingRegions(RegionSource):
     """What SAM finds at a grid of points, by transformers' `mask-generation` pipeline.
 
-    A picture that is larger than SAM's input is scaled down to it first, and masks up again: SAM sees no
-    more, and memory does not grow with the picture. Much slower than `ObjectRegions`.
+    An image that is larger than SAM's input is scaled down to it first, and masks up again: SAM sees no
+    more, and memory does not grow with the image. Much slower than `ObjectRegions`.
 
     Args:
         sam: the segmenter.
@@ -57,13 +57,13 @@ class EverythingRegions(RegionSource):
         settings = f"{points}-{quality:g}-{stability:g}"
         self.fingerprint = f"everything-{_REVISION}-{settings}-{sam.fingerprint}-{sam.dtype}"
 
-    def find(self, picture: Picture) -> Regions:
-        image = picture.load().convert("RGB")
-        size = (image.height, image.width)
-        small = image
+    def find(self, image: InputImage) -> Regions:
+        decoded = image.load().convert("RGB")
+        size = (decoded.height, decoded.width)
+        small = decoded
         if max(size) > self.sam.image_size:
             height, width = self.sam.resized(size)
-            small = resized(image, (max(width, 1), max(height, 1)), Image.Resampling.BILINEAR)
+            small = resized(decoded, (max(width, 1), max(height, 1)), Image.Resampling.BILINEAR)
         at_once = int(np.clip(_LOGITS // (3 * small.width * small.height), 1, 64))
         with self._lock, torch.inference_mode(), exact_float32(self.sam.device):
             found = self._pipeline(small, points_per_batch=at_once, **self._settings)

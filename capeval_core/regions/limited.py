@@ -1,19 +1,19 @@
-"""Only the best regions of a source, for crowded pictures."""
+"""Only the best regions of a source, for crowded images."""
 
 from __future__ import annotations
 
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 
 
 class LimitedRegions(RegionSource):
-    """At most `most` regions of each picture: those of the highest quality, in the order of the source.
+    """At most `most` regions of each image: those of the highest quality, in the order of the source.
 
     >>> from capeval_core.regions.colours import ColourRegions
     >>> from capeval_core.synthetic import demo
-    >>> picture = demo.demo_set()[0].picture
-    >>> len(ColourRegions().segment(picture)), len(LimitedRegions(ColourRegions(), 2).segment(picture))
+    >>> image = demo.demo_set()[0].image
+    >>> len(ColourRegions().segment(image)), len(LimitedRegions(ColourRegions(), 2).segment(image))
     (3, 2)
     """
 
@@ -22,6 +22,6 @@ class LimitedRegions(RegionSource):
         self.name = source.name
         self.fingerprint = f"{source.fingerprint}, best {most}"
 
-    def find(self, picture: Picture) -> Regions:
-        """The regions of a picture; errors are the source's."""
-        return self.source.find(picture).limited(self.most)
+    def find(self, image: InputImage) -> Regions:
+        """The regions of an image; errors are the source's."""
+        return self.source.find(image).limited(self.most)

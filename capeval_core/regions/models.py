@@ -16,7 +16,7 @@ DETECTOR = "google/owlv2-base-patch16-ensemble"
 """OWLv2, Apache 2.0, 0.6 GB: its objectness knows no classes."""
 WITHOUT = (
     'To run without it: regions="colours" (drawn scenes only), or masks of your own, regions="masks.json" '
-    "(COCO run lengths by picture id)."
+    "(COCO run lengths by image id)."
 )
 
 

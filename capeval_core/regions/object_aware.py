@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.device import resolve_device
 from capeval_core.models.precision import exact_float32
 from capeval_core.regions.boxes import clipped, distinct
@@ -39,10 +39,10 @@ _ONE = 1 << 11  # OpenCV's weights for interpolation are integers, of this sum
 
 
 class ObjectAwareBoxes(BoxSource):
-    """Boxes of MobileSAMv2's object detector: pictures and output are treated as its script treats them.
+    """Boxes of MobileSAMv2's object detector: images and output are treated as its script treats them.
 
     As there, the network sees blue, green, red, and boxes within 20 pixels of the border of its input snap to
-    it. Unlike there, a picture without an object has no boxes instead of failing.
+    it. Unlike there, an image without an object has no boxes instead of failing.
 
     Args:
         network: (1, 3, h, w) float32 in [0, 1] on `device` -> (n, 5): centre x, centre y, width, height in
@@ -108,11 +108,11 @@ class ObjectAwareBoxes(BoxSource):
 
         return cls(network, fingerprint=file_checksum(path)[:16], device=device)
 
-    def find(self, picture: Picture, image: Image.Image) -> Boxes:
-        pixels = torch.from_numpy(letterbox(image))[None].to(self._device)
+    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
+        pixels = torch.from_numpy(letterbox(decoded))[None].to(self._device)
         with self._lock, torch.inference_mode(), exact_float32(self._device):
             raw = self._network(pixels).float().cpu().numpy()
-        return read_output(raw, (pixels.shape[2], pixels.shape[3]), (image.height, image.width))
+        return read_output(raw, (pixels.shape[2], pixels.shape[3]), (decoded.height, decoded.width))
 
 
 def letterbox(image: Image.Image) -> Floats:
@@ -156,13 +156,13 @@ def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDA
     return np.clip(first, 0, old - 1), np.clip(first + 1, 0, old - 1), weight
 
 
-def read_output(raw: Floats, network: tuple[int, int], picture: tuple[int, int]) -> Boxes:
-    """Boxes of a picture, from the network's output for it.
+def read_output(raw: Floats, network: tuple[int, int], image: tuple[int, int]) -> Boxes:
+    """Boxes of an image, from the network's output for it.
 
     Args:
         raw: (n, 5) centre x, centre y, width, height, in pixels of the network's input, and score.
         network: (height, width) of that input.
-        picture: (height, width) of the picture.
+        image: (height, width) of the image.
     """
     raw = np.asarray(raw, dtype=np.float32)
     likely = raw[raw[:, 4] > _SCORE]
@@ -175,7 +175,7 @@ def read_output(raw: Floats, network: tuple[int, int], picture: tuple[int, int])
     low, high = boxes.corners[:, :2], boxes.corners[:, 2:]
     low = np.where(low < _SNAP, 0, low)
     high = np.where(high > ends - _SNAP, ends, high)
-    gain = min(network[0] / picture[0], network[1] / picture[1])
-    margin = np.array([round((network[i] - picture[i] * gain) / 2 - 0.1) for i in (1, 0)], dtype=np.float32)
+    gain = min(network[0] / image[0], network[1] / image[1])
+    margin = np.array([round((network[i] - image[i] * gain) / 2 - 0.1) for i in (1, 0)], dtype=np.float32)
     corners = np.concatenate([low - margin, high - margin], axis=1) / np.float32(gain)
-    return Boxes(clipped(corners.astype(np.float32), picture), boxes.scores)
+    return Boxes(clipped(corners.astype(np.float32), image), boxes.scores)

@@ -6,7 +6,7 @@ https://arxiv.org/abs/2312.09579; the HICE-S paper's way to its regions (appendi
 
 from __future__ import annotations
 
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam import Sam
 from capeval_core.regions.source import BoxSource, RegionSource
@@ -17,7 +17,7 @@ _REVISION = 1
 class ObjectRegions(RegionSource):
     """The mask of every box that a detector finds; `quality` is the intersection over union SAM predicts.
 
-    All boxes prompt the decoder at once, with one forward pass of SAM's picture encoder.
+    All boxes prompt the decoder at once, with one forward pass of SAM's image encoder.
 
     Args:
         boxes: where boxes come from.
@@ -31,6 +31,6 @@ class ObjectRegions(RegionSource):
         self.name = f"objects:{name}+{boxes.name}"
         self.fingerprint = f"objects-{_REVISION}-{sam.fingerprint}-{sam.dtype}-{boxes.fingerprint}"
 
-    def find(self, picture: Picture) -> Regions:
-        image = picture.load().convert("RGB")
-        return self.sam.segment(image, self.boxes.find(picture, image).corners)
+    def find(self, image: InputImage) -> Regions:
+        decoded = image.load().convert("RGB")
+        return self.sam.segment(decoded, self.boxes.find(image, decoded).corners)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import check_tensors, size_problems
 from capeval_core.models.device import resolve_device
 from capeval_core.models.precision import DTYPES, exact_float32
@@ -71,18 +71,16 @@ class Owlv2Boxes(BoxSource):
         self.fingerprint = f"owlv2-{digest}"
         self.name = folder.label(digest)
 
-    def find(self, picture: Picture, image: Image.Image) -> Boxes:
-        corners, scores = self._model(image)
-        size = (image.height, image.width)
-        corners = clipped(
-            corners * np.float32(max(size)), size
-        )  # of the square that the picture was padded to
+    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
+        corners, scores = self._model(decoded)
+        size = (decoded.height, decoded.width)
+        corners = clipped(corners * np.float32(max(size)), size)  # of the square that the image was padded to
         inside = (corners[:, 2:] > corners[:, :2]).all(axis=1) & (scores >= self._threshold)
         return distinct(corners[inside], scores[inside], self._overlap, self._most)
 
 
 class _Model:
-    """OWLv2 without its text tower: boxes (n, 4), as shares of the padded square, and scores of a picture."""
+    """OWLv2 without its text tower: boxes (n, 4), as shares of the padded square, and scores of an image."""
 
     def __init__(self, folder: WeightsFolder, device: torch.device, dtype: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Regions that were made before: masks or boxes from a file or from Python, by picture."""
+"""Regions that were made before: masks or boxes from a file or from Python, by image."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from PIL import Image
 
 from capeval_core.inputs.files.parsing import read_json
 from capeval_core.inputs.names import Names
-from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import FileError, Problems
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk
+from capeval_core.inputs.visual import InputImage
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import clipped
 from capeval_core.regions.regions import Regions
@@ -33,24 +33,24 @@ class PrecomputedRegions(RegionSource):
     """Regions from a file or from Python.
 
     Args:
-        masks: picture id -> its regions. An id is a file name with or without folder and extension, or a COCO
+        masks: image id -> its regions. An id is a file name with or without folder and extension, or a COCO
             number, as for captions. A region is a boolean array (h, w), COCO's run lengths
             `{"size": [h, w], "counts": [...] or "..."}`, or an annotation: such runs under `segmentation`,
             or a `bbox` ([x, y, width, height]) alone, which stands for its rectangle. An annotation's
             `predicted_iou` or `score` is the region's quality, otherwise 1.
         name: what the signature calls it.
 
-    Masks have the size of the picture. Empty ones are dropped and counted; a picture with an empty list has
-    no regions; a picture that is not among the ids is an error.
+    Masks have the size of the image. Empty ones are dropped and counted; an image with an empty list has
+    no regions; an image that is not among the ids is an error.
 
     Raises:
         ValueError, TypeError: what is wrong with the masks, all of it at once.
 
     >>> from PIL import Image
     >>> made = {"cat": [{"size": [2, 3], "counts": [2, 2, 2]}]}
-    >>> picture = Image.new("RGB", (3, 2))
-    >>> picture.filename = "pictures/cat.png"
-    >>> PrecomputedRegions(made).segment(picture).masks().tolist()
+    >>> image = Image.new("RGB", (3, 2))
+    >>> image.filename = "images/cat.png"
+    >>> PrecomputedRegions(made).segment(image).masks().tolist()
     [[[False, True, False], [False, True, False]]]
     """
 
@@ -71,10 +71,10 @@ class PrecomputedRegions(RegionSource):
 
     @classmethod
     def of(cls, images: Sequence[Any], masks: Sequence[Sequence[Any]]) -> PrecomputedRegions:
-        """Regions of pictures in the same order as the pictures, which are told apart by their content.
+        """Regions of images in the same order as the images, which are told apart by their content.
 
         Raises:
-            ValueError: not as many lists of masks as pictures, or two different ones for equal pictures.
+            ValueError: not as many lists of masks as images, or two different ones for equal images.
         """
         if len(images) != len(masks):
             raise ValueError(f"len(masks)={len(masks)} but len(images)={len(images)}")
@@ -82,12 +82,10 @@ class PrecomputedRegions(RegionSource):
         by_key: dict[str, Sequence[Any]] = {}
         digests: dict[str, str] = {}
         for index, (image, entries) in enumerate(zip(images, masks, strict=True)):
-            key = Picture.of(image, f"images[{index}]").key
+            key = InputImage.of(image, f"images[{index}]").key
             digest = _digest({"": entries})
             if digests.setdefault(key, digest) != digest:
-                problems.add(
-                    f"masks[{index}] differ from those of an earlier, equal picture (images[{index}])"
-                )
+                problems.add(f"masks[{index}] differ from those of an earlier, equal image (images[{index}])")
             by_key[key] = entries
         problems.raise_if_any()
         return cls(by_key)
@@ -97,7 +95,7 @@ class PrecomputedRegions(RegionSource):
         """Regions from a JSON file: `{image id: [regions]}`, COCO results or a COCO annotation file.
 
         COCO results are a list of `{"image_id", "segmentation" or "bbox", "score"}`. An annotation file's
-        `images` say which file an id means; otherwise the id itself is looked for among the pictures' names.
+        `images` say which file an id means; otherwise the id itself is looked for among the images' names.
 
         Raises:
             FileError: the file cannot be read as any of these.
@@ -110,9 +108,9 @@ class PrecomputedRegions(RegionSource):
         except (ValueError, TypeError) as error:
             raise FileError(f"{path}: {error}") from error
 
-    def find(self, picture: Picture) -> Regions:
-        entries = self._entries(picture)
-        width, height = picture.load().size
+    def find(self, image: InputImage) -> Regions:
+        entries = self._entries(image)
+        width, height = image.load().size
         size = (height, width)
         problems: list[str] = []
         found = []
@@ -120,36 +118,36 @@ class PrecomputedRegions(RegionSource):
             try:
                 found.append(_read(entry, size))
             except ValueError as error:
-                problems.append(f"{picture.where}: mask {index} of {picture.name} {error}")
+                problems.append(f"{image.where}: mask {index} of {image.name} {error}")
         if problems:
             raise RegionsError("\n".join(problems))
         runs = [each for each, _, _ in found]
         boxes = [box or rle.bounding_box(each, size) for each, _, box in found]
         return Regions.of_runs(runs, size, quality=[quality for _, quality, _ in found], boxes=boxes)
 
-    def _entries(self, picture: Picture) -> list[Any]:
-        path = _path_of(picture)
+    def _entries(self, image: InputImage) -> list[Any]:
+        path = _path_of(image)
         for name in [path, os.path.basename(path)] if path else []:  # noqa: PTH119  (ids are no paths)
             found = self._names.find(name)
             if len(found) > 1:
                 raise RegionsError(
-                    f"{picture.where}: {picture.name} may mean any of the masks of {', '.join(found[:3])}: "
+                    f"{image.where}: {image.name} may mean any of the masks of {', '.join(found[:3])}: "
                     "name them as the file is named"
                 )
             if found:
                 return self._masks[found[0]]
-        if any(key.startswith(("file:", "pixels:")) for key in self._masks) and picture.key in self._masks:
-            return self._masks[picture.key]
+        if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
+            return self._masks[image.key]
         known = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
         mend = (
             "give it an empty list if it has no regions"
             if path
-            else "pictures without a file name take theirs from PrecomputedRegions.of(images, masks), in "
+            else "images without a file name take theirs from PrecomputedRegions.of(images, masks), in "
             "capeval_core.regions.precomputed"
         )
         raise RegionsError(
-            f"{picture.where}: there are no precomputed masks of {picture.name} (there are those of "
-            f"{len(self._masks)} pictures: {known}); {mend}"
+            f"{image.where}: there are no precomputed masks of {image.name} (there are those of "
+            f"{len(self._masks)} images: {known}); {mend}"
         )
 
 
@@ -165,14 +163,14 @@ class GivenBoxes(BoxSource):
         self.name = regions.name
         self.fingerprint = f"boxes-{regions.fingerprint}"
 
-    def find(self, picture: Picture, image: Image.Image) -> Boxes:
-        found = self.regions.find(picture)
+    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
+        found = self.regions.find(image)
         order = np.argsort(-found.quality, kind="stable")
         return Boxes(clipped(found.boxes, found.size)[order], found.quality[order])
 
 
-def _path_of(picture: Picture) -> str | None:
-    source = picture.source
+def _path_of(image: InputImage) -> str | None:
+    source = image.source
     if isinstance(source, (OnDisk, InMemory)):
         return source.path
     filename = getattr(source.value, "filename", "") if isinstance(source, FromPIL) else ""
@@ -244,8 +242,8 @@ def _numbers(entry: Mapping[str, Any], key: str, expected: str, values: Any = No
 
 def _sizes(theirs: tuple[int, ...], size: tuple[int, int]) -> str:
     return (
-        f"is {theirs[0]} high and {theirs[1]} wide, but the picture is {size[0]} high and {size[1]} wide: "
-        "make the mask at the size of the picture as it is stored, without its EXIF orientation"
+        f"is {theirs[0]} high and {theirs[1]} wide, but the image is {size[0]} high and {size[1]} wide: "
+        "make the mask at the size of the image as it is stored, without its EXIF orientation"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import BoxSource, RegionSource
@@ -25,9 +25,9 @@ class RectangleRegions(RegionSource):
         self.name = f"rectangles:{boxes.name}"
         self.fingerprint = f"rectangles-{_REVISION}-{boxes.fingerprint}"
 
-    def find(self, picture: Picture) -> Regions:
-        image = picture.load().convert("RGB")
-        boxes = self.boxes.find(picture, image)
-        size = (image.height, image.width)
+    def find(self, image: InputImage) -> Regions:
+        decoded = image.load().convert("RGB")
+        boxes = self.boxes.find(image, decoded)
+        size = (decoded.height, decoded.width)
         runs = [rle.of_box(corners, size) for corners in boxes.corners.tolist()]
         return Regions.of_runs(runs, size, quality=boxes.scores, boxes=boxes.corners)

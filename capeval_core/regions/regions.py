@@ -1,4 +1,4 @@
-"""The regions of one picture: masks, how good each is, and the boxes around them."""
+"""The regions of one image: masks, how good each is, and the boxes around them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """What to look at in one picture: n masks at its own size, kept as runs.
+    """What to look at in one image: n masks at its own size, kept as runs.
 
     A mask of a photograph of 12 megapixels takes some ten kilobytes as runs and 12 MB as an array: `masks`
     makes arrays of a few at a time. Regions never change; `limited` and `select` give new ones.
 
-    size: (height, width) of the picture, in pixels.
+    size: (height, width) of the image, in pixels.
     runs: the masks, run-length encoded as COCO does.
     quality: (n,) float32, what the source thinks of each mask: a predicted intersection over union or the
         score of its box, higher is better.
@@ -81,7 +81,7 @@ class Regions:
                 raise ValueError(f"masks[{index}] has shape {mask.shape}, expected {size}")
             runs.append(rle.encode(mask))
         if size is None:
-            raise ValueError("without a mask the size of the picture must be given")
+            raise ValueError("without a mask the size of the image must be given")
         return cls.of_runs(runs, size, quality, boxes)
 
     @classmethod
@@ -116,7 +116,7 @@ class Regions:
     def masks(self, start: int = 0, stop: int | None = None) -> NDArray[np.bool_]:
         """Masks `start` to `stop` (excluded) as an array (k, h, w); by default all of them.
 
-        An array takes k * h * w bytes: of a large picture ask for a few at a time.
+        An array takes k * h * w bytes: of a large image ask for a few at a time.
         """
         chosen = self.runs[start:stop]
         masks = np.empty((len(chosen), *self.size), dtype=np.bool_)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 
@@ -13,7 +13,7 @@ KEPT_BYTES = 256 << 20
 
 
 class RememberedRegions(RegionSource):
-    """The regions of another source; those that were asked for most recently are kept, as runs, by picture.
+    """The regions of another source; those that were asked for most recently are kept, as runs, by image.
 
     For explanations, which need the regions once more after the features are made: finding them takes longer
     than anything else. Any number of threads may use it where they may use the source.
@@ -21,8 +21,8 @@ class RememberedRegions(RegionSource):
     >>> from capeval_core.regions.colours import ColourRegions
     >>> from capeval_core.synthetic.demo import demo_set
     >>> source = RememberedRegions(ColourRegions())
-    >>> picture = Picture.of(demo_set()[0].picture)
-    >>> source.segment(picture) is source.segment(picture)
+    >>> image = InputImage.of(demo_set()[0].image)
+    >>> source.segment(image) is source.segment(image)
     True
     """
 
@@ -33,14 +33,14 @@ class RememberedRegions(RegionSource):
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def find(self, picture: Picture) -> Regions:
-        """The regions of a picture; errors are the source's."""
-        key = picture.key
+    def find(self, image: InputImage) -> Regions:
+        """The regions of an image; errors are the source's."""
+        key = image.key
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
                 return self._found[key]
-        regions = self.source.find(picture)
+        regions = self.source.find(image)
         with self._lock:
             if key not in self._found:
                 self._found[key] = regions

@@ -1,4 +1,4 @@
-"""SAM prompted with boxes: a picture and boxes in, a mask for each box out.
+"""SAM prompted with boxes: an image and boxes in, a mask for each box out.
 
 Kirillov et al.: Segment Anything, ICCV 2023, https://arxiv.org/abs/2304.02643; MobileSAM (arXiv:2306.14289)
 and MobileSAMv2 (arXiv:2312.09579), which prompts with all boxes of an object detector at once.
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from capeval_core.inputs.resizing import resized
 from capeval_core.models.architecture import scaling_problems, shown, size_problems
-from capeval_core.models.canary import canary_pictures
+from capeval_core.models.canary import canary_images
 from capeval_core.models.model import CheckedModel
 from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.regions import rle
@@ -28,9 +28,9 @@ from capeval_core.regions.sam_release import MEAN, STD, SamConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 _BOXES = 32
-"""Boxes that the decoder takes at a time: each needs a copy of the picture's features."""
+"""Boxes that the decoder takes at a time: each needs a copy of the image's features."""
 _LOGITS = 1 << 25
-"""Logits at the size of the picture that are held at a time."""
+"""Logits at the size of the image that are held at a time."""
 
 
 class UnfitError(WeightsError):
@@ -44,7 +44,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour.
 
     Weights are a folder made by `capeval convert` of an original release, or a SAM in transformers' format.
-    Only the picture encoder runs in bfloat16 or float16: coordinates of boxes need float32.
+    Only the image encoder runs in bfloat16 or float16: coordinates of boxes need float32.
 
     Any number of threads may use one; the model then serves them in turn. Arguments and errors are those of
     `CheckedModel`.
@@ -152,7 +152,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         return functional.pad(pixels, (0, self.image_size - width, 0, self.image_size - height))
 
     def embed(self, image: Image.Image) -> Tensor:
-        """(1, channels, side, side) float32 features of a picture, the decoder's input."""
+        """(1, channels, side, side) float32 features of an image, the decoder's input."""
         model: Any = self.model
         pixels = self.preprocess(image)[None].to(self.device)
         with self._lock, torch.inference_mode(), exact_float32(self.device):
@@ -162,12 +162,12 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     def decode(
         self, features: Tensor, corners: NDArray[np.float32], size: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
-        """Logits (n, 1, s, s) at the decoder's resolution, and predicted IoU (n,), of boxes of one picture.
+        """Logits (n, 1, s, s) at the decoder's resolution, and predicted IoU (n,), of boxes of one image.
 
         Args:
             features: as `embed` gives them.
-            corners: (n, 4) boxes, x0, y0, x1, y1 in pixels of the picture.
-            size: (height, width) of the picture.
+            corners: (n, 4) boxes, x0, y0, x1, y1 in pixels of the image.
+            size: (height, width) of the image.
         """
         model: Any = self.model
         scaled = torch.from_numpy(self.scaled(corners, size)).to(self.device)
@@ -187,7 +187,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         return np.asarray(corners.astype(np.float64) * ratio, dtype=np.float32)
 
     def upsample(self, logits: Tensor, size: tuple[int, int]) -> Tensor:
-        """(n, h, w) logits at the size of the picture, of those that `decode` gives; masks are where they
+        """(n, h, w) logits at the size of the image, of those that `decode` gives; masks are where they
         exceed 0."""
         height, width = self.resized(size)
         side = self.image_size
@@ -197,7 +197,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
             return functional.interpolate(cropped, size, mode="bilinear", align_corners=False)[:, 0]
 
     def segment(self, image: Image.Image, corners: NDArray[np.float32]) -> Regions:
-        """The mask of each box (n, 4) in a picture; `quality` is the IoU that the decoder predicts.
+        """The mask of each box (n, 4) in an image; `quality` is the IoU that the decoder predicts.
 
         No box gives no region, and costs nothing. Memory does not grow with the number of boxes, apart from
         runs.
@@ -214,10 +214,10 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         return Regions.of_runs(runs, size, quality=quality.cpu().numpy(), boxes=corners)
 
     def canary(self) -> NDArray[np.float32]:
-        """Of three boxes in a drawn picture, (2, 3) the predicted IoU and the mean of the mask."""
-        picture = canary_pictures()[0]
+        """Of three boxes in a drawn image, (2, 3) the predicted IoU and the mean of the mask."""
+        image = canary_images()[0]
         boxes = np.array([[5, 5, 60, 70], [30, 20, 110, 80], [0, 0, 120, 90]], dtype=np.float32)
-        logits, quality = self.decode(self.embed(picture), boxes, (picture.height, picture.width))
+        logits, quality = self.decode(self.embed(image), boxes, (image.height, image.width))
         return torch.stack([quality, logits.sigmoid().mean((1, 2, 3))]).cpu().numpy().astype(np.float32)
 
 

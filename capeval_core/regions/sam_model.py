@@ -1,4 +1,4 @@
-"""transformers' SAM, with its own picture encoder or another one: sizes read off tensors, models built."""
+"""transformers' SAM, with its own image encoder or another one: sizes read off tensors, models built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_architecture(shapes: Shapes, kind: str, heads: int) -> dict[str, Any]:
 
     Args:
         shapes: tensor name -> shape.
-        kind: of the picture encoder.
+        kind: of the image encoder.
         heads: attention heads of the mask decoder, which no shape shows.
 
     Raises:
@@ -104,7 +104,7 @@ def build(architecture: Mapping[str, Any]) -> nn.Module:
     model: Any = SamModel(config)
     if foreign:
         if width != CHANNELS:
-            raise ValueError(f"a decoder of width {width}, but the picture encoder gives {CHANNELS} channels")
+            raise ValueError(f"a decoder of width {width}, but the image encoder gives {CHANNELS} channels")
         model.vision_encoder = foreign()
     return _untied(model)
 

@@ -46,13 +46,13 @@ ENCODER: dict[str, list[Rule]] = {
         (r"^neck\.3\.", "neck.layer_norm2."),
     ],
 }
-"""By kind of picture encoder."""
+"""By kind of image encoder."""
 TOLD_BY = {
     "patch_embed.seq.0.c.weight": "tiny_vit_5m",
     "backbone.stages.0.op_list.0.conv.weight": "efficientvit_l2",
     "patch_embed.proj.weight": "vit",
 }
-"""A tensor of the original that tells the kind of picture encoder."""
+"""A tensor of the original that tells the kind of image encoder."""
 GAUSSIAN = "shared_image_embedding.positional_embedding"
 DECODER: list[Rule] = [
     (r"^prompt_encoder\.pe_layer\.positional_encoding_gaussian_matrix$", GAUSSIAN),

@@ -1,7 +1,7 @@
 """Original SAM, MobileSAM and MobileSAMv2 checkpoints -> what a weights folder holds.
 
 SAM's own releases and MobileSAM's `mobile_sam.pt` hold a whole model: `image_encoder`, `prompt_encoder`,
-`mask_decoder`. MobileSAMv2 comes in two files: a picture encoder (`l2.pt`), and the decoder that is tuned
+`mask_decoder`. MobileSAMv2 comes in two files: an image encoder (`l2.pt`), and the decoder that is tuned
 for boxes (`Prompt_guided_Mask_Decoder.pt`, with the parts `PromtEncoder` [sic] and `MaskDecoder`).
 """
 
@@ -59,7 +59,7 @@ class SamConversion(Conversion):
         parts = [_parts(read_checkpoint(file), file) for file in files]
         encoder, decoder = parts[0][0], parts[-1][1]
         if not encoder:
-            raise ValueError(f"{path} has no picture encoder: give mobile_sam.pt, l2.pt or a SAM here")
+            raise ValueError(f"{path} has no image encoder: give mobile_sam.pt, l2.pt or a SAM here")
         if not decoder:
             raise ValueError(
                 f"{files[-1]} has no mask decoder: pass decoder='Prompt_guided_Mask_Decoder.pt', the other "
@@ -97,7 +97,7 @@ class SamConversion(Conversion):
 
 
 def _parts(content: Mapping[str, Any], path: Path) -> tuple[Tensors, Tensors]:
-    """Picture encoder, without prefix, and decoder of a checkpoint; either may be empty."""
+    """Image encoder, without prefix, and decoder of a checkpoint; either may be empty."""
     encoder: Tensors = {}
     decoder: Tensors = {}
     outside: Tensors = {}
@@ -110,7 +110,7 @@ def _parts(content: Mapping[str, Any], path: Path) -> tuple[Tensors, Tensors]:
         elif name not in _LEFTOVERS:
             outside[name.removeprefix("model.")] = tensor
     if outside and not encoder and any(name in outside for name in TOLD_BY):
-        encoder, outside = outside, {}  # a picture encoder alone, without prefix
+        encoder, outside = outside, {}  # an image encoder alone, without prefix
     if outside or not encoder | decoder:
         raise ValueError(
             f"{path} is no SAM: expected names that begin with image_encoder, prompt_encoder or "
@@ -118,7 +118,7 @@ def _parts(content: Mapping[str, Any], path: Path) -> tuple[Tensors, Tensors]:
         )
     if encoder and not any(name in encoder for name in TOLD_BY):
         raise ValueError(
-            f"{path}: the picture encoder is neither a ViT, nor TinyViT, nor EfficientViT-L2 (it has "
+            f"{path}: the image encoder is neither a ViT, nor TinyViT, nor EfficientViT-L2 (it has "
             f"{name_some(encoder)})"
         )
     return encoder, decoder

@@ -37,9 +37,9 @@ def open_regions(
             `"objects:facebook/sam-vit-base"` or `"objects:mobilesamv2"`, a Hub id (`@revision` pins it) or a
             folder; for those with boxes also with the objectness that a box needs, last, as in
             `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of masks
-            or boxes (`PrecomputedRegions.read`); a mapping from picture id to masks; or one's own source.
+            or boxes (`PrecomputedRegions.read`); a mapping from image id to masks; or one's own source.
         device: torch device name; None: CUDA where there is a GPU.
-        dtype: "float32", "bfloat16" or "float16", of the picture encoders.
+        dtype: "float32", "bfloat16" or "float16", of the image encoders.
 
     Raises:
         WeightsError: a model cannot be had, read or trusted; says what to install and how to do without.
@@ -133,4 +133,4 @@ def _open(
 
 def _expected() -> str:
     names = ", ".join(map(repr, SOURCES))
-    return f"{names}, a JSON file of masks by picture id, or a RegionSource"
+    return f"{names}, a JSON file of masks by image id, or a RegionSource"

@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.inputs.decoding import PictureError
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.decoding import ImageError
+from capeval_core.inputs.visual import InputImage
 from capeval_core.regions.regions import Regions
 
 
-class RegionsError(PictureError):
-    """A picture whose regions cannot be had; the message names the picture, why, and the mend."""
+class RegionsError(ImageError):
+    """An image whose regions cannot be had; the message names the image, why, and the mend."""
 
 
 class RegionSource(ABC):
-    """Picture -> regions.
+    """Image -> regions.
 
-    A source may be used from several threads at once. The same picture always gives the same regions.
+    A source may be used from several threads at once. The same image always gives the same regions.
 
     name: what the signature shows.
     fingerprint: names everything that regions depend on: weights, code and settings. Features of regions are
@@ -32,26 +32,26 @@ class RegionSource(ABC):
     name: str
     fingerprint: str
 
-    def segment(self, picture: Any) -> Regions:
-        """The regions of a picture, at its own size; there may be none.
+    def segment(self, image: Any) -> Regions:
+        """The regions of an image, at its own size; there may be none.
 
         Args:
-            picture: a `Picture`, or what `Picture.of` takes: a PIL image, a path, an array.
+            image: an `InputImage`, or what `InputImage.of` takes: a PIL image, a path, an array.
 
         Raises:
-            PictureError: the picture cannot be read.
+            ImageError: the image cannot be read.
             RegionsError: its regions cannot be had.
         """
-        return self.find(Picture.of(picture, "picture") if not isinstance(picture, Picture) else picture)
+        return self.find(InputImage.of(image, "image") if not isinstance(image, InputImage) else image)
 
     @abstractmethod
-    def find(self, picture: Picture) -> Regions:
-        """What `segment` gives, of a `Picture`."""
+    def find(self, image: InputImage) -> Regions:
+        """What `segment` gives, of an `InputImage`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """corners: (n, 4) float32, x0, y0, x1, y1 in pixels of the picture. scores: (n,) float32, best first."""
+    """corners: (n, 4) float32, x0, y0, x1, y1 in pixels of the image. scores: (n,) float32, best first."""
 
     corners: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -61,14 +61,14 @@ class Boxes:
 
 
 class BoxSource(ABC):
-    """Picture -> boxes around what may be objects: a detector. Rules and attributes as for `RegionSource`."""
+    """Image -> boxes around what may be objects: a detector. Rules and attributes as for `RegionSource`."""
 
     name: str
     fingerprint: str
 
     @abstractmethod
-    def find(self, picture: Picture, image: Image.Image) -> Boxes:
-        """The boxes of a picture, clipped to it, best first; there may be none.
+    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
+        """The boxes of an image, clipped to it, best first; there may be none.
 
-        `image` is the picture, loaded and in RGB.
+        `image` is the image, loaded and in RGB.
         """

@@ -1,4 +1,4 @@
-"""Picture encoders that MobileSAM and MobileSAMv2 put in the place of SAM's own, on timm's backbones."""
+"""Image encoders that MobileSAM and MobileSAMv2 put in the place of SAM's own, on timm's backbones."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.nn import functional
 
 CHANNELS = 256
 SIDE = 64
-"""What SAM's decoder expects of a picture: 256 channels on a grid of 64 by 64."""
+"""What SAM's decoder expects of an image: 256 channels on a grid of 64 by 64."""
 _EPS = 1e-6
 
 
 class TinyVit(nn.Module):
-    """TinyViT-5M as MobileSAM's picture encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
+    """TinyViT-5M as MobileSAM's image encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
 
     The last downsampling keeps its resolution, and SAM's neck follows.
     """
@@ -40,9 +40,9 @@ class TinyVit(nn.Module):
 
 
 class EfficientVit(nn.Module):
-    """EfficientViT-L2 as MobileSAMv2's picture encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
+    """EfficientViT-L2 as MobileSAMv2's image encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
 
-    It works at half the resolution: the padded picture is resized first. The neck sums its last three stages.
+    It works at half the resolution: the padded image is resized first. The neck sums its last three stages.
     """
 
     INPUT = 512
@@ -131,4 +131,4 @@ VISION: dict[str, type[TinyVit] | type[EfficientVit]] = {
     "tiny_vit_5m": TinyVit,
     "efficientvit_l2": EfficientVit,
 }
-"""Kinds of picture encoders beside SAM's own, by their name in config.json."""
+"""Kinds of image encoders beside SAM's own, by their name in config.json."""

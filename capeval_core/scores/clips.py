@@ -26,12 +26,12 @@ class ClipsOptions(PacOptions):
 
 
 class ClipS(PacS):
-    """CLIP-S: w max(cos(caption, picture), 0), without references."""
+    """CLIP-S: w max(cos(caption, image), 0), without references."""
 
     name = "clips"
     title = "CLIP-S"
     key = "clip_s"
-    summary = "Cosine of caption and picture in OpenAI's CLIP space."
+    summary = "Cosine of caption and image in OpenAI's CLIP space."
     paper = _PAPER
     range = (0.0, 2.5)
     default_weights = CLIP_B32

@@ -1,4 +1,4 @@
-"""ECO: of the captions proposed for a picture the best, by an ensemble of CLIPs and their consensus.
+"""ECO: of the captions proposed for an image the best, by an ensemble of CLIPs and their consensus.
 
 Jeong, Lee, Nam, Ma, Kang: Technical Report of NICE Challenge at CVPR 2024: Caption Re-ranking Evaluation
 Using Ensembled CLIP and Consensus Scores, CVPR 2024 Workshops, https://arxiv.org/abs/2405.01028
@@ -39,12 +39,12 @@ NAMED_CHOICES = 3
 
 
 class Eco(CaptionMetric):
-    """ECO: picks the best of each picture's candidates by ensembled CLIP score and consensus."""
+    """ECO: picks the best of each image's candidates by ensembled CLIP score and consensus."""
 
     name = "eco"
     title = "ECO"
     key = "eco"
-    summary = "The best of each picture's candidates, by an ensemble of CLIPs and the consensus of the pool."
+    summary = "The best of each image's candidates, by an ensemble of CLIPs and the consensus of the pool."
     paper = (
         "Jeong et al., Technical Report of NICE Challenge at CVPR 2024: Caption Re-ranking Evaluation Using "
         "Ensembled CLIP and Consensus Scores, CVPR 2024 Workshops, https://arxiv.org/abs/2405.01028"
@@ -157,12 +157,10 @@ class Eco(CaptionMetric):
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
-        pictures = [
-            sample.picture.name for sample, first in zip(samples, _firsts(samples), strict=True) if first
-        ]
+        images = [sample.image.name for sample, first in zip(samples, _firsts(samples), strict=True) if first]
         return {
-            place: {"picture": picture} | {name: part[place] for name, part in parts.items()}
-            for place, picture in enumerate(pictures)
+            place: {"image": image} | {name: part[place] for name, part in parts.items()}
+            for place, image in enumerate(images)
         }
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MATCHER = "blip2-itc"
 """The member that is the contrast of the model which also filters."""
 MEMBER_ROW = row_schema(
-    column("value", pa.float32(), "cosine of candidate and picture"),
+    column("value", pa.float32(), "cosine of candidate and image"),
     column("itm", pa.float32(), "probability that they match, null for a dual encoder"),
 )
 
@@ -77,7 +77,7 @@ class Member(ABC):
 
 
 class Dual(Member):
-    """A dual encoder: cosine of picture and candidate, behind the prompt that its weights name."""
+    """A dual encoder: cosine of image and candidate, behind the prompt that its weights name."""
 
     @property
     def model(self) -> Model:
@@ -92,26 +92,26 @@ class Dual(Member):
         return dual_class(self.folder).open(self.folder, device=device, dtype=dtype)
 
     def rows(self, encoder: DualEncoder, batch: Samples, run: dict[str, Any]) -> Iterator[pa.Table]:
-        from capeval_core.encoders.dual import whole_pictures
+        from capeval_core.encoders.dual import whole_images
 
         prompt = self.folder.config.get("constants", {}).get("prompt", "")
         said = encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **run)
         starts = pool_starts(batch)
         ends = [*starts[1:], len(batch)]
         place = 0
-        # One picture per pool, whose features all its candidates share.
-        for seen in whole_pictures(encoder, [batch.pictures[start] for start in starts], **run):
+        # One image per pool, whose features all its candidates share.
+        for seen in whole_images(encoder, [batch.images[start] for start in starts], **run):
             lengths = np.array([ends[place + i] - starts[place + i] for i in range(len(seen.keys))])
             part = slice(starts[place], starts[place] + int(lengths.sum()))
-            pictures = np.repeat(seen.features, lengths, axis=0)
+            images = np.repeat(seen.features, lengths, axis=0)
             yield _table(
                 batch,
                 part,
                 groups=_repeated(seen.keys, lengths),
                 errors=_repeated(seen.errors, lengths),
                 truncated=np.array(said.dropped[part]),
-                value=paired_cosine(pictures, said.features[part]),
-                itm=np.full(len(pictures), np.nan, dtype=np.float32),
+                value=paired_cosine(images, said.features[part]),
+                itm=np.full(len(images), np.nan, dtype=np.float32),
             )
             place += len(seen.keys)
 
@@ -134,8 +134,8 @@ class Matcher(Member):
     def rows(self, encoder: Blip2Encoder, batch: Samples, run: dict[str, Any]) -> Iterator[pa.Table]:
         starts = pool_starts(batch)
         pools = [batch.captions[a:b] for a, b in zip(starts, [*starts[1:], len(batch)], strict=True)]
-        pictures = [batch.pictures[start] for start in starts]
-        for start, found in zip(starts, encoder.match(pictures, pools, **run), strict=True):
+        images = [batch.images[start] for start in starts]
+        for start, found in zip(starts, encoder.match(images, pools, **run), strict=True):
             n = len(found.itc)
             yield _table(
                 batch,
@@ -149,7 +149,7 @@ class Matcher(Member):
 
 
 def pool_starts(batch: Samples) -> list[int]:
-    """Rows at which another pool begins: one per picture, at least one per batch."""
+    """Rows at which another pool begins: one per image, at least one per batch."""
     if batch.candidates is None:
         return list(range(len(batch)))
     first = [index - candidate for index, candidate in zip(batch.indices, batch.candidates, strict=True)]

@@ -38,7 +38,7 @@ class EcoOptions(CommonOptions):
     )
     documents: Documents = option(
         "doc_caption_within_pool",
-        "what a document is where CIDEr weighs n-grams by rarity: a caption, all captions of a picture, or "
+        "what a document is where CIDEr weighs n-grams by rarity: a caption, all captions of an image, or "
         "the other captions; within a pool or over all pools",
         sign="documents",
     )

@@ -1,4 +1,4 @@
-"""ECO over a whole set: filters, consensus of the survivors, totals, and the choice for every picture."""
+"""ECO over a whole set: filters, consensus of the survivors, totals, and the choice for every image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-NO_PICTURE = "its picture could not be read"
+NO_IMAGE = "its image could not be read"
 NO_VALUE = "a member has no finite value for it"
 FAR_BELOW = 0.5
 """A choice is doubtful if its match is that much below the best of its pool. The match is the probability of
@@ -30,8 +30,8 @@ one of two answers, so with such a distance BLIP-2 answers no for the choice and
 class Candidates:
     """n candidates of a set, pool after pool.
 
-    pool: (n,) a number that the candidates of one picture share. captions: their texts.
-    cosines: (n, members). itm: (n,) probabilities of a match. failed: (n,) whether the picture could not
+    pool: (n,) a number that the candidates of one image share. captions: their texts.
+    cosines: (n, members). itm: (n,) probabilities of a match. failed: (n,) whether the image could not
     be read.
     """
 
@@ -46,9 +46,9 @@ class Candidates:
 class Ranking:
     """What ECO makes of n candidates.
 
-    pools: per picture its rows. chosen: per picture the place of the choice in its pool, -1 if there is none.
+    pools: per image its rows. chosen: per image the place of the choice in its pool, -1 if there is none.
     zscores: (n, members). ensemble: (n,). consensus, agreement: (n,) CIDEr and its z-score, NaN where a
-    candidate was dropped, and total likewise. dropped: why, None for survivors. gave_way: per picture the
+    candidate was dropped, and total likewise. dropped: why, None for survivors. gave_way: per image the
     filter that was not applied, or ''. flat: names of what had no variance.
     """
 
@@ -67,30 +67,30 @@ class Ranking:
 
     @property
     def rows(self) -> Integers:
-        """(pictures,) the chosen rows; the first of a pool that has no choice."""
+        """(images,) the chosen rows; the first of a pool that has no choice."""
         return np.array(
             [pool[max(place, 0)] for pool, place in zip(self.pools, self.chosen, strict=True)], dtype=np.int64
         )
 
     @property
     def scores(self) -> Doubles:
-        """(pictures,) totals of the chosen; NaN where there is no choice."""
+        """(images,) totals of the chosen; NaN where there is no choice."""
         return self._of_chosen(self.total)
 
     @property
     def best_matches(self) -> Integers:
-        """(pictures,) the row with the best match of each pool, whether or not filters dropped it."""
+        """(images,) the row with the best match of each pool, whether or not filters dropped it."""
         known = np.nan_to_num(self.candidates.itm.astype(np.float64), nan=-1.0)
         return np.array([pool[int(known[pool.start : pool.stop].argmax())] for pool in self.pools], np.int64)
 
     @property
     def doubtful(self) -> Flags:
-        """(pictures,) whether the match of the choice is more than `FAR_BELOW` below the best of its pool."""
+        """(images,) whether the match of the choice is more than `FAR_BELOW` below the best of its pool."""
         itm = self.candidates.itm.astype(np.float64)
         return np.asarray(itm[self.best_matches] - self._of_chosen(itm) > FAR_BELOW)
 
     def parts(self) -> dict[str, Any]:
-        """Per picture the choice and where it comes from; under `candidates` all that is known of each."""
+        """Per image the choice and where it comes from; under `candidates` all that is known of each."""
         return {
             "choice": list(self.chosen),
             "caption": [
@@ -192,7 +192,7 @@ def _filtered(
         left = [row for row in pool if scored[row]]
         found = filter_pool([candidates.captions[row] for row in left], candidates.itm[left].tolist(), rules)
         told = dict(zip(left, found.dropped, strict=True))
-        dropped += [told.get(row, NO_PICTURE if candidates.failed[row] else NO_VALUE) for row in pool]
+        dropped += [told.get(row, NO_IMAGE if candidates.failed[row] else NO_VALUE) for row in pool]
         gave_way.append(found.gave_way)
     return dropped, gave_way
 

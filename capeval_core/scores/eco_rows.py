@@ -13,10 +13,10 @@ from capeval_core.rows import canonical, column, row_schema
 from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW
 
 ECO_ROW = row_schema(
-    column("candidate", pa.int32(), "its place in the pool of its picture"),
+    column("candidate", pa.int32(), "its place in the pool of its image"),
     column("caption", pa.string(), "its text, for filters and consensus"),
-    column("values", pa.list_(pa.float32()), "its cosine with the picture, one per member"),
-    column("itm", pa.float32(), "BLIP-2's probability that it belongs to the picture"),
+    column("values", pa.list_(pa.float32()), "its cosine with the image, one per member"),
+    column("itm", pa.float32(), "BLIP-2's probability that it belongs to the image"),
 )
 
 

@@ -1,4 +1,4 @@
-"""HICE-S and RefHICE-S: regions of the picture against phrases of the caption, beside both as a whole.
+"""HICE-S and RefHICE-S: regions of the image against phrases of the caption, beside both as a whole.
 
 Zeng, Sun, Zhang, Wen, Su, Xie, Wang, Chen: HICEScore: A Hierarchical Metric for Image Captioning Evaluation,
 ACM Multimedia 2024, https://doi.org/10.1145/3664647.3681358
@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.samples import Samples, windows
+from capeval_core.inputs.visual import InputImage
 from capeval_core.metric import CaptionMetric, Model, Published, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.source import PhraseSource, phrase_opener
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from capeval_core.encoders.region_features import RegionFeatures
     from capeval_core.scores.hice_rows import Reading, References
 
-PICTURES_AT_ONCE = 64
+IMAGES_AT_ONCE = 64
 TEXTS_AT_ONCE = 4096
 """Captions and references whose phrases are found and encoded together, which bounds memory."""
 _SOURCES = {"regions": "objects", "phrases": "factual"}
@@ -44,13 +44,11 @@ _SOURCES = {"regions": "objects", "phrases": "factual"}
 
 
 _COLUMNS = (
-    column("cosine", pa.float32(), "cosine of the caption with the whole picture, eq. 2"),
-    column("phrase_cosines", pa.list_(pa.float32()), "cosine of each phrase with the whole picture"),
+    column("cosine", pa.float32(), "cosine of the caption with the whole image, eq. 2"),
+    column("phrase_cosines", pa.list_(pa.float32()), "cosine of each phrase with the whole image"),
     column("phrase_maxima", pa.list_(pa.float32()), "each phrase's best cosine over the regions, eq. 4"),
     column("region_maxima", pa.list_(pa.float32()), "each region's best cosine over the phrases, eq. 5"),
-    column(
-        "regions_dropped", pa.int32(), "regions that are empty, or lie outside what the picture tower sees"
-    ),
+    column("regions_dropped", pa.int32(), "regions that are empty, or lie outside what the image tower sees"),
     column("without_phrases", pa.int32(), "sentences in which no phrase was found, so they are their own"),
 )
 
@@ -61,7 +59,7 @@ class HiceS(CaptionMetric):
     name = "hices"
     title = "HICE-S"
     key = "hice_s"
-    summary = "Harmonic mean of how caption and picture, and their phrases and regions, fit each other."
+    summary = "Harmonic mean of how caption and image, and their phrases and regions, fit each other."
     paper = (
         "Zeng et al., HICEScore: A Hierarchical Metric for Image Captioning Evaluation, ACM Multimedia 2024, "
         "https://doi.org/10.1145/3664647.3681358"
@@ -139,17 +137,17 @@ class HiceS(CaptionMetric):
                 yield pa.table({**common, **columns}, schema=self.ROW)
 
     def _pairs(self, window: Samples) -> Iterator[tuple[slice, Reading, list[RegionFeatures]]]:
-        """Part by part of a window, captions with their phrases, and their pictures with their regions."""
-        from capeval_core.encoders.pictures import chunks
+        """Part by part of a window, captions with their phrases, and their images with their regions."""
+        from capeval_core.encoders.images import chunks
 
         captions, start = self._read(window.captions), 0
-        for seen in chunks(self._see(window.pictures), PICTURES_AT_ONCE):
+        for seen in chunks(self._see(window.images), IMAGES_AT_ONCE):
             part = slice(start, start + len(seen))
             yield part, captions.part(part), seen
             start = part.stop
 
     def _references(self, window: Samples) -> References | None:
-        """What the captions of a window are compared with, beside their pictures."""
+        """What the captions of a window are compared with, beside their images."""
         return None
 
     def _read(self, texts: Sequence[str]) -> Reading:
@@ -157,9 +155,9 @@ class HiceS(CaptionMetric):
 
         return read(texts, self.parser, self.encoder, cache=self.cache, batch_size=self.options.batch_size)
 
-    def _see(self, pictures: Sequence[Picture]) -> Iterator[RegionFeatures]:
+    def _see(self, images: Sequence[InputImage]) -> Iterator[RegionFeatures]:
         return self.encoder.encode_regions(
-            pictures,
+            images,
             self.finder,
             geometry=self.options.geometry,
             cache=self.cache,
@@ -174,7 +172,7 @@ class HiceS(CaptionMetric):
         return image_text(rows, self.options.w, self.options.include_whole)
 
     def _counts(self, rows: pa.Table) -> dict[str, Doubles]:
-        """How many regions and phrases there were, and what went wrong; NaN where the picture failed."""
+        """How many regions and phrases there were, and what went wrong; NaN where the image failed."""
         failed = rows["cosine"].is_null().to_numpy()
         counts = {
             "region_count": pc.list_value_length(rows["region_maxima"]),

@@ -9,9 +9,9 @@ from capeval_core.drawing.caption import Caption
 from capeval_core.drawing.card import Card
 from capeval_core.drawing.colours import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
 from capeval_core.drawing.heading import Heading
+from capeval_core.drawing.image import FramedImage, LegendEntry
 from capeval_core.drawing.marks import Cross, Dot, Mark, RegionMark, Tick, Unknown, Word
-from capeval_core.drawing.overlay import OutlinedPicture
-from capeval_core.drawing.picture import FramedPicture, LegendEntry
+from capeval_core.drawing.overlay import OutlinedImage
 from capeval_core.drawing.table import Bar, Row, Table
 from capeval_core.phrases.places import Span
 from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
@@ -25,22 +25,22 @@ _TERMS = {
     "gttc": "global text",
     "lttc": "local text",
 }
-_WHOLE = Word("all")  # stands for the whole picture
+_WHOLE = Word("all")  # stands for the whole image
 
 
-def card_of(explanation: Mapping[str, Any], picture: OutlinedPicture, wrong: Sequence[Span]) -> Card:
+def card_of(explanation: Mapping[str, Any], image: OutlinedImage, wrong: Sequence[Span]) -> Card:
     """The card of an explanation with a score.
 
     Args:
         explanation: with the keys of a `HiceExplanation`.
-        picture: what it is about, with `region_marks` of its regions.
+        image: what it is about, with `region_marks` of its regions.
         wrong: where its caption is wrong.
     """
     key = next(name for name in _TITLES if name in explanation)
     terms = [(told, explanation[name]) for name, told in _TERMS.items() if name in explanation]
     phrases, regions, threshold = (explanation[name] for name in ("phrases", "regions", "threshold"))
-    phrase_rows = [_phrase_row(note, picture.marks) for note in phrases]
-    region_rows = [_region_row(note, mark) for note, mark in zip(regions, picture.marks, strict=True)]
+    phrase_rows = [_phrase_row(note, image.marks) for note in phrases]
+    region_rows = [_region_row(note, mark) for note, mark in zip(regions, image.marks, strict=True)]
     if explanation["whole"] is not None:
         phrase, recall = explanation["whole"]["phrase"], explanation["whole"]["recall"]
         region_rows.append(Row(_WHOLE, phrase, [Bar(recall, FAINT)]))
@@ -48,7 +48,7 @@ def card_of(explanation: Mapping[str, Any], picture: OutlinedPicture, wrong: Seq
     return Card(
         heading=Heading(_TITLES[key], explanation[key], terms),
         caption=Caption(explanation["caption"], wrong, _cut_off(explanation)),
-        picture=FramedPicture(picture, _legend(explanation)),
+        image=FramedImage(image, _legend(explanation)),
         tables=[
             Table("Phrases", ["precision, best region"], phrase_rows, threshold),
             Table("References", ["global", "local"], reference_rows),
@@ -58,7 +58,7 @@ def card_of(explanation: Mapping[str, Any], picture: OutlinedPicture, wrong: Seq
 
 
 def region_marks(notes: Sequence[RegionNote]) -> list[RegionMark]:
-    """The marks of an explanation's regions, on the picture and in the tables."""
+    """The marks of an explanation's regions, on the image and in the tables."""
     return [RegionMark.of(index, note["unmentioned"]) for index, note in enumerate(notes)]
 
 
@@ -97,7 +97,7 @@ def _legend(explanation: Mapping[str, Any]) -> list[LegendEntry]:
     entries = [LegendEntry(text, RegionMark.of(0, kind)) for kind, text in told.items() if kind in found]
     if not notes:
         where = "inside the square" if explanation["outside"] else "found"
-        entries.append(LegendEntry(f"No region was {where}: the whole picture stands for them."))
+        entries.append(LegendEntry(f"No region was {where}: the whole image stands for them."))
     entries.append(LegendEntry(judgement(explanation), Tick()))
     if outside := not_judged(explanation):
         entries.append(LegendEntry(f"{outside}; phrases may be about them", Unknown()))

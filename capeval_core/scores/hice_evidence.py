@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from capeval_core.encoders.mask_geometry import central_square
-from capeval_core.inputs.pictures import Picture, PictureError
 from capeval_core.inputs.samples import Sample, Samples
+from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.ragged import Ragged
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
@@ -56,11 +56,11 @@ class Evidence:
 
         Args:
             pairs: some at a time, the samples of the rows in their order, with what is read of their captions
-                and seen in their pictures.
+                and seen in their images.
             rows: as the metric encoded them.
             values: the score of each row, and what it is made of.
         """
-        masks: dict[str, _Masks | PictureError] = {}  # by picture, so that its captions share them
+        masks: dict[str, _Masks | ImageError] = {}  # by image, so that its captions share them
         index = 0
         for samples, captions, seen in pairs:
             matches = match_regions(captions, seen).to("cpu")
@@ -70,26 +70,26 @@ class Evidence:
             for i, (sample, features, row) in enumerate(zip(samples, seen, found, strict=True)):
                 own = {name: value[index] for name, value in values.items()}
                 index += 1
-                found_masks = self._masks(sample.picture, features, masks)
-                if row["error"] is not None or isinstance(found_masks, PictureError):
+                found_masks = self._masks(sample.image, features, masks)
+                if row["error"] is not None or isinstance(found_masks, ImageError):
                     yield _failed(sample, own, row["error"] or str(found_masks), self.threshold)
                     continue
                 noted = self._notes(row, captions.said[i], found_masks, best_regions[i], best_phrases[i])
                 yield HiceExplanation(
-                    {**_head(sample, own, self.threshold), **noted}, sample.picture, found_masks.regions
+                    {**_head(sample, own, self.threshold), **noted}, sample.image, found_masks.regions
                 )
 
     def _masks(
-        self, picture: Picture, features: RegionFeatures, known: dict[str, _Masks | PictureError]
-    ) -> _Masks | PictureError:
+        self, image: InputImage, features: RegionFeatures, known: dict[str, _Masks | ImageError]
+    ) -> _Masks | ImageError:
         if features.error is not None:
-            return PictureError(features.error)
+            return ImageError(features.error)
         if features.key not in known:
             try:
-                found = self.finder.find(picture)
+                found = self.finder.find(image)
                 kept = found.select(features.kept.tolist())
                 known[features.key] = _Masks(kept, len(found) - len(kept))
-            except PictureError as error:
+            except ImageError as error:
                 known[features.key] = error
         return known[features.key]
 
@@ -147,7 +147,7 @@ class Evidence:
         }
 
     def _whole(self, row: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-        """What the whole picture adds to the recall, where it counts as a region."""
+        """What the whole image adds to the recall, where it counts as a region."""
         cosine, phrase = max(zip(row["phrase_cosines"], texts, strict=True), key=lambda found: found[0])
         return {"recall": self._scaled(cosine), "phrase": phrase}
 
@@ -175,12 +175,12 @@ def reference_notes(
 
 
 def _head(sample: Sample, values: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-    return {"caption": sample.caption, "picture": sample.picture.name, **values, "threshold": threshold}
+    return {"caption": sample.caption, "image": sample.image.name, **values, "threshold": threshold}
 
 
 def _failed(sample: Sample, values: Mapping[str, Any], error: str, threshold: float) -> HiceExplanation:
     nothing: dict[str, Any] = {"phrases": [], "regions": [], "whole": None, "error": error}
-    return HiceExplanation({**_head(sample, values, threshold), **nothing}, sample.picture, None)
+    return HiceExplanation({**_head(sample, values, threshold), **nothing}, sample.image, None)
 
 
 def _listed(indices: Any, offsets: Any) -> list[list[int]]:

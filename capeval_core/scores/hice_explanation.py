@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from capeval_core.drawing.overlay import OutlinedPicture
-from capeval_core.inputs.pictures import Picture
+from capeval_core.drawing.overlay import OutlinedImage
+from capeval_core.inputs.visual import InputImage
 from capeval_core.phrases.places import Span, wrong_words
 from capeval_core.regions.regions import Regions
 from capeval_core.scores.hice_card import card_of, region_marks
@@ -26,9 +26,9 @@ WIDTH = 1280
 class HiceExplanation(dict[str, Any]):
     """What `result.explain(i)` gives: plain numbers and texts, and `plot()`, which draws them.
 
-    Keys: `caption`, `picture`; the score under its name (`hice_s`, `refhice_s`) and the terms that it is made
+    Keys: `caption`, `image`; the score under its name (`hice_s`, `refhice_s`) and the terms that it is made
     of (`gitc`, `litc`, `precision`, `recall`; `gttc`, `lttc`); `threshold`; `phrases`, a list of
-    `PhraseNote`; `regions`, a list of `RegionNote`; `whole`, what the whole picture adds to the recall where
+    `PhraseNote`; `regions`, a list of `RegionNote`; `whole`, what the whole image adds to the recall where
     it counts as a region (`recall`, `phrase`), else None; `square`, x0, y0, x1, y1 of what the image tower
     sees, and `outside`, how many regions lie outside of it; `truncated`, how many token ids and sentences
     were cut off; with references `compared`, a list of `ReferenceNote`; and `error`, why there is no score,
@@ -41,14 +41,14 @@ class HiceExplanation(dict[str, Any]):
     >>> from capeval_core.synthetic.demo import demo_set
     >>> metric = capeval_core.load("hices", weights="tiny", evidence=True)
     >>> item = demo_set()[0]
-    >>> found = metric.score([item.good], [item.picture]).explain(0)
+    >>> found = metric.score([item.good], [item.image]).explain(0)
     >>> [note["phrase"] for note in found.phrases if note["mistake"]]
     []
     >>> found.plot(width=900).size[0]
     900
     """
 
-    def __init__(self, content: Mapping[str, Any], image: Picture, masks: Regions | None) -> None:
+    def __init__(self, content: Mapping[str, Any], image: InputImage, masks: Regions | None) -> None:
         super().__init__(content)
         self._image, self._masks = image, masks
 
@@ -88,7 +88,7 @@ class HiceExplanation(dict[str, Any]):
         return HiceExplanation(content, self._image, self._masks)
 
     def plot(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
-        """Everything in one picture, `width` pixels wide: the picture with its regions outlined and what the
+        """Everything in one image, `width` pixels wide: the image with its regions outlined and what the
         image tower does not see dimmed, the caption with its wrong phrases marked, phrases, regions and
         references with their values.
 
@@ -96,20 +96,20 @@ class HiceExplanation(dict[str, Any]):
 
         Raises:
             ValueError: there is no score to explain, or the width is below 320 pixels.
-            PictureError: the picture cannot be read any more.
+            ImageError: the image cannot be read any more.
         """
         found = self._drawable(threshold)
         return card_of(found, found._outlined(), found.wrong_words()).drawn(width)
 
     def overlay(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
-        """The picture alone with its regions outlined; arguments and errors are those of `plot`.
+        """The image alone with its regions outlined; arguments and errors are those of `plot`.
 
         It is narrower where it would be more than twice as high as wide.
         """
         return self._drawable(threshold)._outlined().drawn(width)
 
     def image(self) -> Image:
-        """The picture as the metric saw it. Raises PictureError."""
+        """The image as the metric saw it. Raises ImageError."""
         return self._image.load()
 
     def masks(self) -> Regions | None:
@@ -121,10 +121,10 @@ class HiceExplanation(dict[str, Any]):
             raise ValueError(f"there is no score to draw: {self['error']}")
         return self if threshold is None else self.judged(threshold)
 
-    def _outlined(self) -> OutlinedPicture:
+    def _outlined(self) -> OutlinedImage:
         image = self.image()
         regions = self.masks() or Regions.of([], size=(image.height, image.width))
-        return OutlinedPicture(image, regions, region_marks(self.regions), visible=tuple(self["square"]))
+        return OutlinedImage(image, regions, region_marks(self.regions), visible=tuple(self["square"]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HiceExplanation, (dict(self), self._image, self._masks)

@@ -9,7 +9,7 @@ class PhraseNote(TypedDict):
     """A phrase of the caption.
 
     precision: w max(cos, 0) of the region that fits it best. region: which one that is among `regions`, None
-    for the whole picture. mistake: whether the precision is below the threshold. judged: whether it could be
+    for the whole image. mistake: whether the precision is below the threshold. judged: whether it could be
     told; not where the precision is below the threshold and the image has regions outside of what the image
     tower sees, which the phrase may be about. What is not judged is no mistake.
     """
@@ -39,9 +39,9 @@ def verdict(precision: float, threshold: float, outside: int) -> Verdict:
 
 
 class RegionNote(TypedDict):
-    """A region of the picture.
+    """A region of the image.
 
-    box: x0, y0, x1, y1 in pixels. area: its share of the picture. recall: w max(cos, 0) of the phrase that
+    box: x0, y0, x1, y1 in pixels. area: its share of the image. recall: w max(cos, 0) of the phrase that
     fits it best. unmentioned: whether the recall is below the threshold.
     """
 

@@ -19,7 +19,7 @@ class HiceOptions(CommonOptions):
 
     w: float = option(
         2.5,
-        "scale of cosines between picture and text; the ranking by HICE-S does not depend on it",
+        "scale of cosines between image and text; the ranking by HICE-S does not depend on it",
         sign="w",
         minimum=0,
     )
@@ -27,12 +27,12 @@ class HiceOptions(CommonOptions):
         None,
         "what finds regions: `objects`, `everything`, `rectangles` (each also with weights after a colon; "
         "`objects:threshold=0.2` sets how sure of a box OWLv2 must be, 0.1 unless set), `colours`, masks by "
-        "picture id (a JSON file or a mapping), or a source of your own; None: what the weights name, else "
+        "image id (a JSON file or a mapping), or a source of your own; None: what the weights name, else "
         "`objects`",
     )
     max_regions: int | None = option(
         None,
-        "regions of a picture at most, the best ones; None: all",
+        "regions of an image at most, the best ones; None: all",
         sign="max_regions",
         encodes=True,
         minimum=1,
@@ -49,14 +49,14 @@ class HiceOptions(CommonOptions):
     )
     geometry: Literal["square_crop", "released", "released_no_antialias"] = option(
         "square_crop",
-        "how pictures and masks are cropped: alike, or as Alpha-CLIP's documented usage, where they do not "
+        "how images and masks are cropped: alike, or as Alpha-CLIP's documented usage, where they do not "
         "line up (`no_antialias`: with torchvision before 0.17)",
         sign="geometry",
         encodes=True,
     )
     include_whole: bool = option(
         False,
-        "appendix A's reading: the whole picture is one more region; then every phrase can match it",
+        "appendix A's reading: the whole image is one more region; then every phrase can match it",
         sign="include_whole",
     )
 
@@ -67,7 +67,7 @@ class RefHiceOptions(HiceOptions):
 
     w: float = option(
         2.5,
-        "scale of cosines between picture and text, those between texts have none; it moves the ranking",
+        "scale of cosines between image and text, those between texts have none; it moves the ranking",
         sign="w",
         minimum=0,
     )

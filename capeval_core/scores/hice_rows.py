@@ -1,4 +1,4 @@
-"""What a row of HICE-S holds: cosines of texts, phrases, pictures and regions, and the best of each."""
+"""What a row of HICE-S holds: cosines of texts, phrases, images and regions, and the best of each."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def read(texts: Sequence[str], source: PhraseSource, encoder: AlphaClipEncoder, 
 
 
 def region_columns(captions: Reading, seen: Sequence[RegionFeatures]) -> dict[str, Any]:
-    """The columns of `HiceS.ROW` for captions and their pictures, one each."""
+    """The columns of `HiceS.ROW` for captions and their images, one each."""
     wholes = np.stack([each.whole for each in seen])
     failed = np.isnan(wholes).any(axis=1)
     phrases = paired_cosine(np.repeat(wholes, captions.lengths, axis=0), captions.phrases)
@@ -121,7 +121,7 @@ def region_columns(captions: Reading, seen: Sequence[RegionFeatures]) -> dict[st
 
 
 def match_regions(captions: Reading, seen: Sequence[RegionFeatures]) -> GreedyMatch:
-    """The phrases of each caption with the regions of its picture, which captions of one picture share."""
+    """The phrases of each caption with the regions of its image, which captions of one image share."""
     places: dict[int, int] = {}
     of_caption = [places.setdefault(id(each.regions), len(places)) for each in seen]
     distinct = list({id(each.regions): each.regions for each in seen}.values())

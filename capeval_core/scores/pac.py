@@ -68,7 +68,7 @@ class PacOptions(CommonOptions):
     )
 
 
-_COSINE = column("cosine", pa.float32(), "cosine of caption and picture, null where the picture failed")
+_COSINE = column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
 
 
 def _table_7(captions: str, value: float) -> Published:
@@ -76,12 +76,12 @@ def _table_7(captions: str, value: float) -> Published:
 
 
 class PacS(CaptionMetric):
-    """PAC-S: w max(cos(caption, picture), 0), eq. 1, without references."""
+    """PAC-S: w max(cos(caption, image), 0), eq. 1, without references."""
 
     name = "pacs"
     title = "PAC-S"
     key = "pac_s"
-    summary = "Cosine of caption and picture in a CLIP space tuned with generated positives."
+    summary = "Cosine of caption and image in a CLIP space tuned with generated positives."
     paper = (
         "Sarto et al., Positive-Augmented Contrastive Learning for Image and Video Captioning Evaluation, "
         "CVPR 2023, https://arxiv.org/abs/2303.12112"
@@ -140,7 +140,7 @@ class PacS(CaptionMetric):
         texts = batch.captions + [text for row in references or [] for text in row]
         said = self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **run)
         start = 0
-        for seen in self.encoder.encode_pictures(batch.pictures, **run):
+        for seen in self.encoder.encode_images(batch.images, **run):
             part = slice(start, start + len(seen.keys))
             of_references = slice(ends[start] - lengths[start], ends[part.stop - 1])
             captions, nearby = said.features[part], said.features[of_references]

@@ -18,7 +18,7 @@ from capeval_core.synthetic.scenes import COLOURS, SHAPES, Scene, SceneObject
 KINDS: tuple[str, ...] = ("colour", "shape", "size", "count", "position", "relation")
 """What a foil may change."""
 MARGIN = 0.08
-"""How far beyond the middle line a centre lies before a caption says so, as a share of the picture's side."""
+"""How far beyond the middle line a centre lies before a caption says so, as a share of the image's side."""
 
 _NUMBERS = {"a": 1, "one": 1, "two": 2, "three": 3, "four": 4}
 _SIZE_WORDS = {"small": "small", "little": "small", "large": "large", "big": "large"}
@@ -67,7 +67,7 @@ class Phrase:
 def describe(scene: Scene, rng: np.random.Generator) -> str:
     """A true caption of the scene, worded by lot.
 
-    Every group is named with its count, colour and shape; sizes, places in the picture and the relation
+    Every group is named with its count, colour and shape; sizes, places in the image and the relation
     between two single objects are mentioned now and then.
 
     >>> from capeval_core.synthetic.scenes import sample_scene

@@ -1,4 +1,4 @@
-"""The pictures and captions of `capeval demo`: a few fixed scenes, each with three captions."""
+"""The images and captions of `capeval demo`: a few fixed scenes, each with three captions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from capeval_core.result import Result
 
 FOLDER = Path(__file__).with_name("demo")
-"""Where the packaged pictures and `demo.json` lie."""
+"""Where the packaged images and `demo.json` lie."""
 SEED = 2024
 KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
 """The kinds of captions, best first, and the field of `DemoItem` that holds each."""
@@ -29,18 +29,18 @@ _SIDE = 192
 
 @dataclass(frozen=True)
 class DemoItem:
-    """One picture with its captions, best first, and two references."""
+    """One image with its captions, best first, and two references."""
 
     id: str
-    picture: Path
+    image: Path
     good: str
-    """True of the picture."""
+    """True of the image."""
     subtly_wrong: str
     """The good caption with one word changed, so that it is false."""
     changed: str
     """What was changed: a colour, a shape, a count or a position."""
     unrelated: str
-    """A true caption of another picture."""
+    """A true caption of another image."""
     references: tuple[str, ...]
     """Two more true captions."""
 
@@ -49,19 +49,19 @@ def demo_set() -> list[DemoItem]:
     """The packaged demo, read from disk.
 
     >>> first = demo_set()[0]
-    >>> first.picture.name, len(first.references)
+    >>> first.image.name, len(first.references)
     ('0.png', 2)
     """
     items = json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))["items"]
     return [
-        DemoItem(**{**item, "picture": FOLDER / item["picture"], "references": tuple(item["references"])})
+        DemoItem(**{**item, "image": FOLDER / item["image"], "references": tuple(item["references"])})
         for item in items
     ]
 
 
 def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
-    """One result per kind of caption, of the same pictures (and references)."""
-    images = [item.picture for item in items]
+    """One result per kind of caption, of the same images (and references)."""
+    images = [item.image for item in items]
     references = [item.references for item in items] if metric.needs_references else None
     return {
         kind: metric.score([getattr(item, field) for item in items], images, references)
@@ -93,7 +93,7 @@ def write_demo_set(folder: Path, seed: int = SEED) -> None:
             ):
                 break
         scenes.append(scene)
-        item = {"id": str(index), "picture": f"{index}.png", "good": good}
+        item = {"id": str(index), "image": f"{index}.png", "good": good}
         item |= {"subtly_wrong": wrong, "changed": kind, "unrelated": ""}
         items.append(item | {"references": [describe(scene, rng) for _ in range(2)]})
         draw(scene, _SIDE).save(folder / f"{index}.png", optimize=True)

@@ -1,4 +1,4 @@
-"""From a scene to a picture, and to the mask of each object."""
+"""From a scene to an image, and to the mask of each object."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _FINER = 4
 
 
 def draw(scene: Scene, size: int = 192) -> Image.Image:
-    """The scene as a square RGB picture of `size` pixels, with smooth edges and a faint shadow under each
+    """The scene as a square RGB image of `size` pixels, with smooth edges and a faint shadow under each
     object.
 
     >>> from capeval_core.synthetic.scenes import SceneObject
     >>> scene = Scene((SceneObject("square", "red", "large", (0.5, 0.5), 0.3),), "white")
-    >>> picture = draw(scene, 96)
-    >>> picture.mode, picture.size, picture.getpixel((48, 48))
+    >>> image = draw(scene, 96)
+    >>> image.mode, image.size, image.getpixel((48, 48))
     ('RGB', (96, 96), (216, 38, 38))
     """
     from PIL import Image, ImageDraw
@@ -61,7 +61,7 @@ def masks(scene: Scene, size: int = 192) -> npt.NDArray[np.bool_]:
 
 def _check_size(size: int) -> None:
     if size < 1:
-        raise ValueError(f"size={size}: a picture has at least 1 pixel a side")
+        raise ValueError(f"size={size}: an image has at least 1 pixel a side")
 
 
 def _scaled(rgb: tuple[int, int, int], factor: float) -> tuple[int, int, int]:

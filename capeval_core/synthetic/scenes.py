@@ -1,4 +1,4 @@
-"""Scenes of coloured shapes: what is in a picture, before it is drawn or described.
+"""Scenes of coloured shapes: what is in an image, before it is drawn or described.
 
 A scene is a handful of objects on a plain background. The objects come in groups: "three small red stars"
 is one group of three equal objects. No two groups share both colour and shape, and objects never overlap,
@@ -25,7 +25,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 }
 """No colour begins with a vowel: a one-word change of colour never leaves a wrong article behind."""
 SIZES: dict[str, tuple[float, float]] = {"small": (0.16, 0.2), "large": (0.28, 0.34)}
-"""The range of an object's extent, as a share of the picture's side."""
+"""The range of an object's extent, as a share of the image's side."""
 BACKGROUNDS: dict[str, tuple[int, int, int]] = {
     "white": (255, 255, 255),
     "cream": (250, 243, 224),
@@ -42,9 +42,9 @@ _GAP = 0.025
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One shape in the picture.
+    """One shape in the image.
 
-    `centre` is (x, y) and `extent` the side of the enclosing square, all as shares of the picture's side,
+    `centre` is (x, y) and `extent` the side of the enclosing square, all as shares of the image's side,
     with the origin at the top left.
     """
 
@@ -57,7 +57,7 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows: its objects, group after group, and the name of its background."""
+    """What an image shows: its objects, group after group, and the name of its background."""
 
     objects: tuple[SceneObject, ...]
     background: str

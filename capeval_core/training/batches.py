@@ -14,7 +14,7 @@ from capeval_core.training.region_lessons import RegionLessons
 
 
 def alike(members: Ints) -> Bools:
-    """(B, B), true where the caption of the column may also be true of the picture of the row.
+    """(B, B), true where the caption of the column may also be true of the image of the row.
 
     members (B,) are the bits of the kinds in each scene. A caption names every group of its scene, so it can
     be true only where all of them are.

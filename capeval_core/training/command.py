@@ -62,7 +62,7 @@ def source_of(origin: str) -> dict[str, Any]:
         "licence": "apache-2.0",
         "notes": [
             "It knows nothing but synthetic scenes of coloured shapes.",
-            "Its scores of any other picture or caption mean nothing.",
+            "Its scores of any other image or caption mean nothing.",
             origin,
         ],
     }

@@ -25,16 +25,16 @@ def contrast_both_ways(logits: Tensor, unsure: Tensor, beside: Tensor) -> Tensor
 
 
 def caption_contrast(
-    pictures: Tensor, captions: Tensor, foils: Tensor, told: Tensor, alike: Tensor, scale: float
+    images: Tensor, captions: Tensor, foils: Tensor, told: Tensor, alike: Tensor, scale: float
 ) -> Tensor:
-    """Each picture finds its caption among all captions and its own foils, each caption its picture.
+    """Each image finds its caption among all captions and its own foils, each caption its image.
 
-    pictures, captions (B, d) and foils (B, F, d) have unit length; told (B, F) is false where a foil is
-    missing; alike (B, B) is true where the caption of the column may also be true of the picture of the
+    images, captions (B, d) and foils (B, F, d) have unit length; told (B, F) is false where a foil is
+    missing; alike (B, B) is true where the caption of the column may also be true of the image of the
     row.
     """
-    logits = scale * pictures @ captions.T
-    beside = (scale * torch.einsum("bd,bfd->bf", pictures, foils)).masked_fill(~told, -torch.inf)
+    logits = scale * images @ captions.T
+    beside = (scale * torch.einsum("bd,bfd->bf", images, foils)).masked_fill(~told, -torch.inf)
     return contrast_both_ways(logits, alike, beside)
 
 
@@ -48,16 +48,16 @@ def wording_contrast(captions: Tensor, others: Tensor, alike: Tensor, scale: flo
 
 
 def scene_contrast(
-    pictures: Tensor, texts: Tensor, captions: Captions, scale: float, wording_weight: float
+    images: Tensor, texts: Tensor, captions: Captions, scale: float, wording_weight: float
 ) -> Tensor:
-    """The contrast of pictures with their captions and, by its weight, that of one wording with the other.
+    """The contrast of images with their captions and, by its weight, that of one wording with the other.
 
-    pictures (B, d) and texts (B + B + B * F, d), in the order of `Captions.of`, have unit length.
+    images (B, d) and texts (B + B + B * F, d), in the order of `Captions.of`, have unit length.
     """
     batch, count = captions.foils.shape
     said, others, foils = torch.split(texts, [batch, batch, batch * count])
     told, alike = torch.from_numpy(captions.told), torch.from_numpy(captions.alike)
-    found = caption_contrast(pictures, said, foils.view(batch, count, -1), told, alike, scale)
+    found = caption_contrast(images, said, foils.view(batch, count, -1), told, alike, scale)
     return found + wording_weight * wording_contrast(said, others, alike, scale)
 
 

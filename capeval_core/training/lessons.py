@@ -1,4 +1,4 @@
-"""Scenes as arrays to learn from: small pictures, token ids of captions and foils, places of objects."""
+"""Scenes as arrays to learn from: small images, token ids of captions and foils, places of objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FACTS = (len(SHAPES) + len(SIZES) + MOST_ALIKE + len(_REGIONS)) * len(COLOURS) 
 
 @dataclass(frozen=True)
 class Lessons:
-    """N scenes as arrays. `side` is the picture's side, `cells` its patches per side."""
+    """N scenes as arrays. `side` is the image's side, `cells` its patches per side."""
 
     pixels: npt.NDArray[np.uint8]
     """(N, side, side, 3)"""
@@ -49,9 +49,9 @@ class Lessons:
     """(N, facts): 1 where the fact is true of the scene."""
 
 
-def shrink(picture: Image.Image, side: int) -> npt.NDArray[np.uint8]:
-    """A square picture at `side` pixels as the encoder's preprocessing makes it: Pillow's bicubic resize."""
-    return np.array(picture.resize((side, side), Image.Resampling.BICUBIC))
+def shrink(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
+    """A square image at `side` pixels as the encoder's preprocessing makes it: Pillow's bicubic resize."""
+    return np.array(image.resize((side, side), Image.Resampling.BICUBIC))
 
 
 def make_lessons(

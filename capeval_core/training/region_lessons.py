@@ -1,4 +1,4 @@
-"""Scenes as arrays to learn regions from: pictures, masks of objects, captions, phrases true of an object.
+"""Scenes as arrays to learn regions from: images, masks of objects, captions, phrases true of an object.
 
 Phrases are those that the rules of `capeval_core.phrases` find in captions, so that the weights know what the
 metric will ask; some are worded as scene-graph parsers word them ("circle is red"). False phrases are those

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.model import CheckedModel
 
 Encoder = TypeVar("Encoder", bound=CheckedModel)
@@ -120,9 +120,9 @@ def command_of(module: str) -> str:
     return f"python -m capeval_core.training.{module}"
 
 
-def shown(pictures: Iterable[Image.Image]) -> list[Picture]:
+def shown(images: Iterable[Image.Image]) -> list[InputImage]:
     """Drawn scenes as encoders take them."""
-    return [Picture.of(picture, where=f"scene {index}") for index, picture in enumerate(pictures)]
+    return [InputImage.of(image, where=f"scene {index}") for index, image in enumerate(images)]
 
 
 def unit(vectors: Floats) -> Floats:

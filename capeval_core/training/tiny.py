@@ -2,12 +2,12 @@
 
     python -m capeval_core.training.tiny --out DIR [--seed 0]
 
-The recipe: picture-to-caption contrast as in CLIP (Radford et al., 2021, section 2.3), with one-word foils
-of the right caption as further negatives of its own picture, captions of like scenes taken out of the
+The recipe: image-to-caption contrast as in CLIP (Radford et al., 2021, section 2.3), with one-word foils
+of the right caption as further negatives of its own image, captions of like scenes taken out of the
 negatives, simple scenes first, and patch positions that begin as sines and cosines. At first each
 tower learns by itself, from plain questions: what lies in this patch? is there a red circle? does the
 caption say so? They go on beside the contrast, fade, and their heads are thrown away. Without them, places
-in the picture were still at chance after a quarter of the training, and sizes were not told apart where a
+in the image were still at chance after a quarter of the training, and sizes were not told apart where a
 scene has both.
 """
 
@@ -38,8 +38,8 @@ from capeval_core.training.tiny_model import (
     CaptionCodec,
     UsedWords,
     build,
+    image_tokens,
     normalised,
-    picture_tokens,
     text_tokens,
 )
 from capeval_core.training.tiny_questions import Questions
@@ -83,7 +83,7 @@ def train(recipe: TinyRecipe = TinyRecipe(), seed: int = 0) -> tuple[CLIP, list[
 
     def losses(done: float) -> tuple[Tensor, dict[str, Tensor]]:
         rows = _next_rows(lessons, recipe, done, rng)
-        pictures, shown = _see(model, questions, lessons, rows)
+        images, shown = _see(model, questions, lessons, rows)
         wording = int(rng.integers(lessons.tokens.shape[1]))
         seldom = ("colour",)  # is learnt soon
         captions = Captions.choose(lessons, rows, wording, recipe.foils, rng, seldom)
@@ -91,7 +91,7 @@ def train(recipe: TinyRecipe = TinyRecipe(), seed: int = 0) -> tuple[CLIP, list[
         asked = shown + stated
         loss = recipe.question_weight * fading(done, recipe.questions_until) * asked
         if done >= recipe.apart_until:
-            loss = loss + scene_contrast(pictures, texts, captions, recipe.scale, recipe.wording_weight)
+            loss = loss + scene_contrast(images, texts, captions, recipe.scale, recipe.wording_weight)
         return loss, {"questions": asked}
 
     history = descend(recipe, _parts(model, questions, words.embedding, recipe), losses)
@@ -122,8 +122,8 @@ def _next_rows(lessons: Lessons, recipe: TinyRecipe, done: float, rng: np.random
 
 
 def _see(model: CLIP, questions: Questions, lessons: Lessons, rows: Ints) -> tuple[Tensor, Tensor]:
-    """The pictures' features, (B, embed_dim), of unit length, and the loss of the questions to them."""
-    patches, whole = picture_tokens(model, normalised(lessons.pixels[rows]))
+    """The images' features, (B, embed_dim), of unit length, and the loss of the questions to them."""
+    patches, whole = image_tokens(model, normalised(lessons.pixels[rows]))
     asked = questions.loss(
         patches, whole, torch.from_numpy(lessons.objects[rows]), torch.from_numpy(lessons.facts[rows])
     )

@@ -3,7 +3,7 @@
     python -m capeval_core.training.tiny_alpha --out DIR [--seed 0]
 
 The recipe: start from `tiny` of PAC-S with a mask channel of zeros, as Alpha-CLIP starts from CLIP (Sun et
-al., 2024). Under the mask of an object the picture's feature is drawn to the phrases that are true
+al., 2024). Under the mask of an object the image's feature is drawn to the phrases that are true
 of the object, away from those of the other objects, of other scenes, and from false phrases of its own
 scene; under the full-one mask it goes on to find its caption among captions and foils, as `tiny` learnt it.
 Captions carry no prompt, because HICE-S has none. Both towers are tuned: phrases are a language of their own.
@@ -163,7 +163,7 @@ def _choose(lessons: RegionLessons, rows: Ints, most: int, rng: np.random.Genera
 
 
 def _see(model: CLIP, lessons: RegionLessons, rows: Ints, chosen: Regions) -> Tensor:
-    """(B + R, d) of unit length: pictures under the full-one mask, then under those of the objects."""
+    """(B + R, d) of unit length: images under the full-one mask, then under those of the objects."""
     visual = model.visual
     masks = np.concatenate(
         [

@@ -41,15 +41,15 @@ def measure_regions(encoder: AlphaClipEncoder, scenes: int = 1000, seed: int = 1
     """Compare phrases of fresh scenes, then captions as `tiny_report.measure` does, all without a prompt."""
     rng = np.random.default_rng([seed, 4])
     worlds = [sample_scene(rng) for _ in range(scenes)]
-    pictures = shown(map(draw, worlds))
-    seen = list(encoder.encode_regions(pictures, map(masks, worlds), cache=FeatureCache(0)))
+    images = shown(map(draw, worlds))
+    seen = list(encoder.encode_regions(images, map(masks, worlds), cache=FeatureCache(0)))
 
     def read(texts: list[str]) -> Floats:
         return unit(encoder.encode_texts(texts, cache=FeatureCache(0)).features)
 
-    def see(pictures: list[Image.Image]) -> Floats:
-        none = (np.zeros((0, picture.height, picture.width), np.bool_) for picture in pictures)
-        found = encoder.encode_regions(shown(pictures), none, cache=FeatureCache(0))
+    def see(images: list[Image.Image]) -> Floats:
+        none = (np.zeros((0, image.height, image.width), np.bool_) for image in images)
+        found = encoder.encode_regions(shown(images), none, cache=FeatureCache(0))
         return np.stack([part.whole for part in found])
 
     masked: tuple[list[float], list[float]] = ([], [])

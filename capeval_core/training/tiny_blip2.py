@@ -2,11 +2,11 @@
 
     python -m capeval_core.training.tiny_blip2 --out DIR [--seed 0]
 
-The recipe: the picture tower starts as that of `tiny` of PAC-S, less its last block, as BLIP-2 starts from a
+The recipe: the image tower starts as that of `tiny` of PAC-S, less its last block, as BLIP-2 starts from a
 trained tower less its last block; the Q-Former starts from nothing. It learns the contrast and the matching
-of Li et al., 2023, section 3.1, with one-word foils of the right caption as negatives of its own picture.
-Three plain questions go on beside them and their heads are thrown away: which facts does the picture show?
-which does the caption state? and, picture and caption seen together, which of the words are false?
+of Li et al., 2023, section 3.1, with one-word foils of the right caption as negatives of its own image.
+Three plain questions go on beside them and their heads are thrown away: which facts does the image show?
+which does the caption state? and, image and caption seen together, which of the words are false?
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.blip2 import Blip2Encoder
-from capeval_core.encoders.blip2_model import matched_states, picture_states, query_states, text_states
+from capeval_core.encoders.blip2_model import image_states, matched_states, query_states, text_states
 from capeval_core.training.batches import Captions
 from capeval_core.training.command import rounded, run_training, source_of
 from capeval_core.training.contrast import contrast_both_ways
@@ -45,7 +45,7 @@ class Blip2Recipe(Recipe):
     warmup: int = 100
     scale: float = 16.0
     vision_pace: float = 0.4
-    """How much slower the picture tower learns, which has learnt before."""
+    """How much slower the image tower learns, which has learnt before."""
     question_weight: float = 20.0
     questions_until: float = 0.7
     """The share of the training after which the questions about facts have faded."""
@@ -90,7 +90,7 @@ class _Questions(nn.Module):
 
 
 def _parts(model: nn.Module, questions: nn.Module, recipe: Blip2Recipe) -> list[Part]:
-    """Weight decay is on matrices only, and the picture tower is slower."""
+    """Weight decay is on matrices only, and the image tower is slower."""
     parts = []
     for name, parameter in [*model.named_parameters(), *questions.named_parameters()]:
         pace = recipe.vision_pace if name.startswith("vision_model.") else 1.0
@@ -111,7 +111,7 @@ def _terms(
 ) -> dict[str, Tensor]:
     """The terms of the loss of a step."""
     rows, wording = captions.rows, captions.wording
-    states = picture_states(model, normalised(lessons.pixels[rows]))
+    states = image_states(model, normalised(lessons.pixels[rows]))
     seen = query_states(model, states)
     ask = functional.binary_cross_entropy_with_logits
     facts = ask(questions.shown(seen).amax(1), torch.from_numpy(lessons.facts[rows]))
@@ -143,17 +143,17 @@ def _read(model: Any, ids: Ints, lengths: Ints, parts: int = 3) -> Tensor:
     return torch.cat(ends)[torch.from_numpy(np.argsort(order))]
 
 
-def _contrast(pictures: Tensor, texts: Tensor, told: Tensor, alike: Tensor, scale: float) -> Tensor:
-    """Each picture finds its caption among all captions and its own foils, each caption its picture.
+def _contrast(images: Tensor, texts: Tensor, told: Tensor, alike: Tensor, scale: float) -> Tensor:
+    """Each image finds its caption among all captions and its own foils, each caption its image.
 
-    pictures (B, queries, d); texts (B, 4, d): two captions, then two foils, of which told (B, 2) exist; all
-    of unit length. alike (B, B): the caption of the column may also be true of the picture of the row.
+    images (B, queries, d); texts (B, 4, d): two captions, then two foils, of which told (B, 2) exist; all
+    of unit length. alike (B, B): the caption of the column may also be true of the image of the row.
     """
-    beside = scale * torch.einsum("bqd,bfd->bfq", pictures, texts[:, 2:]).amax(-1)
+    beside = scale * torch.einsum("bqd,bfd->bfq", images, texts[:, 2:]).amax(-1)
     beside = beside.masked_fill(~told, -torch.inf)
     total = torch.zeros(())
     for captions in texts[:, :2].unbind(1):
-        logits = scale * torch.einsum("bqd,cd->bcq", pictures, captions).amax(-1)
+        logits = scale * torch.einsum("bqd,cd->bcq", images, captions).amax(-1)
         total = total + 0.5 * contrast_both_ways(logits, alike, beside)
     return total
 
@@ -193,7 +193,7 @@ def folder_of(model: Any, words: list[str], command: str) -> Blip2Encoder:
         "preprocessing": PREPROCESSING,
         "context_length": LONGEST,
         "vocabulary": words,
-        "source": source_of(f"Trained from the picture tower `tiny` of PAC-S by: {command}"),
+        "source": source_of(f"Trained from the image tower `tiny` of PAC-S by: {command}"),
     }
     return Blip2Encoder(config, rounded(model))
 

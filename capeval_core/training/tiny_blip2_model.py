@@ -1,4 +1,4 @@
-"""The tiny BLIP-2 before its training: its words, its sizes, and the picture tower of `tiny`."""
+"""The tiny BLIP-2 before its training: its words, its sizes, and the image tower of `tiny`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def architecture(words: int) -> dict[str, Any]:
 
 
 def build(words: list[str], seed: int) -> Any:
-    """The untrained model, its picture tower that of `tiny`."""
+    """The untrained model, its image tower that of `tiny`."""
     torch.manual_seed(seed)
     model: Any = empty_model(architecture(len(words)))
     with torch.no_grad():
@@ -89,7 +89,7 @@ def build(words: list[str], seed: int) -> Any:
 
 
 def _tower(clip: dict[str, Tensor]) -> dict[str, Tensor]:
-    """CLIP's picture tower without its last block, as BLIP-2's, which has no norm before the first block.
+    """CLIP's image tower without its last block, as BLIP-2's, which has no norm before the first block.
 
     Of that norm everything but the division by each patch's own deviation is linear and goes into the
     embedding; the division is by the usual deviation.

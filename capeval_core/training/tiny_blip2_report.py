@@ -51,11 +51,11 @@ def measure_matching(encoder: Blip2Encoder, scenes: int = 1000, seed: int = 1) -
         others = [captions[(index + step) % scenes] for step in range(1, 3 * OTHERS)]
         wrong = [text for text in others if not holds(world, text, margin=0.0)]
         pools.append(pool + [("another scene", text) for text in wrong[:OTHERS]])
-    pictures = shown(map(draw, worlds))
+    images = shown(map(draw, worlds))
     texts = [[text for _, text in pool] for pool in pools]
     right: dict[str, list[float]] = {name: [] for name in (*KINDS, "another scene", PROBABLE, FIRST)}
     wrong_values: dict[str, list[float]] = {name: [] for name in right}
-    for pool, found in zip(pools, encoder.match(pictures, texts, cache=FeatureCache(0)), strict=True):
+    for pool, found in zip(pools, encoder.match(images, texts, cache=FeatureCache(0)), strict=True):
         probabilities = found.itm
         for (name, _), value in zip(pool[1:], probabilities[1:], strict=True):
             right[name].append(float(probabilities[0]))

@@ -1,4 +1,4 @@
-"""The texts that the tiny BLIP-2 matches with each picture of a step, and which of their words are false."""
+"""The texts that the tiny BLIP-2 matches with each image of a step, and which of their words are false."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from capeval_core.training.lessons import LONGEST, Bools, Ints, Lessons
 
 
 class Texts(NamedTuple):
-    """T texts for each of B pictures, those that are true first."""
+    """T texts for each of B images, those that are true first."""
 
     ids: Ints
     """(B, T, longest): zeros behind."""
@@ -30,7 +30,7 @@ class Texts(NamedTuple):
 def choose_texts(
     lessons: Lessons, captions: Captions, words: list[str], spoilt_words: float, rng: np.random.Generator
 ) -> Texts:
-    """Texts for every picture: two true captions, foils, a spoilt caption, another scene's.
+    """Texts for every image: two true captions, foils, a spoilt caption, another scene's.
 
     The spoilt one has by the share `spoilt_words` an unknown word of `words`; else its words are in disorder.
     """

@@ -115,7 +115,7 @@ class UsedWords:
             model.token_embedding.weight[self._ids] = self.embedding
 
 
-def picture_tokens(model: CLIP, pixels: Tensor) -> tuple[Tensor, Tensor]:
+def image_tokens(model: CLIP, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """The patch tokens before the last block, (B, patches, width); the class token after the last norm."""
     visual = model.visual
     tokens = visual._embeds(pixels)

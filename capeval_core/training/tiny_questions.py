@@ -17,7 +17,7 @@ class Questions(nn.Module):
     """Heads for questions to both towers.
 
     Before its last block each patch tells whether an object is centred in it, and which shape, size,
-    number and side of the picture go with which colour there; this is what the class token then gathers. The
+    number and side of the image go with which colour there; this is what the class token then gathers. The
     class token tells which facts are true of the whole.
     """
 

@@ -38,7 +38,7 @@ _TITLES = {
 
 
 def measure(
-    encode_pictures: Callable[[list[Image.Image]], Floats],
+    encode_images: Callable[[list[Image.Image]], Floats],
     encode_texts: Callable[[list[str]], Floats],
     scenes: int = 2000,
     seed: int = 1,
@@ -46,7 +46,7 @@ def measure(
 ) -> dict[str, Comparison]:
     """Compare captions of fresh scenes drawn at `size` pixels.
 
-    The encoders give one vector per picture or caption, (n, d), of any length. The keys are "another
+    The encoders give one vector per image or caption, (n, d), of any length. The keys are "another
     scene", the kinds of foils, and "wording" (two captions of the same scene against captions of two
     scenes, text to text). Captions of another scene that are also true of this one are no trial.
     """
@@ -59,9 +59,9 @@ def measure(
         for kind in KINDS:
             if (wrong := foil_if_any(world, caption, kind, rng)) is not None:
                 foils[kind][index] = wrong
-    pictures = unit(encode_pictures([draw(world, size) for world in worlds]))
+    images = unit(encode_images([draw(world, size) for world in worlds]))
     texts, again = unit(encode_texts(captions)), unit(encode_texts(others))
-    right = (pictures * texts).sum(1)
+    right = (images * texts).sum(1)
     found: dict[str, Comparison] = {}
     rows, columns = [], []
     for index, world in enumerate(worlds):
@@ -70,11 +70,11 @@ def measure(
             if not holds(world, captions[other], margin=0.0):
                 rows.append(index)
                 columns.append(other)
-    found["another scene"] = Comparison.of(list(right[rows]), list((pictures[rows] * texts[columns]).sum(1)))
+    found["another scene"] = Comparison.of(list(right[rows]), list((images[rows] * texts[columns]).sum(1)))
     for kind, told in foils.items():
         which = list(told)
         away = unit(encode_texts(list(told.values()))) if told else texts[:0]
-        found[kind] = Comparison.of(list(right[which]), list((pictures[which] * away).sum(1)))
+        found[kind] = Comparison.of(list(right[which]), list((images[which] * away).sum(1)))
     found["wording"] = Comparison.of(
         list((texts[rows] * again[rows]).sum(1)), list((texts[rows] * texts[columns]).sum(1))
     )
@@ -85,8 +85,8 @@ def measure_encoder(encoder: ClipEncoder, scenes: int = 2000, seed: int = 1) -> 
     """`measure` for an encoder, with the prompt that users score with."""
     prompt = encoder.config["constants"]["prompt"]
 
-    def see(pictures: list[Image.Image]) -> Floats:
-        return np.concatenate([part.features for part in encoder.encode_pictures(shown(pictures))])
+    def see(images: list[Image.Image]) -> Floats:
+        return np.concatenate([part.features for part in encoder.encode_images(shown(images))])
 
     def read(texts: list[str]) -> Floats:
         return encoder.encode_texts([prompt + text for text in texts]).features

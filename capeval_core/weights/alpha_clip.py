@@ -1,6 +1,6 @@
 """Original Alpha-CLIP checkpoints -> what a weights folder holds.
 
-A released checkpoint holds the picture tower alone, without the prefix of its names; the text tower is that
+A released checkpoint holds the image tower alone, without the prefix of its names; the text tower is that
 of the CLIP which it was tuned from, and stays as it is.
 """
 
@@ -74,7 +74,7 @@ class AlphaClipConversion(Conversion):
             tensors, filled = complete(tensors, expected, called="Alpha-CLIP")
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        # Of the text tower the base has told already, of the picture tower perhaps.
+        # Of the text tower the base has told already, of the image tower perhaps.
         sizes = [note for note in sizes if not note.startswith("text heads")]
         notes = list(dict.fromkeys([*notes, *sizes, *filled]))
         return Release(self._config(path, architecture, base, notes), tensors, notes)
@@ -120,15 +120,15 @@ class AlphaClipConversion(Conversion):
         return tensors, base, [*base.notes, note]
 
     def _tuned(self, path: Path) -> tuple[Tensors, _Base, list[str]]:
-        """The picture tower of a checkpoint with the text tower of its base; the base; notes."""
+        """The image tower of a checkpoint with the text tower of its base; the base; notes."""
         content = read_checkpoint(path)
         try:
-            tower, notes = _picture_tower(content)
+            tower, notes = _image_tower(content)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         if self.base is None:
             raise ValueError(
-                f"{path} holds the picture tower alone: pass base, the CLIP that it was tuned from and whose "
+                f"{path} holds the image tower alone: pass base, the CLIP that it was tuned from and whose "
                 f"text tower it uses (on the command line --base){_guess(tower)}"
             )
         file = Path(self.base).expanduser()
@@ -140,7 +140,7 @@ class AlphaClipConversion(Conversion):
         ]:
             raise ValueError(
                 f"{path} was not tuned from base={fspath(self.base)!r}: {len(differing)} tensors of the "
-                f"picture towers have different shapes, {name_some(differing, 2)}{_guess(tower)}"
+                f"image towers have different shapes, {name_some(differing, 2)}{_guess(tower)}"
             )
         texts = {name: tensor for name, tensor in base.tensors.items() if not name.startswith("visual.")}
         return {**tower, **texts}, base, [*notes, f"text tower: of {base.name}", *base.notes]
@@ -184,7 +184,7 @@ class _Base:
     notes: list[str]
 
 
-def _picture_tower(content: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
+def _image_tower(content: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
     """The tensors of a released checkpoint under the names of a whole CLIP, and notes."""
     anchors = [name for name in content if name == _KERNEL or name.endswith("." + _KERNEL)]
     if not anchors:
@@ -201,7 +201,7 @@ def _picture_tower(content: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
     outside = [name for name in content if not name.startswith(prefix)]
     if outside or len(anchors) > 1:
         raise ValueError(
-            f"the picture tower lies under {prefix!r}, but there is more: {name_some(outside or anchors[1:])}"
+            f"the image tower lies under {prefix!r}, but there is more: {name_some(outside or anchors[1:])}"
             "; save its state dict alone (model.visual.state_dict())"
         )
     if adapters := [name for name in content if is_adapter(name)]:
@@ -227,7 +227,7 @@ def _plain_name(name: str) -> str:
 def _expected(architecture: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     vision = architecture["vision"]
     if isinstance(vision["layers"], list):
-        raise ValueError("the picture tower is a ResNet, but only a ViT can have a mask channel")
+        raise ValueError("the image tower is a ResNet, but only a ViT can have a mask channel")
     kernel = (vision["width"], 1, vision["patch_size"], vision["patch_size"])
     return {**expected_shapes(architecture), f"visual.{_KERNEL}": kernel}
 

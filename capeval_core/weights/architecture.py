@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 # CLIP's towers have attention heads of this width, up to ViT-L/14; wider ones differ (80, 88, 104, ...).
 HEAD_WIDTH = 64
 WIDEST_REGULAR = 1024
-# The modified ResNet shrinks the picture 32 times before its attention pool.
+# The modified ResNet shrinks the image 32 times before its attention pool.
 RESNET_STRIDE = 32
 
 
@@ -138,7 +138,7 @@ def side_of(positions: int, name: str) -> int:
     side = math.isqrt(max(positions, 0))
     if side < 1 or side * side != positions:
         raise ValueError(
-            f"{name} has {positions} picture positions, not a square: only square pictures are known"
+            f"{name} has {positions} image positions, not a square: only square images are known"
         )
     return side
 

@@ -1,6 +1,6 @@
 """BLIP-2's matching model as LAVIS released it -> what a weights folder holds, under transformers' names.
 
-A picture's side is the one that the tower's positions are for.
+An image's side is the one that the tower's positions are for.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Blip2Conversion(Conversion):
     )
     vision: str | None = option(
         None,
-        "the frozen picture tower (eva_vit_g.pth), where the checkpoint leaves it out; its last block goes",
+        "the frozen image tower (eva_vit_g.pth), where the checkpoint leaves it out; its last block goes",
     )
-    vision_heads: int | None = option(None, "heads of the picture tower; None: its width / 88", minimum=1)
+    vision_heads: int | None = option(None, "heads of the image tower; None: its width / 88", minimum=1)
     qformer_heads: int | None = option(None, "heads of the Q-Former; None: its width / 64", minimum=1)
     source: str | None = option(None, "name of the original; None: the file's")
     url: str | None = option(None, "where it was downloaded")
@@ -113,12 +113,12 @@ class Blip2Conversion(Conversion):
         if self.vision is None:
             if not inside:
                 raise ValueError(
-                    "it holds no picture tower, which was frozen and lies in a file of its own "
+                    "it holds no image tower, which was frozen and lies in a file of its own "
                     "(eva_vit_g.pth of the same release): pass it as vision (--vision)"
                 )
             return dict(content), []
         if inside:
-            raise ValueError("it holds its own picture tower, tuned with the rest: pass no vision")
+            raise ValueError("it holds its own image tower, tuned with the rest: pass no vision")
         tower = read_checkpoint(Path(self.vision).expanduser())
         blocks = [int(found[1]) for name in tower if (found := re.match(r"blocks\.(\d+)\.", name))]
         if not blocks:
@@ -130,7 +130,7 @@ class Blip2Conversion(Conversion):
             if re.match(r"cls_token$|pos_embed$|patch_embed\.proj\.|blocks\.", name)
             and not name.startswith(f"blocks.{last}.")
         }
-        note = f"picture tower: of {Path(self.vision).name}, without its last block, as BLIP-2 uses it"
+        note = f"image tower: of {Path(self.vision).name}, without its last block, as BLIP-2 uses it"
         return {**content, **kept}, [note]
 
     def _architecture(self, tensors: Tensors) -> dict[str, Any]:

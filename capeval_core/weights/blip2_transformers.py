@@ -46,7 +46,7 @@ def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
     """Our configuration of a repository in transformers' format.
 
     Raises:
-        WeightsError: it is no BLIP-2 with matching heads, or its pictures are not made as we make them.
+        WeightsError: it is no BLIP-2 with matching heads, or its images are not made as we make them.
     """
     given = folder.config
     if given.get("model_type") != "blip-2" or given.get("architectures") != ["Blip2ForImageTextRetrieval"]:
@@ -100,9 +100,9 @@ def empty_model(architecture: dict[str, Any]) -> Blip2ForImageTextRetrieval:
 
 
 def preprocessing(architecture: Mapping[str, Any], processor: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """How pictures are made, after a processor of transformers where there is one."""
+    """How images are made, after a processor of transformers where there is one."""
     if processor.get("resample", 3) != 3:
-        raise WeightsError(f"pictures are resized by method {processor['resample']}, expected 3 (bicubic)")
+        raise WeightsError(f"images are resized by method {processor['resample']}, expected 3 (bicubic)")
     return {
         "image_size": architecture["vision"]["image_size"],
         "mean": list(processor.get("image_mean") or CLIP_MEAN),

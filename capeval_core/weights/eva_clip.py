@@ -37,7 +37,7 @@ Tensors = dict[str, torch.Tensor]
 VISION_KEYS = {"image_size", "patch_size", "width", "layers", "head_width", "mlp_width", "norm"}
 TEXT_KEYS = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
 STAND_IN = {"layers": 1, "width": 64, "head_width": 64, "patch_size": 1, "image_size": 1}
-"""A picture tower of open_clip's, for what is asked about the text tower beside it."""
+"""An image tower of open_clip's, for what is asked about the text tower beside it."""
 
 _HEAD_WIDTH = 128
 """Of the models of 8 and of 18 billion parameters."""
@@ -52,11 +52,11 @@ _LEFT_OUT = re.compile(r"(text\.)?attn_mask$|.*\.position_ids$")
 class EvaClipConversion(Conversion):
     """What a checkpoint's tensors may not show, and what is recorded with the weights."""
 
-    head_width: int = option(_HEAD_WIDTH, "width of the picture tower's heads", minimum=1)
+    head_width: int = option(_HEAD_WIDTH, "width of the image tower's heads", minimum=1)
     text_heads: int | None = option(None, "heads of the text tower; None: its width / 64", minimum=1)
     norm: Norm | None = option(
         None,
-        "the picture tower's norms follow attention and MLP (post, as in EVA-CLIP-18B) or come first (pre, "
+        "the image tower's norms follow attention and MLP (post, as in EVA-CLIP-18B) or come first (pre, "
         "as in EVA-CLIP-8B); None: as in these models, told by the width",
     )
     source: str | None = option(None, "name of the original; None: the file's")
@@ -121,7 +121,7 @@ class EvaClipConversion(Conversion):
         text, about_text = read_text(shapes, self.text_heads)
         if width % self.head_width:
             raise ValueError(
-                f"head_width={self.head_width} does not divide the width {width} of the picture tower: pass "
+                f"head_width={self.head_width} does not divide the width {width} of the image tower: pass "
                 "the width of its heads"
             )
         norm = self.norm or ("pre" if width == _PRE_NORM_WIDTH else "post")
@@ -135,7 +135,7 @@ class EvaClipConversion(Conversion):
             "norm": norm,
         }
         about = (
-            f"picture tower: {vision['layers']} layers, width {width}, patch {patch}, image "
+            f"image tower: {vision['layers']} layers, width {width}, patch {patch}, image "
             f"{vision['image_size']}, heads {self.head_width} wide, {norm}-norm (heads and norm are not "
             "visible in the tensors)"
         )
@@ -191,7 +191,7 @@ def translate_transformers(content: Mapping[str, Any]) -> dict[str, Any]:
     """transformers' tensors under our names: query, keys and values in one, the projection turned.
 
     Raises:
-        ValueError: the projection of pictures has a bias, which the released models do not have.
+        ValueError: the projection of images has a bias, which the released models do not have.
     """
     parts: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def translate_transformers(content: Mapping[str, Any]) -> dict[str, Any]:
     if bias is not None:  # transformers' class has one, which stays as it was initialised
         if bool(bias.any()):
             raise ValueError(
-                "visual_projection.bias is not zero, but EVA-CLIP projects pictures without a bias"
+                "visual_projection.bias is not zero, but EVA-CLIP projects images without a bias"
             )
         del tensors["visual.head.bias"]
     if "visual.cls_token" in tensors:

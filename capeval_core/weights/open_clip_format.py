@@ -23,7 +23,7 @@ def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
             raise WeightsError(f"{OPEN_CLIP_CONFIG}: quick_gelu is {quick_gelu!r}, expected true or false")
         size = preprocess.get("size", vision["image_size"])
         if isinstance(size, list) and (not size or any(side != size[0] for side in size)):
-            raise WeightsError(f"size {size} is not square, as CLIP's pictures are")
+            raise WeightsError(f"size {size} is not square, as CLIP's images are")
         translated = {
             "format": 1,
             "encoder": "clip",

@@ -36,12 +36,12 @@ KINDS = {
         r"truncated|damaged|cannot be read|cannot decode|not valid|no valid|"
         r"not (?:UTF-8|a checkpoint|JSON)|sha256|line \d"
     ),
-    "format": r"in the format|one frame|HEIC|not a picture|not an image|extension",
+    "format": r"in the format|one frame|HEIC|not an image|not an image|extension",
     "large": r"too large|pixels|characters|no room",
     "unknown": r"unknown|not known|not part|no option|neither|did you mean|unrecognized|expected '|has no",
     "address": r"URL|never fetched|password",
     "twice": r"twice|more than once|repeat|several columns|again|another time",
-    "foreign": r"something else|not comparable|no picture in common",
+    "foreign": r"something else|not comparable|no image in common",
     "place": (
         r"is a (?:folder|file)|is (?:not a|no) regular file|there is no folder|NUL|overwrite|"
         r"not a folder|cannot be made|a pipe"
@@ -72,10 +72,10 @@ class Case:
 
 @dataclass(frozen=True)
 class World:
-    """Files that a case may use or make: a folder of its own, and a good picture in it."""
+    """Files that a case may use or make: a folder of its own, and a good image in it."""
 
     folder: Path
-    picture: Path
+    image: Path
     weights: Path
 
     def file(self, name: str, content: bytes | str | Any) -> Path:

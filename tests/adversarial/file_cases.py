@@ -64,13 +64,13 @@ CANDIDATES: list[tuple[str, Any, str, str, str]] = [
     ("a caption of a number", lambda world: world.file("c.json", {"0": 3}), "'0'", "", "type"),
     ("no captions", lambda world: world.file("c.json", {"0": []}), "'0'", "", "empty"),
     ("an id twice", lambda world: world.file("c.json", '{"0": "a", "0": "b"}'), "'0'", "", "twice"),
-    ("an id without picture", lambda world: world.file("c.json", {"7": "a"}), "'7'", "", "missing"),
+    ("an id without image", lambda world: world.file("c.json", {"7": "a"}), "'7'", "", "missing"),
     ("an empty caption", lambda world: world.file("c.json", {"0": ""}), "'0'", "", "empty"),
     ("an id with ..", lambda world: world.file("c.json", {"../0": "a"}), "../0", "", "missing"),
     (
         "an absolute id",
-        lambda world: world.file("c.json", {str(world.picture): "a"}),
-        "/pictures/0.png'",
+        lambda world: world.file("c.json", {str(world.image): "a"}),
+        "/images/0.png'",
         "",
         "missing",
     ),
@@ -130,12 +130,12 @@ FLAGS: list[tuple[str, Any, str, str, str]] = [
     ("output to nowhere", lambda world: ["--json", "no/such/out.json"], "--json", "", "place"),
     ("output to a folder", lambda world: ["--json", world.folder], "--json", "", "place"),
     ("output over its input", lambda world: ["--json", world.folder / "good.json"], "--json", "", "place"),
-    ("rows in a file", lambda world: ["--rows", world.picture], "--rows", "", "place"),
-    ("rows in another folder", lambda world: ["--rows", world.picture.parent], "--rows", "", "foreign"),
+    ("rows in a file", lambda world: ["--rows", world.image], "--rows", "", "place"),
+    ("rows in another folder", lambda world: ["--rows", world.image.parent], "--rows", "", "foreign"),
     ("no name for rows", lambda world: ["--rows", ""], "--rows", "", "empty"),
-    ("a cache in a file", lambda world: ["--cache", world.picture], "--cache", "", "place"),
+    ("a cache in a file", lambda world: ["--cache", world.image], "--cache", "", "place"),
     ("no folder of images", lambda world: ["--images", "no/such"], "no/such", "", "missing"),
-    ("a file of images", lambda world: ["--images", world.picture], "0.png", "", "place"),
+    ("a file of images", lambda world: ["--images", world.image], "0.png", "", "place"),
     (
         "a long prompt",
         lambda world: ["--weights", "tiny", "--prompt", "a photo of " * 60],
@@ -160,9 +160,9 @@ SAVED_RESULTS: list[tuple[str, Any, str, str, str]] = [
         "foreign",
     ),
     (
-        "other pictures",
+        "other images",
         lambda world: _saved(world, groups=list("uvwxyz")),
-        "no picture in common",
+        "no image in common",
         "",
         "foreign",
     ),
@@ -209,7 +209,7 @@ def _saved(world: World, **changes: Any) -> Path:
 
 
 def _command(metric: str, world: World, **files: Any) -> list[Any]:
-    given = {"candidates": world.file("good.json", GOOD), "images": world.picture.parent, **files}
+    given = {"candidates": world.file("good.json", GOOD), "images": world.image.parent, **files}
     return ["score", metric, *(item for name, path in given.items() for item in (f"--{name}", path))]
 
 

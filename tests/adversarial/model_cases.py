@@ -159,7 +159,7 @@ OTHERS = [
         "trainer",
         "fewer captions",
         lambda world: ("words", [GREY] * 2, _evaluation(np.zeros((1, 3), int))),
-        "2 pictures",
+        "2 images",
         "",
         "count",
     ),

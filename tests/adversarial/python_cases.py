@@ -58,7 +58,7 @@ def _frames(world: World) -> Path:
 IMAGES: list[tuple[str, Any, str, str, str]] = [
     ("None", lambda world: None, "images", "[1]", "missing"),
     ("a number", lambda world: 5, "images", "[1]", "type"),
-    ("an open file", lambda world: world.picture.open("rb"), "images", "[1]", "type"),
+    ("an open file", lambda world: world.image.open("rb"), "images", "[1]", "type"),
     ("an empty path", lambda world: "", "images", "[1]", "empty"),
     ("no such file", lambda world: "no/such.png", "images", "[1]", "missing"),
     ("a folder", lambda world: world.folder, "images", "[1]", "place"),
@@ -67,11 +67,11 @@ IMAGES: list[tuple[str, Any, str, str, str]] = [
     ("a device", lambda world: "/dev/zero", "images", "[1]", "place"),
     ("a web address", lambda world: "https://example.com/x.png", "images", "[1]", "address"),
     ("a file address", lambda world: "file:///etc/hostname", "images", "[1]", "address"),
-    ("an inline picture", lambda world: "data:image/png;base64,AAAA", "images", "[1]", "address"),
+    ("an inline image", lambda world: "data:image/png;base64,AAAA", "images", "[1]", "address"),
     ("no bytes", lambda world: b"", "images", "[1]", "empty"),
-    ("text as a picture", lambda world: world.file("x.jpg", "root:secret:0:0"), "images", "[1]", "format"),
+    ("text as an image", lambda world: world.file("x.jpg", "root:secret:0:0"), "images", "[1]", "format"),
     ("a cut JPEG", lambda world: jpeg()[:700], "images", "[1]", "damaged"),
-    ("a cut PNG", lambda world: world.picture.read_bytes()[:-60], "images", "[1]", "damaged"),
+    ("a cut PNG", lambda world: world.image.read_bytes()[:-60], "images", "[1]", "damaged"),
     ("EPS", lambda world: _eps(world), "images", "[1]", "format"),
     ("EPS named .png", lambda world: world.file("x.png", _eps(world)), "images", "[1]", "format"),
     ("PDF", lambda world: b"%PDF-1.7 ...", "images", "[1]", "format"),
@@ -101,12 +101,12 @@ IMAGES: list[tuple[str, Any, str, str, str]] = [
 ]
 WHOLE_IMAGES: list[tuple[str, Any, str, str, str]] = [
     ("no images", lambda world: None, "images", "", "missing"),
-    ("a single path", lambda world: str(world.picture), "images", "", "type"),
-    ("a single picture", lambda world: Image.open(world.picture), "images", "", "type"),
+    ("a single path", lambda world: str(world.image), "images", "", "type"),
+    ("a single image", lambda world: Image.open(world.image), "images", "", "type"),
     ("a single array", lambda world: GREY, "images", "", "type"),
-    ("a dict of pictures", lambda world: {"1": world.picture}, "images", "", "type"),
-    ("one too few", lambda world: [world.picture], "len(images)=1", "", "count"),
-    ("one too many", lambda world: [world.picture] * 3, "len(images)=3", "", "count"),
+    ("a dict of images", lambda world: {"1": world.image}, "images", "", "type"),
+    ("one too few", lambda world: [world.image], "len(images)=1", "", "count"),
+    ("one too many", lambda world: [world.image] * 3, "len(images)=3", "", "count"),
     ("a frame", lambda world: pd.DataFrame({"i": [1, 2]}), "images", "", "type"),
 ]
 REFERENCES: list[tuple[str, Any, str, str, str]] = [
@@ -184,7 +184,7 @@ OPTIONS: list[tuple[str, str, dict[str, Any], str, str]] = [
 def _score(captions: Any) -> Any:
     return lambda world: {
         "captions": captions,
-        "images": [world.picture] * (len(captions) if hasattr(captions, "__len__") else 1),
+        "images": [world.image] * (len(captions) if hasattr(captions, "__len__") else 1),
         "references": [["a"]] * (len(captions) if hasattr(captions, "__len__") else 1),
     }
 
@@ -192,7 +192,7 @@ def _score(captions: Any) -> Any:
 def _image(make: Any) -> Any:
     return lambda world: {
         "captions": ["a", "b"],
-        "images": [world.picture, make(world)],
+        "images": [world.image, make(world)],
         "references": [["a"]] * 2,
     }
 
@@ -202,11 +202,11 @@ def _images(make: Any) -> Any:
 
 
 def _references(references: Any) -> Any:
-    return lambda world: {"captions": ["a", "b"], "images": [world.picture] * 2, "references": references}
+    return lambda world: {"captions": ["a", "b"], "images": [world.image] * 2, "references": references}
 
 
 def _pools(pools: Any) -> Any:
-    return lambda world: {"captions": pools, "images": [world.picture] * 2}
+    return lambda world: {"captions": pools, "images": [world.image] * 2}
 
 
 CASES = [

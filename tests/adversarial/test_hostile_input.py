@@ -118,12 +118,12 @@ def test_the_error_names_argument_and_place(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "images").mkdir()
     (tmp_path / "case").mkdir()
-    picture = tmp_path / "pictures" / "0.png"
-    Image.effect_noise((40, 30), 50).save(picture)
+    image = tmp_path / "images" / "0.png"
+    Image.effect_noise((40, 30), 50).save(image)
     monkeypatch.chdir(tmp_path / "case")
-    given = case.given(World(tmp_path / "case", picture, seeded_weights))
+    given = case.given(World(tmp_path / "case", image, seeded_weights))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capfd.readouterr()
     with warnings.catch_warnings():

@@ -46,12 +46,12 @@ def capeval(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 
 @pytest.fixture
-def files(tmp_path: Path, pictures: list[Path]) -> Path:
+def files(tmp_path: Path, images: list[Path]) -> Path:
     """captions.json, references.json, and images/ with ids that hold dots, a COCO name and a stranger."""
     (tmp_path / "images").mkdir()
     names = ["dog.1.jpg", "dog.2.png", "COCO_val2014_000000000042.png", "nobody.png"]
-    for picture, name in zip(pictures, names, strict=False):
-        shutil.copy(picture, tmp_path / "images" / name)
+    for image, name in zip(images, names, strict=False):
+        shutil.copy(image, tmp_path / "images" / name)
     (tmp_path / "captions.json").write_text(json.dumps(CAPTIONS))
     (tmp_path / "references.json").write_text(json.dumps(REFERENCES))
     return tmp_path

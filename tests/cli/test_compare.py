@@ -49,7 +49,7 @@ def test_the_paired_test_is_the_library_s(capeval: Score, score: Score, files: P
 
     ran = capeval("compare", a, b)
     assert ran.status == 0
-    assert ran.err.startswith("capeval: warning: 2 pictures have a score in only one of the files")
+    assert ran.err.startswith("capeval: warning: 2 images have a score in only one of the files")
     assert test.means[0] - test.means[1] == pytest.approx(test.difference)
     assert ran.out.splitlines() == [
         f"PAC-S       {test.means[0]:.4f} ({a})",
@@ -58,7 +58,7 @@ def test_the_paired_test_is_the_library_s(capeval: Score, score: Score, files: P
         f"interval    {test.interval.low:+.4f} to {test.interval.high:+.4f} (95%)",
         f"test        {p_in_words(test.p_value, 0.95)}, {TEST}",
         f"verdict     {test.verdict}",
-        "pictures    5 (2 left out)",
+        "images    5 (2 left out)",
         f"signature   {first.signature}",
     ]
 

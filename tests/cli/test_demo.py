@@ -22,14 +22,14 @@ def test_the_report_has_every_caption_means_and_signatures(seeded_weights: Path)
     text = report(seeded_weights)
     words = " ".join(text.split())
     for item in demo_set():
-        assert item.picture.name in text
+        assert item.image.name in text
     for kind in ("good", "subtly wrong", "unrelated"):
         assert sum(f"  {kind}  " in line for line in text.splitlines()) == len(demo_set())
         mean = next(line for line in text.splitlines() if line.startswith(kind))
         assert all(0 <= float(value) <= 2 for value in mean.split()[-2:])
-    assert "4 pictures are too few for intervals of the means, which take 5." in text
+    assert "4 images are too few for intervals of the means, which take 5." in text
     assert "capeval:pacs|" in text and "capeval:refpacs|" in text and "refs:2" in text
-    assert "capeval score clips --candidates captions.json --images pictures" in words
+    assert "capeval score clips --candidates captions.json --images images" in words
     assert "capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu" in words
     assert words.endswith("--weights pacs-clip-vit-b-32")
     assert all(len(line) <= 80 for line in text.splitlines() if "|" not in line)

@@ -29,7 +29,7 @@ def explain(capeval: Callable[..., Ran], files: Path) -> Callable[..., Ran]:
 
 
 @pytest.mark.parametrize("metric", ["hices", "refhices"])
-def test_each_caption_gets_a_picture_and_its_numbers(
+def test_each_caption_gets_a_image_and_its_numbers(
     metric: str, explain: Callable[..., Ran], files: Path
 ) -> None:
     ran = explain(metric, "--json", files / "scored.json")
@@ -54,7 +54,7 @@ def test_each_caption_gets_a_picture_and_its_numbers(
         assert told == REFERENCES["dog.1"]
 
 
-def test_a_picture_that_fails_has_numbers_only(explain: Callable[..., Ran], files: Path) -> None:
+def test_a_image_that_fails_has_numbers_only(explain: Callable[..., Ran], files: Path) -> None:
     broken = files / "images" / "dog.1.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
     ran = explain("hices", "--on-error", "nan")

@@ -34,4 +34,4 @@ def test_an_image_that_is_no_photograph_is_refused_by_its_format(
 ) -> None:
     (files / "images" / "dog.1.jpg").write_bytes(encoded(photograph(), "EPS"))
     ran = score("pacs")
-    assert ran.status == 2 and "picture of 'dog.1'" in ran.err and "in the format EPS" in ran.err
+    assert ran.status == 2 and "image of 'dog.1'" in ran.err and "in the format EPS" in ran.err

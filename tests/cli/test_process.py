@@ -26,7 +26,7 @@ from tests.cli.conftest import Ran
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "capeval_core"]
-PICTURES = 1400  # more than the encoder yields at once
+IMAGES = 1400  # more than the encoder yields at once
 
 
 def run(*arguments: object, cwd: Path) -> Ran:
@@ -74,14 +74,14 @@ def test_what_needs_no_model_does_not_load_torch(tmp_path: Path) -> None:
 
 @pytest.fixture
 def long_run(tmp_path: Path, seeded_weights: Path) -> list[str]:
-    """Arguments of a run that takes some seconds: many pictures, one per batch."""
+    """Arguments of a run that takes some seconds: many images, one per batch."""
     rng = np.random.default_rng(5)
     (tmp_path / "images").mkdir()
     captions = {}
-    for i in range(PICTURES):
+    for i in range(IMAGES):
         drawn = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)).resize((96, 96))
         drawn.save(tmp_path / "images" / f"{i}.bmp")
-        captions[str(i)] = f"picture {i % 7}"
+        captions[str(i)] = f"image {i % 7}"
     (tmp_path / "captions.json").write_text(json.dumps(captions))
     arguments = ["score", "pacs", "--candidates", tmp_path / "captions.json", "--images", tmp_path / "images"]
     arguments += ["--weights", seeded_weights, "--device", "cpu", "--batch-size", "1"]
@@ -126,7 +126,7 @@ def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
     seen = read_all(terminal)
     out, _ = process.communicate(timeout=60)
     lines = seen.rstrip().split("\r\n")
-    assert f"0/{PICTURES}" in lines[0]  # the bar, which has a line of its own
+    assert f"0/{IMAGES}" in lines[0]  # the bar, which has a line of its own
     told = f"capeval: interrupted; rows are kept in {rows}: run the same command again to resume"
     assert (lines[-1], out) == (told, "")
     assert process.returncode == 130
@@ -241,11 +241,11 @@ def test_a_killed_run_resumes_to_the_same_numbers(
     assert (out, err) == ("", "")  # no bar in a pipe
     before = set(rows.glob("*.parquet"))
     kept = indices(before)
-    assert 0 < len(kept) < PICTURES
+    assert 0 < len(kept) < IMAGES
 
     resumed = capeval(*resumable, "--json", tmp_path / "resumed.json")
     computed = indices(set(rows.glob("*.parquet")) - before)
-    assert sorted(kept + computed) == list(range(PICTURES))  # nothing lost, nothing twice
+    assert sorted(kept + computed) == list(range(IMAGES))  # nothing lost, nothing twice
     whole = capeval(*long_run, "--json", tmp_path / "whole.json")
     assert (resumed.status, resumed.out) == (0, whole.out)
     assert (tmp_path / "resumed.json").read_text() == (tmp_path / "whole.json").read_text()

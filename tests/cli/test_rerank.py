@@ -27,7 +27,7 @@ NAMES = ["a.b.png", "COCO_val2014_000000000042.png", "third.png"]
 
 @pytest.fixture
 def pools(tmp_path: Path) -> dict[str, list[str]]:
-    """Pools of 5, 6 and 7 captions; images/ has a fourth picture."""
+    """Pools of 5, 6 and 7 captions; images/ has a fourth image."""
     rng = np.random.default_rng(2)
     (tmp_path / "images").mkdir()
     found = {}
@@ -62,20 +62,20 @@ def test_the_choice_is_that_of_the_library(
 ) -> None:
     ran = rerank("--json", tmp_path / "all.json")
     assert ran.status == 0
-    pictures = [tmp_path / "images" / name for name in NAMES]
-    expected = capeval_core.load("eco", weights="tiny", device="cpu").score(list(pools.values()), pictures)
+    images = [tmp_path / "images" / name for name in NAMES]
+    expected = capeval_core.load("eco", weights="tiny", device="cpu").score(list(pools.values()), images)
     rows = chosen(tmp_path / "best.csv")
     assert rows == [["filename", "caption"], *map(list, zip(NAMES, expected.parts["caption"], strict=True))]
     content = json.loads((tmp_path / "all.json").read_text(), parse_constant=refuse_token)
     assert content["ids"] == IDS and Result.from_dict(content) == expected
     assert ran.out.splitlines() == [
         f"ECO         {expected.mean:.4f} (mean total, comparable within this set only)",
-        "pictures    3 (0 failed)",
-        "candidates  18 (5 to 7 per picture)",
+        "images    3 (0 failed)",
+        "candidates  18 (5 to 7 per image)",
         f"signature   {expected.signature}",
         f"chosen      {tmp_path / 'best.csv'}",
     ]
-    assert "one picture" in ran.err and "no candidates" in ran.err
+    assert "one image" in ran.err and "no candidates" in ran.err
 
 
 def test_the_first_candidate_is_a_choice_and_none_is_not() -> None:
@@ -144,10 +144,10 @@ def test_a_choice_that_hardly_matches_is_told_by_its_id(
     assert "captions[" not in ran.err
 
 
-def test_a_broken_picture_is_left_out_on_request(rerank: Callable[..., Ran], tmp_path: Path) -> None:
-    (tmp_path / "images" / "third.png").write_bytes(b"no picture")
+def test_a_broken_image_is_left_out_on_request(rerank: Callable[..., Ran], tmp_path: Path) -> None:
+    (tmp_path / "images" / "third.png").write_bytes(b"no image")
     refused = rerank()
-    assert refused.status == 2 and "picture of 'third'" in refused.err
+    assert refused.status == 2 and "image of 'third'" in refused.err
     assert not (tmp_path / "best.csv").exists()
     ran = rerank("--on-error", "nan")
     assert ran.status == 0 and "1 of 3 captions failed" in ran.err
@@ -159,7 +159,7 @@ def test_a_broken_picture_is_left_out_on_request(rerank: Callable[..., Ran], tmp
     [
         ({"a.b": ["a dog", ""]}, "caption 2 of 'a.b' is empty: write a caption, leave it out"),
         ({"a.b": []}, "id 'a.b' is an empty list"),
-        ({"nowhere": ["a dog"]}, "('nowhere') has no picture"),
+        ({"nowhere": ["a dog"]}, "('nowhere') has no image"),
     ],
 )
 def test_wrong_pools_are_told_by_their_id(

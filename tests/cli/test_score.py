@@ -108,7 +108,7 @@ def test_every_form_of_file_gives_the_same_scores(form: str, scored: Scored, fil
     assert scored("pacs", "--candidates", FORMS[form](files))["scores"] == scored("pacs")["scores"]
 
 
-def test_one_caption_per_image_and_one_picture(score: Score, files: Path) -> None:
+def test_one_caption_per_image_and_one_image(score: Score, files: Path) -> None:
     ran = score("pacs", "--candidates", write_json(files / "one.json", {"dog.1": "a dog"}))
     assert ran.status == 0
     assert "interval   none: an interval needs at least 5 images with a score, found 1" in ran.out
@@ -122,7 +122,7 @@ def test_five_images_have_an_interval(score: Score, files: Path) -> None:
     content = json.loads((files / "five.out").read_text())
     assert content["interval"] == vars(Result.from_dict(content).interval())
     low, high = content["interval"]["low"], content["interval"]["high"]
-    assert f"interval   {low:.4f} to {high:.4f} (95%, 5 pictures)" in ran.out
+    assert f"interval   {low:.4f} to {high:.4f} (95%, 5 images)" in ran.out
 
 
 def test_options_reach_the_metric(scored: Scored) -> None:
@@ -172,33 +172,31 @@ def test_rows_resume_and_refuse_other_settings(scored: Scored, score: Score, fil
     assert ran.err.startswith(f"capeval: --rows {files / 'rows'} holds rows of other settings")
 
 
-def test_a_broken_picture_is_named_by_its_id(score: Score, files: Path) -> None:
+def test_a_broken_image_is_named_by_its_id(score: Score, files: Path) -> None:
     broken = files / "images" / "dog.1.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
     ran = score("pacs")
     assert (ran.status, ran.out) == (2, "")
-    assert ran.err.startswith("capeval: picture of 'dog.1': ")
+    assert ran.err.startswith("capeval: image of 'dog.1': ")
     assert "dog.1.jpg" in ran.err and "images[" not in ran.err
 
 
-def test_with_nan_a_broken_picture_costs_its_captions_alone(
-    score: Score, scored: Scored, files: Path
-) -> None:
+def test_with_nan_a_broken_image_costs_its_captions_alone(score: Score, scored: Scored, files: Path) -> None:
     whole = scored("pacs")
     broken = files / "images" / "dog.1.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
     ran = score("pacs", "--on-error", "nan")
     assert ran.status == 0
     assert "captions   4 (2 failed, 0 truncated, 0 empty)" in ran.out
-    assert ran.err.startswith("capeval: 2 of 4 captions failed:\n  picture of 'dog.1': ")
+    assert ran.err.startswith("capeval: 2 of 4 captions failed:\n  image of 'dog.1': ")
     content = scored("pacs", "--on-error", "nan")
     assert content["scores"] == [None, None, *whole["scores"][2:]]
     assert list(content["errors"]) == ["0", "1"]
 
 
 def test_status_1_when_no_caption_has_a_score(score: Score, files: Path) -> None:
-    for picture in (files / "images").iterdir():
-        picture.write_bytes(b"no picture")
+    for image in (files / "images").iterdir():
+        image.write_bytes(b"no image")
     ran = score("pacs", "--on-error", "nan")
     assert ran.status == 1
     assert ran.out.startswith(
@@ -264,10 +262,10 @@ def test_wrong_input_is_a_message_and_status_2(case: str, capeval: Callable[...,
     assert ran.err.startswith("capeval: ") and message in ran.err
 
 
-def test_ids_without_a_picture_and_wrong_weights(score: Score, files: Path) -> None:
+def test_ids_without_a_image_and_wrong_weights(score: Score, files: Path) -> None:
     ran = score("pacs", "--candidates", write_json(files / "c.json", {"dog.1": "x", "bird": "y"}))
     assert ran.status == 2
-    assert "1 of 2 ids ('bird') has no picture" in ran.err
+    assert "1 of 2 ids ('bird') has no image" in ran.err
     ran = score("pacs", "--weights", files / "nothing")
     assert ran.status == 2
     assert f"--weights {files / 'nothing'} is neither a folder" in ran.err

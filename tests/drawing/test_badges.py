@@ -1,4 +1,4 @@
-"""Badges stay in the picture and off each other."""
+"""Badges stay in the image and off each other."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_a_badge_is_on_its_outline_unless_that_is_taken() -> None:
     assert not lonely.is_apart(RADIUS)
 
 
-def test_a_picture_too_small_for_all() -> None:
+def test_a_image_too_small_for_all() -> None:
     places = place_badges([ring(10, 10, 5)] * 9, (20.0, 20.0), RADIUS)
     assert len(places) == 9

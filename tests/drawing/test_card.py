@@ -11,9 +11,9 @@ from capeval_core.drawing.caption import Caption
 from capeval_core.drawing.card import Card
 from capeval_core.drawing.colours import PAPER, REGIONS, UNMENTIONED, WRONG_GROUND, Rgb
 from capeval_core.drawing.heading import Heading
+from capeval_core.drawing.image import FramedImage, LegendEntry
 from capeval_core.drawing.marks import RegionMark, Tick, Word
-from capeval_core.drawing.overlay import OutlinedPicture
-from capeval_core.drawing.picture import FramedPicture, LegendEntry
+from capeval_core.drawing.overlay import OutlinedImage
 from capeval_core.drawing.table import Bar, Row, Table
 from capeval_core.phrases.places import Span
 from capeval_core.regions.regions import Regions
@@ -21,11 +21,11 @@ from capeval_core.regions.regions import Regions
 WIDTHS = (320, 759, 760, 1280)
 
 
-def picture() -> OutlinedPicture:
+def image() -> OutlinedImage:
     masks = np.zeros((2, 100, 200), dtype=np.bool_)
     masks[0, 20:80, 20:80] = masks[1, 20:80, 120:180] = True
     grey = Image.new("RGB", (200, 100), (120, 120, 120))
-    return OutlinedPicture(grey, Regions.of(masks), [RegionMark.of(0), RegionMark.of(1, unmentioned=True)])
+    return OutlinedImage(grey, Regions.of(masks), [RegionMark.of(0), RegionMark.of(1, unmentioned=True)])
 
 
 def tokens(count: int) -> Table:
@@ -38,7 +38,7 @@ def card(count: int = 3) -> Card:
     return Card(
         Heading("Token score", 0.5),
         Caption("a wall and a door", [Span(11, 17)]),
-        FramedPicture(picture()),
+        FramedImage(image()),
         [tokens(count)],
     )
 
@@ -60,21 +60,21 @@ def test_a_score_without_terms_legend_and_threshold(width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_last_table_makes_no_long_tail(width: int) -> None:
     short, long = card(), tokens(60)
-    at_the_side = Card(short.heading, short.caption, short.picture, [long]).drawn(width)
-    spread = Card(short.heading, short.caption, short.picture, last=long).drawn(width)
+    at_the_side = Card(short.heading, short.caption, short.image, [long]).drawn(width)
+    spread = Card(short.heading, short.caption, short.image, last=long).drawn(width)
     assert spread.height < 0.75 * at_the_side.height if width >= 760 else spread.height <= at_the_side.height
 
 
 @pytest.mark.parametrize("width", [0, 319, 640.0, None])
 def test_a_width_that_is_none(width: int) -> None:
-    for draw in (card().drawn, picture().drawn):
+    for draw in (card().drawn, image().drawn):
         with pytest.raises(ValueError, match="expected a whole number of at least 320 pixels"):
             draw(width)
 
 
 def test_a_legend_shows_outlines_like_its_samples() -> None:
-    seen = FramedPicture(picture(), [LegendEntry("seen", RegionMark.of(2)), LegendEntry("and a remark")])
-    plain = Card(Heading("", 0), Caption(""), FramedPicture(picture())).drawn(400)
+    seen = FramedImage(image(), [LegendEntry("seen", RegionMark.of(2)), LegendEntry("and a remark")])
+    plain = Card(Heading("", 0), Caption(""), FramedImage(image())).drawn(400)
     told = Card(Heading("", 0), Caption(""), seen).drawn(400)
     assert told.height > plain.height
     assert share(plain, REGIONS[2]) == 0 < share(told, REGIONS[2])
@@ -82,7 +82,7 @@ def test_a_legend_shows_outlines_like_its_samples() -> None:
 
 def test_a_legend_that_is_too_long_takes_a_further_line() -> None:
     def height(*texts: str) -> float:
-        return FramedPicture(picture(), [LegendEntry(text) for text in texts]).block(400).height
+        return FramedImage(image(), [LegendEntry(text) for text in texts]).block(400).height
 
     long = "a remark of half a line"
     assert height("a", "remark") == height(long) < height(long, long, long) < height(*[long] * 6)
@@ -93,7 +93,7 @@ def test_the_outline_of_a_small_region_lies_on_that_of_a_large_one() -> None:
     masks[0, 20:80, 20:60] = masks[1, 20:80, 20:180] = True
     small, large = RegionMark("A", (255, 0, 0)), RegionMark("B", (0, 0, 255))
     grey = Image.new("RGB", (200, 100), (120, 120, 120))
-    shown = np.asarray(OutlinedPicture(grey, Regions.of(masks), [small, large]).drawn(800))
+    shown = np.asarray(OutlinedImage(grey, Regions.of(masks), [small, large]).drawn(800))
     shared, own = (
         shown[316:325, 120:200].reshape(-1, 3),
         shown[316:325, 300:600].reshape(-1, 3),
@@ -103,8 +103,8 @@ def test_the_outline_of_a_small_region_lies_on_that_of_a_large_one() -> None:
 
 
 def test_marks_have_the_colours_that_they_are_given() -> None:
-    given = picture()
-    own = OutlinedPicture(
+    given = image()
+    own = OutlinedImage(
         given.image, given.regions, [RegionMark("A", (255, 0, 0)), RegionMark("B", (0, 0, 255))]
     )
     drawn = own.drawn(400)

@@ -21,33 +21,33 @@ def drawn(table: Table, columns: int = 1) -> NDArray[np.int64]:
     return np.asarray(sheet(table.in_columns(WIDTH, columns), WIDTH, 0), dtype=np.int64)
 
 
-def shows(picture: NDArray[np.int64], colour: Rgb) -> NDArray[np.bool_]:
-    return np.abs(picture - colour).sum(-1) < 12
+def shows(image: NDArray[np.int64], colour: Rgb) -> NDArray[np.bool_]:
+    return np.abs(image - colour).sum(-1) < 12
 
 
-def length(picture: NDArray[np.int64], colour: Rgb) -> int:
-    return int(shows(picture, colour).any(axis=0).sum())
+def length(image: NDArray[np.int64], colour: Rgb) -> int:
+    return int(shows(image, colour).any(axis=0).sum())
 
 
 def test_bars_are_as_long_as_their_values() -> None:
     rows = [Row(Tick(), "", [Bar(1.0, RED)]), Row(Tick(), "", [Bar(0.25, BLUE)])]
-    picture = drawn(Table("", [""], rows))
-    assert length(picture, BLUE) / length(picture, RED) == pytest.approx(0.25, abs=0.03)
+    image = drawn(Table("", [""], rows))
+    assert length(image, BLUE) / length(image, RED) == pytest.approx(0.25, abs=0.03)
     longer = drawn(Table("", [""], [*rows, Row(Tick(), "", [Bar(2.0, INK)])]))
-    assert length(longer, RED) / length(picture, RED) == pytest.approx(0.5, abs=0.03)
+    assert length(longer, RED) / length(image, RED) == pytest.approx(0.5, abs=0.03)
 
 
 @pytest.mark.parametrize("threshold", [0.25, 0.75, 1.8])
 def test_the_threshold_is_marked_where_such_a_bar_would_end(threshold: float) -> None:
-    picture = drawn(Table("", [""], [Row(Tick(), "", [Bar(threshold, RED)])], threshold))
-    bars = picture[:, : WIDTH - 42]  # without the numbers behind them
+    image = drawn(Table("", [""], [Row(Tick(), "", [Bar(threshold, RED)])], threshold))
+    bars = image[:, : WIDTH - 42]  # without the numbers behind them
     end = np.flatnonzero(shows(bars, RED).any(axis=0)).max()
     assert np.flatnonzero(shows(bars, INK).any(axis=0)).mean() == pytest.approx(end, abs=3)
 
 
 def test_columns_of_numbers_keep_their_order() -> None:
-    picture = drawn(Table("", ["one", "other"], [Row(Tick(), "", [Bar(0.5, RED), Bar(0.5, BLUE)])]))
-    red, blue = (np.flatnonzero(shows(picture, colour).any(axis=0)) for colour in (RED, BLUE))
+    image = drawn(Table("", ["one", "other"], [Row(Tick(), "", [Bar(0.5, RED), Bar(0.5, BLUE)])]))
+    red, blue = (np.flatnonzero(shows(image, colour).any(axis=0)) for colour in (RED, BLUE))
     assert red.max() < blue.min()
 
 
@@ -67,8 +67,8 @@ def test_a_mark_stands_before_the_text_or_behind_the_numbers(mark: Mark, colour:
     nothing = Word("")
     before = drawn(Table("", [""], [Row(mark, "", [Bar(0.0, PAPER)])]))
     behind = drawn(Table("", [""], [Row(nothing, "", [Bar(0.0, PAPER)], tail=mark)]))
-    for picture, part in ((before, slice(0, 24)), (behind, slice(WIDTH - 24, WIDTH))):
-        found = shows(picture, colour)
+    for image, part in ((before, slice(0, 24)), (behind, slice(WIDTH - 24, WIDTH))):
+        found = shows(image, colour)
         assert found[:, part].any()
         found[:, part] = False
         assert not found.any()
@@ -84,14 +84,14 @@ def test_a_long_text_has_three_lines() -> None:
 def test_parts_share_the_width_and_all_rows() -> None:
     rows = [Row(RegionMark.of(index), "", [Bar(0.0, PAPER)]) for index in range(5)]
     table = Table("Regions", [""], rows)
-    picture = drawn(table, columns=2)
+    image = drawn(table, columns=2)
     half = WIDTH // 2
     for index, row in enumerate(rows):
         assert isinstance(row.lead, RegionMark)
-        found = shows(picture, row.lead.colour)
+        found = shows(image, row.lead.colour)
         assert found[:, :half].any() == (index < 3)
         assert found[:, half:].any() == (index >= 3)
-    assert len(picture) < len(drawn(table))
+    assert len(image) < len(drawn(table))
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])

@@ -94,8 +94,8 @@ def seeded(sizes: Sizes = Sizes(), seed: int = 18) -> Tensors:
     }
 
 
-def picture_feature(tensors: Tensors, pixels: Tensor, sizes: Sizes = Sizes(), norm: str = "post") -> Tensor:
-    """(dimension,) feature of the normalised pixels (3, s, s) of one picture, in float64."""
+def image_feature(tensors: Tensors, pixels: Tensor, sizes: Sizes = Sizes(), norm: str = "post") -> Tensor:
+    """(dimension,) feature of the normalised pixels (3, s, s) of one image, in float64."""
     p = {
         name.removeprefix("visual."): tensor.double()
         for name, tensor in tensors.items()

@@ -22,7 +22,7 @@ from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.mask_geometry import central_square
 from capeval_core.encoders.region_features import RegionFeatures
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionsError, RegionSource
@@ -35,9 +35,9 @@ Floats = NDArray[np.float32]
 Masks = NDArray[np.bool_]
 
 
-def picture(seed: int, height: int = 40, width: int = 56) -> Picture:
+def image(seed: int, height: int = 40, width: int = 56) -> InputImage:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Picture.of(pixels, where=f"images[{seed}]")
+    return InputImage.of(pixels, where=f"images[{seed}]")
 
 
 def some_masks(seed: int, count: int, height: int = 40, width: int = 56) -> Masks:
@@ -55,8 +55,8 @@ def regions(encoder: AlphaClipEncoder, *arguments: Any, **more: Any) -> list[Reg
     return list(encoder.encode_regions(*arguments, **more))
 
 
-def one_by_one(encoder: AlphaClipEncoder, shown: Picture, masks: Masks) -> Floats:
-    """A forward per mask, the whole picture first: the plain way."""
+def one_by_one(encoder: AlphaClipEncoder, shown: InputImage, masks: Masks) -> Floats:
+    """A forward per mask, the whole image first: the plain way."""
     pixels = encoder.preprocess(shown.load())[None]
     full = np.ones((1, *masks.shape[1:]), dtype=np.bool_)
     every = np.concatenate([full, masks])
@@ -71,9 +71,9 @@ def agree(found: Floats, expected: Floats, relative: float = 1e-5) -> bool:
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 5])
-def test_many_pictures_in_a_batch_are_each_alone(batch_size: int | None) -> None:
+def test_many_images_in_a_batch_are_each_alone(batch_size: int | None) -> None:
     encoder = alpha_encoder()
-    shown = [picture(seed, 40 + seed, 56 - seed) for seed in range(5)]
+    shown = [image(seed, 40 + seed, 56 - seed) for seed in range(5)]
     masks = [some_masks(seed, seed, 40 + seed, 56 - seed) for seed in range(5)]
     found = regions(encoder, shown, masks, batch_size=batch_size)
     for one, own, features in zip(shown, masks, found, strict=True):
@@ -87,17 +87,17 @@ def test_masks_and_regions_are_the_same() -> None:
     masks = some_masks(1, 4)
     encoder = alpha_encoder()
     (of_masks,), (of_regions,) = (
-        regions(encoder, [picture(1)], [masks]),
-        regions(encoder, [picture(1)], [Regions.of(masks)]),
+        regions(encoder, [image(1)], [masks]),
+        regions(encoder, [image(1)], [Regions.of(masks)]),
     )
     assert np.array_equal(of_masks.regions, of_regions.regions)
-    (of_tensor,) = regions(encoder, [picture(1)], [torch.from_numpy(masks)])
+    (of_tensor,) = regions(encoder, [image(1)], [torch.from_numpy(masks)])
     assert np.array_equal(of_masks.regions, of_tensor.regions)
 
 
 def test_a_mask_moves_the_features() -> None:
     """Else all tests of equality would hold for an encoder that forgets the mask."""
-    (found,) = regions(alpha_encoder(), [picture(2)], [some_masks(2, 3)])
+    (found,) = regions(alpha_encoder(), [image(2)], [some_masks(2, 3)])
     every = np.concatenate([found.whole[None], found.regions])
     for row in range(len(every)):
         for other in range(row):
@@ -110,10 +110,10 @@ def test_without_a_mask_channel_it_is_clip(geometry: Any) -> None:
     release = alpha_release(zero_mask=True)
     tensors = {name: tensor for name, tensor in release.tensors.items() if "conv1_alpha" not in name}
     clip = ClipEncoder({**release.config, "encoder": "clip"}, tensors, device="cpu")
-    shown = [picture(3, 64, 64), picture(4, 64, 90)]  # at the tower's size nothing is resized
+    shown = [image(3, 64, 64), image(4, 64, 90)]  # at the tower's size nothing is resized
     masks = [some_masks(3, 2, 64, 64), some_masks(4, 2, 64, 90)]
     found = regions(plain, shown, masks, geometry=geometry)
-    (expected,) = clip.encode_pictures(shown, cache=FeatureCache(0))
+    (expected,) = clip.encode_images(shown, cache=FeatureCache(0))
     for features, row in zip(found, expected.features, strict=True):
         assert agree(features.whole, row) and agree(features.regions, np.stack([row, row]))
     texts = ["a dog", "two red circles on the left"]
@@ -130,7 +130,7 @@ def test_the_released_geometry_is_clips_preprocessing() -> None:
     assert np.allclose(found, (expected.astype(np.float32) / 255 - mean) / std, atol=1e-6)
 
 
-def test_a_square_picture_lines_up_in_both_geometries() -> None:
+def test_a_square_image_lines_up_in_both_geometries() -> None:
     encoder = alpha_encoder()
     masks = some_masks(5, 3, 64, 64)
     crop, squash = (
@@ -166,17 +166,17 @@ def test_regions_outside_the_crop_are_dropped_and_counted() -> None:
     masks[1] = masks[3] = False
     masks[1, :, :20] = masks[3, :, 60:] = True  # what the central 40 columns do not reach
     encoder = alpha_encoder()
-    (found,) = regions(encoder, [picture(6, 40, 80)], [masks])
+    (found,) = regions(encoder, [image(6, 40, 80)], [masks])
     assert found.kept.tolist() == [0, 2] and found.dropped == 2
-    assert agree(found.regions, one_by_one(encoder, picture(6, 40, 80), masks[[0, 2]])[1:])
-    (squashed,) = regions(encoder, [picture(6, 40, 80)], [masks], geometry="released")
+    assert agree(found.regions, one_by_one(encoder, image(6, 40, 80), masks[[0, 2]])[1:])
+    (squashed,) = regions(encoder, [image(6, 40, 80)], [masks], geometry="released")
     assert squashed.kept.tolist() == [0, 1, 2, 3] and squashed.dropped == 0
 
 
-def test_no_regions_leave_the_whole_picture() -> None:
+def test_no_regions_leave_the_whole_image() -> None:
     encoder = alpha_encoder()
     with counted(encoder) as seen:
-        (found,) = regions(encoder, [picture(7)], [np.zeros((0, 40, 56), dtype=np.bool_)])
+        (found,) = regions(encoder, [image(7)], [np.zeros((0, 40, 56), dtype=np.bool_)])
     assert found.regions.shape == (0, 32) and len(found.kept) == 0
     assert np.isfinite(found.whole).all() and seen.masked == 1
     assert regions(encoder, [], []) == []
@@ -190,33 +190,33 @@ class Counting(RegionSource):
     def __init__(self, count: int = 30, fingerprint: str = "counting-1") -> None:
         self.count, self.fingerprint, self.asked = count, fingerprint, 0
 
-    def find(self, picture: Picture) -> Regions:
+    def find(self, image: InputImage) -> Regions:
         self.asked += 1
-        image = picture.load()
-        return Regions.of(some_masks(8, self.count, image.height, image.width))
+        decoded = image.load()
+        return Regions.of(some_masks(8, self.count, decoded.height, decoded.width))
 
 
 def test_four_captions_of_thirty_regions_cost_31_rows_and_a_further_one_none() -> None:
     encoder, cache, source = alpha_encoder(), FeatureCache(), Counting()
     with counted(encoder) as seen:
-        four = regions(encoder, [picture(8)] * 4, source, cache=cache)
+        four = regions(encoder, [image(8)] * 4, source, cache=cache)
     assert (seen.masked, source.asked) == (31, 1)
     with counted(encoder) as seen:
-        fifth = regions(encoder, [picture(8)], source, cache=cache)
-    assert (seen.masked, seen.pictures, source.asked) == (0, 0, 1)
+        fifth = regions(encoder, [image(8)], source, cache=cache)
+    assert (seen.masked, seen.images, source.asked) == (0, 0, 1)
     assert len({features.regions.tobytes() for features in [*four, *fifth]}) == 1
 
 
-def test_equal_pictures_far_apart_are_encoded_once_with_a_cache() -> None:
+def test_equal_images_far_apart_are_encoded_once_with_a_cache() -> None:
     encoder, source = alpha_encoder(), Counting(2)
-    shown = [picture(seed, 20, 20) for seed in range(70)]
+    shown = [image(seed, 20, 20) for seed in range(70)]
     with counted(encoder) as seen:
         found = regions(encoder, [*shown, *shown], source, cache=FeatureCache())
     assert seen.masked == 70 * 3 and source.asked == 70
     assert all(np.array_equal(a.whole, b.whole) for a, b in zip(found, found[70:], strict=False))
 
 
-def test_features_are_kept_by_picture_regions_geometry_and_type() -> None:
+def test_features_are_kept_by_image_regions_geometry_and_type() -> None:
     cache = FeatureCache()
     encoder = alpha_encoder()
 
@@ -225,13 +225,13 @@ def test_features_are_kept_by_picture_regions_geometry_and_type() -> None:
             regions(encoder, *given, cache=cache, **more)
         return seen.masked
 
-    shown, masks = [picture(9)], some_masks(9, 3)
+    shown, masks = [image(9)], some_masks(9, 3)
     assert rows(shown, [masks]) == 4
     assert rows(shown, [masks.copy()]) == 0
-    assert rows(shown, [masks[:2]]) == 2  # the whole picture is known
+    assert rows(shown, [masks[:2]]) == 2  # the whole image is known
     assert rows(shown, [masks[::-1]]) == 3
     assert rows(shown, [masks], geometry="released") == 4
-    assert rows([picture(10)], [masks]) == 4
+    assert rows([image(10)], [masks]) == 4
     assert rows(shown, Counting(2)) == 2
     assert rows(shown, Counting(2, fingerprint="counting-2")) == 2
     narrow = alpha_encoder("bfloat16")
@@ -242,16 +242,16 @@ def test_features_are_kept_by_picture_regions_geometry_and_type() -> None:
 
 def test_features_on_disk_serve_another_process(tmp_path: Path) -> None:
     encoder, source = alpha_encoder(), Counting(3)
-    (first,) = regions(encoder, [picture(11)], source, cache=FeatureCache(folder=tmp_path))
+    (first,) = regions(encoder, [image(11)], source, cache=FeatureCache(folder=tmp_path))
     with counted(encoder) as seen:
-        (second,) = regions(encoder, [picture(11)], source, cache=FeatureCache(folder=tmp_path))
+        (second,) = regions(encoder, [image(11)], source, cache=FeatureCache(folder=tmp_path))
     assert seen.masked == 0 and source.asked == 1
     assert np.array_equal(first.regions, second.regions) and first.kept.tolist() == second.kept.tolist()
 
 
-def test_masks_of_many_pictures_fill_a_batch() -> None:
+def test_masks_of_many_images_fill_a_batch() -> None:
     encoder = alpha_encoder()
-    shown = [picture(seed) for seed in range(6)]
+    shown = [image(seed) for seed in range(6)]
     with counted(encoder) as seen:
         regions(encoder, shown, [some_masks(seed, 3) for seed in range(6)], batch_size=8)
     assert seen.masked_batches == [8, 8, 8]
@@ -260,7 +260,7 @@ def test_masks_of_many_pictures_fill_a_batch() -> None:
 def test_a_batch_size_that_does_not_fit_is_told_and_an_automatic_one_shrinks() -> None:
     release = alpha_release()
     encoder = AlphaClipEncoder(release.config, release.tensors, checksum="own", device="cpu")
-    expected = regions(encoder, [picture(12)], [some_masks(12, 9)])
+    expected = regions(encoder, [image(12)], [some_masks(12, 9)])
 
     def refuse(module: Any, inputs: Any) -> None:
         if len(inputs[0]) > 3:
@@ -268,8 +268,8 @@ def test_a_batch_size_that_does_not_fit_is_told_and_an_automatic_one_shrinks() -
 
     encoder.model.visual.ln_pre.register_forward_pre_hook(refuse)
     with pytest.raises(MemoryError, match="batch_size=5 does not fit into memory: lower it"):
-        regions(encoder, [picture(12)], [some_masks(12, 9)], batch_size=5)
-    (found,) = regions(encoder, [picture(12)], [some_masks(12, 9)])
+        regions(encoder, [image(12)], [some_masks(12, 9)], batch_size=5)
+    (found,) = regions(encoder, [image(12)], [some_masks(12, 9)])
     assert agree(found.regions, expected[0].regions)
 
 
@@ -299,24 +299,24 @@ def test_five_hundred_regions_are_unpacked_and_encoded_a_few_at_a_time() -> None
         mask[index // 25 * 3 : index // 25 * 3 + 5, index % 25 * 2 : index % 25 * 2 + 6] = True
     crowd = Unpacking.of(masks)
     with counted(encoder) as seen:
-        (found,) = regions(encoder, [picture(13, 64, 64)], [crowd], batch_size=16)
+        (found,) = regions(encoder, [image(13, 64, 64)], [crowd], batch_size=16)
     assert found.regions.shape == (500, 32) and found.dropped == 0
     assert seen.masked == 501 and max(seen.masked_batches) == 16
     gc.collect()
     assert Unpacking.alive == 0 and Unpacking.most <= 32
     for index in (0, 250, 499):
-        expected = one_by_one(encoder, picture(13, 64, 64), masks[index : index + 1])[1]
+        expected = one_by_one(encoder, image(13, 64, 64), masks[index : index + 1])[1]
         assert agree(found.regions[index], expected)
 
 
-def test_pictures_are_taken_as_they_are_needed() -> None:
+def test_images_are_taken_as_they_are_needed() -> None:
     taken = 0
 
-    def shown() -> Iterator[Picture]:
+    def shown() -> Iterator[InputImage]:
         nonlocal taken
         for seed in range(1000):
             taken += 1
-            yield picture(seed, 10, 10)
+            yield image(seed, 10, 10)
 
     found = alpha_encoder().encode_regions(shown(), Counting(1), cache=FeatureCache(0))
     for _ in range(3):
@@ -338,9 +338,9 @@ def test_pictures_are_taken_as_they_are_needed() -> None:
         (Regions.of(np.ones((1, 20, 28), np.bool_)), "not of a copy"),
     ],
 )  # fmt: skip
-def test_wrong_masks_cost_their_picture_and_say_why(given: Any, said: str) -> None:
+def test_wrong_masks_cost_their_image_and_say_why(given: Any, said: str) -> None:
     encoder = alpha_encoder()
-    shown = [picture(seed) for seed in range(3)]
+    shown = [image(seed) for seed in range(3)]
     found = regions(encoder, shown, [some_masks(0, 2), given, some_masks(2, 2)])
     assert found[1].error is not None and said in found[1].error
     assert np.isnan(found[1].whole).all() and found[1].regions.shape == (0, 32)
@@ -349,18 +349,18 @@ def test_wrong_masks_cost_their_picture_and_say_why(given: Any, said: str) -> No
     assert found[0].error is found[2].error is None
 
 
-def test_a_picture_or_a_source_that_fails_costs_its_row(tmp_path: Path) -> None:
+def test_a_image_or_a_source_that_fails_costs_its_row(tmp_path: Path) -> None:
     class Failing(Counting):
-        def find(self, picture: Picture) -> Regions:
-            if picture.key == failing:
-                raise RegionsError(f"{picture.where}: nothing was precomputed for {picture.name}")
-            return super().find(picture)
+        def find(self, image: InputImage) -> Regions:
+            if image.key == failing:
+                raise RegionsError(f"{image.where}: nothing was precomputed for {image.name}")
+            return super().find(image)
 
-    failing = picture(1).key
+    failing = image(1).key
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n")
-    shown = [picture(0), picture(1), Picture.of(tmp_path / "broken.png", "images[2]"),
-             Picture.of(tmp_path / "absent.png", "images[3]"), picture(0),
-             Picture.of(picture(1).load(), "images[5]")]  # fmt: skip
+    shown = [image(0), image(1), InputImage.of(tmp_path / "broken.png", "images[2]"),
+             InputImage.of(tmp_path / "absent.png", "images[3]"), image(0),
+             InputImage.of(image(1).load(), "images[5]")]  # fmt: skip
     found = regions(alpha_encoder(), shown, Failing(2))
     assert [features.error is None for features in found] == [True, False, False, False, True, False]
     assert all(found[row].error.startswith(f"images[{row}]") for row in (1, 2, 3, 5))  # type: ignore[union-attr]
@@ -369,17 +369,17 @@ def test_a_picture_or_a_source_that_fails_costs_its_row(tmp_path: Path) -> None:
 
 def test_too_few_and_too_many_regions() -> None:
     masks = some_masks(0, 1)
-    with pytest.raises(ValueError, match="there are 1 regions but more pictures"):
-        regions(alpha_encoder(), [picture(0), picture(1)], [masks])
-    with pytest.raises(ValueError, match="there are 1 pictures but more regions"):
-        regions(alpha_encoder(), [picture(0)], iter([masks, masks]))
+    with pytest.raises(ValueError, match="there are 1 regions but more images"):
+        regions(alpha_encoder(), [image(0), image(1)], [masks])
+    with pytest.raises(ValueError, match="there are 1 images but more regions"):
+        regions(alpha_encoder(), [image(0)], iter([masks, masks]))
     with pytest.raises(ValueError, match="geometry='squre': expected one of 'square_crop'"):
-        regions(alpha_encoder(), [picture(0)], [masks], geometry="squre")
+        regions(alpha_encoder(), [image(0)], [masks], geometry="squre")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_types_are_near(dtype: str) -> None:
-    shown, masks = [picture(14)], [some_masks(14, 5)]
+    shown, masks = [image(14)], [some_masks(14, 5)]
     (wide,), (narrow,) = (
         regions(encoder, shown, masks) for encoder in (alpha_encoder(), alpha_encoder(dtype))
     )
@@ -391,10 +391,10 @@ def test_narrow_types_are_near(dtype: str) -> None:
 @settings(max_examples=12)
 def test_any_order_and_any_batch(order: list[int], batch_size: int) -> None:
     encoder = alpha_encoder()
-    alone = [regions(encoder, [picture(seed)], [some_masks(seed, seed)])[0] for seed in range(5)]
+    alone = [regions(encoder, [image(seed)], [some_masks(seed, seed)])[0] for seed in range(5)]
     found = regions(
         encoder,
-        [picture(seed) for seed in order],
+        [image(seed) for seed in order],
         [some_masks(seed, seed) for seed in order],
         batch_size=batch_size,
     )
@@ -415,7 +415,7 @@ def test_saved_weights_come_back(tmp_path: Path) -> None:
     encoder = AlphaClipEncoder.from_pretrained(saved(tmp_path / "w"), device="cpu")
     kept, made = encoder.model.state_dict(), alpha_encoder().model.state_dict()
     assert kept.keys() == made.keys() and all(torch.equal(kept[name], made[name]) for name in made)
-    shown, masks = [picture(15)], [some_masks(15, 3)]
+    shown, masks = [image(15)], [some_masks(15, 3)]
     (found,), (expected,) = (regions(each, shown, masks) for each in (encoder, alpha_encoder()))
     assert agree(found.regions, expected.regions)
 

@@ -1,4 +1,4 @@
-"""BLIP-2: against transformers' own forward, pictures counted, other formats, and what is refused."""
+"""BLIP-2: against transformers' own forward, images counted, other formats, and what is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.blip2_matching import Matches, best_query_cosine
 from capeval_core.encoders.wordpiece import WordPiece
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.weights.folder import WeightsError
 from tests.golden.blip2_itm import Case
@@ -63,9 +63,9 @@ def encoder(weights: Path) -> Blip2Encoder:
     return Blip2Encoder.from_pretrained(weights, device="cpu")
 
 
-def picture(seed: int, height: int = 40, width: int = 56) -> Picture:
+def image(seed: int, height: int = 40, width: int = 56) -> InputImage:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Picture.of(pixels, where=f"images[{seed}]")
+    return InputImage.of(pixels, where=f"images[{seed}]")
 
 
 def captions(count: int, seed: int = 0) -> list[str]:
@@ -104,8 +104,8 @@ def towers(encoder: Blip2Encoder) -> Iterator[dict[str, int]]:
 
 
 @torch.inference_mode()
-def plain_loop(encoder: Blip2Encoder, shown: Picture, texts: list[str]) -> tuple[Any, Any]:
-    """Cosines and logits by transformers' own forward, picture and caption by caption."""
+def plain_loop(encoder: Blip2Encoder, shown: InputImage, texts: list[str]) -> tuple[Any, Any]:
+    """Cosines and logits by transformers' own forward, image and caption by caption."""
     pixels = torch.from_numpy(encoder.preprocess(shown.load()))[None]
     itc, logits = [], []
     for ids in encoder.tokenizer.encode(texts).ids:
@@ -121,7 +121,7 @@ def plain_loop(encoder: Blip2Encoder, shown: Picture, texts: list[str]) -> tuple
 
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
 def test_it_is_transformers_own_forward(encoder: Blip2Encoder, batch_size: int | None) -> None:
-    shown = [picture(seed, 40 + 9 * seed, 90 - 11 * seed) for seed in range(4)]
+    shown = [image(seed, 40 + 9 * seed, 90 - 11 * seed) for seed in range(4)]
     pools = [captions(7, 1), captions(7, 2), captions(2, 3), captions(1, 4)]
     for one, texts, found in zip(
         shown, pools, match(encoder, shown, pools, batch_size=batch_size), strict=True
@@ -133,34 +133,34 @@ def test_it_is_transformers_own_forward(encoder: Blip2Encoder, batch_size: int |
     assert found.itm.dtype == found.itc.dtype == np.float32
 
 
-def test_a_picture_runs_once_for_sixty_captions(encoder: Blip2Encoder) -> None:
+def test_a_image_runs_once_for_sixty_captions(encoder: Blip2Encoder) -> None:
     kept, texts = FeatureCache(), captions(60)
     with towers(encoder) as seen:
-        (first,) = match(encoder, [picture(0)], [texts], cache=kept)
+        (first,) = match(encoder, [image(0)], [texts], cache=kept)
     assert seen == {"vision": 1, "qformer": 1 + 60 + 60}  # alone; with each caption; each caption alone
     with towers(encoder) as seen:
-        (again,) = match(encoder, [picture(0)], [texts[::-1]], cache=kept)
-        (features,) = encoder.encode_pictures([picture(0)], cache=kept)
+        (again,) = match(encoder, [image(0)], [texts[::-1]], cache=kept)
+        (features,) = encoder.encode_images([image(0)], cache=kept)
         said = encoder.encode_texts(texts, cache=kept).features
     assert seen == {"vision": 0, "qformer": 0}
     assert np.array_equal(again.logits, first.logits[::-1]) and np.array_equal(again.itc, first.itc[::-1])
     itc = best_query_cosine(np.repeat(features.features, 60, axis=0), said)
     assert np.array_equal(itc, first.itc)
-    with towers(encoder) as seen:  # states are not kept, so a further caption costs the picture again
-        match(encoder, [picture(0)], [[*texts, "w5 w4 w3"]], cache=kept)
+    with towers(encoder) as seen:  # states are not kept, so a further caption costs the image again
+        match(encoder, [image(0)], [[*texts, "w5 w4 w3"]], cache=kept)
     assert seen == {"vision": 1, "qformer": 3}
 
 
-def test_equal_pictures_and_captions_run_once(encoder: Blip2Encoder) -> None:
+def test_equal_images_and_captions_run_once(encoder: Blip2Encoder) -> None:
     texts = captions(3)
     with towers(encoder) as seen:
-        found = match(encoder, [picture(1), picture(2), picture(1)], [texts, texts, [texts[0], *texts]])
+        found = match(encoder, [image(1), image(2), image(1)], [texts, texts, [texts[0], *texts]])
     assert seen == {"vision": 2, "qformer": 2 + 6 + 3}
     assert found[2].logits.tolist() == [found[0].logits[i].tolist() for i in (0, 0, 1, 2)]
 
 
-def test_more_pictures_than_are_read_at_a_time(encoder: Blip2Encoder) -> None:
-    shown = [picture(seed) for seed in range(7)]
+def test_more_images_than_are_read_at_a_time(encoder: Blip2Encoder) -> None:
+    shown = [image(seed) for seed in range(7)]
     pools = [captions(seed, seed) for seed in range(7)]
     one_by_one = [match(encoder, [one], [pool])[0] for one, pool in zip(shown, pools, strict=True)]
     for batch_size in (2, None):
@@ -183,31 +183,31 @@ def test_running_out_of_memory_halves_the_batch(
             raise torch.OutOfMemoryError("no")
         return forward(self, states, texts)
 
-    (expected,) = match(encoder, [picture(3)], [captions(12)])
+    (expected,) = match(encoder, [image(3)], [captions(12)])
     monkeypatch.setattr(Blip2Encoder, "match_logits", limited)
     monkeypatch.setattr(encoder, "_text_size", BatchSize(2048, automatic=True))
-    (found,) = match(encoder, [picture(3)], [captions(12)])
+    (found,) = match(encoder, [image(3)], [captions(12)])
     assert np.allclose(found.logits, expected.logits, atol=1e-5) and sizes[:3] == [12, 6, 3]
     with pytest.raises(MemoryError, match="batch_size=8 does not fit into memory"):
-        match(encoder, [picture(3)], [captions(12)], batch_size=8)
+        match(encoder, [image(3)], [captions(12)], batch_size=8)
 
 
 def test_long_captions_are_cut_at_32_ids_and_counted(encoder: Blip2Encoder) -> None:
     long = " ".join(f"w{index % 99 + 1}" for index in range(40))
     cut = " ".join(long.split()[:30])
-    (found,) = match(encoder, [picture(4)], [[long, cut, long + " w7"]])
+    (found,) = match(encoder, [image(4)], [[long, cut, long + " w7"]])
     assert found.dropped == [10, 0, 11]
     assert np.array_equal(found.logits[0], found.logits[1]) and found.itc[0] == found.itc[2]
     assert encoder.encode_texts([long, cut]).dropped == [10, 0]
 
 
-def test_a_picture_that_cannot_be_read_costs_its_own_captions(encoder: Blip2Encoder, tmp_path: Path) -> None:
+def test_a_image_that_cannot_be_read_costs_its_own_captions(encoder: Blip2Encoder, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and then nothing")
     broken = [
-        Picture.of(tmp_path / name, where=f"images[{place}]")
+        InputImage.of(tmp_path / name, where=f"images[{place}]")
         for place, name in ((1, "broken.png"), (2, "none.png"))
     ]
-    shown = [picture(5), *broken, picture(6)]
+    shown = [image(5), *broken, image(6)]
     texts = captions(2)
     with towers(encoder) as seen:
         found = match(encoder, shown, [texts] * 4)
@@ -218,23 +218,23 @@ def test_a_picture_that_cannot_be_read_costs_its_own_captions(encoder: Blip2Enco
     for part in found[1:3]:
         assert np.isnan(part.itc).all() and np.isnan(part.itm).all() and part.logits.shape == (2, 2)
     assert np.allclose(found[3].itc, match(encoder, [shown[3]], [texts])[0].itc, atol=2e-6)
-    (features,) = encoder.encode_pictures(shown[:2], cache=FeatureCache(0))
+    (features,) = encoder.encode_images(shown[:2], cache=FeatureCache(0))
     assert features.features.shape == (2, 6, 16) and np.isnan(features.features[1]).all()
 
 
-def test_every_picture_needs_its_list(encoder: Blip2Encoder) -> None:
-    with pytest.raises(ValueError, match="there are 1 lists of captions but more pictures: give every"):
-        match(encoder, [picture(0), picture(1)], [["w1"]])
-    with pytest.raises(ValueError, match="there are 1 pictures but more lists of captions"):
-        match(encoder, [picture(0)], [["w1"], ["w2"]])
+def test_every_image_needs_its_list(encoder: Blip2Encoder) -> None:
+    with pytest.raises(ValueError, match="there are 1 lists of captions but more images: give every"):
+        match(encoder, [image(0), image(1)], [["w1"]])
+    with pytest.raises(ValueError, match="there are 1 images but more lists of captions"):
+        match(encoder, [image(0)], [["w1"], ["w2"]])
     with pytest.raises(ValueError, match=r"captions\[0\] is one text, expected a list.*\['w1 w2'\]"):
-        match(encoder, [picture(0)], ["w1 w2"])
+        match(encoder, [image(0)], ["w1 w2"])
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float16", 0.01)])
 def test_half_precision_is_near(weights: Path, encoder: Blip2Encoder, dtype: str, tolerance: float) -> None:
     half = Blip2Encoder.from_pretrained(weights, device="cpu", dtype=dtype)
-    shown, texts = [picture(seed) for seed in range(3)], captions(9)
+    shown, texts = [image(seed) for seed in range(3)], captions(9)
     for a, b in zip(match(half, shown, [texts] * 3), match(encoder, shown, [texts] * 3), strict=True):
         assert np.abs(a.itc - b.itc).max() < tolerance and np.abs(a.itm - b.itm).max() < tolerance
     assert half.fingerprint == encoder.fingerprint
@@ -247,7 +247,7 @@ def test_a_probability_never_overflows() -> None:
     assert found.itm.tolist() == [0, 1, 0.5]
 
 
-def test_pictures_are_squares_of_rgb(encoder: Blip2Encoder) -> None:
+def test_images_are_squares_of_rgb(encoder: Blip2Encoder) -> None:
     grey = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50), dtype=np.uint8))
     found = encoder.pixels(grey.convert("RGBA"))
     assert found.shape == (3, 56, 56) and np.array_equal(found[0], found[1])
@@ -330,7 +330,7 @@ def edit(folder: Path, change: Callable[[Any], Any], file: str = "config.json") 
 
 
 def test_a_repository_of_transformers_itself(encoder: Blip2Encoder, tmp_path: Path) -> None:
-    """Saved by transformers' own code, the words in tokenizer.json alone, marks added for pictures."""
+    """Saved by transformers' own code, the words in tokenizer.json alone, marks added for images."""
     from transformers import BertTokenizerFast
 
     encoder.model.save_pretrained(tmp_path)
@@ -343,7 +343,7 @@ def test_a_repository_of_transformers_itself(encoder: Blip2Encoder, tmp_path: Pa
     edit(tmp_path, lambda config: config.update(image_token_index=119))
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"resample": 3}}))
     direct = Blip2Encoder.from_pretrained(tmp_path, device="cpu")
-    (ours,), (found,) = (match(e, [picture(7)], [captions(4)]) for e in (encoder, direct))
+    (ours,), (found,) = (match(e, [image(7)], [captions(4)]) for e in (encoder, direct))
     assert np.allclose(found.logits, ours.logits, atol=1e-5) and np.allclose(found.itc, ours.itc, atol=2e-6)
 
 
@@ -420,13 +420,13 @@ def test_the_frozen_tower_lies_in_a_file_of_its_own(encoder: Blip2Encoder, tmp_p
     last = {name.replace("blocks.2.", "blocks.3."): t for name, t in tower.items() if "blocks.2." in name}
     torch.save({**tower, **last, "head.weight": torch.zeros(3, 32)}, tmp_path / "eva.pth")
     torch.save({"model": {n: t for n, t in content.items() if "visual_encoder" not in n}}, path)
-    with pytest.raises(ValueError, match=r"holds no picture tower.*--vision"):
+    with pytest.raises(ValueError, match=r"holds no image tower.*--vision"):
         convert(tmp_path, path)
     release = convert(tmp_path, path, vision=str(tmp_path / "eva.pth"))
     assert any("without its last block" in note for note in release.notes)
     for name, tensor in encoder.model.state_dict().items():
         assert torch.equal(release.tensors[name], tensor)
-    with pytest.raises(ValueError, match="its own picture tower, tuned with the rest"):
+    with pytest.raises(ValueError, match="its own image tower, tuned with the rest"):
         convert(tmp_path, vision=str(tmp_path / "eva.pth"))
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.clip_towers import _common_prefix
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.models.precision import exact_float32
 from tests.counting import counted
@@ -137,10 +137,10 @@ def test_dropped_ids_are_counted() -> None:
     assert found.dropped == [0, 1, 15, 0]
 
 
-def test_no_texts_and_no_pictures() -> None:
+def test_no_texts_and_no_images() -> None:
     clip = encoder()
     assert ours(clip, []).shape == (0, 32)
-    assert list(clip.encode_pictures([])) == []
+    assert list(clip.encode_images([])) == []
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 1000])
@@ -160,31 +160,31 @@ def test_the_common_prefix(sequences: list[tuple[int, ...]]) -> None:
 
 
 @EVERY
-def test_pictures(case: str, theirs: Any, pictures: list[Path]) -> None:
+def test_images(case: str, theirs: Any, images: list[Path]) -> None:
     clip = encoder(case)
-    shown = [Picture.of(path) for path in pictures]
-    pixels = torch.from_numpy(np.stack([clip.preprocess(picture.load()) for picture in shown]))
+    shown = [InputImage.of(path) for path in images]
+    pixels = torch.from_numpy(np.stack([clip.preprocess(image.load()) for image in shown]))
     with torch.no_grad():
         expected = np.asarray(theirs(case).encode_image(pixels))
-    (found,) = clip.encode_pictures(shown, cache=FeatureCache(0))
+    (found,) = clip.encode_images(shown, cache=FeatureCache(0))
     assert agree(found.features, expected)
     assert found.features.dtype == np.float32 and found.errors == [None] * len(shown)
     alone = np.concatenate(
-        [next(clip.encode_pictures([picture], cache=FeatureCache(0))).features for picture in shown]
+        [next(clip.encode_images([image], cache=FeatureCache(0))).features for image in shown]
     )
     assert agree(alone, expected)
 
 
 @EVERY
-def test_the_batch_hardly_moves_a_cosine(case: str, pictures: list[Path]) -> None:
+def test_the_batch_hardly_moves_a_cosine(case: str, images: list[Path]) -> None:
     clip = encoder(case)
     rng = np.random.default_rng(3)
-    shown = [Picture.of(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)) for _ in range(20)]
+    shown = [InputImage.of(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)) for _ in range(20)]
     texts = [*texts_of_all_lengths(PROMPT)[:10], *texts_of_all_lengths()[:10]]
 
     def features(batch_size: int | None) -> tuple[Floats, Floats]:
         cache = FeatureCache(0)
-        parts = list(clip.encode_pictures(shown, cache=cache, batch_size=batch_size))
+        parts = list(clip.encode_images(shown, cache=cache, batch_size=batch_size))
         return (
             np.concatenate([part.features for part in parts]),
             clip.encode_texts(texts, cache=cache, batch_size=batch_size).features,
@@ -197,17 +197,17 @@ def test_the_batch_hardly_moves_a_cosine(case: str, pictures: list[Path]) -> Non
 
 @EVERY
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_types_are_near(case: str, dtype: str, pictures: list[Path]) -> None:
+def test_narrow_types_are_near(case: str, dtype: str, images: list[Path]) -> None:
     wide, narrow = encoder(case), encoder(case, dtype)
     texts = texts_of_all_lengths(PROMPT)[:20]
-    shown = [Picture.of(path) for path in pictures]
+    shown = [InputImage.of(path) for path in images]
     for a, b in (
         (ours(wide, texts), ours(narrow, texts)),
         *[
             (first.features, second.features)
             for first, second in zip(
-                wide.encode_pictures(shown, cache=FeatureCache(0)),
-                narrow.encode_pictures(shown, cache=FeatureCache(0)),
+                wide.encode_images(shown, cache=FeatureCache(0)),
+                narrow.encode_images(shown, cache=FeatureCache(0)),
                 strict=True,
             )
         ],
@@ -249,20 +249,20 @@ def allocation_that_fails() -> RuntimeError:
 def test_automatic_batches_shrink_until_they_fit(error: RuntimeError | None) -> None:
     clip = own_encoder()
     rng = np.random.default_rng(4)
-    shown = [Picture.of(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)) for _ in range(40)]
+    shown = [InputImage.of(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)) for _ in range(40)]
     texts = ["dog " * n + word for word in WORDS for n in range(2)]
-    expected = np.concatenate([p.features for p in clip.encode_pictures(shown, cache=FeatureCache(0))])
+    expected = np.concatenate([p.features for p in clip.encode_images(shown, cache=FeatureCache(0))])
     expected_texts = ours(clip, texts)
     seen, said = OutOfMemory(3, error), OutOfMemory(2, error)
     clip.model.visual.conv1.register_forward_pre_hook(seen)
     clip.model.transformer.resblocks[0].ln_1.register_forward_pre_hook(said)
-    again = np.concatenate([p.features for p in clip.encode_pictures(shown, cache=FeatureCache(0))])
+    again = np.concatenate([p.features for p in clip.encode_images(shown, cache=FeatureCache(0))])
     assert agree(again, expected, 1e-6)
     assert seen.refused == sorted(seen.refused, reverse=True) and 0 < len(seen.refused) < 6
     assert agree(ours(clip, texts), expected_texts, 1e-6)
     refused = len(seen.refused), len(said.refused)
     assert refused[1] > 0
-    list(clip.encode_pictures(shown, cache=FeatureCache(0)))  # the size that fits is remembered
+    list(clip.encode_images(shown, cache=FeatureCache(0)))  # the size that fits is remembered
     ours(clip, texts)
     assert (len(seen.refused), len(said.refused)) == refused
 
@@ -270,14 +270,14 @@ def test_automatic_batches_shrink_until_they_fit(error: RuntimeError | None) -> 
 def test_a_batch_size_of_ones_own_is_kept() -> None:
     clip = own_encoder()
     rng = np.random.default_rng(4)
-    shown = [Picture.of(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)) for _ in range(9)]
+    shown = [InputImage.of(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)) for _ in range(9)]
     clip.model.visual.conv1.register_forward_pre_hook(OutOfMemory(3))
     clip.model.transformer.resblocks[0].ln_1.register_forward_pre_hook(OutOfMemory(3))
     with pytest.raises(MemoryError, match=r"batch_size=8 does not fit into memory: lower it"):
-        list(clip.encode_pictures(shown, cache=FeatureCache(0), batch_size=8))
+        list(clip.encode_images(shown, cache=FeatureCache(0), batch_size=8))
     with pytest.raises(MemoryError, match=r"batch_size=4 does not fit"):
         ours(clip, ["a", "b", "c", "d", "e"], batch_size=4)
-    assert len(list(clip.encode_pictures(shown, cache=FeatureCache(0), batch_size=3))) >= 1
+    assert len(list(clip.encode_images(shown, cache=FeatureCache(0), batch_size=3))) >= 1
     ours(clip, ["a", "b", "c", "d", "e"], batch_size=3)
 
 
@@ -285,9 +285,9 @@ def test_one_item_that_does_not_fit() -> None:
     clip = own_encoder()
     clip.model.visual.conv1.register_forward_pre_hook(OutOfMemory(0))
     clip.model.ln_final.register_forward_pre_hook(OutOfMemory(0))
-    shown = [Picture.of(np.full((9, 9, 3), i, np.uint8)) for i in range(5)]
+    shown = [InputImage.of(np.full((9, 9, 3), i, np.uint8)) for i in range(5)]
     with pytest.raises(MemoryError, match="single item"):
-        list(clip.encode_pictures(shown, cache=FeatureCache(0)))
+        list(clip.encode_images(shown, cache=FeatureCache(0)))
     with pytest.raises(MemoryError, match="single item"):
         ours(clip, ["a", "b", "c"])
 
@@ -297,7 +297,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     hook = OutOfMemory(0, RuntimeError("device-side assert"))
     clip.model.visual.conv1.register_forward_pre_hook(hook)
     with pytest.raises(RuntimeError, match="device-side assert"):
-        list(clip.encode_pictures([Picture.of(np.zeros((9, 9), np.uint8))], cache=FeatureCache(0)))
+        list(clip.encode_images([InputImage.of(np.zeros((9, 9), np.uint8))], cache=FeatureCache(0)))
     assert len(hook.refused) == 1
 
 
@@ -416,19 +416,19 @@ def test_a_loaded_encoder_is_shared_and_let_go(seeded_weights: Path) -> None:
     assert model() is None
 
 
-def test_extreme_pictures() -> None:
+def test_extreme_images() -> None:
     clip = encoder()
     shapes = [(2, 2), (2, 400), (400, 2), (1000, 5), (63, 64), (64, 65)]
-    shown = [Picture.of(np.full((*shape, 3), 100, np.uint8)) for shape in shapes]
-    (found,) = clip.encode_pictures(shown, cache=FeatureCache(0))
+    shown = [InputImage.of(np.full((*shape, 3), 100, np.uint8)) for shape in shapes]
+    (found,) = clip.encode_images(shown, cache=FeatureCache(0))
     assert np.isfinite(found.features).all()
     assert agree(found.features[1:], np.repeat(found.features[:1], len(shapes) - 1, axis=0), 1e-5)
 
 
-def test_one_picture_object_may_be_shared_by_threads() -> None:
+def test_one_image_object_may_be_shared_by_threads() -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8))
-    shown = [Picture.of(image, f"images[{i}]") for i in range(40)]
+    shown = [InputImage.of(image, f"images[{i}]") for i in range(40)]
     with counted(encoder()) as seen:
-        found = list(encoder().encode_pictures(shown, cache=FeatureCache(0)))
-    assert seen.pictures == 1
+        found = list(encoder().encode_images(shown, cache=FeatureCache(0)))
+    assert seen.images == 1
     assert len({row.tobytes() for part in found for row in part.features}) == 1

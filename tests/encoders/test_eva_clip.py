@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.encoders.eva_clip_model import EvaTower, empty_eva_clip
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.eva_clip import EvaClipConversion
 from capeval_core.weights.folder import WeightsError
 from capeval_core.weights.release import Release
-from tests.encoders.original_eva_clip import Sizes, Tensors, picture_feature, seeded, text_feature
+from tests.encoders.original_eva_clip import Sizes, Tensors, image_feature, seeded, text_feature
 from tests.seeded import write_config
 
 Floats = NDArray[np.float32]
@@ -72,13 +72,13 @@ def encoder(norm: str = "post", dtype: str = "float32", half: bool = False) -> E
     return EvaClipEncoder(found.config, found.tensors, device="cpu", dtype=dtype)
 
 
-def picture(seed: int, height: int = 40, width: int = 33) -> Picture:
-    return Picture.of(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+def image(seed: int, height: int = 40, width: int = 33) -> InputImage:
+    return InputImage.of(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def seen(of: EvaClipEncoder, pictures: list[Picture], **more: Any) -> Floats:
+def seen(of: EvaClipEncoder, images: list[InputImage], **more: Any) -> Floats:
     more.setdefault("cache", FeatureCache(0))
-    return np.concatenate([part.features for part in of.encode_pictures(pictures, **more)])
+    return np.concatenate([part.features for part in of.encode_images(images, **more)])
 
 
 def said(of: EvaClipEncoder, texts: list[str], **more: Any) -> Floats:
@@ -96,11 +96,11 @@ def off(found: Floats, expected: Floats) -> float:
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("half", [False, True])
-def test_pictures_are_those_of_the_architecture_written_out(norm: str, half: bool) -> None:
-    shown = [picture(seed, 20 + 7 * seed, 50 - 5 * seed) for seed in range(4)]
+def test_images_are_those_of_the_architecture_written_out(norm: str, half: bool) -> None:
+    shown = [image(seed, 20 + 7 * seed, 50 - 5 * seed) for seed in range(4)]
     of = encoder(norm, half=half)
     pixels = [torch.from_numpy(of.preprocess(one.load())) for one in shown]
-    expected = [picture_feature(checkpoint(half), each, norm=norm).float().numpy() for each in pixels]
+    expected = [image_feature(checkpoint(half), each, norm=norm).float().numpy() for each in pixels]
     assert off(seen(of, shown), np.stack(expected)) < 1e-5
 
 
@@ -145,7 +145,7 @@ def test_the_tower_is_timms_of_this_configuration(norm: str) -> None:
 
 def test_what_the_norms_place_changes_features() -> None:
     """Else the two tests above would hold for a tower that forgets it."""
-    assert off(seen(encoder("post"), [picture(1)]), seen(encoder("pre"), [picture(1)])) > 0.1
+    assert off(seen(encoder("post"), [image(1)]), seen(encoder("pre"), [image(1)])) > 0.1
 
 
 # ---- its true size
@@ -185,7 +185,7 @@ def test_narrow_weights_are_widened_as_they_run_not_kept_wide() -> None:
     assert {dtype for name, dtype in kept.items() if not name.startswith("visual.")} == {torch.float32}
     tensors = {name: tensor.float() for name, tensor in release(half=True).tensors.items()}
     wide = EvaClipEncoder(release(half=True).config, tensors, device="cpu")
-    assert np.array_equal(seen(narrow, [picture(3)]), seen(wide, [picture(3)]))
+    assert np.array_equal(seen(narrow, [image(3)]), seen(wide, [image(3)]))
 
 
 def test_tensors_are_not_copied_where_they_fit() -> None:
@@ -199,7 +199,7 @@ def test_tensors_are_not_copied_where_they_fit() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_types_are_near(dtype: str) -> None:
-    shown = [picture(seed) for seed in range(3)]
+    shown = [image(seed) for seed in range(3)]
     limit = 3e-2 if dtype == "float16" else 3e-1
     assert off(seen(encoder(dtype=dtype), shown), seen(encoder(), shown)) < limit
     assert off(said(encoder(dtype=dtype), TEXTS), said(encoder(), TEXTS)) < limit
@@ -214,7 +214,7 @@ def test_squares_beyond_float16_do_not_harm() -> None:
     wide, narrow = (
         EvaClipEncoder(found.config, tensors, device="cpu", dtype=dtype) for dtype in ("float32", "float16")
     )
-    assert off(seen(narrow, [picture(4)]), seen(wide, [picture(4)])) < 1e-2
+    assert off(seen(narrow, [image(4)]), seen(wide, [image(4)])) < 1e-2
 
 
 # ---- invariances
@@ -223,25 +223,25 @@ def test_squares_beyond_float16_do_not_harm() -> None:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=7), st.integers(1, 5))
 @settings(max_examples=15, deadline=None)
 def test_any_order_and_any_batch(order: list[int], batch_size: int) -> None:
-    alone = np.concatenate([seen(encoder(), [picture(seed)]) for seed in range(6)])
-    found = seen(encoder(), [picture(seed) for seed in order], batch_size=batch_size)
+    alone = np.concatenate([seen(encoder(), [image(seed)]) for seed in range(6)])
+    found = seen(encoder(), [image(seed) for seed in order], batch_size=batch_size)
     assert off(found, alone[order]) < 1e-5
     texts = [f"{seed} dogs" + " and a cat" * seed for seed in range(6)]
     separate = np.concatenate([said(encoder(), [text]) for text in texts])
     assert off(said(encoder(), [texts[i] for i in order], batch_size=batch_size), separate[order]) < 1e-5
 
 
-def test_a_picture_that_cannot_be_read_costs_its_row(tmp_path: Path) -> None:
+def test_a_image_that_cannot_be_read_costs_its_row(tmp_path: Path) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"nothing")
-    (part,) = encoder().encode_pictures([picture(1), Picture.of(broken)], cache=FeatureCache(0))
+    (part,) = encoder().encode_images([image(1), InputImage.of(broken)], cache=FeatureCache(0))
     assert np.isfinite(part.features[0]).all() and np.isnan(part.features[1]).all()
     assert part.errors[0] is None and "broken.jpg" in str(part.errors[1])
 
 
-def test_pictures_and_texts_are_kept() -> None:
+def test_images_and_texts_are_kept() -> None:
     kept = FeatureCache(1 << 20)
-    first = seen(encoder(), [picture(1)], cache=kept)
+    first = seen(encoder(), [image(1)], cache=kept)
     forward, runs = EvaTower.forward, []
 
     def counted(self: EvaTower, pixels: torch.Tensor) -> torch.Tensor:
@@ -250,8 +250,8 @@ def test_pictures_and_texts_are_kept() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EvaTower, "forward", counted)
-        assert np.array_equal(seen(encoder(), [picture(1), picture(1)], cache=kept), np.repeat(first, 2, 0))
-        seen(encoder(), [picture(2)] * 3, cache=kept)
+        assert np.array_equal(seen(encoder(), [image(1), image(1)], cache=kept), np.repeat(first, 2, 0))
+        seen(encoder(), [image(2)] * 3, cache=kept)
     assert runs == [1]
 
 
@@ -271,7 +271,7 @@ def test_saved_weights_come_back(saved: Path) -> None:
     stored = load_file(saved / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
     found = EvaClipEncoder.from_pretrained(saved, device="cpu")
-    assert np.array_equal(seen(found, [picture(5)]), seen(encoder(half=True), [picture(5)]))
+    assert np.array_equal(seen(found, [image(5)]), seen(encoder(half=True), [image(5)]))
     for dtype in ("float16", "bfloat16"):  # the canary is within its tolerance
         assert EvaClipEncoder.from_pretrained(saved, device="cpu", dtype=dtype).dtype == dtype
     assert found.fingerprint == EvaClipEncoder.from_pretrained(saved, device="cpu").fingerprint

@@ -1,4 +1,4 @@
-"""CLIPs with a picture tower of timm's, beside open_clip's own loading, transform and forward."""
+"""CLIPs with an image tower of timm's, beside open_clip's own loading, transform and forward."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.dual import dual_class, whole_pictures
+from capeval_core.encoders.dual import dual_class, whole_images
 from capeval_core.encoders.open_clip import OpenClipEncoder
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.folder import WeightsError, open_weights
 
 TEXTS = ["a dog runs on grass", "two red circles", "dog " * 90, "a dog"]
@@ -66,14 +66,14 @@ def opened(folder: Path, dtype: str = "float32") -> OpenClipEncoder:
     return OpenClipEncoder.open(found, device="cpu", dtype=dtype)
 
 
-def picture(seed: int = 0) -> Image.Image:
+def image(seed: int = 0) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (70, 90, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
 
 def features(encoder: OpenClipEncoder) -> tuple[Any, Any]:
-    shown = [Picture.of(picture(seed)) for seed in (0, 1)]
-    seen = np.concatenate([part.features for part in whole_pictures(encoder, shown, cache=FeatureCache(0))])
+    shown = [InputImage.of(image(seed)) for seed in (0, 1)]
+    seen = np.concatenate([part.features for part in whole_images(encoder, shown, cache=FeatureCache(0))])
     return seen, encoder.encode_texts(TEXTS, cache=FeatureCache(0)).features
 
 
@@ -82,7 +82,7 @@ def test_features_are_those_of_open_clip(folder: Path) -> None:
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     model.eval()
     seen, said = features(opened(folder))
-    pixels = torch.stack([transform(picture(seed)) for seed in (0, 1)])
+    pixels = torch.stack([transform(image(seed)) for seed in (0, 1)])
     ids = open_clip.get_tokenizer(f"local-dir:{folder}")(TEXTS)
     assert np.allclose(seen, model.encode_image(pixels), atol=1e-5)
     assert np.allclose(said, model.encode_text(ids), atol=1e-5)

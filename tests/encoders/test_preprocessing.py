@@ -19,7 +19,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from tests.seeded import encoder
 
 TINY = Path(capeval_core.__file__).parent / "weights" / "tiny"
@@ -67,20 +67,20 @@ def chain(size: int) -> Compose:
 @example(mode="RGB", width=64, height=67, size=64, seed=0)
 @settings(max_examples=150)
 def test_pixels_are_torchvisions(mode: str, width: int, height: int, size: int, seed: int) -> None:
-    picture = drawn(mode, width, height, seed)
-    expected = np.asarray(chain(size)(picture)).transpose(2, 0, 1)
-    before = picture.tobytes()
-    found = Preprocessing(size).pixels(picture)
+    image = drawn(mode, width, height, seed)
+    expected = np.asarray(chain(size)(image)).transpose(2, 0, 1)
+    before = image.tobytes()
+    found = Preprocessing(size).pixels(image)
     assert found.dtype == np.uint8 and found.shape == (3, size, size) and found.flags.c_contiguous
     assert np.array_equal(found, expected)
-    assert picture.tobytes() == before
+    assert image.tobytes() == before
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_the_tower_sees_is_torchvisions(mode: str) -> None:
-    picture = drawn(mode, 91, 77, 5)
-    expected = Compose([chain(64), ToTensor(), Normalize(CLIP_MEAN, CLIP_STD)])(picture)
-    found = encoder().preprocess(picture)
+    image = drawn(mode, 91, 77, 5)
+    expected = Compose([chain(64), ToTensor(), Normalize(CLIP_MEAN, CLIP_STD)])(image)
+    found = encoder().preprocess(image)
     assert found.dtype == np.float32
     assert torch.from_numpy(found).allclose(expected, atol=1e-6)
 
@@ -97,30 +97,30 @@ def opened(network: str, dtype: str) -> Any:
 @pytest.mark.parametrize("network", ["clip", "alpha_clip", "blip2"])
 def test_pixels_are_normalised_in_float32(network: str, dtype: torch.dtype) -> None:
     """Subtracting the mean in 16 bits would round twice: only what the tower takes is rounded."""
-    picture = drawn("RGB", 91, 77, 6)
+    image = drawn("RGB", 91, 77, 6)
     wide, narrow = (opened(network, name) for name in ("float32", str(dtype).removeprefix("torch.")))
     seen: list[torch.Tensor] = []
     convolution = next(
         part for part in narrow.model.modules() if isinstance(part, torch.nn.Conv2d) and part.in_channels == 3
     )
     hook = convolution.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    shown = [Picture.of(picture)]
+    shown = [InputImage.of(image)]
     if network == "alpha_clip":
         list(narrow.encode_regions(shown, [np.ones((1, 77, 91), dtype=np.bool_)], cache=FeatureCache(0)))
     else:
-        list(narrow.encode_pictures(shown, cache=FeatureCache(0)))
+        list(narrow.encode_images(shown, cache=FeatureCache(0)))
     hook.remove()
     (first, *_) = seen
     assert first.dtype == dtype
-    assert torch.equal(first[0], torch.from_numpy(wide.preprocess(picture)).to(dtype))
+    assert torch.equal(first[0], torch.from_numpy(wide.preprocess(image)).to(dtype))
 
 
 def test_a_photograph_is_not_turned_upright() -> None:
-    picture = drawn("RGB", 90, 60, 1)
-    picture.getexif()[0x0112] = 6
-    turned = picture.copy()
+    image = drawn("RGB", 90, 60, 1)
+    image.getexif()[0x0112] = 6
+    turned = image.copy()
     turned.info.clear()
-    assert np.array_equal(Preprocessing(32).pixels(picture), Preprocessing(32).pixels(turned))
+    assert np.array_equal(Preprocessing(32).pixels(image), Preprocessing(32).pixels(turned))
 
 
 def test_another_interpolation_is_refused() -> None:

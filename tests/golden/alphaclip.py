@@ -1,7 +1,7 @@
 """Alpha-CLIP: the original checkpoints, converted, encoded through the public doors.
 
-A case is a folder with config.json, manifest.json (the base CLIP), manifest_alpha.json (the picture tower),
-inputs/pairs.json with its pictures, inputs/masks.npz, and outputs.npz.
+A case is a folder with config.json, manifest.json (the base CLIP), manifest_alpha.json (the image tower),
+inputs/pairs.json with its images, inputs/masks.npz, and outputs.npz.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.mask_geometry import Geometry
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.canary import cosines
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
@@ -42,7 +42,7 @@ NOT_COMPARED = ("debug_", "row_image")
 
 @dataclass(frozen=True)
 class Case:
-    """What a golden folder holds. rows: per row the index of its picture, and its mask."""
+    """What a golden folder holds. rows: per row the index of its image, and its mask."""
 
     folder: Path
     config: dict[str, Any]
@@ -116,7 +116,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
         plain = _opened(base, Path(place) / "plain", zero_mask=True, **case.heads)
     yield from _texts(case, encoder)
     for geometry in GEOMETRIES:
-        yield from _pictures(case, encoder, geometry)
+        yield from _images(case, encoder, geometry)
     if PLAIN in case.outputs:
         found = _features(case, plain, "released")
         yield compare(PLAIN, found, case.outputs[PLAIN], case.tolerance("features"))
@@ -141,7 +141,7 @@ def _texts(case: Case, encoder: AlphaClipEncoder) -> Iterator[Comparison]:
         yield compare("text_features", found, case.outputs["text_features"], case.tolerance("features"))
 
 
-def _pictures(case: Case, encoder: AlphaClipEncoder, geometry: Geometry) -> Iterator[Comparison]:
+def _images(case: Case, encoder: AlphaClipEncoder, geometry: Geometry) -> Iterator[Comparison]:
     """Pixels, masks, features of every row and their cosines; then the same by regions."""
     features, end, masks = GEOMETRIES[geometry]
     seen = _features(case, encoder, geometry)
@@ -169,32 +169,32 @@ def _features(case: Case, encoder: AlphaClipEncoder, geometry: Geometry) -> Arra
     """Of every row, also under masks without a pixel."""
     alphas = np.concatenate([_alpha(row, encoder, geometry) for row in case.rows])
     return encoder.encode_prepared(
-        _pixels(case, encoder, geometry), alphas, [picture for picture, _ in case.rows]
+        _pixels(case, encoder, geometry), alphas, [image for image, _ in case.rows]
     )
 
 
 def _pixels(case: Case, encoder: AlphaClipEncoder, geometry: Geometry) -> Array:
-    return np.stack([encoder.preprocess(picture.load(), geometry) for picture in _shown(case)])
+    return np.stack([encoder.preprocess(image.load(), geometry) for image in _shown(case)])
 
 
 def _alpha(row: tuple[int, NDArray[np.bool_]], encoder: AlphaClipEncoder, geometry: Geometry) -> Array:
     return encoder.preprocess_masks(row[1][None], geometry)
 
 
-def _shown(case: Case) -> list[Picture]:
-    return [Picture.of(case.folder / "inputs" / name, where=name) for name in case.images]
+def _shown(case: Case) -> list[InputImage]:
+    return [InputImage.of(case.folder / "inputs" / name, where=name) for name in case.images]
 
 
 def _regions(case: Case, encoder: AlphaClipEncoder, geometry: Geometry, name: str) -> Comparison:
-    """Rows whose masks have a pixel that the picture tower sees, by `encode_regions`."""
+    """Rows whose masks have a pixel that the image tower sees, by `encode_regions`."""
     rows: dict[int, list[int]] = {}
-    for row, (picture, mask) in enumerate(case.rows):
+    for row, (image, mask) in enumerate(case.rows):
         if mask.any():
-            rows.setdefault(picture, []).append(row)
-    pictures = _shown(case)
+            rows.setdefault(image, []).append(row)
+    images = _shown(case)
     found = list(
         encoder.encode_regions(
-            [pictures[picture] for picture in rows],
+            [images[image] for image in rows],
             [np.stack([case.rows[row][1] for row in own]) for own in rows.values()],
             geometry=geometry,
             cache=FeatureCache(0),

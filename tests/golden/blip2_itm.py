@@ -1,7 +1,7 @@
 """BLIP-2: the original checkpoint, converted, asked through the public doors; and transformers' own format.
 
 A case is a folder with config.json (transformers' sizes and the seed), manifest.json (transformers' tensors),
-scales.json, lavis_key_map.json, pictures image0.png and so on, and golden.npz. Its texts are token ids: here
+scales.json, lavis_key_map.json, images image0.png and so on, and golden.npz. Its texts are token ids: here
 every id is a word of its own.
 """
 
@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.blip2_model import matched_states
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import unit
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
@@ -61,7 +61,7 @@ class Case:
                 tensors[name] = (tensors[name] * scale).astype(np.float32)
             case = cls(folder, config, tensors, names, outputs)
             _ = (case.texts, case.heads)
-            missing = [picture.name for picture in case.pictures if not (folder / picture.where).is_file()]
+            missing = [image.name for image in case.images if not (folder / image.where).is_file()]
             if missing:
                 raise UnreadableCaseError(f"lacks {', '.join(missing)}")
         except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
@@ -82,10 +82,10 @@ class Case:
         return [" ".join(self.words[index] for index in ids[mask == 1][1:-1]) for ids, mask in rows]
 
     @property
-    def pictures(self) -> list[Picture]:
+    def images(self) -> list[InputImage]:
         count = len(self.outputs["pixel_values"])
         names = [f"image{index}.png" for index in range(count)]
-        return [Picture.of(self.folder / name, where=name) for name in names]
+        return [InputImage.of(self.folder / name, where=name) for name in names]
 
     @property
     def heads(self) -> dict[str, int]:
@@ -156,12 +156,12 @@ def _all(case: Case, encoder: Blip2Encoder) -> Iterator[Comparison]:
     for row, own in zip(ids, encoder.tokenizer.encode(case.texts).ids, strict=True):
         row[: len(own)] = own
     yield compare("input_ids", ids, theirs["input_ids"], 0)
-    pictures = [picture.load() for picture in case.pictures]
+    images = [image.load() for image in case.images]
     yield compare(
-        "pixel_values", [encoder.preprocess(each) for each in pictures], theirs["pixel_values"], SCORES
+        "pixel_values", [encoder.preprocess(each) for each in images], theirs["pixel_values"], SCORES
     )
-    states = encoder.states(np.stack([encoder.pixels(each) for each in pictures]))
-    (seen,) = encoder.encode_pictures(case.pictures, cache=FeatureCache(0))
+    states = encoder.states(np.stack([encoder.pixels(each) for each in images]))
+    (seen,) = encoder.encode_images(case.images, cache=FeatureCache(0))
     said = encoder.encode_texts(case.texts, cache=FeatureCache(0)).features
     first = torch.tensor([encoder.tokenizer.encode(case.texts[:1]).ids[0]] * len(states))
     with torch.inference_mode():
@@ -179,7 +179,7 @@ def _all(case: Case, encoder: Blip2Encoder) -> Iterator[Comparison]:
 
 
 def _matched(case: Case, encoder: Blip2Encoder) -> dict[str, Array]:
-    found = list(encoder.match(case.pictures, [case.texts] * len(case.pictures), cache=FeatureCache(0)))
+    found = list(encoder.match(case.images, [case.texts] * len(case.images), cache=FeatureCache(0)))
     return {
         "itc_images_x_captions": np.stack([part.itc for part in found]),
         "itm_logits": np.stack([part.logits for part in found]),

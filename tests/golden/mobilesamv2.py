@@ -1,4 +1,4 @@
-"""MobileSAMv2: its picture encoders at full size, and what happens around its object detector.
+"""MobileSAMv2: its image encoders at full size, and what happens around its object detector.
 
 The encoders' checkpoints are built in the form of the releases, beside a seeded decoder: `mobile_sam.pt` in
 one file, `l2.pt` with `Prompt_guided_Mask_Decoder.pt`.
@@ -44,8 +44,8 @@ def expected_quantities(folder: Path) -> set[str]:
 
 def run_case(folder: Path) -> Iterator[Comparison]:
     """Compare everything that the case pins."""
-    picture = folder / "image.png"
-    if not picture.is_file():
+    image = folder / "image.png"
+    if not image.is_file():
         raise UnreadableCaseError("there is no image.png")
     seed = int(_json(folder / "encoders.json")["seed"])
     yield from _detector(folder)
@@ -60,7 +60,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
         with tempfile.TemporaryDirectory(prefix="golden-") as place:
             sam = Sam.from_pretrained(_converted(name, tensors, Path(place)), device="cpu")
             theirs = _read(folder / f"{name}.npz")
-            for key, values in _encoded(name, sam, picture).items():
+            for key, values in _encoded(name, sam, image).items():
                 yield compare(f"{name}_{key}", values, theirs[key], TOLERANCE)
 
 
@@ -83,8 +83,8 @@ def _converted(name: str, encoder: dict[str, torch.Tensor], place: Path) -> Path
     return place / "weights"
 
 
-def _encoded(name: str, sam: Sam, picture: Path) -> dict[str, Array]:
-    """The features of a picture and some inner states, picked as the case stores them."""
+def _encoded(name: str, sam: Sam, image: Path) -> dict[str, Array]:
+    """The features of an image and some inner states, picked as the case stores them."""
     vision: Any = sam.model
     vision = vision.vision_encoder
     found: dict[str, Array] = {}
@@ -92,9 +92,9 @@ def _encoded(name: str, sam: Sam, picture: Path) -> dict[str, Array]:
     def keep(key: str, values: torch.Tensor) -> None:
         found[key] = values.detach().numpy()
 
-    with ExitStack() as hooks, Image.open(picture) as image:
+    with ExitStack() as hooks, Image.open(image) as decoded:
         if name == "tinyvit":
-            keep("pixel_values_every16", sam.preprocess(image)[None, :, ::16, ::16])
+            keep("pixel_values_every16", sam.preprocess(decoded)[None, :, ::16, ::16])
             watched = [
                 (vision.patch_embed, lambda x: keep("patch_embed_every32", x[:, :, ::32, ::32])),
                 (
@@ -114,7 +114,7 @@ def _encoded(name: str, sam: Sam, picture: Path) -> dict[str, Array]:
             ]
         for module, note in watched:
             hooks.callback(module.register_forward_hook(lambda _, __, x, note=note: note(x)).remove)
-        output = sam.embed(image)
+        output = sam.embed(decoded)
     keep("output_every8", output[:, :, ::8, ::8])
     keep("output_row5", output[:, :, 5])
     keep("output_channel_mean", output.mean((2, 3)))
@@ -125,8 +125,8 @@ def _encoded(name: str, sam: Sam, picture: Path) -> dict[str, Array]:
 def _detector(folder: Path) -> Iterator[Comparison]:
     theirs = _read(folder / "letterbox.npz")
     told = _json(folder / "letterbox.json")
-    with Image.open(folder / "image.png") as image:
-        ours = letterbox(image)
+    with Image.open(folder / "image.png") as decoded:
+        ours = letterbox(decoded)
     yield compare(
         "letterbox_network_input_every16", ours[:, ::16, ::16], theirs["network_input_every16"], LEVEL
     )
@@ -137,8 +137,8 @@ def _detector(folder: Path) -> Iterator[Comparison]:
     yield compare("letterbox_network_hw", shapes, [entry["network_hw"] for entry in told["shapes"]], 0.0)
     cases = _read(folder / "objectaware_post.npz")
     for case in sorted({name.partition("_")[0] for name in cases}):
-        network, picture = (tuple(cases[f"{case}_{of}_hw"].tolist()) for of in ("letterbox", "image"))
-        boxes = read_output(cases[f"{case}_raw"], network, picture)
+        network, image = (tuple(cases[f"{case}_{of}_hw"].tolist()) for of in ("letterbox", "image"))
+        boxes = read_output(cases[f"{case}_raw"], network, image)
         yield compare(f"objectaware_post_{case}_boxes", boxes.corners, cases[f"{case}_boxes"], PIXELS)
         yield compare(f"objectaware_post_{case}_scores", boxes.scores, cases[f"{case}_scores"], 1e-6)
 

@@ -1,6 +1,6 @@
 """PAC-S and RefPAC-S: the original checkpoint, converted, scored through the public doors.
 
-A case is a folder with config.json, manifest.json, inputs/pairs.json with its pictures, and outputs.npz.
+A case is a folder with config.json, manifest.json, inputs/pairs.json with its images, and outputs.npz.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import capeval_core
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
 from capeval_core.scores.pac import pac_score, ref_pac_score
 from capeval_core.weights.convert import Release, read_release
@@ -198,8 +198,8 @@ def _save(case: Case, release: Release, folder: Path) -> None:
 def _inputs(case: Case, encoder: ClipEncoder) -> Iterator[Comparison]:
     """Pixels and token ids."""
     tolerance = case.tolerance("pixels_atol")
-    pictures = [Picture.of(path, where=path.name).load() for path in case.paths]
-    pixels = np.stack([encoder.preprocess(picture) for picture in pictures])
+    images = [InputImage.of(path, where=path.name).load() for path in case.paths]
+    pixels = np.stack([encoder.preprocess(image) for image in images])
     for name, theirs in case.outputs.items():
         if name == "pixels":
             yield compare(name, pixels, theirs, tolerance)
@@ -221,9 +221,9 @@ def _inputs(case: Case, encoder: ClipEncoder) -> Iterator[Comparison]:
 
 
 def _encoders(case: Case, encoder: ClipEncoder, prefix: str) -> Iterator[Comparison]:
-    """Features, and the cosine of every picture with every caption."""
-    pictures = [Picture.of(path, where=path.name) for path in case.paths]
-    images = np.concatenate([part.features for part in encoder.encode_pictures(pictures)])
+    """Features, and the cosine of every image with every caption."""
+    images = [InputImage.of(path, where=path.name) for path in case.paths]
+    images = np.concatenate([part.features for part in encoder.encode_images(images)])
     texts = encoder.encode_texts([case.prompt + text for text in case.candidates]).features
     references = encoder.encode_texts([case.prompt + text for text in case.flat_references]).features
     matrix = [paired_cosine(np.repeat(image[None], len(texts), axis=0), texts) for image in images]
@@ -246,10 +246,10 @@ def _scores(case: Case, weights: Path, prefix: str) -> Iterator[Comparison]:
     if prefix + "pac_s" not in case.outputs:
         return
     options: dict[str, Any] = {"weights": str(weights), "device": "cpu", "empty": "score", "w": case.scale}
-    pictures = [case.paths[i] for i in case.pair_image]
-    pacs = capeval_core.load("pacs", compat="released", **options).score(case.candidates, pictures)
+    images = [case.paths[i] for i in case.pair_image]
+    pacs = capeval_core.load("pacs", compat="released", **options).score(case.candidates, images)
     refpacs = capeval_core.load("refpacs", compat="released", **options).score(
-        case.candidates, pictures, case.references
+        case.candidates, images, case.references
     )
     nearest = refpacs.parts["reference_cosine"]
     ours = {
@@ -266,7 +266,7 @@ def _scores(case: Case, weights: Path, prefix: str) -> Iterator[Comparison]:
             theirs = case.outputs[prefix + name]
             yield compare(prefix + name, value, theirs, case.tolerance(TOLERANCES[name]))
 
-    paper = capeval_core.load("refpacs", **options).score(case.candidates, pictures, case.references)
+    paper = capeval_core.load("refpacs", **options).score(case.candidates, images, case.references)
     same = case.outputs[prefix + "ref_similarity"] >= 0
     for name, values in {"pac_s": paper.parts["pac_s"], "refpac_s": paper.scores}.items():
         theirs = case.outputs[prefix + name][same]

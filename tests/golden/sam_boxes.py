@@ -90,19 +90,19 @@ def _outputs(folder: Path) -> Iterator[tuple[int, dict[str, Array]]]:
             yield int(file.stem.removeprefix("image")), dict(stored)
 
 
-def _compare(sam: Sam, picture: Path, theirs: dict[str, Array]) -> Iterator[Comparison]:
+def _compare(sam: Sam, image: Path, theirs: dict[str, Array]) -> Iterator[Comparison]:
     model: Any = sam.model
     size = (int(theirs["original_size"][0]), int(theirs["original_size"][1]))
     height, width = sam.resized(size)
-    with Image.open(picture) as image, torch.inference_mode():
-        pixels = sam.preprocess(image)
+    with Image.open(image) as decoded, torch.inference_mode():
+        pixels = sam.preprocess(decoded)
         mean, std = (torch.tensor(sam.config["preprocessing"][k]).view(3, 1, 1) for k in ("mean", "std"))
         boxes = torch.from_numpy(sam.scaled(theirs["boxes"], size))
-        features = sam.embed(image)
+        features = sam.embed(decoded)
         prompts, dense = model.prompt_encoder(None, None, boxes[None], None)
         logits, quality = sam.decode(features, theirs["boxes"], size)
         several = model(image_embeddings=features, input_boxes=boxes[None], multimask_output=True)
-        regions = sam.segment(image, theirs["boxes"])
+        regions = sam.segment(decoded, theirs["boxes"])
         first = len(theirs["multi_low_res_masks_first3"])
         ours = {
             "resized": (pixels * std + mean)[:, :height, :width].round().permute(1, 2, 0),

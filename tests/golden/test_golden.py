@@ -133,28 +133,28 @@ def test_another_seed_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert not failed & {"pixels", "input_ids", "reference_ids", "arith_pac_s"}
 
 
-def test_fewer_pairs_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The runner takes counts, order and pictures from the folder: the same numbers, rearranged."""
+def test_fewer_pairs_and_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The runner takes counts, order and images from the folder: the same numbers, rearranged."""
     folder = altered(tmp_path)
     inputs = json.loads((folder / "inputs" / "pairs.json").read_text())
-    kept, pictures = [7, 0, 11, 9], [3, 0, 5, 4]
+    kept, images = [7, 0, 11, 9], [3, 0, 5, 4]
     with np.load(folder / "outputs.npz") as stored:
         old = {name: stored[name] for name in stored.files if not name.startswith(("debug_", "arith_"))}
     starts = old["reference_offsets"]
     rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in kept])
     new: dict[str, Any] = {
-        "pixels_every4": old["pixels"][pictures][:, :, ::4, ::4],
-        "pixels_mean": old["pixels"][pictures].mean(axis=(2, 3)),
-        "pixels_std": old["pixels"][pictures].std(axis=(2, 3), ddof=1),
-        "image_features": old["image_features"][pictures],
-        "image_text_cosine_matrix": old["image_text_cosine_matrix"][pictures][:, kept],
+        "pixels_every4": old["pixels"][images][:, :, ::4, ::4],
+        "pixels_mean": old["pixels"][images].mean(axis=(2, 3)),
+        "pixels_std": old["pixels"][images].std(axis=(2, 3), ddof=1),
+        "image_features": old["image_features"][images],
+        "image_text_cosine_matrix": old["image_text_cosine_matrix"][images][:, kept],
         **{name: old[name][rows] for name in ("reference_ids", "reference_features", "reference_cosine")},
         **{name: old[name][kept] for name in ("input_ids", "text_features", "cosine", "pac_s")},
         **{name: old[name][kept] for name in ("ref_similarity", "refpac_s")},
     }  # fmt: skip
     new |= {f"mean_{name}": new[name].mean() for name in ("pac_s", "ref_similarity", "refpac_s")}
     np.savez(folder / "outputs.npz", **new)
-    inputs["images"] = [inputs["images"][i] for i in pictures]
+    inputs["images"] = [inputs["images"][i] for i in images]
     inputs["pairs"] = [inputs["pairs"][i] for i in kept]
     (folder / "inputs" / "pairs.json").write_text(json.dumps(inputs))
     status, lines, _ = run(capsys, folder)

@@ -1,4 +1,4 @@
-"""Pictures to test with, made on the spot."""
+"""Images to test with, made on the spot."""
 
 from __future__ import annotations
 

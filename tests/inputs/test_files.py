@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from capeval_core.inputs.files.collection import read_collection
 from capeval_core.inputs.files.reading import read_candidates, read_references
-from capeval_core.inputs.folder import find_pictures
+from capeval_core.inputs.folder import find_images
 from capeval_core.inputs.problems import FileError
 
 Mapping = dict[str, list[str]]
@@ -198,8 +198,8 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
         ("c.jsonl", b'{"id": 1, "id": 2, "caption": "x"}', "the key 'id' comes twice"),
         (
             "c.csv",
-            b"picture,text\na,x\n",
-            "the header has 'picture', 'text', expected image_id or image or id or filename, and caption or "
+            b"image,text\na,x\n",
+            "the header has 'image', 'text', expected image_id or image or id or filename, and caption or "
             "captions",
         ),
         (
@@ -252,7 +252,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"c\.json: cannot be read \("):
         read_candidates(loop)
     with pytest.raises(FileError, match=r"c\.json: cannot be read \("):
-        find_pictures(loop)
+        find_images(loop)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
@@ -296,9 +296,9 @@ def folder_of(path: Path, *names: str) -> Path:
         ("000000000042.jpg", "COCO_train2014_000000000042.png"),
     ],
 )
-def test_an_id_finds_its_picture(tmp_path: Path, image_id: str, name: str) -> None:
+def test_an_id_finds_its_image(tmp_path: Path, image_id: str, name: str) -> None:
     folder = folder_of(tmp_path / "images", name, "other.jpg", "142.jpg", "a_42.jpg", "._a.jpg", "a.txt")
-    assert find_pictures(folder, [image_id]) == {image_id: folder / name}
+    assert find_images(folder, [image_id]) == {image_id: folder / name}
 
 
 @pytest.mark.parametrize(
@@ -316,17 +316,17 @@ def test_an_id_may_be_a_path(
 ) -> None:
     folder = folder_of(tmp_path / "images", "b.jpg")
     folder_of(folder / "dogs", "a.jpg", "000000000042.jpg")
-    assert find_pictures(folder, [image_id]) == {image_id: folder / name}
+    assert find_images(folder, [image_id]) == {image_id: folder / name}
     monkeypatch.chdir(folder)
-    assert find_pictures(".", [image_id]) == {image_id: Path(name)}
+    assert find_images(".", [image_id]) == {image_id: Path(name)}
 
 
 @pytest.mark.parametrize("image_id", ["../images/b.jpg", "elsewhere/b.jpg", "cats/a.jpg", "/b.jpg", "a"])
 def test_a_path_from_elsewhere_finds_nothing(tmp_path: Path, image_id: str) -> None:
     folder = folder_of(tmp_path / "images", "b.jpg")
     folder_of(folder / "dogs", "a.jpg")
-    with pytest.raises(FileError, match=r"has no picture; it holds files like 'b.jpg'. An id is a picture's"):
-        find_pictures(folder, [image_id])
+    with pytest.raises(FileError, match=r"has no image; it holds files like 'b.jpg'. An id is an image's"):
+        find_images(folder, [image_id])
 
 
 def test_an_absolute_id_does_not_leave_the_folder(tmp_path: Path) -> None:
@@ -335,21 +335,21 @@ def test_an_absolute_id_does_not_leave_the_folder(tmp_path: Path) -> None:
     escapes = [f"{outside}/a.jpg", f"{outside}/a", f"{outside}/42", f"/{outside}/a.jpg"]
     escapes += ["../outside/a.jpg", "images/../../outside/a.jpg", f"{folder}/../outside/a.jpg"]
     for image_id in escapes:
-        with pytest.raises(FileError, match="has no picture"):
-            find_pictures(folder, [image_id])
-        with pytest.raises(FileError, match="has no picture"):
+        with pytest.raises(FileError, match="has no image"):
+            find_images(folder, [image_id])
+        with pytest.raises(FileError, match="has no image"):
             read_collection(written(tmp_path, {image_id: "x"}), folder)
 
 
 def test_the_exact_name_wins(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "images", "a.jpg", "a.png", "42.jpg", "000000000042.jpg")
-    assert find_pictures(folder, ["a.png", "42"]) == {"a.png": folder / "a.png", "42": folder / "42.jpg"}
+    assert find_images(folder, ["a.png", "42"]) == {"a.png": folder / "a.png", "42": folder / "42.jpg"}
 
 
 def test_without_ids_the_stems_are_the_ids(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "images", "a.b.jpg", "c.PNG", "notes.txt", ".hidden.jpg")
     folder_of(folder / "below", "d.jpg")
-    assert find_pictures(folder) == {"a.b": folder / "a.b.jpg", "c": folder / "c.PNG"}
+    assert find_images(folder) == {"a.b": folder / "a.b.jpg", "c": folder / "c.PNG"}
 
 
 def test_ambiguous_and_missing_ids_are_reported_at_once(tmp_path: Path) -> None:
@@ -357,30 +357,30 @@ def test_ambiguous_and_missing_ids_are_reported_at_once(tmp_path: Path) -> None:
     names = ["COCO_train2014_000000000007.jpg", "COCO_val2014_000000000007.jpg"]
     folder_of(folder, *names)
     with pytest.raises(FileError) as caught:
-        find_pictures(folder, ["a", "7", "b", *"uvwxyz"])
+        find_images(folder, ["a", "7", "b", *"uvwxyz"])
     assert str(caught.value).split("\n  ") == [
         "3 problems with the input:",
         f"{folder}: the id 'a' is ambiguous, it can mean 'a.jpg' and 'a.png'",
         f"{folder}: the id '7' is ambiguous, it can mean '{names[0]}' and '{names[1]}'",
-        f"{folder}: 6 of 9 ids ('u', 'v', 'w', 'x', 'y', ...) have no picture; it holds files like "
-        f"'{names[0]}', '{names[1]}', 'a.jpg'. An id is a picture's file name, with or without its "
+        f"{folder}: 6 of 9 ids ('u', 'v', 'w', 'x', 'y', ...) have no image; it holds files like "
+        f"'{names[0]}', '{names[1]}', 'a.jpg'. An id is an image's file name, with or without its "
         "extension, its path from that folder, or its COCO number",
     ]
     with pytest.raises(FileError, match=r"'a' is ambiguous"):
-        find_pictures(folder)
+        find_images(folder)
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="there is no such folder"):
-        find_pictures(tmp_path / "no")
+        find_images(tmp_path / "no")
     with pytest.raises(FileError, match="is a file, expected a folder of images"):
-        find_pictures(written(tmp_path, b"x"))
+        find_images(written(tmp_path, b"x"))
     empty = folder_of(tmp_path / "empty")
-    with pytest.raises(FileError, match=r"holds no picture; it holds no files \(its subfolders are looked"):
-        find_pictures(empty)
+    with pytest.raises(FileError, match=r"holds no image; it holds no files \(its subfolders are looked"):
+        find_images(empty)
     folder = folder_of(tmp_path / "images", "b.jpg")
-    with pytest.raises(FileError, match=r"1 of 1 ids \('a'\) has no picture; it holds files like 'b.jpg'"):
-        find_pictures(folder, ["a"])
+    with pytest.raises(FileError, match=r"1 of 1 ids \('a'\) has no image; it holds files like 'b.jpg'"):
+        find_images(folder, ["a"])
 
 
 # ---- joining
@@ -426,7 +426,7 @@ def test_everything_that_does_not_match_is_reported_at_once(tmp_path: Path) -> N
     first, ambiguous, missing, unknown = str(caught.value).split("\n  ")
     assert first == "3 problems with the input:"
     assert ambiguous == f"{folder}: the id 'c' is ambiguous, it can mean 'c.jpg' and 'c.png'"
-    assert missing.startswith(f"{folder}: 1 of 3 ids ('b') has no picture; it holds files like 'a.jpg', ")
+    assert missing.startswith(f"{folder}: 1 of 3 ids ('b') has no image; it holds files like 'a.jpg', ")
     assert unknown == f"{references}: 1 of 3 ids ('b') has no references"
 
 
@@ -447,10 +447,10 @@ def test_unreadable_files_are_reported_together(tmp_path: Path) -> None:
         assert part in message
 
 
-def test_wide_csv_has_one_row_per_image(tmp_path: Path, pictures: list[Path]) -> None:
+def test_wide_csv_has_one_row_per_image(tmp_path: Path, images: list[Path]) -> None:
     (tmp_path / "images").mkdir()
     for name in ("a.png", "b.png"):
-        (tmp_path / "images" / name).write_bytes(pictures[1].read_bytes())
+        (tmp_path / "images" / name).write_bytes(images[1].read_bytes())
     path = tmp_path / "candidates.csv"
     path.write_text('filename,x,y,z\na.png,one,"two, three",\n\nb.png,four,,five\n')
     found = read_collection(path, tmp_path / "images", wide=True)
@@ -492,7 +492,7 @@ def test_images_that_were_all_renamed_to_their_ids_are_used_with_a_warning(tmp_p
     with pytest.warns(UserWarning, match=r"none of the file_names that 2 of 2 ids are given") as caught:
         found = read_collection(coco(tmp_path, images), folder)
     assert [image.name for image in found.images] == ["7.jpg", "8.jpg"] and len(caught) == 1
-    with pytest.raises(FileError, match=r"1 of 3 ids \('9'\) has no picture"):
+    with pytest.raises(FileError, match=r"1 of 3 ids \('9'\) has no image"):
         read_collection(coco(tmp_path, images, (7, 8, 9)), folder)
 
 

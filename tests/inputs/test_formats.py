@@ -10,16 +10,16 @@ import pytest
 from PIL import EpsImagePlugin, Image, features
 
 from capeval_core.inputs.decoding import FORMATS, readable_formats
-from capeval_core.inputs.pictures import Picture, PictureError
+from capeval_core.inputs.visual import ImageError, InputImage
 from tests.inputs.photographs import encoded, photograph
 
 
 def complaint(value: Any) -> str:
     """What check and load say, which must be one thing."""
-    picture = Picture.of(value, where="images[17]")
+    image = InputImage.of(value, where="images[17]")
     found = set()
-    for use in (picture.check, picture.load):
-        with pytest.raises(PictureError) as caught:
+    for use in (image.check, image.load):
+        with pytest.raises(ImageError) as caught:
             use()
         found.add(str(caught.value))
     assert len(found) == 1
@@ -33,7 +33,7 @@ def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     started = tmp_path / "started"
     program = folder / "gs"
-    program.write_text(f"#!/bin/sh\necho started > '{started}'\n")  # and succeeds, without a picture
+    program.write_text(f"#!/bin/sh\necho started > '{started}'\n")  # and succeeds, without an image
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # look for it again
@@ -62,8 +62,8 @@ def test_eps_is_refused_and_starts_no_program(
 def test_an_eps_that_pillow_has_opened_but_not_read(tmp_path: Path, ghostscript: Path) -> None:
     with Image.open(io.BytesIO(encoded(photograph(), "EPS"))) as image:
         message = complaint(image)
-        with pytest.raises(PictureError):
-            _ = Picture.of(image).key
+        with pytest.raises(ImageError):
+            _ = InputImage.of(image).key
     assert message.startswith(
         "images[17]: the PIL image (RGB, 96x64) is in the format EPS, which is not opened: "
     )
@@ -75,7 +75,7 @@ def test_pixels_that_are_read_have_no_format() -> None:
     with Image.open(io.BytesIO(encoded(photograph(), "PCX"))) as image:
         assert "is in the format PCX, which is not opened: " in complaint(image)
         image.load()
-        assert Picture.of(image).load().size == (96, 64)
+        assert InputImage.of(image).load().size == (96, 64)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_what_datasets_of_captions_hold_is_opened(form: str) -> None:
     if form == "AVIF" and not features.check("avif"):
         pytest.skip("this Pillow reads no AVIF")
     data = encoded(photograph(), form, **options)
-    picture = Picture.of(data)
-    picture.check()
+    image = InputImage.of(data)
+    image.check()
     with Image.open(io.BytesIO(data)) as expected:
         assert expected.format == form
-        assert picture.load().tobytes() == expected.tobytes()
+        assert image.load().tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import pytest
 from capeval_core.inputs.files.collection import read_collection
 from capeval_core.inputs.files.parsing import read_json
 from capeval_core.inputs.files.reading import read_candidates
-from capeval_core.inputs.folder import find_pictures
-from capeval_core.inputs.pictures import Picture, PictureError
+from capeval_core.inputs.folder import find_images
 from capeval_core.inputs.problems import FileError
+from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.regions.precomputed import PrecomputedRegions
 
 ODD_NAME = os.fsdecode(b"caf\xe9.jpg")  # as Latin-1 has it
@@ -64,12 +64,12 @@ def test_other_files_are_not_waited_for_either(pipe: Callable[[str], Path], tmp_
     for read in (read_json, PrecomputedRegions.read):
         with pytest.raises(FileError, match=r"x\.json: is a pipe"):
             read(path)
-    with pytest.raises(PictureError, match=r"^image: '.*x\.json' is not a regular file"):
-        Picture.of(path).check()
+    with pytest.raises(ImageError, match=r"^image: '.*x\.json' is not a regular file"):
+        InputImage.of(path).check()
     (tmp_path / "c.json").write_text('{"a": "a dog"}')
     (tmp_path / "images").mkdir()
     os.mkfifo(tmp_path / "images" / "a.jpg")
-    with pytest.raises(FileError, match=r"1 of 1 ids \('a'\) has no picture"):
+    with pytest.raises(FileError, match=r"1 of 1 ids \('a'\) has no image"):
         read_collection(tmp_path / "c.json", tmp_path / "images")
 
 
@@ -82,20 +82,20 @@ def test_sockets_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         for name in ("s.json", "d.json"):
             with pytest.raises(FileError, match="is a pipe, a socket or a device"):
                 read_candidates(name)
-            with pytest.raises(PictureError, match="is not a regular file"):
-                Picture.of(name).check()
+            with pytest.raises(ImageError, match="is not a regular file"):
+                InputImage.of(name).check()
 
 
 def test_no_path_holds_nul(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"a": "x"}')
-    for read in (read_candidates, find_pictures, PrecomputedRegions.read):
+    for read in (read_candidates, find_images, PrecomputedRegions.read):
         with pytest.raises(FileError, match=r"'a\\x00b\.json' has a NUL character, which no path can have"):
             read("a\0b.json")
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "b.jpg").touch()
     for image_id in ("a\0b", "a\0b/b.jpg", "b.jpg\0"):
         (tmp_path / "c.json").write_text(json.dumps({image_id: "x"}))
-        with pytest.raises(FileError, match="has no picture"):
+        with pytest.raises(FileError, match="has no image"):
             read_collection(tmp_path / "c.json", tmp_path / "images")
 
 
@@ -169,7 +169,7 @@ def odd_folder(tmp_path: Path) -> Path:
 def test_files_whose_names_are_not_utf8_are_refused(odd_folder: Path) -> None:
     for ids in (None, [ODD_NAME], [ODD_NAME.removesuffix(".jpg")]):
         with pytest.raises(FileError, match=r"the name of 'caf\\udce9\.jpg' is not UTF-8: rename that file"):
-            find_pictures(odd_folder, ids)
+            find_images(odd_folder, ids)
     images = [{"id": 7, "file_name": ODD_NAME}]
     path = odd_folder.parent / "c.json"
     path.write_text(json.dumps({"images": images, "annotations": [{"image_id": 7, "caption": "x"}]}))
@@ -179,4 +179,4 @@ def test_files_whose_names_are_not_utf8_are_refused(odd_folder: Path) -> None:
 
 def test_a_name_that_nobody_asks_for_may_be_odd(odd_folder: Path) -> None:
     (odd_folder / "a.jpg").touch()
-    assert find_pictures(odd_folder, ["a"]) == {"a": odd_folder / "a.jpg"}
+    assert find_images(odd_folder, ["a"]) == {"a": odd_folder / "a.jpg"}

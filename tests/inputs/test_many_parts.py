@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from capeval_core.inputs.parts import COMMENT_BLOCKS, FEW, SCANS
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_formats import complaint
 
-ANIMATED = "has more than one frame: save one of them as a picture"
+ANIMATED = "has more than one frame: save one of them as an image"
 
 
 class Counted(io.BytesIO):
@@ -69,22 +69,22 @@ def test_frames_are_not_counted(make: Callable[[int], bytes]) -> None:
     for frames in (2, 2_000):
         assert complaint(make(frames)).endswith(ANIMATED)
         file = Counted(make(frames))
-        with Image.open(file) as image:
-            assert complaint(image).endswith(ANIMATED)
+        with Image.open(file) as decoded:
+            assert complaint(decoded).endswith(ANIMATED)
         assert file.reads < 500
-    with Image.open(io.BytesIO(make(1))) as image:
-        expected = image.copy().tobytes()
+    with Image.open(io.BytesIO(make(1))) as decoded:
+        expected = decoded.copy().tobytes()
     for value in (make(1), Image.open(io.BytesIO(make(1)))):
-        picture = Picture.of(value)
-        picture.check()
-        assert picture.load().tobytes() == expected
+        image = InputImage.of(value)
+        image.check()
+        assert image.load().tobytes() == expected
 
 
 def test_a_jpeg_of_too_many_scans() -> None:
     assert complaint(jpeg(SCANS + 1)).endswith(
         "has more than 100 scans, which would take minutes: save it again as a plain image"
     )
-    assert Picture.of(jpeg(SCANS)).load().size == (96, 64)
+    assert InputImage.of(jpeg(SCANS)).load().size == (96, 64)
 
 
 def test_what_looks_like_a_scan_is_none() -> None:
@@ -92,7 +92,7 @@ def test_what_looks_like_a_scan_is_none() -> None:
     data = encoded(photograph(), progressive=True)
     false = b"\xff\xda\0\x08" * 10_000
     inside = b"\xff\xfe" + struct.pack(">H", len(false) + 2) + false
-    found = Picture.of(data[:2] + inside + data[2:] + false).load()
+    found = InputImage.of(data[:2] + inside + data[2:] + false).load()
     with Image.open(io.BytesIO(data)) as expected:
         assert found.tobytes() == expected.tobytes()
 
@@ -122,4 +122,4 @@ def test_too_many_small_parts(data: bytes, found: str) -> None:
     "data", [png(FEW - 10), png(2 * FEW, content=b"k\0" + bytes(512)), gif(1, comment(COMMENT_BLOCKS))]
 )
 def test_many_parts_that_are_not_too_many(data: bytes) -> None:
-    Picture.of(data).check()
+    InputImage.of(data).check()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from capeval_core.inputs.pictures import Picture, PictureError
 from capeval_core.inputs.pools import check_pools
 from capeval_core.inputs.samples import check_samples
+from capeval_core.inputs.visual import ImageError, InputImage
 
 GREY = np.full((4, 6), 128, "uint8")
 
@@ -122,15 +122,15 @@ def test_odd_pools_are_refused_by_their_index(name: str) -> None:
         check_pools([ODD[name]()], [GREY])
 
 
-def test_rows_may_be_pictures_already() -> None:
-    pictures = UserList([Picture.of(GREY), Picture.of(GREY / 255)])
-    samples = check_samples(["a", "b"], pictures, needs_references=False)
-    assert [picture.key for picture in samples.pictures] == [picture.key for picture in pictures]
+def test_rows_may_be_images_already() -> None:
+    images = UserList([InputImage.of(GREY), InputImage.of(GREY / 255)])
+    samples = check_samples(["a", "b"], images, needs_references=False)
+    assert [image.key for image in samples.images] == [image.key for image in images]
 
 
 def refusal(value: Any) -> str:
-    with pytest.raises(PictureError) as caught:
-        Picture.of(value, where="images[17]")
+    with pytest.raises(ImageError) as caught:
+        InputImage.of(value, where="images[17]")
     return str(caught.value)
 
 
@@ -142,7 +142,7 @@ def test_tensors_without_pixels_name_the_mend() -> None:
     assert "images[17]: the tensor is a nested tensor" in refusal(nested())
     batch = torch.zeros(2, 3, 4, 5)
     for images in (batch.to("meta"), batch.to_sparse()):
-        with pytest.raises(PictureError, match=r"images\[0\]: the tensor (.|\n)*images\[1\]: the tensor "):
+        with pytest.raises(ImageError, match=r"images\[0\]: the tensor (.|\n)*images\[1\]: the tensor "):
             check_samples(["a", "b"], images, needs_references=False, on_error="nan")
 
 
@@ -150,9 +150,9 @@ def test_tensors_that_numpy_cannot_view_are_read() -> None:
     """Negation that is still to be done, and floats of 8 bits."""
     negative = torch.view_as_complex(torch.full((4, 5, 3, 2), -0.5)).conj().imag
     assert negative.is_neg()
-    assert Picture.of(negative).key == Picture.of(torch.full((4, 5, 3), 0.5)).key
+    assert InputImage.of(negative).key == InputImage.of(torch.full((4, 5, 3), 0.5)).key
     small = torch.full((3, 4, 5), 0.5).to(torch.float8_e4m3fn)
-    assert Picture.of(small).key == Picture.of(np.full((4, 5, 3), 0.5)).key
+    assert InputImage.of(small).key == InputImage.of(np.full((4, 5, 3), 0.5)).key
 
 
 def test_a_masked_array_does_not_lose_its_mask() -> None:
@@ -161,20 +161,20 @@ def test_a_masked_array_does_not_lose_its_mask() -> None:
     assert refusal(masked[0]) == (
         "images[17]: the numpy array has masked pixels, and an image has none: pass array.filled(value)"
     )
-    with pytest.raises(PictureError, match=r"images\[0\]: the numpy array has masked pixels"):
+    with pytest.raises(ImageError, match=r"images\[0\]: the numpy array has masked pixels"):
         check_samples(["a", "b"], masked, needs_references=False, on_error="nan")
     unmasked = np.ma.masked_array(pixels[0], mask=False)
-    assert Picture.of(unmasked).key == Picture.of(pixels[0]).key
+    assert InputImage.of(unmasked).key == InputImage.of(pixels[0]).key
 
 
 def test_an_array_too_large_for_any_image_is_refused_by_its_shape() -> None:
     """A view of one pixel that would become 120 GB."""
-    picture = Picture.of(np.broadcast_to(np.zeros((1, 1, 3), "uint8"), (200_000, 200_000, 3)))
-    for use in (picture.check, picture.load):
-        with pytest.raises(PictureError, match=r"is 200000x200000 = 40,000,000,000 pixels"):
+    image = InputImage.of(np.broadcast_to(np.zeros((1, 1, 3), "uint8"), (200_000, 200_000, 3)))
+    for use in (image.check, image.load):
+        with pytest.raises(ImageError, match=r"is 200000x200000 = 40,000,000,000 pixels"):
             use()
-    with pytest.raises(PictureError, match="pixels"):
-        _ = picture.key
+    with pytest.raises(ImageError, match="pixels"):
+        _ = image.key
 
 
 def test_the_name_of_a_pil_image_may_be_anything() -> None:
@@ -182,5 +182,5 @@ def test_the_name_of_a_pil_image_may_be_anything() -> None:
 
     image = Image.new("RGB", (1, 5))
     image.filename = 5  # type: ignore[attr-defined]
-    with pytest.raises(PictureError, match=r"the PIL image \(RGB, 1x5\) is 1x5 pixels"):
-        Picture.of(image).check()
+    with pytest.raises(ImageError, match=r"the PIL image \(RGB, 1x5\) is 1x5 pixels"):
+        InputImage.of(image).check()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from capeval_core.inputs.pictures import PictureError
 from capeval_core.inputs.problems import Problems
+from capeval_core.inputs.visual import ImageError
 
 
 def raised(*problems: tuple[str, type[ValueError] | type[TypeError]]) -> Exception:
@@ -19,7 +19,7 @@ def test_nothing_is_raised_without_problems() -> None:
     Problems().raise_if_any()
 
 
-@pytest.mark.parametrize("kind", [ValueError, TypeError, PictureError])
+@pytest.mark.parametrize("kind", [ValueError, TypeError, ImageError])
 def test_one_problem_is_raised_as_itself(kind: type[ValueError]) -> None:
     error = raised(("captions[3] is empty", kind))
     assert type(error) is kind
@@ -31,9 +31,9 @@ def test_one_problem_is_raised_as_itself(kind: type[ValueError]) -> None:
     [
         ([TypeError, TypeError], TypeError),
         ([TypeError, ValueError], ValueError),
-        ([PictureError, PictureError], PictureError),
-        ([PictureError, ValueError], ValueError),
-        ([PictureError, TypeError], ValueError),
+        ([ImageError, ImageError], ImageError),
+        ([ImageError, ValueError], ValueError),
+        ([ImageError, TypeError], ValueError),
     ],
 )
 def test_several_problems_make_one_exception(

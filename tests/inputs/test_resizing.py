@@ -19,15 +19,15 @@ METHODS = [Image.Resampling.BICUBIC, Image.Resampling.BILINEAR]
 
 def noise(mode: str, width: int, height: int) -> Image.Image:
     rng = np.random.default_rng(width + height)
-    picture = Image.fromarray(rng.integers(0, 256, (height, width, 4), dtype=np.uint8), "RGBA")
-    return picture if mode == "RGBA" else picture.convert("LA" if mode == "LA" else "L").convert(mode)
+    image = Image.fromarray(rng.integers(0, 256, (height, width, 4), dtype=np.uint8), "RGBA")
+    return image if mode == "RGBA" else image.convert("LA" if mode == "LA" else "L").convert(mode)
 
 
 def all_resized(mode: str) -> list[tuple[Image.Image, Image.Image]]:
-    pictures = [noise(mode, *shape) for shape in SHAPES]
+    images = [noise(mode, *shape) for shape in SHAPES]
     return [
-        (resized(picture, size, method), picture.resize(size, method))
-        for picture in pictures
+        (resized(image, size, method), image.resize(size, method))
+        for image in images
         for size in SIZES
         for method in METHODS
     ]

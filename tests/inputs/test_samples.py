@@ -16,9 +16,9 @@ import pytest
 import torch
 from PIL import Image
 
-from capeval_core.inputs.pictures import Picture, PictureError
 from capeval_core.inputs.pools import check_pools
 from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.inputs.visual import ImageError, InputImage
 from tests.inputs.photographs import encoded, photograph, turned
 
 GREY = np.full((4, 6), 128, "uint8")
@@ -103,22 +103,22 @@ def test_captions_that_are_no_list(captions: Any, message: str) -> None:
     assert complaint(captions, images) == message
 
 
-def test_lengths_must_agree_and_a_picture_is_not_repeated() -> None:
+def test_lengths_must_agree_and_a_image_is_not_repeated() -> None:
     assert complaint(list("abcd"), [GREY] * 3) == (
-        "len(captions)=4 but len(images)=3: give one picture per caption, and repeat it for further captions"
+        "len(captions)=4 but len(images)=3: give one image per caption, and repeat it for further captions"
     )
     assert "len(captions)=2 but len(images)=1" in complaint(list("ab"), [GREY])
 
 
 @pytest.mark.parametrize("on_error", ["raise", "nan"])
 @pytest.mark.parametrize(("captions", "images"), [(1, 2), (3, 4), (2, 5), (4, 3), (0, 1)])
-def test_pictures_and_captions_left_over_are_both_refused(captions: int, images: int, on_error: str) -> None:
+def test_images_and_captions_left_over_are_both_refused(captions: int, images: int, on_error: str) -> None:
     expected = f"len(captions)={captions} but len(images)={images}: give "
     assert expected in complaint(["a"] * captions, [GREY] * images, on_error=on_error)
     column = dataset(image=rows_of(*[encoded(photograph())] * images))["image"]
     assert expected in complaint(["a"] * captions, column, on_error=on_error)
     with pytest.raises(
-        ValueError, match=r"len\(captions\)=\d but len\(images\)=\d: give each picture one pool"
+        ValueError, match=r"len\(captions\)=\d but len\(images\)=\d: give each image one pool"
     ):
         check_pools([["a", "b"]] * captions, [GREY] * images, on_error=on_error)  # type: ignore[arg-type]
 
@@ -187,13 +187,13 @@ def test_empty_references_can_be_scored_but_not_none_at_all() -> None:
 # ---- images
 
 
-def test_a_batch_counts_as_its_pictures() -> None:
+def test_a_batch_counts_as_its_images() -> None:
     batch = np.stack([np.asarray(photograph(seed=i)) for i in range(2)])
-    expected = [Picture.of(picture).key for picture in batch]
+    expected = [InputImage.of(image).key for image in batch]
     tensor = torch.tensor(batch)
     for images in (batch, tensor, tensor.permute(0, 3, 1, 2), batch / 255):
-        assert [picture.key for picture in checked(["a", "b"], images).pictures] == expected
-    assert len(checked(["a", "b"], batch[..., 0]).pictures) == 2
+        assert [image.key for image in checked(["a", "b"], images).images] == expected
+    assert len(checked(["a", "b"], batch[..., 0]).images) == 2
 
 
 @pytest.mark.parametrize(
@@ -209,22 +209,22 @@ def test_a_batch_counts_as_its_pictures() -> None:
         torch.zeros(3, 5, 6),
     ],
 )
-def test_a_single_picture_gets_the_mend(single: Any) -> None:
+def test_a_single_image_gets_the_mend(single: Any) -> None:
     with pytest.raises(TypeError) as caught:
         checked(["a"], single)
-    assert str(caught.value) == "images is a single picture: pass a list, images=[picture]"
+    assert str(caught.value) == "images is a single image: pass a list, images=[image]"
 
 
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (None, "images is missing: pass a list of pictures"),
-        (7, "images is the number 7: expected a list of pictures"),
-        (iter([GREY]), "images is a list_iterator: expected a list of pictures, pass list(...) of it"),
-        ([None], "images[0] is None: every caption needs a picture"),
+        (None, "images is missing: pass a list of images"),
+        (7, "images is the number 7: expected a list of images"),
+        (iter([GREY]), "images is a list_iterator: expected a list of images, pass list(...) of it"),
+        ([None], "images[0] is None: every caption needs an image"),
         ([["x.jpg"]], "images[0] is a list of length 1: expected a path (str or PathLike), bytes"),
-        (["http://x/y.jpg"], "images[0]: 'http://x/y.jpg' is a URL, and pictures are never fetched"),
-        (pd.DataFrame({"a": [1]}), "images is a DataFrame of length 1: expected a list of pictures"),
+        (["http://x/y.jpg"], "images[0]: 'http://x/y.jpg' is a URL, and images are never fetched"),
+        (pd.DataFrame({"a": [1]}), "images is a DataFrame of length 1: expected a list of images"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["raise", "nan"])
@@ -232,13 +232,13 @@ def test_images_that_can_never_work(images: Any, message: str, on_error: str) ->
     assert complaint(["a"], images, on_error=on_error).startswith(message)
 
 
-def test_an_arrow_array_of_pictures(tmp_path: Path, jpeg: bytes) -> None:
+def test_an_arrow_array_of_images(tmp_path: Path, jpeg: bytes) -> None:
     (tmp_path / "x.jpg").write_bytes(jpeg)
     for array in (pa.array([jpeg, jpeg]), pa.array([str(tmp_path / "x.jpg")] * 2)):
-        assert [picture.key for picture in checked(["a", "b"], array).pictures] == [Picture.of(jpeg).key] * 2
+        assert [image.key for image in checked(["a", "b"], array).images] == [InputImage.of(jpeg).key] * 2
 
 
-def test_every_distinct_picture_is_checked_and_its_places_are_named(tmp_path: Path, jpeg: bytes) -> None:
+def test_every_distinct_image_is_checked_and_its_places_are_named(tmp_path: Path, jpeg: bytes) -> None:
     good, bad = tmp_path / "good.jpg", tmp_path / "bad.jpg"
     good.write_bytes(jpeg)
     bad.write_bytes(jpeg[:900])
@@ -250,7 +250,7 @@ def test_every_distinct_picture_is_checked_and_its_places_are_named(tmp_path: Pa
     )
 
 
-def test_more_pictures_than_fit_in_one_window_are_all_checked() -> None:
+def test_more_images_than_fit_in_one_window_are_all_checked() -> None:
     images = [Image.new("L", (3, 3 + i % 5), i % 251) for i in range(1100)]
     images[1060] = Image.new("L", (1, 1))
     assert complaint(["a"] * 1100, images).startswith("images[1060]: the PIL image (L, 1x1) is 1x1 pixels")
@@ -258,7 +258,7 @@ def test_more_pictures_than_fit_in_one_window_are_all_checked() -> None:
 
 @pytest.mark.parametrize("processors", [None, 1, 2, 64])
 @pytest.mark.parametrize("pools", [False, True])
-def test_late_pictures_are_checked_by_any_number_of_threads(
+def test_late_images_are_checked_by_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, jpeg: bytes, processors: int | None, pools: bool
 ) -> None:
     """Broken ones in the second and the third thousand, each made another way, in the order of the input."""
@@ -266,7 +266,7 @@ def test_late_pictures_are_checked_by_any_number_of_threads(
     images: list[Any] = [np.full((3, 3 + i // 200), i % 200, "uint8") for i in range(2200)]
     images[1024], images[1500], images[2199] = jpeg[:900], tmp_path / "no.jpg", np.full((3, 3), np.nan)
     check: Any = check_pools if pools else checked
-    with pytest.raises(PictureError) as caught:
+    with pytest.raises(ImageError) as caught:
         check([["a"]] * 2200 if pools else ["a"] * 2200, images)
     lines = str(caught.value).split("\n  ")
     assert lines[0] == "3 problems with the input:"
@@ -275,13 +275,13 @@ def test_late_pictures_are_checked_by_any_number_of_threads(
         assert reason in line
 
 
-def test_with_nan_a_broken_picture_waits_for_its_row(tmp_path: Path, jpeg: bytes) -> None:
+def test_with_nan_a_broken_image_waits_for_its_row(tmp_path: Path, jpeg: bytes) -> None:
     nan = np.full((4, 6), np.nan)
     samples = checked(["a"] * 4, [jpeg, tmp_path / "no.jpg", jpeg[:900], nan], on_error="nan")
-    samples.pictures[0].load()
+    samples.images[0].load()
     for row, message in ((1, "there is no file"), (2, "truncated"), (3, "NaN")):
-        with pytest.raises(PictureError, match=rf"^images\[{row}\]: .*{message}"):
-            samples.pictures[row].load()
+        with pytest.raises(ImageError, match=rf"^images\[{row}\]: .*{message}"):
+            samples.images[row].load()
 
 
 def test_all_problems_come_at_once() -> None:
@@ -290,7 +290,7 @@ def test_all_problems_come_at_once() -> None:
         "6 problems with the input:",
         f"captions[1] is empty: write a caption or {EMPTY_MEND}",
         "captions[2] is the number 5: expected a string",
-        "len(captions)=3 but len(images)=2: give one picture per caption, and repeat it for further captions",
+        "len(captions)=3 but len(images)=2: give one image per caption, and repeat it for further captions",
         "references[1] is empty: every caption needs at least one reference",
         "references[2] is empty: every caption needs at least one reference, found None",
         "images[1]: there is no file 'no.jpg'",
@@ -312,8 +312,8 @@ def dataset(**columns: list[Any]) -> datasets.Dataset:
     )
 
 
-def rows_of(*pictures: bytes | None) -> list[Any]:
-    return [None if data is None else {"bytes": data, "path": None} for data in pictures]
+def rows_of(*images: bytes | None) -> list[Any]:
+    return [None if data is None else {"bytes": data, "path": None} for data in images]
 
 
 def test_an_image_column_is_read_as_stored_not_turned_upright() -> None:
@@ -327,16 +327,16 @@ def test_an_image_column_is_read_as_stored_not_turned_upright() -> None:
         table.with_format("numpy")["image"],
         table.cast_column("image", datasets.Image(decode=False))["image"],
     ):
-        picture = checked(["a"], column).pictures[0]
-        assert picture.key == Picture.of(data).key
-        assert picture.load().size == (96, 64)
+        image = checked(["a"], column).images[0]
+        assert image.key == InputImage.of(data).key
+        assert image.load().size == (96, 64)
 
 
 def test_a_selected_and_shuffled_column_keeps_its_order() -> None:
     files = [encoded(photograph(seed=i)) for i in range(5)]
     table = dataset(image=rows_of(*files)).select([4, 0, 3, 0])
-    keys = [picture.key for picture in checked(list("abcd"), table["image"]).pictures]
-    assert keys == [Picture.of(files[i]).key for i in (4, 0, 3, 0)]
+    keys = [image.key for image in checked(list("abcd"), table["image"]).images]
+    assert keys == [InputImage.of(files[i]).key for i in (4, 0, 3, 0)]
 
 
 def test_a_column_on_disk(tmp_path: Path, jpeg: bytes) -> None:
@@ -346,32 +346,32 @@ def test_a_column_on_disk(tmp_path: Path, jpeg: bytes) -> None:
     table = datasets.load_from_disk(tmp_path / "saved")
     for name in ("image", "path"):
         samples = pickle.loads(pickle.dumps(checked(table["caption"], table[name])))
-        assert samples.pictures[0].key == Picture.of(jpeg).key
+        assert samples.images[0].key == InputImage.of(jpeg).key
 
 
 def test_broken_and_missing_rows_of_a_column(jpeg: bytes) -> None:
     column = dataset(image=rows_of(jpeg, None, jpeg[:900]))["image"]
     assert complaint(list("abc"), column) == (
         "2 problems with the input:\n"
-        "  images[1] is None: every caption needs a picture\n"
+        "  images[1] is None: every caption needs an image\n"
         "  images[2]: cannot decode the bytes object of length 900 (truncated)"
     )
     samples = checked(list("abc"), column, on_error="nan")
-    with pytest.raises(PictureError, match=r"^images\[1\] is None"):
-        samples.pictures[1].load()
+    with pytest.raises(ImageError, match=r"^images\[1\] is None"):
+        samples.images[1].load()
 
 
 def test_a_transform_of_the_users_own_is_respected(jpeg: bytes) -> None:
     table = dataset(image=rows_of(jpeg)).with_transform(
         lambda batch: {"image": [GREY for _ in batch["image"]]}
     )
-    assert checked(["a"], table["image"]).pictures[0].key == Picture.of(GREY).key
+    assert checked(["a"], table["image"]).images[0].key == InputImage.of(GREY).key
 
 
 def test_other_parts_of_a_dataset_are_refused(jpeg: bytes) -> None:
     table = dataset(image=rows_of(jpeg), caption=["a"])
     assert complaint(["a"], table) == (
-        "images is a Dataset of length 1: expected a list of pictures, "
+        "images is a Dataset of length 1: expected a list of images, "
         'pass one of its columns, as in dataset["image"]'
     )
     assert complaint(["a"], table.to_iterable_dataset()["image"]).endswith(
@@ -395,9 +395,9 @@ def test_a_sequence_that_loads_on_demand_is_never_held_whole(jpeg: bytes) -> Non
 
     samples = checked(list("abc"), Folder(), on_error="nan")
     assert asked == [0]
-    assert samples.pictures[1].load().size == (96, 64)
-    with pytest.raises(PictureError) as caught:
-        samples.pictures[2].load()
+    assert samples.images[1].load().size == (96, 64)
+    with pytest.raises(ImageError) as caught:
+        samples.images[2].load()
     assert str(caught.value) == "images[2] cannot be fetched (OSError: disk on fire)"
 
 
@@ -406,20 +406,18 @@ def test_a_sequence_that_loads_on_demand_is_never_held_whole(jpeg: bytes) -> Non
     [
         (7, "nan", "images[0] is the number 7: expected a path"),
         (7, "raise", "images[0] is the number 7: expected a path"),
-        (None, "raise", "images[0] is None: every caption needs a picture"),
+        (None, "raise", "images[0] is None: every caption needs an image"),
     ],
 )
-def test_the_first_row_tells_whether_a_sequence_holds_pictures(
-    first: Any, on_error: str, message: str
-) -> None:
+def test_the_first_row_tells_whether_a_sequence_holds_images(first: Any, on_error: str, message: str) -> None:
     assert complaint(["a", "b"], UserList([first, GREY]), on_error=on_error).startswith(message)
 
 
-def test_a_first_row_without_a_picture_is_its_own_matter() -> None:
+def test_a_first_row_without_a_image_is_its_own_matter() -> None:
     samples = checked(["a", "b"], UserList([None, GREY]), on_error="nan")
-    assert samples.pictures[1].load().size == (6, 4)
-    with pytest.raises(PictureError, match=r"^images\[0\] is None"):
-        samples.pictures[0].load()
+    assert samples.images[1].load().size == (6, 4)
+    with pytest.raises(ImageError, match=r"^images\[0\] is None"):
+        samples.images[0].load()
 
 
 # ---- samples
@@ -434,7 +432,7 @@ def test_windows_keep_their_place() -> None:
     assert chosen.captions == ["d", "b"]
     assert chosen.references == [["dd"], ["bb"]]
     assert [sample.index for sample in chosen] == [3, 1]
-    assert chosen[0].picture.where == "images[3]"
+    assert chosen[0].image.where == "images[3]"
     assert (samples[-1].index, samples[-1].caption, samples[-1].references) == (4, "e", ["ee"])
     with pytest.raises(IndexError):
         samples[5]

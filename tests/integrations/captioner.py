@@ -27,7 +27,7 @@ SIDE = 48
 
 
 class Captioned(Protocol):
-    """A dataset of pictures with captions as labels, and the tokenizer of these."""
+    """A dataset of images with captions as labels, and the tokenizer of these."""
 
     tokenizer: PreTrainedTokenizerFast
 
@@ -42,16 +42,16 @@ class Scenes(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(self, count: int) -> None:
         rng = np.random.default_rng(5)
         scenes = [sample_scene(rng, groups=1) for _ in range(count)]
-        self.pictures: list[Image.Image] = [draw(scene, 64) for scene in scenes]
+        self.images: list[Image.Image] = [draw(scene, 64) for scene in scenes]
         self.references = [[describe(scene, rng) for _ in range(3)] for scene in scenes]
         self.captions = [texts[0] for texts in self.references]
         self.tokenizer = word_tokenizer([text for texts in self.references for text in texts])
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        pixels = np.asarray(self.pictures[row].resize((SIDE, SIDE)), dtype=np.float32) / 127.5 - 1
+        pixels = np.asarray(self.images[row].resize((SIDE, SIDE)), dtype=np.float32) / 127.5 - 1
         ids = [*self.tokenizer(self.captions[row]).input_ids, self.tokenizer.eos_token_id]
         labels = ids + [-100] * (20 - len(ids))
         return {"pixel_values": torch.tensor(pixels).permute(2, 0, 1), "labels": torch.tensor(labels)}

@@ -66,15 +66,15 @@ def same(first: Any, second: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", OF_CAPTIONS)
-def test_it_gives_what_the_core_gives(name: str, load: Load, weights: str, pictures: list[Path]) -> None:
-    expected = capeval_core.load(name, weights=weights).score(CAPTIONS, pictures, **needed(name))
+def test_it_gives_what_the_core_gives(name: str, load: Load, weights: str, images: list[Path]) -> None:
+    expected = capeval_core.load(name, weights=weights).score(CAPTIONS, images, **needed(name))
     module = load(name)
     assert module.name == name
-    plain = module.compute(predictions=CAPTIONS, images=pictures, **needed(name))
+    plain = module.compute(predictions=CAPTIONS, images=images, **needed(name))
     assert list(plain) == [expected.key]
     assert type(plain[expected.key]) is float
     assert same(plain[expected.key], expected.mean)
-    detailed = module.compute(predictions=CAPTIONS, images=pictures, **needed(name), per_caption=True)
+    detailed = module.compute(predictions=CAPTIONS, images=images, **needed(name), per_caption=True)
     assert list(detailed) == [expected.key, "per_caption", "signature", "counts"]
     assert detailed["counts"] == vars(expected.counts)
     assert same(detailed[expected.key], expected.mean)
@@ -94,8 +94,8 @@ POOLS = [
 ]
 
 
-def test_pools_give_what_the_core_gives(load: Load, pictures: list[Path], tmp_path: Path) -> None:
-    broken = [*pictures[:3], tmp_path / "missing.png"]
+def test_pools_give_what_the_core_gives(load: Load, images: list[Path], tmp_path: Path) -> None:
+    broken = [*images[:3], tmp_path / "missing.png"]
     options = {"on_error": "nan", "empty": "score"}
     expected = capeval_core.load("eco", weights="tiny", **options).score(POOLS, broken)
     module = load("eco", weights="tiny", **options)
@@ -113,39 +113,39 @@ def test_pools_give_what_the_core_gives(load: Load, pictures: list[Path], tmp_pa
     assert np.allclose(found["eco"], expected.scores, atol=1e-5, equal_nan=True)
     assert found["errors"][:3] == [None] * 3 and "missing.png" in found["errors"][3]
     with pytest.raises(ValueError, match=r"predictions\[0\]\[1\] is None"):
-        module.add_batch(predictions=[["a", None]], images=pictures[:1])
+        module.add_batch(predictions=[["a", None]], images=images[:1])
     with pytest.raises(
         TypeError, match=r"predictions\[0\] is a single string: pass the list of its candidates"
     ):
-        module.add(prediction="a red circle", image=pictures[0])
+        module.add(prediction="a red circle", image=images[0])
 
 
-def test_a_cut_caption_is_counted(load: Load, pictures: list[Path]) -> None:
+def test_a_cut_caption_is_counted(load: Load, images: list[Path]) -> None:
     module = load("pacs")
-    output = module.compute(predictions=["word " * 500, "a star"], images=pictures[:2], per_caption=True)
+    output = module.compute(predictions=["word " * 500, "a star"], images=images[:2], per_caption=True)
     assert output["counts"] == {"captions": 2, "failed": 0, "truncated": 1, "empty": 0}
     assert "truncated" in module.inputs_description
 
 
 def test_it_loads_by_the_path_in_a_checkout(
-    monkeypatch: pytest.MonkeyPatch, weights: str, pictures: list[Path], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(ROOT)
     module = evaluate.load("metrics/pacs", weights=weights, cache_dir=str(tmp_path))
-    assert module.compute(predictions=CAPTIONS, images=pictures)["pac_s"] > 0
+    assert module.compute(predictions=CAPTIONS, images=images)["pac_s"] > 0
 
 
 @pytest.mark.parametrize("keep_in_memory", [False, True])
-def test_rows_may_come_in_any_portions(keep_in_memory: bool, load: Load, pictures: list[Path]) -> None:
+def test_rows_may_come_in_any_portions(keep_in_memory: bool, load: Load, images: list[Path]) -> None:
     module = load("refpacs", keep_in_memory=keep_in_memory)
-    whole = module.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES, per_caption=True)
-    module.add(prediction=CAPTIONS[0], image=pictures[0], reference=REFERENCES[0])
-    module.add(predictions=CAPTIONS[1], images=pictures[1], references=REFERENCES[1])
+    whole = module.compute(predictions=CAPTIONS, images=images, references=REFERENCES, per_caption=True)
+    module.add(prediction=CAPTIONS[0], image=images[0], reference=REFERENCES[0])
+    module.add(predictions=CAPTIONS[1], images=images[1], references=REFERENCES[1])
     module.add_batch(predictions=[], images=[], references=[])
-    module.add_batch(predictions=CAPTIONS[2:4], images=pictures[2:4], references=REFERENCES[2:4])
+    module.add_batch(predictions=CAPTIONS[2:4], images=images[2:4], references=REFERENCES[2:4])
     assert len(module) == 4
     parted = module.compute(
-        predictions=CAPTIONS[4:], images=pictures[4:], references=REFERENCES[4:], per_caption=True
+        predictions=CAPTIONS[4:], images=images[4:], references=REFERENCES[4:], per_caption=True
     )
     assert parted["signature"] == whole["signature"]
     for part, values in whole["per_caption"].items():
@@ -154,24 +154,24 @@ def test_rows_may_come_in_any_portions(keep_in_memory: bool, load: Load, picture
     assert len(module) == 0
 
 
-def test_computing_again_starts_anew(load: Load, pictures: list[Path]) -> None:
+def test_computing_again_starts_anew(load: Load, images: list[Path]) -> None:
     module = load("pacs")
-    first = module.compute(predictions=CAPTIONS[:2], images=pictures[:2], per_caption=True)
-    second = module.compute(predictions=CAPTIONS[2:5], images=pictures[2:5], per_caption=True)
+    first = module.compute(predictions=CAPTIONS[:2], images=images[:2], per_caption=True)
+    second = module.compute(predictions=CAPTIONS[2:5], images=images[2:5], per_caption=True)
     assert len(second["per_caption"]["pac_s"]) == 3
-    again = module.compute(predictions=CAPTIONS[:2], images=pictures[:2], per_caption=True)
+    again = module.compute(predictions=CAPTIONS[:2], images=images[:2], per_caption=True)
     assert again == first
 
 
-def test_several_modules_of_one_metric_do_not_meet(load: Load, pictures: list[Path]) -> None:
+def test_several_modules_of_one_metric_do_not_meet(load: Load, images: list[Path]) -> None:
     first, second = load("pacs"), load("pacs", w=1.0)
-    first.add_batch(predictions=CAPTIONS[:2], images=pictures[:2])
-    second.add_batch(predictions=CAPTIONS[:2], images=pictures[:2])
+    first.add_batch(predictions=CAPTIONS[:2], images=images[:2])
+    second.add_batch(predictions=CAPTIONS[:2], images=images[:2])
     assert same(first.compute()["pac_s"], 2 * second.compute()["pac_s"])
 
 
-def test_every_kind_of_picture_means_the_same(load: Load, pictures: list[Path]) -> None:
-    path = pictures[1]
+def test_every_kind_of_image_means_the_same(load: Load, images: list[Path]) -> None:
+    path = images[1]
     image = Image.open(path).convert("RGB")
     array = np.asarray(image)
     kinds: list[Any] = [
@@ -189,19 +189,19 @@ def test_every_kind_of_picture_means_the_same(load: Load, pictures: list[Path]) 
     assert np.ptp(cosines) < 1e-6 < abs(cosines[0])
 
 
-def test_columns_of_a_dataset_are_welcome(load: Load, weights: str, pictures: list[Path]) -> None:
+def test_columns_of_a_dataset_are_welcome(load: Load, weights: str, images: list[Path]) -> None:
     references = [[row] if isinstance(row, str) else row for row in REFERENCES]
     table = datasets.Dataset.from_dict(
-        {"image": [str(path) for path in pictures], "caption": CAPTIONS, "references": references}
+        {"image": [str(path) for path in images], "caption": CAPTIONS, "references": references}
     ).cast_column("image", datasets.Image())
     output = load("refpacs").compute(
         predictions=table["caption"], images=table["image"], references=table["references"], per_caption=True
     )
-    expected = capeval_core.load("refpacs", weights=weights).score(CAPTIONS, pictures, references)
+    expected = capeval_core.load("refpacs", weights=weights).score(CAPTIONS, images, references)
     assert same(output["per_caption"]["refpac_s"], expected.scores)
     module = load("refpacs")
     for start in range(0, len(table), 4):
-        batch = table[start : start + 4]  # pictures as PIL now, decoded by datasets
+        batch = table[start : start + 4]  # images as PIL now, decoded by datasets
         module.add_batch(predictions=batch["caption"], images=batch["image"], references=batch["references"])
     assert math.isclose(module.compute()["refpac_s"], expected.mean, abs_tol=1e-6)
 
@@ -209,10 +209,10 @@ def test_columns_of_a_dataset_are_welcome(load: Load, weights: str, pictures: li
 # Several processes and several metrics
 
 
-def test_two_processes_equal_one(load: Load, weights: str, pictures: list[Path], tmp_path: Path) -> None:
+def test_two_processes_equal_one(load: Load, weights: str, images: list[Path], tmp_path: Path) -> None:
     def batch(start: int, stop: int) -> dict[str, Any]:
         rows = slice(start, stop)
-        return {"predictions": CAPTIONS[rows], "images": pictures[rows], "references": REFERENCES[rows]}
+        return {"predictions": CAPTIONS[rows], "images": images[rows], "references": REFERENCES[rows]}
 
     nothing: dict[str, Any] = {"predictions": [], "images": [], "references": []}
     found = run_ranks(
@@ -242,17 +242,17 @@ def test_processes_wait_long_for_each_other(load: Load) -> None:
     assert load("pacs", timeout=5).timeout == 5
 
 
-def test_combined_metrics_share_their_input(load: Load, weights: str, pictures: list[Path]) -> None:
+def test_combined_metrics_share_their_input(load: Load, weights: str, images: list[Path]) -> None:
     expected = {
         metric_class(name).key: capeval_core.load(name, weights=weights)
-        .score(CAPTIONS, pictures, **needed(name))
+        .score(CAPTIONS, images, **needed(name))
         .mean
         for name in OF_CAPTIONS
     }
     everything = evaluate.combine([load(name) for name in OF_CAPTIONS])
     with pytest.warns(UserWarning, match="needs no references") as told:
-        output = everything.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES)
-        everything.compute(predictions=CAPTIONS, images=pictures, references=REFERENCES)
+        output = everything.compute(predictions=CAPTIONS, images=images, references=REFERENCES)
+        everything.compute(predictions=CAPTIONS, images=images, references=REFERENCES)
     assert [str(warning.message) for warning in told] == [
         f"{name} needs no references: they are ignored"
         for name in OF_CAPTIONS
@@ -262,9 +262,9 @@ def test_combined_metrics_share_their_input(load: Load, weights: str, pictures: 
     assert output.keys() == expected.keys()
     assert all(same(output[key], value) for key, value in expected.items())
     two = evaluate.combine([load("pacs"), load("refpacs")])
-    two.add_batch(predictions=CAPTIONS[:3], images=pictures[:3], references=REFERENCES[:3])
-    for caption, picture, references in zip(CAPTIONS[3:], pictures[3:], REFERENCES[3:], strict=True):
-        two.add(prediction=caption, images=picture, reference=references)
+    two.add_batch(predictions=CAPTIONS[:3], images=images[:3], references=REFERENCES[:3])
+    for caption, image, references in zip(CAPTIONS[3:], images[3:], REFERENCES[3:], strict=True):
+        two.add(prediction=caption, images=image, reference=references)
     output = two.compute(per_caption=True)
     assert output.keys() == {
         "pac_s", "refpac_s", "pacs_per_caption", "pacs_signature", "refpacs_per_caption", "refpacs_signature",
@@ -277,20 +277,20 @@ def test_combined_metrics_share_their_input(load: Load, weights: str, pictures: 
 # Options
 
 
-def test_options_reach_the_metric(load: Load, weights: str, pictures: list[Path]) -> None:
+def test_options_reach_the_metric(load: Load, weights: str, images: list[Path]) -> None:
     options = {"w": 1.5, "prompt": "A drawing of ", "batch_size": 2, "empty": "score"}
     captions = ["", *CAPTIONS[1:]]
-    output = load("pacs", **options).compute(predictions=captions, images=pictures, per_caption=True)
-    expected = capeval_core.load("pacs", weights=weights, **options).score(captions, pictures)
+    output = load("pacs", **options).compute(predictions=captions, images=images, per_caption=True)
+    expected = capeval_core.load("pacs", weights=weights, **options).score(captions, images)
     assert same(output["per_caption"]["pac_s"], expected.scores)
     assert output["signature"] == expected.signature
     assert "w:1.5" in output["signature"]
 
 
-def test_rows_on_disk_are_used_again(load: Load, pictures: list[Path], tmp_path: Path) -> None:
+def test_rows_on_disk_are_used_again(load: Load, images: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    copies = [tmp_path / path.name for path in pictures]
-    for path, copy in zip(pictures, copies, strict=True):
+    copies = [tmp_path / path.name for path in images]
+    for path, copy in zip(images, copies, strict=True):
         copy.write_bytes(path.read_bytes())
     module = load("pacs", rows=folder)
     module.add_batch(predictions=CAPTIONS[:2], images=copies[:2])
@@ -344,64 +344,64 @@ def test_wrong_weights_are_told_at_load() -> None:
 # Wrong input
 
 
-def picture() -> np.ndarray[Any, Any]:
+def image() -> np.ndarray[Any, Any]:
     return np.full((8, 8, 3), 99, dtype=np.uint8)
 
 
 @pytest.mark.parametrize(
     ("name", "given", "kind", "message"),
     [
-        ("pacs", {"predictions": ["a"]}, ValueError, "images is missing: pass a list of pictures"),
-        ("pacs", {"images": [picture()]}, ValueError, "predictions is missing: pass a list of strings"),
-        ("pacs", {"predictions": "a", "images": [picture()]}, TypeError, "predictions is a single string"),
-        ("pacs", {"predictions": [3], "images": [picture()]}, TypeError, "predictions[0] is the number 3"),
-        ("pacs", {"predictions": [""], "images": [picture()]}, ValueError, "predictions[0] is empty: write"),
-        ("pacs", {"predictions": [None], "images": [picture()]}, ValueError, "predictions[0] is None"),
+        ("pacs", {"predictions": ["a"]}, ValueError, "images is missing: pass a list of images"),
+        ("pacs", {"images": [image()]}, ValueError, "predictions is missing: pass a list of strings"),
+        ("pacs", {"predictions": "a", "images": [image()]}, TypeError, "predictions is a single string"),
+        ("pacs", {"predictions": [3], "images": [image()]}, TypeError, "predictions[0] is the number 3"),
+        ("pacs", {"predictions": [""], "images": [image()]}, ValueError, "predictions[0] is empty: write"),
+        ("pacs", {"predictions": [None], "images": [image()]}, ValueError, "predictions[0] is None"),
         (
             "pacs",
-            {"predictions": ["a", "b"], "images": [picture()]},
+            {"predictions": ["a", "b"], "images": [image()]},
             ValueError,
-            "len(predictions)=2 but len(images)=1: give one picture per caption",
+            "len(predictions)=2 but len(images)=1: give one image per caption",
         ),
         (
             "pacs",
-            {"predictions": [], "images": [picture()]},
+            {"predictions": [], "images": [image()]},
             ValueError,
             "2 problems with the input:\n  predictions is empty",
         ),
         ("pacs", {"predictions": [], "images": []}, ValueError, "predictions is empty: there is nothing"),
         ("refpacs", {"predictions": [], "images": []}, ValueError, "predictions is empty: there is nothing"),
         ("pacs", {}, ValueError, "predictions is empty: there is nothing to score"),
-        ("pacs", {"predictions": ["a"], "images": picture()}, TypeError, "images is a single picture"),
+        ("pacs", {"predictions": ["a"], "images": image()}, TypeError, "images is a single image"),
         ("pacs", {"predictions": ["a"], "images": ["no.jpg"]}, ValueError, "images[0]: there is no file"),
-        ("refpacs", {"predictions": ["a"], "images": [picture()]}, ValueError, "references is missing"),
+        ("refpacs", {"predictions": ["a"], "images": [image()]}, ValueError, "references is missing"),
         (
             "refpacs",
-            {"predictions": ["a"], "images": [picture()], "references": None},
+            {"predictions": ["a"], "images": [image()], "references": None},
             ValueError,
             "references is missing: this metric compares each caption with its references",
         ),
         (
             "refpacs",
-            {"predictions": ["a"], "images": [picture()], "references": [[]]},
+            {"predictions": ["a"], "images": [image()], "references": [[]]},
             ValueError,
             "references[0] is empty: every caption needs at least one reference",
         ),
         (
             "refpacs",
-            {"predictions": ["a"], "images": [picture()], "references": [["x"], ["y"]]},
+            {"predictions": ["a"], "images": [image()], "references": [["x"], ["y"]]},
             ValueError,
             "len(predictions)=1 but len(references)=2",
         ),
         (
             "pacs",
-            {"prediction": ["a"], "images": [picture()]},
+            {"prediction": ["a"], "images": [image()]},
             TypeError,
             "pacs.compute has no argument 'prediction': did you mean 'predictions'? (arguments: ",
         ),
         (
             "pacs",
-            {"predictions": ["a"], "images": [picture()], "w": 1.0},
+            {"predictions": ["a"], "images": [image()], "w": 1.0},
             TypeError,
             "pacs.compute has no argument 'w': it is an option of the metric, "
             "pass it to evaluate.load(..., w=...)",
@@ -414,13 +414,13 @@ def test_wrong_input_is_refused_before_any_model_runs(
     module = load(name)
     with counted(module.metric.encoder) as seen, pytest.raises(kind, match=f"^{re.escape(message)}"):
         module.compute(**given)
-    assert (seen.pictures, seen.texts) == (0, 0)
+    assert (seen.images, seen.texts) == (0, 0)
     assert len(module) == 0
 
 
 def test_all_complaints_come_at_once(load: Load) -> None:
     with pytest.raises(ValueError, match="2 problems with the input") as told:
-        load("pacs").add_batch(predictions=["", "b"], images=[picture(), "no.jpg"])
+        load("pacs").add_batch(predictions=["", "b"], images=[image(), "no.jpg"])
     assert "predictions[0] is empty" in str(told.value)
     assert "images[1]: there is no file 'no.jpg'" in str(told.value)
 
@@ -428,47 +428,47 @@ def test_all_complaints_come_at_once(load: Load) -> None:
 def test_one_caption_at_a_time_is_checked_too(load: Load) -> None:
     module = load("refpacs")
     with pytest.raises(TypeError, match=re.escape("predictions[0] is a list of length 1: expected a string")):
-        module.add(prediction=["a"], image=picture(), reference="b")
-    with pytest.raises(ValueError, match=re.escape("images[0] is None: every caption needs a picture")):
+        module.add(prediction=["a"], image=image(), reference="b")
+    with pytest.raises(ValueError, match=re.escape("images[0] is None: every caption needs an image")):
         module.add(prediction="a", reference="b")
     with pytest.raises(ValueError, match=re.escape("references[0] is empty: every caption needs")):
-        module.add(prediction="a", image=picture())
+        module.add(prediction="a", image=image())
     with pytest.raises(TypeError, match="pass image or images, not both"):
-        module.add(prediction="a", image=picture(), images=picture(), reference="b")
+        module.add(prediction="a", image=image(), images=image(), reference="b")
     with pytest.raises(TypeError, match=r"no argument 'caption' \(arguments: prediction, image, reference\)"):
-        module.add(caption="a", image=picture(), reference="b")
+        module.add(caption="a", image=image(), reference="b")
 
 
-def test_a_refused_batch_leaves_the_others_as_they_are(load: Load, pictures: list[Path]) -> None:
+def test_a_refused_batch_leaves_the_others_as_they_are(load: Load, images: list[Path]) -> None:
     module = load("pacs")
-    module.add_batch(predictions=CAPTIONS[:2], images=pictures[:2])
+    module.add_batch(predictions=CAPTIONS[:2], images=images[:2])
     with pytest.raises(ValueError, match="no file"):
-        module.add_batch(predictions=["a", "b"], images=[pictures[2], "no.jpg"])
+        module.add_batch(predictions=["a", "b"], images=[images[2], "no.jpg"])
     assert len(module.compute(per_caption=True)["per_caption"]["pac_s"]) == 2
 
 
-def test_after_an_empty_evaluation_the_next_one_works(load: Load, pictures: list[Path]) -> None:
+def test_after_an_empty_evaluation_the_next_one_works(load: Load, images: list[Path]) -> None:
     for keep_in_memory in (False, True):
         module = load("pacs", keep_in_memory=keep_in_memory)
         for _ in range(2):
             with pytest.raises(ValueError, match="there is nothing to score"):
                 module.compute()
-        assert module.compute(predictions=CAPTIONS, images=pictures)["pac_s"] > 0
+        assert module.compute(predictions=CAPTIONS, images=images)["pac_s"] > 0
 
 
-def test_captions_of_broken_pictures_are_left_out_and_counted(
-    load: Load, pictures: list[Path], tmp_path: Path
+def test_captions_of_broken_images_are_left_out_and_counted(
+    load: Load, images: list[Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.png"
-    broken.write_bytes(pictures[1].read_bytes()[:60])
+    broken.write_bytes(images[1].read_bytes()[:60])
     module = load("pacs", on_error="nan")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sound = module.compute(predictions=CAPTIONS[:3], images=pictures[:3])
-    module.add_batch(predictions=CAPTIONS[:2], images=pictures[:2])
+        sound = module.compute(predictions=CAPTIONS[:3], images=images[:3])
+    module.add_batch(predictions=CAPTIONS[:2], images=images[:2])
     with pytest.warns(UserWarning, match=r"pacs: 1 of 4 captions have no score .* predictions\[3\]") as told:
         output = module.compute(
-            predictions=[CAPTIONS[2], "a broken one"], images=[pictures[2], broken], per_caption=True
+            predictions=[CAPTIONS[2], "a broken one"], images=[images[2], broken], per_caption=True
         )
     assert told[0].filename == __file__
     assert math.isclose(output["pac_s"], sound["pac_s"], abs_tol=1e-6)
@@ -483,7 +483,7 @@ def test_captions_of_broken_pictures_are_left_out_and_counted(
 # What is kept
 
 
-def test_pictures_are_not_kept(load: Load, tmp_path: Path) -> None:
+def test_images_are_not_kept(load: Load, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     images = [Image.fromarray(rng.integers(0, 256, (300, 400, 3), dtype=np.uint8)) for _ in range(3)]
     alive = [weakref.ref(image) for image in images]
@@ -498,9 +498,9 @@ def test_pictures_are_not_kept(load: Load, tmp_path: Path) -> None:
     assert files[0].stat().st_size < 10_000
 
 
-def test_an_unused_module_can_be_pickled(load: Load, pictures: list[Path]) -> None:
+def test_an_unused_module_can_be_pickled(load: Load, images: list[Path]) -> None:
     module = load("refpacs", w=1.0)
-    given = {"predictions": CAPTIONS, "images": pictures, "references": REFERENCES, "per_caption": True}
+    given = {"predictions": CAPTIONS, "images": images, "references": REFERENCES, "per_caption": True}
     fresh = pickle.loads(pickle.dumps(module))
     assert fresh.compute(**given) == module.compute(**given)
 

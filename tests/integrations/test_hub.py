@@ -89,11 +89,11 @@ def folders(seeded_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> l
 
 @pytest.fixture(scope="module")
 def published(
-    folders: list[Path], pictures: list[Path], tmp_path_factory: pytest.TempPathFactory
+    folders: list[Path], images: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Published]:
     with serving({}) as hub, pytest.MonkeyPatch.context() as patch:
         log_in(hub.address, WRITER, tmp_path_factory.mktemp("login"), patch)
-        made = Published(hub, {}, [str(path) for path in pictures[:2]])
+        made = Published(hub, {}, [str(path) for path in images[:2]])
         made.send(*modules(), publishing.module("pacs", "other", publishing.PYPI))
         (first,) = made.send(weights(folders[0]))
         made.weights[first] = folders[0]

@@ -80,14 +80,14 @@ def test_the_weights_that_are_chosen_at_first(monkeypatch: pytest.MonkeyPatch) -
     assert radio.value == "of/mine"
 
 
-def test_only_offered_weights_are_opened(picture: Path) -> None:
+def test_only_offered_weights_are_opened(image: Path) -> None:
     with pytest.raises(ValueError, match=r"this page offers 'capeval/.*' and 'tiny'"):
-        Scorer("pacs").score(str(picture), "a caption", [], weights=str(ROOT))
+        Scorer("pacs").score(str(image), "a caption", [], weights=str(ROOT))
 
 
-def test_texts_have_a_limit(picture: Path) -> None:
+def test_texts_have_a_limit(image: Path) -> None:
     with pytest.raises(ValueError, match="the texts have 20,003 characters, this page takes 20,000"):
-        Scorer("refpacs").score(str(picture), "x" * LONGEST_TEXT, ["yyy"])
+        Scorer("refpacs").score(str(image), "x" * LONGEST_TEXT, ["yyy"])
 
 
 def test_a_pasted_list_of_references_loses_its_marks() -> None:
@@ -110,7 +110,7 @@ def test_a_pasted_list_of_references_loses_its_marks() -> None:
 @pytest.mark.parametrize(
     ("orientation", "turned"), [(None, False), (1, False), (6, True), (2, True), (99, False)]
 )
-def test_a_picture_that_viewers_turn_is_told(
+def test_a_image_that_viewers_turn_is_told(
     orientation: int | None, turned: bool, tmp_path: Path, weights: str
 ) -> None:
     exif = Image.Exif()
@@ -123,7 +123,7 @@ def test_a_picture_that_viewers_turn_is_told(
 
 
 def test_visitors_at_the_same_time_open_the_weights_once(
-    monkeypatch: pytest.MonkeyPatch, weights: str, picture: Path
+    monkeypatch: pytest.MonkeyPatch, weights: str, image: Path
 ) -> None:
     opened = []
 
@@ -134,7 +134,7 @@ def test_visitors_at_the_same_time_open_the_weights_once(
     monkeypatch.setattr(scorers, "load", load)
     scorer, found = Scorer("pacs", weights), []
     visitors = [
-        threading.Thread(target=lambda: found.append(scorer.score(str(picture), "a star", []).score))
+        threading.Thread(target=lambda: found.append(scorer.score(str(image), "a star", []).score))
         for _ in range(4)
     ]
     for visitor in visitors:
@@ -188,20 +188,20 @@ def test_ticks_go_from_end_to_end_with_room_between(name: str) -> None:
     assert min(np.diff(found)) > (high - low) / 15
 
 
-def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, picture: Path) -> None:
+def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, image: Path) -> None:
     """Every complaint about one caption, asked of the library itself, in the words of the page."""
     metric = capeval_core.load("refpacs", weights="tiny")
     broken, text, animated = tmp_path / "cut.png", tmp_path / "text.png", tmp_path / "frames.gif"
-    broken.write_bytes(picture.read_bytes()[:60])
-    text.write_text("no picture")
+    broken.write_bytes(image.read_bytes()[:60])
+    text.write_text("no image")
     frames = [Image.new("L", (8, 8), grey) for grey in (0, 90, 200)]
     frames[0].save(animated, save_all=True, append_images=frames[1:])
     wrong: list[tuple[Any, Any, Any]] = [
-        ("", picture, ["x"]),
-        (" ", picture, ["x"]),
+        ("", image, ["x"]),
+        (" ", image, ["x"]),
         ("a", None, ["x"]),
-        ("a", picture, []),
-        ("a", picture, ["x", " "]),
+        ("a", image, []),
+        ("a", image, ["x", " "]),
         ("", None, []),
         *(("a", path, ["x"]) for path in (broken, text, animated)),
     ]
@@ -244,15 +244,15 @@ def test_what_the_metric_sees_otherwise_is_told(
     assert CUT.format(0.25) not in notes_on(str(tmp_path / "a.png"), square=False)
 
 
-def test_many_references_are_folded_and_a_cut_text_is_told(picture: Path, weights: str) -> None:
+def test_many_references_are_folded_and_a_cut_text_is_told(image: Path, weights: str) -> None:
     given = [f"reference {number}" for number in range(8)]
-    scored = Scorer("refpacs", weights).score(str(picture), "long " * 300, given)
+    scored = Scorer("refpacs", weights).score(str(image), "long " * 300, given)
     shown = views.score(scored, weights)
     nearest, _, folded = shown.partition("<details><summary>3 more</summary>")
     assert [len(re.findall(r">reference \d", half)) for half in (nearest, folded)] == [5, 3]
     assert 'class="warning">The caption or a reference is longer than the text encoder reads' in shown
     assert 'class="warning"' not in views.score(
-        Scorer("refpacs", weights).score(str(picture), "short", given[:1]), weights
+        Scorer("refpacs", weights).score(str(image), "short", given[:1]), weights
     )
 
 
@@ -264,21 +264,21 @@ def test_lines_of_a_problem_keep_their_indent() -> None:
 # In a browser
 
 
-def test_a_visitor_scores_a_picture_of_their_own(
-    visit: Callable[..., Page], served: str, weights: str, picture: Path, screenshots: Path
+def test_a_visitor_scores_a_image_of_their_own(
+    visit: Callable[..., Page], served: str, weights: str, image: Path, screenshots: Path
 ) -> None:
     page = visit(served, WIDE)
     assert page.locator("h1").inner_text() == "RefPAC-S"
     page.screenshot(path=screenshots / "wide-empty.png", full_page=True)
-    page.locator("#picture input[type=file]").set_input_files(picture)
-    page.locator("#picture img").wait_for()
+    page.locator("#image input[type=file]").set_input_files(image)
+    page.locator("#image img").wait_for()
     page.locator("#references textarea").fill("\n\n".join(REFERENCES) + "\n")
     page.locator("#caption textarea").fill("<b>a red cross</b> ${1 + 1} {{value}}")
     press_score(page)
     page.locator("#result .score data").wait_for()
 
     expected = capeval_core.load("refpacs", weights=weights, evidence=True).score(
-        ["<b>a red cross</b> ${1 + 1} {{value}}"], [picture], [REFERENCES]
+        ["<b>a red cross</b> ${1 + 1} {{value}}"], [image], [REFERENCES]
     )
     shown = float(page.locator("#result .score data").get_attribute("value") or "nan")
     assert shown == pytest.approx(expected.mean, abs=1e-6)
@@ -290,7 +290,7 @@ def test_a_visitor_scores_a_picture_of_their_own(
     assert rows["PAC-S"] == pytest.approx(expected.parts["pac_s"][0], abs=1e-6)
     nearest = sorted(expected.explain(0)["references"].items(), key=lambda item: -item[1])
     assert list(table(page, "Cosine with each reference, nearest first")) == [text for text, _ in nearest]
-    assert page.get_by_text("the picture is to be turned (EXIF)").is_visible()
+    assert page.get_by_text("the image is to be turned (EXIF)").is_visible()
     told = page.locator("#result .scale").get_attribute("aria-label") or ""
     assert re.search(r"typical captions get: \w[\w ]* -?\d\.\d{3}, ", told)
     page.screenshot(path=screenshots / "wide-score.png", full_page=True)
@@ -337,7 +337,7 @@ def test_hice_shows_the_wrong_phrase_and_the_regions(
     caption = f"{item.subtly_wrong} <!--"
     metric = capeval_core.load(name, weights="tiny", evidence=True)
     references = [list(item.references)] if metric.needs_references else None
-    found = metric.score([caption], [item.picture], references).explain(0)
+    found = metric.score([caption], [item.image], references).explain(0)
     assert isinstance(found, HiceExplanation)
     demo = pages.build(name, "tiny")
     pages.launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
@@ -369,45 +369,45 @@ def test_hice_shows_the_wrong_phrase_and_the_regions(
         demo.close(verbose=False)
 
 
-def test_a_file_that_is_no_picture(visit: Callable[..., Page], served: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_image(visit: Callable[..., Page], served: str, tmp_path: Path) -> None:
     page = visit(served, WIDE)
     page.locator("#references textarea").fill("")
     page.locator("#caption textarea").fill("a caption")
     press_score(page)
     page.locator("#result .problem").wait_for()
     told = page.locator("#result").inner_text()
-    assert "The picture is missing: every caption needs a picture" in told
+    assert "The image is missing: every caption needs an image" in told
     assert "The list of references is empty: every caption needs at least one reference" in told
 
     broken = tmp_path / "broken.png"
-    broken.write_text("no picture")
-    page.locator("#picture input[type=file]").set_input_files(broken)
-    page.locator("#picture img").wait_for(state="attached")
+    broken.write_text("no image")
+    page.locator("#image input[type=file]").set_input_files(broken)
+    page.locator("#image img").wait_for(state="attached")
     page.locator("#references textarea").fill("a reference")
     press_score(page)
-    page.get_by_text("'broken.png' is not a picture that Pillow can read").wait_for()
+    page.get_by_text("'broken.png' is not an image that Pillow can read").wait_for()
 
 
-def test_a_program_asks_the_page(served: str, weights: str, picture: Path) -> None:
+def test_a_program_asks_the_page(served: str, weights: str, image: Path) -> None:
     from gradio_client import Client, handle_file
     from gradio_client.exceptions import AppError
 
     client = Client(served, verbose=False, analytics_enabled=False)
     references = "\n".join(REFERENCES)
-    found = client.predict(handle_file(picture), "a red cross", references, weights, api_name="/score")
-    expected = capeval_core.load("refpacs", weights=weights).score(["a red cross"], [picture], [REFERENCES])
+    found = client.predict(handle_file(image), "a red cross", references, weights, api_name="/score")
+    expected = capeval_core.load("refpacs", weights=weights).score(["a red cross"], [image], [REFERENCES])
     assert found["mean"] == pytest.approx(expected.mean, abs=1e-6)
     assert found["signature"] == expected.signature
     with pytest.raises(AppError, match="The caption is empty"):
-        client.predict(handle_file(picture), "", references, weights, api_name="/score")
+        client.predict(handle_file(image), "", references, weights, api_name="/score")
     with pytest.raises(AppError, match="this page offers"):
-        client.predict(handle_file(picture), "a red cross", references, str(ROOT), api_name="/score")
+        client.predict(handle_file(image), "a red cross", references, str(ROOT), api_name="/score")
     assert list(client.view_api(return_format="dict")["named_endpoints"]) == ["/score"]
 
 
 @pytest.mark.slow
 def test_a_space_starts_and_goes_on_without_its_weights(
-    visit: Callable[..., Page], tmp_path: Path, picture: Path
+    visit: Callable[..., Page], tmp_path: Path, image: Path
 ) -> None:
     """`python app.py` from elsewhere, where neither the Hub nor the published weights can be had."""
     port = free_port()
@@ -421,8 +421,8 @@ def test_a_space_starts_and_goes_on_without_its_weights(
         wait_for(address, server)
         page = visit(address, WIDE)
         assert page.locator("#result .label").first.inner_text() == "VinVL"  # published, known beforehand
-        page.locator("#picture input[type=file]").set_input_files(picture)
-        page.locator("#picture img").wait_for()
+        page.locator("#image input[type=file]").set_input_files(image)
+        page.locator("#image img").wait_for()
         page.locator("#caption textarea").fill("a red cross")
         press_score(page)
         page.locator("#result .problem").wait_for()
@@ -444,12 +444,12 @@ def test_a_space_starts_and_goes_on_without_its_weights(
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A photograph's file that says it is to be turned: the published metrics do not."""
     path = tmp_path_factory.mktemp("own") / "mine.jpg"
     exif = Image.Exif()
     exif[274] = 6
-    Image.open(demo_set()[2].picture).convert("RGB").crop((0, 0, 192, 100)).save(path, exif=exif)
+    Image.open(demo_set()[2].image).convert("RGB").crop((0, 0, 192, 100)).save(path, exif=exif)
     return path
 
 

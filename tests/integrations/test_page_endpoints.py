@@ -51,7 +51,7 @@ class Served:
         return [kinds[given] for given in event["inputs"]]
 
     def values(self, event: dict[str, Any]) -> list[Any]:
-        """What a visitor without a picture would send."""
+        """What a visitor without an image would send."""
         usual = {"image": None, "textbox": "a red circle and a blue star", "radio": "tiny", "state": None}
         values = [usual[kind] for kind in self.kinds(event)]
         if values == [None, "tiny"] or values == ["tiny"]:  # an example and the kind of its caption
@@ -99,7 +99,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     uploads, outside = place / "uploads", place / "outside"
     uploads.mkdir()
     outside.mkdir()
-    Image.open(demo_set()[1].picture).save(outside / "secret.png")
+    Image.open(demo_set()[1].image).save(outside / "secret.png")
     (outside / "secret.txt").write_text(SECRET)
     (uploads / "link.png").symlink_to(outside / "secret.png")
     (uploads / "link.txt").symlink_to(outside / "secret.txt")
@@ -123,7 +123,7 @@ def served(request: pytest.FixtureRequest, folders: tuple[Path, Path]) -> Iterat
 
 @pytest.fixture(scope="module")
 def elsewhere(folders: tuple[Path, Path]) -> Iterator[tuple[str, list[str]]]:
-    """The address of a picture on another server of this machine, and what was asked of that."""
+    """The address of an image on another server of this machine, and what was asked of that."""
     asked: list[str] = []
     data = (folders[1] / "secret.png").read_bytes()
 
@@ -238,13 +238,13 @@ def test_a_refusal_does_not_say_whether_a_file_is_there(served: Served) -> None:
 
 def test_what_was_uploaded_is_scored_by_each_way(served: Served) -> None:
     """The same requests with an upload: what the other tests refuse would work."""
-    path = served.upload("a.png", demo_set()[1].picture.read_bytes())
+    path = served.upload("a.png", demo_set()[1].image.read_bytes())
     for event in served.endpoints():
         usual, kinds = served.values(event), served.kinds(event)
         if "image" not in kinds:
             continue
         public = event["api_visibility"] == "public"
-        data = [{"path": str(demo_set()[1].picture)} if public else {"path": path}, *usual[1:]]
+        data = [{"path": str(demo_set()[1].image)} if public else {"path": path}, *usual[1:]]
         answer = served.ask_queue(event, data)
         assert '"mean"' in answer or 'class=\\"score\\"' in answer, answer[-500:]
         data[0] = {"path": path, "meta": META}
@@ -254,9 +254,9 @@ def test_what_was_uploaded_is_scored_by_each_way(served: Served) -> None:
             )
 
 
-def test_an_upload_that_is_no_picture_is_not_quoted(served: Served) -> None:
+def test_an_upload_that_is_no_image_is_not_quoted(served: Served) -> None:
     (event,) = (event for event in served.endpoints() if event["api_visibility"] == "public")
-    broken = demo_set()[0].picture.read_bytes()[:90] + b"PASSWORD" * 20
+    broken = demo_set()[0].image.read_bytes()[:90] + b"PASSWORD" * 20
     for data in (SECRET.encode(), broken):
         path = served.upload("own.png", data)
         answer = served.ask(event, [{"path": path}, *served.values(event)[1:]])
@@ -289,7 +289,7 @@ def test_a_page_tells_no_path_of_the_installation(served: Served) -> None:
 def test_icons_are_the_examples_and_need_no_request(served: Served) -> None:
     icons = [c["props"]["icon"]["url"] for c in served.config["components"] if c["props"].get("icon")]
     data = [base64.b64decode(icon.removeprefix("data:image/png;base64,")) for icon in icons]
-    assert data == [item.picture.read_bytes() for item in demo_set()]
+    assert data == [item.image.read_bytes() for item in demo_set()]
 
 
 def test_files_beyond_the_limit_are_not_taken(served: Served) -> None:
@@ -312,7 +312,7 @@ def test_no_event_asks_another_server(served: Served, elsewhere: tuple[str, list
 
 @pytest.mark.parametrize("odd", [3, True, ["a"], {"a": 1}, None])
 def test_values_of_other_types_are_told(served: Served, odd: Any) -> None:
-    path = served.upload("a.png", demo_set()[1].picture.read_bytes())
+    path = served.upload("a.png", demo_set()[1].image.read_bytes())
     (event,) = (event for event in served.endpoints() if event["api_visibility"] == "public")
     for place, name in ((1, "caption"), (3, "weights")):
         data = [{"path": path}, *served.values(event)[1:]]

@@ -104,9 +104,9 @@ def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path
     page = pages.build(name, tmp_path)
     (event,) = (fn for fn in page.fns.values() if fn.api_visibility == "public")
     shown = next(fn for fn in page.fns.values() if fn.name == "show")
-    good = {"path": str(demo_set()[0].picture)}
+    good = {"path": str(demo_set()[0].image)}
     wrong: list[tuple[Any, str, str, str]] = [
-        (None, "a star", "a star", "The picture is missing"),
+        (None, "a star", "a star", "The image is missing"),
         (good, "", "a star", "is empty"),
         ({"path": str(tmp_path)}, "a star", "a star", "not among the uploads"),
         (good, "x" * 20_001, "a star", "this page takes 20,000"),
@@ -145,12 +145,12 @@ def test_uploads_are_deleted_after_their_time_and_examples_stay(
                 time.sleep(0.1)
             for _ in range(2):
                 copy = chosen(client)
-                assert client.get(f"gradio_api/file={copy}").content == demo_set()[0].picture.read_bytes()
+                assert client.get(f"gradio_api/file={copy}").content == demo_set()[0].image.read_bytes()
                 while Path(copy).exists():
                     time.sleep(0.1)
     finally:
         page.close(verbose=False)
-    assert all(item.picture.is_file() for item in demo_set())
+    assert all(item.image.is_file() for item in demo_set())
 
 
 def test_a_browser_shows_the_examples(browser: Browser) -> None:
@@ -163,7 +163,7 @@ def test_a_browser_shows_the_examples(browser: Browser) -> None:
         icons.first.wait_for()
         assert icons.evaluate_all("all => all.map(icon => icon.naturalWidth)") == [192] * len(demo_set())
         shown.locator(".example").nth(1).click()
-        shown.wait_for_function("document.querySelector('#picture img')?.naturalWidth == 192")
+        shown.wait_for_function("document.querySelector('#image img')?.naturalWidth == 192")
     finally:
         shown.close()
         page.close(verbose=False)
@@ -186,7 +186,7 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
         with httpx.Client(base_url=page.local_url) as client:
             events = client.get("config").json()["dependencies"]
             number = next(e["id"] for e in events if e["backend_fn"] and len(e["inputs"]) == 4)
-            data = [{"path": str(demo_set()[0].picture)}, "a star", "", "tiny"]
+            data = [{"path": str(demo_set()[0].image)}, "a star", "", "tiny"]
             for session in ("served", "waiting"):
                 body = {"data": data, "fn_index": number, "session_hash": session}
                 assert client.post("gradio_api/queue/join", json=body).status_code == 200
@@ -202,7 +202,7 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
             shown.wait_for_timeout(500)
             if shown.locator("#result .problem").count():
                 break
-        assert "The picture is missing" in shown.locator("#result .problem").inner_text()
+        assert "The image is missing" in shown.locator("#result .problem").inner_text()
         assert not shown.locator("#found.busy").count()
     finally:
         held.set()

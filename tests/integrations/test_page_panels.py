@@ -28,7 +28,7 @@ def strip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The four scenes beside each other: 4 : 1."""
     image = Image.new("RGB", (4 * 192, 192))
     for place, item in enumerate(ITEMS):
-        image.paste(Image.open(item.picture).convert("RGB"), (192 * place, 0))
+        image.paste(Image.open(item.image).convert("RGB"), (192 * place, 0))
     path = tmp_path_factory.mktemp("wide") / "strip.png"
     image.save(path)
     return path
@@ -44,13 +44,13 @@ def test_true_phrases_of_what_lies_outside_are_not_marked_as_wrong(scorer: Score
 
 
 def test_of_a_square_image_everything_is_judged(scorer: Scorer) -> None:
-    shown = views.score(scorer.score(str(ITEMS[1].picture), ITEMS[1].subtly_wrong, []), "tiny")
+    shown = views.score(scorer.score(str(ITEMS[1].image), ITEMS[1].subtly_wrong, []), "tiny")
     assert "sign wrong" in shown and "<mark>" in shown
     assert "not judged" not in shown
 
 
 def test_the_threshold_of_a_tick_and_a_cut_caption_are_told(scorer: Scorer) -> None:
-    scored = scorer.score(str(ITEMS[1].picture), ITEMS[1].good + " and many other things" * 60, [])
+    scored = scorer.score(str(ITEMS[1].image), ITEMS[1].good + " and many other things" * 60, [])
     shown = views.score(scored, "tiny")
     assert f"fits a region: precision of at least {scored.evidence['threshold']:.4g}" in shown
     assert "The caption is longer than the text encoder reads: its end was cut off" in shown

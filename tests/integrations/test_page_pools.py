@@ -19,7 +19,7 @@ POOL = [SCENE.subtly_wrong, SCENE.good, *SCENE.references, SCENE.unrelated, "<b>
 
 @pytest.fixture(scope="module")
 def shown() -> Iterator[str]:
-    scored = Scorer("eco", "tiny").score(str(SCENE.picture), POOL, [])
+    scored = Scorer("eco", "tiny").score(str(SCENE.image), POOL, [])
     assert scored.caption in (SCENE.good, *SCENE.references)
     yield views.score(scored, "tiny")
 
@@ -39,7 +39,7 @@ def test_it_draws_no_scale_and_says_why(shown: str) -> None:
     assert 'class="scale"' not in shown and "z-scores of the very set" in shown
     metric = Scorer("eco", "tiny").metric
     assert 'class="scale"' not in views.empty(metric, Scorer("eco", "tiny").score(
-        str(SCENE.picture), POOL, []).marks)  # fmt: skip
+        str(SCENE.image), POOL, []).marks)  # fmt: skip
 
 
 def test_wrong_lines_are_told_by_their_number() -> None:
@@ -47,7 +47,7 @@ def test_wrong_lines_are_told_by_their_number() -> None:
     said: Any = None
     for pool, said in (([], "The list of captions is empty"), (["a star", " "], "Line 2 is empty")):
         with pytest.raises(ValueError) as caught:
-            scorer.score(str(SCENE.picture), pool, [])
+            scorer.score(str(SCENE.image), pool, [])
         assert in_words_of_the_page(str(caught.value)).startswith(said)
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.integrations import reward
-from capeval_core.integrations.rewards import PictureFirst
+from capeval_core.integrations.rewards import ImageFirst
 from capeval_core.synthetic import describe, draw, foils, sample_scene
 from tests.counting import counted, watched
 
@@ -29,25 +29,25 @@ def drawn() -> list[Image.Image]:
     return [draw(sample_scene(rng), 64) for _ in CAPTIONS]
 
 
-def as_tensor(pictures: list[Image.Image]) -> torch.Tensor:
-    return torch.stack([torch.tensor(np.asarray(picture)) for picture in pictures]).permute(0, 3, 1, 2)
+def as_tensor(images: list[Image.Image]) -> torch.Tensor:
+    return torch.stack([torch.tensor(np.asarray(image)) for image in images]).permute(0, 3, 1, 2)
 
 
 # What it gives
 
 
-def test_pictures_of_any_make_have_one_score(drawn: list[Image.Image], weights: str) -> None:
+def test_images_of_any_make_have_one_score(drawn: list[Image.Image], weights: str) -> None:
     rewards = reward("pacs", weights=weights)
     files = []
-    for picture in drawn:
+    for image in drawn:
         file = io.BytesIO()
-        picture.save(file, format="png")
+        image.save(file, format="png")
         files.append(file.getvalue())
     expected = capeval_core.load("pacs", weights=weights).score(CAPTIONS, files).scores
     tensor = as_tensor(drawn)
     for images in (
         drawn,
-        [[picture] for picture in drawn],
+        [[image] for image in drawn],
         tensor,
         list(tensor),
         tensor.float() / 255,
@@ -64,7 +64,7 @@ def test_it_is_called_as_trl_calls_it(drawn: list[Image.Image], weights: str) ->
     references = [["a circle", "a red disc"], ["squares"], ["a star"], ["one"]]
     expected = capeval_core.load("refpacs", weights=weights).score(CAPTIONS, drawn, references).scores
     rest: dict[str, Any] = {
-        "prompts": ["Describe the picture."] * 4,
+        "prompts": ["Describe the image."] * 4,
         "completion_ids": [[1], [2], [3], [4]],
         "references": references,
         "trainer_state": None,
@@ -74,7 +74,7 @@ def test_it_is_called_as_trl_calls_it(drawn: list[Image.Image], weights: str) ->
     parts = [[{"role": "assistant", "content": [{"type": "text", "text": caption}]}] for caption in CAPTIONS]
     for completions in (CAPTIONS, conversations, parts):
         assert rewards(completions=completions, image=drawn, **rest) == pytest.approx(expected, abs=1e-6)
-        images = [[picture] for picture in drawn]
+        images = [[image] for image in drawn]
         assert rewards(completions=completions, images=images, **rest) == pytest.approx(expected, abs=1e-6)
     assert rewards.__name__ == "refpacs"
     again = pickle.loads(pickle.dumps(rewards))
@@ -111,7 +111,7 @@ def test_a_log_tells_what_it_is(weights: str) -> None:
         said = repr(rewards)
     assert said == f"Reward(pac_s on cpu: {rewards.metric.signature()})"
     assert f"|weights:{Path(weights).name}@" in said and "|w:2.5|" in said
-    assert opened == [] and seen.texts == seen.pictures == 0
+    assert opened == [] and seen.texts == seen.images == 0
     assert repr(pickle.loads(pickle.dumps(rewards))) == said
 
 
@@ -122,10 +122,10 @@ def test_a_log_tells_what_it_is(weights: str) -> None:
         (CAPTIONS, "three", "len(captions)=4 but len(images)=3"),
         ("a star", "three", "captions is a single string"),
         ([None, "a", "b"], "three", "captions[0] is None"),
-        (["a"], [["x.png", "y.png"]], "images[0] has 2 pictures"),
-        (["a"], [[]], "images[0] has 0 pictures"),
+        (["a"], [["x.png", "y.png"]], "images[0] has 2 images"),
+        (["a"], [[]], "images[0] has 0 images"),
         (["a"], torch.randn(1, 3, 8, 8), "pass the pixels as they were before normalisation"),
-        (["a"], torch.zeros(3, 8, 8), "images is a single picture"),
+        (["a"], torch.zeros(3, 8, 8), "images is a single image"),
     ],
 )
 def test_wrong_input_is_told(
@@ -160,33 +160,33 @@ def test_wrong_calls_are_told(drawn: list[Image.Image], weights: str) -> None:
 # What it keeps
 
 
-def test_ever_new_texts_push_no_picture_out(drawn: list[Image.Image], weights: str) -> None:
-    pictures_only = PictureFirst(text_bytes=0)
-    reward("pacs", weights=weights, cache=pictures_only)(CAPTIONS, as_tensor(drawn))
-    cache = PictureFirst(max_bytes=pictures_only.nbytes, text_bytes=5_000)  # no room for one text more
+def test_ever_new_texts_push_no_image_out(drawn: list[Image.Image], weights: str) -> None:
+    images_only = ImageFirst(text_bytes=0)
+    reward("pacs", weights=weights, cache=images_only)(CAPTIONS, as_tensor(drawn))
+    cache = ImageFirst(max_bytes=images_only.nbytes, text_bytes=5_000)  # no room for one text more
     rewards = reward("pacs", weights=weights, cache=cache)
     encoder: Any = rewards.metric.encoder  # type: ignore[attr-defined]
     with counted(encoder) as seen:
         for turn in range(10):
             rewards([f"{caption} {turn} times" for caption in CAPTIONS], as_tensor(drawn))
-            assert pictures_only.nbytes < cache.nbytes <= pictures_only.nbytes + 5_000
-    assert seen.pictures == len(drawn)
+            assert images_only.nbytes < cache.nbytes <= images_only.nbytes + 5_000
+    assert seen.images == len(drawn)
     assert seen.texts >= 10 * len(CAPTIONS)
 
 
 def test_references_and_captions_are_both_texts(drawn: list[Image.Image], weights: str) -> None:
     for name in ("pacs", "refpacs", "clips"):
-        cache = PictureFirst(max_bytes=1 << 20, text_bytes=0)
+        cache = ImageFirst(max_bytes=1 << 20, text_bytes=0)
         rewards = reward(name, weights=weights, cache=cache)
         with counted(rewards.metric.encoder) as seen:  # type: ignore[attr-defined]
             for _ in range(2):
                 rewards(CAPTIONS, drawn, CAPTIONS)
-        assert seen.pictures == len(drawn), name
+        assert seen.images == len(drawn), name
 
 
 def test_the_cache_of_a_copy_is_as_large(tmp_path: Path) -> None:
-    copy = pickle.loads(pickle.dumps(PictureFirst(5, 7)))
-    assert (type(copy), copy.max_bytes, copy._texts.max_bytes) == (PictureFirst, 5, 7)
+    copy = pickle.loads(pickle.dumps(ImageFirst(5, 7)))
+    assert (type(copy), copy.max_bytes, copy._texts.max_bytes) == (ImageFirst, 5, 7)
 
 
 # What it is for
@@ -196,7 +196,7 @@ def test_a_policy_learns_what_the_metric_prefers() -> None:
     """REINFORCE with the greedy caption as baseline, over one true and some false captions of each scene."""
     rng = np.random.default_rng(11)
     scenes = [sample_scene(rng, groups=1) for _ in range(6)]
-    pictures = as_tensor([draw(scene, 64) for scene in scenes])
+    images = as_tensor([draw(scene, 64) for scene in scenes])
     choices: list[list[str]] = []
     for scene in scenes:
         true = describe(scene, rng)
@@ -209,7 +209,7 @@ def test_a_policy_learns_what_the_metric_prefers() -> None:
 
     def scored(chosen: torch.Tensor) -> torch.Tensor:
         captions = [texts[i] for texts, i in zip(choices, chosen.tolist(), strict=True)]
-        return torch.tensor(rewards(captions, pictures))
+        return torch.tensor(rewards(captions, images))
 
     def expected() -> float:
         each = torch.stack([scored(torch.full((len(scenes),), i)) for i in range(6)], dim=1)

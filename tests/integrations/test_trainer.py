@@ -45,7 +45,7 @@ def scenes() -> Scenes:
 @pytest.fixture
 def make(scenes: Scenes, weights: str) -> Callable[..., CaptionMetrics]:
     def make(**keywords: Any) -> CaptionMetrics:
-        chosen = {"images": scenes.pictures, "references": scenes.references, "weights": weights, **keywords}
+        chosen = {"images": scenes.images, "references": scenes.references, "weights": weights, **keywords}
         return CaptionMetrics(scenes.tokenizer, **chosen)
 
     return make
@@ -107,7 +107,7 @@ def test_a_captioner_learns_until_the_score_rises(
     assert len(history) == 4
     assert history[-1] > history[0] + 0.5
     assert trainer.state.best_metric == max(history)
-    assert seen.pictures == COUNT  # once in the whole training
+    assert seen.images == COUNT  # once in the whole training
     references = {text for texts in scenes.references for text in texts}
     assert seen.texts <= len(references) + len(history) * COUNT + 1
 
@@ -129,7 +129,7 @@ def test_the_values_are_those_of_the_metrics(
     for name in ("pacs", "refpacs"):
         metric = capeval_core.load(name, weights=weights, empty="score", cache=FeatureCache())
         given = {"references": scenes.references} if metric.needs_references else {}
-        expected = metric.score(captions, scenes.pictures, **given)
+        expected = metric.score(captions, scenes.images, **given)
         assert values[expected.key] == pytest.approx(expected.mean, abs=1e-6)
         assert type(values[expected.key]) is float
         assert metrics.results[name].scores == pytest.approx(expected.scores, abs=1e-6)
@@ -144,9 +144,9 @@ def test_a_log_tells_what_it_is(make: Callable[..., CaptionMetrics], weights: st
     with watched() as opened, counted(metrics.metrics[0].encoder) as seen:  # type: ignore[attr-defined]
         said = repr(metrics)
     pac_s, refclip_s = (f"{metric.key} on cpu: {metric.signature()}" for metric in metrics.metrics)
-    assert said == f"CaptionMetrics(pictures: {COUNT}; references: given; {pac_s}; {refclip_s})"
+    assert said == f"CaptionMetrics(images: {COUNT}; references: given; {pac_s}; {refclip_s})"
     assert said.count(f"|weights:{Path(weights).name}@") == 2 and "|w:1.5|" in said
-    assert opened == [] and seen.texts == seen.pictures == 0
+    assert opened == [] and seen.texts == seen.images == 0
     assert "; references: labels; " in repr(make(references=None))
     assert "references" not in repr(make(references=None, metrics=["pacs"]))
 
@@ -182,7 +182,7 @@ def test_a_module_of_evaluate_works_in_ones_own_compute_metrics(
     def compute_metrics(prediction: EvalPrediction) -> Any:
         tokens = np.where(prediction.predictions < 0, tokenizer.pad_token_id, prediction.predictions)
         captions = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return module.compute(predictions=captions, images=scenes.pictures)
+        return module.compute(predictions=captions, images=scenes.images)
 
     trainer = make_trainer(scenes, tmp_path, compute_metrics)
     value = trainer.evaluate()["eval_pac_s"]
@@ -198,18 +198,18 @@ def test_importing_costs_nothing() -> None:
 # What is kept
 
 
-def test_pictures_and_references_are_read_and_encoded_once(
+def test_images_and_references_are_read_and_encoded_once(
     scenes: Scenes, make: Callable[..., CaptionMetrics], tmp_path: Path
 ) -> None:
     paths = [tmp_path / f"{i}.png" for i in range(COUNT)]
-    for path, picture in zip(paths, scenes.pictures, strict=True):
-        picture.save(path)
+    for path, image in zip(paths, scenes.images, strict=True):
+        image.save(path)
     metrics = make(images=paths)
     encoder: Any = metrics.metrics[0].encoder  # type: ignore[attr-defined]
     with counted(encoder) as first:
         metrics(evaluation(scenes, CAPTIONS))
     references = len({text for texts in scenes.references for text in texts})
-    assert first.pictures == COUNT
+    assert first.images == COUNT
     assert first.texts == references + len(set(known(scenes, CAPTIONS)))
     for path in paths:
         path.unlink()
@@ -218,7 +218,7 @@ def test_pictures_and_references_are_read_and_encoded_once(
         captions = [f"{'red ' * turn}{text}" for text in scenes.captions]
         with counted(encoder) as later:
             metrics(evaluation(scenes, captions))
-        assert later.pictures == 0
+        assert later.images == 0
         assert later.texts == len(set(known(scenes, captions)))
         sizes.append(metrics.cache.nbytes)
     assert len(set(sizes)) == 1  # captions of earlier evaluations are forgotten
@@ -230,18 +230,18 @@ def test_what_fills_up_token_ids_is_no_token(scenes: Scenes, weights: str) -> No
     vocabulary = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     vocabulary.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary, unk_token="<unk>")
-    metrics = CaptionMetrics(tokenizer, images=scenes.pictures[:2], metrics="refpacs", weights=weights)
+    metrics = CaptionMetrics(tokenizer, images=scenes.images[:2], metrics="refpacs", weights=weights)
     predictions = np.array([[1, 2, 0, -100, -100], [1, 3, -100, -100, -100]])
     labels = np.array([[1, 2, 0, -100], [1, 4, -100, -100]])
     values = metrics(EvalPrediction(predictions, labels))
     assert metrics.captions == ["a red circle", "a blue"]
-    pairs = ["a red circle", "a blue"], scenes.pictures[:2], [["a red circle"], ["a star"]]
+    pairs = ["a red circle", "a blue"], scenes.images[:2], [["a red circle"], ["a star"]]
     expected = capeval_core.load("refpacs", weights=weights, cache=FeatureCache()).score(*pairs)
     assert values["refpac_s"] == pytest.approx(expected.mean, abs=1e-6)
 
 
-def test_pictures_may_be_the_column_of_a_dataset(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
-    table = {"image": scenes.pictures, "captions": scenes.references}
+def test_images_may_be_the_column_of_a_dataset(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
+    table = {"image": scenes.images, "captions": scenes.references}
     dataset = datasets.Dataset.from_dict(table).cast_column("image", datasets.Image())
     metrics = make(images=dataset["image"], references=dataset["captions"])
     assert metrics(evaluation(scenes, CAPTIONS)) == pytest.approx(
@@ -250,7 +250,7 @@ def test_pictures_may_be_the_column_of_a_dataset(scenes: Scenes, make: Callable[
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda metrics: pickle.loads(pickle.dumps(metrics))])
-def test_a_copy_keeps_pictures_of_its_own(
+def test_a_copy_keeps_images_of_its_own(
     copied: Callable[[CaptionMetrics], CaptionMetrics], scenes: Scenes, make: Callable[..., CaptionMetrics]
 ) -> None:
     metrics = make()
@@ -260,13 +260,13 @@ def test_a_copy_keeps_pictures_of_its_own(
     with counted(copy_of.metrics[0].encoder) as seen:  # type: ignore[attr-defined]
         for _ in range(2):
             assert copy_of(evaluation(scenes, CAPTIONS)) == pytest.approx(values, abs=1e-6)
-    assert seen.pictures == COUNT  # its own cache starts empty, and all its metrics share it
+    assert seen.images == COUNT  # its own cache starts empty, and all its metrics share it
 
 
 def test_a_metric_keeps_a_cache_of_its_own(scenes: Scenes, weights: str) -> None:
     cache = FeatureCache()
     opened = capeval_core.load("pacs", weights=weights, cache=cache)
-    metrics = CaptionMetrics(scenes.tokenizer, images=scenes.pictures, metrics=opened)
+    metrics = CaptionMetrics(scenes.tokenizer, images=scenes.images, metrics=opened)
     metrics(evaluation(scenes, CAPTIONS))
     assert cache.nbytes > 0
     assert opened.options.empty == "error"
@@ -280,7 +280,7 @@ def test_metrics_are_named_described_or_opened(scenes: Scenes, weights: str) -> 
     chosen = [{"name": "pacs", "w": 1.0}, "refpacs", opened]
     metrics = CaptionMetrics(
         scenes.tokenizer,
-        images=scenes.pictures,
+        images=scenes.images,
         references=scenes.references,
         metrics=chosen,
         weights=weights,
@@ -316,10 +316,10 @@ def test_what_is_wrong_is_told_before_training(
 def test_options_of_an_open_metric_are_not_taken(scenes: Scenes, weights: str) -> None:
     opened = capeval_core.load("pacs", weights=weights)
     with pytest.raises(TypeError, match="device: the metrics are open already"):
-        CaptionMetrics(scenes.tokenizer, images=scenes.pictures, metrics=[opened], device="cpu")
+        CaptionMetrics(scenes.tokenizer, images=scenes.images, metrics=[opened], device="cpu")
     for processor in ("gpt2", ViTImageProcessor()):
         with pytest.raises(TypeError, match=r"processor is .*, which decodes no captions: pass a tokenizer"):
-            CaptionMetrics(processor, images=scenes.pictures, metrics=[opened])
+            CaptionMetrics(processor, images=scenes.images, metrics=[opened])
 
 
 def test_needless_references_are_told(make: Callable[..., CaptionMetrics]) -> None:
@@ -380,8 +380,8 @@ def test_another_number_of_captions_is_refused(
     count: int, scenes: Scenes, make: Callable[..., CaptionMetrics]
 ) -> None:
     other = Scenes(2 * COUNT)
-    metrics = CaptionMetrics(other.tokenizer, images=scenes.pictures, metrics="pacs", weights="tiny")
-    message = f"the evaluation gave {count} captions, but there are 10 pictures"
+    metrics = CaptionMetrics(other.tokenizer, images=scenes.images, metrics="pacs", weights="tiny")
+    message = f"the evaluation gave {count} captions, but there are 10 images"
     with pytest.raises(ValueError, match=message):
         metrics(evaluation(other, other.captions[:count], other.captions[:count]))
     *others, last = batches(other, other.captions, 5, range(count))
@@ -416,7 +416,7 @@ def test_only_first_rows_of_several_processes_may_come_again(
         if accepted:
             assert rows_of_evaluation(parts, len(own), processes) == own
             continue
-        with pytest.raises(ValueError, match=f"gave {len(rows)} captions, but there are 3 pictures"):
+        with pytest.raises(ValueError, match=f"gave {len(rows)} captions, but there are 3 images"):
             rows_of_evaluation(parts, len(own), processes)
 
 
@@ -425,7 +425,7 @@ def test_captions_that_come_again_in_one_process_are_refused(
 ) -> None:
     again = [*range(COUNT), 0, 1]
     captions, labels = ([texts[row] for row in again] for texts in (CAPTIONS, scenes.captions))
-    with pytest.raises(ValueError, match="gave 12 captions, but there are 10 pictures"):
+    with pytest.raises(ValueError, match="gave 12 captions, but there are 10 images"):
         make()(evaluation(scenes, captions, labels))
 
 
@@ -436,7 +436,7 @@ def test_other_labels_tell_of_another_set(scenes: Scenes, make: Callable[..., Ca
         metrics(evaluation(scenes, CAPTIONS, labels=scenes.captions[::-1]))
 
 
-def test_pictures_in_another_order_are_refused(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
+def test_images_in_another_order_are_refused(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
     with pytest.raises(ValueError, match="must be in the order of the evaluation set"):
         make()(evaluation(scenes, CAPTIONS, labels=scenes.captions[::-1]))
 
@@ -500,8 +500,8 @@ def test_two_processes_give_what_one_gives(
             assert rank[mode]["captions"] == metrics.captions
             assert rank[mode]["scores"] == pytest.approx(metrics.results["refpacs"].scores, abs=1e-6)
     assert found[0]["batchwise=False"]["values"] == found[1]["batchwise=False"]["values"]
-    assert sum(rank["batchwise=False"]["pictures"] for rank in found) == COUNT
-    assert sum(rank["batchwise=True"]["pictures"] for rank in found) == 0
+    assert sum(rank["batchwise=False"]["images"] for rank in found) == COUNT
+    assert sum(rank["batchwise=True"]["images"] for rank in found) == 0
     assert found[0]["vanished"].startswith("RuntimeError: process 1 of 2 could not score its captions")
     assert "there is no file" in found[0]["vanished"]
     assert found[1]["vanished"].startswith("ValueError: images[9]")

@@ -59,7 +59,7 @@ def evaluate_everything(found: dict[str, Any], count: int, folder: Path) -> None
 
     scenes = Scenes(count)
     metrics = CaptionMetrics(
-        scenes.tokenizer, images=scenes.pictures, references=scenes.references, weights="tiny"
+        scenes.tokenizer, images=scenes.images, references=scenes.references, weights="tiny"
     )
     for batchwise in (False, True):
         trainer = make_trainer(scenes, folder, metrics, ddp_backend="gloo", batch_eval_metrics=batchwise)
@@ -70,12 +70,12 @@ def evaluate_everything(found: dict[str, Any], count: int, folder: Path) -> None
             "values": {key: values[key] for key in ("eval_pac_s", "eval_refpac_s")},
             "captions": metrics.captions,
             "scores": metrics.results["refpacs"].scores,
-            "pictures": seen.pictures,
+            "images": seen.images,
         }
-    # A picture that vanishes costs the process that has it in its share an error, and the other one no hang.
+    # An image that vanishes costs the process that has it in its share an error, and the other one no hang.
     paths = [folder.parent / f"{int(folder.name)}-{i}.png" for i in range(count)]
-    for path, picture in zip(paths, scenes.pictures, strict=True):
-        picture.save(path)
+    for path, image in zip(paths, scenes.images, strict=True):
+        image.save(path)
     metrics = CaptionMetrics(scenes.tokenizer, images=paths, metrics=["pacs"], weights="tiny")
     paths[-1].unlink()
     trainer.compute_metrics = metrics

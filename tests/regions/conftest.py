@@ -67,5 +67,5 @@ def owlv2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def picture() -> Image.Image:
+def image() -> Image.Image:
     return draw(sample_scene(np.random.default_rng(5)), 160).crop((0, 20, 160, 120))

@@ -53,7 +53,7 @@ def test_a_background_alone_has_no_region(background: str) -> None:
     assert len(ColourRegions().segment(Image.new("RGB", (64, 48), BACKGROUNDS[background]))) == 0
 
 
-def test_specks_noise_and_small_pictures() -> None:
+def test_specks_noise_and_small_images() -> None:
     speck = np.full((200, 200, 3), 255, np.uint8)
     speck[20:24, 20:24] = 0
     assert len(ColourRegions().segment(speck)) == 0
@@ -63,7 +63,7 @@ def test_specks_noise_and_small_pictures() -> None:
         assert len(ColourRegions().segment(np.zeros((*size, 3), np.uint8))) == 0
 
 
-def test_compressed_and_palette_pictures() -> None:
+def test_compressed_and_palette_images() -> None:
     import io
 
     scene = Scene((SceneObject("square", "blue", "large", (0.4, 0.6), 0.3),), "white")
@@ -82,10 +82,10 @@ def test_components_are_scipys(share: float) -> None:
     assert len({*zip(labels[grid].tolist(), theirs[grid].tolist(), strict=True)}) == count
 
 
-def test_large_pictures_have_the_same_regions_in_bounded_memory() -> None:
-    picture = Image.open(demo_set()[1].picture).convert("RGB")
-    small = ColourRegions().segment(picture)
-    large = picture.resize((16 * 192, 16 * 192), Image.Resampling.NEAREST)  # 9.4 megapixels
+def test_large_images_have_the_same_regions_in_bounded_memory() -> None:
+    image = Image.open(demo_set()[1].image).convert("RGB")
+    small = ColourRegions().segment(image)
+    large = image.resize((16 * 192, 16 * 192), Image.Resampling.NEAREST)  # 9.4 megapixels
     tracemalloc.start()
     found = ColourRegions().segment(large)
     peak = tracemalloc.get_traced_memory()[1]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capeval_core.inputs.pictures import Picture
 from capeval_core.inputs.problems import FileError
+from capeval_core.inputs.visual import InputImage
 from capeval_core.regions import rle
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
@@ -23,7 +23,7 @@ RUNS = {"size": [6, 8], "counts": rle.encode(MASK).tolist()}
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     path = tmp_path / "COCO_val2014_000000000042.png"
     Image.new("RGB", (8, 6), "red").save(path)
     return path
@@ -40,39 +40,39 @@ def picture(tmp_path: Path) -> Path:
         {"bbox": [2, 1, 5, 3]},
     ],
 )
-def test_ways_to_write_a_region(entry: Any, picture: Path) -> None:
-    regions = PrecomputedRegions({"42": [entry]}).segment(picture)
+def test_ways_to_write_a_region(entry: Any, image: Path) -> None:
+    regions = PrecomputedRegions({"42": [entry]}).segment(image)
     assert (regions.masks() == MASK).all()
     assert regions.boxes.tolist() == [[2, 1, 7, 4]]
     assert regions.quality.tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["42", "COCO_val2014_000000000042", "COCO_val2014_000000000042.png"])
-def test_ids_are_those_of_captions(name: str, picture: Path) -> None:
-    assert len(PrecomputedRegions({name: [RUNS], "7": []}).segment(picture)) == 1
-    data = {"bytes": picture.read_bytes(), "path": str(picture)}
+def test_ids_are_those_of_captions(name: str, image: Path) -> None:
+    assert len(PrecomputedRegions({name: [RUNS], "7": []}).segment(image)) == 1
+    data = {"bytes": image.read_bytes(), "path": str(image)}
     assert len(PrecomputedRegions({name: [RUNS], "7": []}).segment(data)) == 1
-    with Image.open(picture) as opened:
+    with Image.open(image) as opened:
         assert len(PrecomputedRegions({name: [RUNS], "7": []}).segment(opened)) == 1
 
 
-def test_files(tmp_path: Path, picture: Path) -> None:
+def test_files(tmp_path: Path, image: Path) -> None:
     annotation = {"image_id": 42, "segmentation": RUNS, "score": 0.75}
-    coco = {"images": [{"id": 5, "file_name": picture.name}], "annotations": [annotation | {"image_id": 5}]}
+    coco = {"images": [{"id": 5, "file_name": image.name}], "annotations": [annotation | {"image_id": 5}]}
     for content in ({"42": [RUNS | {"score": 0.75}]}, [annotation], coco):
         file = tmp_path / "masks.json"
         file.write_text(json.dumps(content))
         source = PrecomputedRegions.read(file)
         assert source.name == "precomputed:masks.json"
-        assert source.segment(picture).quality.tolist() == [0.75]
+        assert source.segment(image).quality.tolist() == [0.75]
 
 
-def test_pictures_without_names_are_told_apart_by_content() -> None:
+def test_images_without_names_are_told_apart_by_content() -> None:
     red, blue = Image.new("RGB", (8, 6), "red"), Image.new("RGB", (8, 6), "blue")
     source = PrecomputedRegions.of([red, blue, red], [[MASK], [], [MASK]])
     assert len(source.segment(red.copy())) == 1
     assert len(source.segment(blue)) == 0
-    with pytest.raises(ValueError, match=r"masks\[2\] differ from those of an earlier, equal picture"):
+    with pytest.raises(ValueError, match=r"masks\[2\] differ from those of an earlier, equal image"):
         PrecomputedRegions.of([red, blue, red], [[MASK], [], [~MASK]])
     with pytest.raises(ValueError, match=r"len\(masks\)=1 but len\(images\)=2"):
         PrecomputedRegions.of([red, blue], [[]])
@@ -91,34 +91,34 @@ def test_what_colours_found_can_be_kept(tmp_path: Path) -> None:
     assert kept.quality.tolist() == made.quality.tolist()
 
 
-def test_masks_that_do_not_fit_are_named_all_at_once(picture: Path) -> None:
+def test_masks_that_do_not_fit_are_named_all_at_once(image: Path) -> None:
     other = {"size": [8, 6], "counts": [48]}
     short = {"size": [6, 8], "counts": [40]}
     broken = {"size": [6, 8], "counts": "61X\x07"}
     box = {"bbox": [1, 2, -3, 4]}
     source = PrecomputedRegions({"42": [RUNS, other, short, broken, MASK.T, box]})
     with pytest.raises(RegionsError) as caught:
-        source.segment(Picture.of(picture, "images[3]"))
+        source.segment(InputImage.of(image, "images[3]"))
     lines = str(caught.value).splitlines()
     assert [line.split(" of ")[0] for line in lines] == [f"images[3]: mask {i}" for i in range(1, 6)]
-    assert all(picture.name in line for line in lines)
-    assert "is 8 high and 6 wide, but the picture is 6 high and 8 wide" in lines[0]
+    assert all(image.name in line for line in lines)
+    assert "is 8 high and 6 wide, but the image is 6 high and 8 wide" in lines[0]
     assert "cover 40 pixels, expected 6 * 8" in lines[1]
     assert "character '\\x07' at 3" in lines[2]
     assert "expected [x, y, width, height]" in lines[4]
 
 
-def test_empty_masks_are_dropped_and_an_empty_list_has_no_region(picture: Path) -> None:
-    regions = PrecomputedRegions({"42": [np.zeros((6, 8), bool), MASK]}).segment(picture)
+def test_empty_masks_are_dropped_and_an_empty_list_has_no_region(image: Path) -> None:
+    regions = PrecomputedRegions({"42": [np.zeros((6, 8), bool), MASK]}).segment(image)
     assert (len(regions), regions.dropped) == (1, 1)
-    assert len(PrecomputedRegions({"42": []}).segment(picture)) == 0
+    assert len(PrecomputedRegions({"42": []}).segment(image)) == 0
 
 
-def test_unknown_and_ambiguous_pictures(picture: Path) -> None:
-    with pytest.raises(RegionsError, match=r"no precomputed masks of .*42\.png.* 2 pictures: 1, 2\)"):
-        PrecomputedRegions({"1": [], "2": []}).segment(picture)
+def test_unknown_and_ambiguous_images(image: Path) -> None:
+    with pytest.raises(RegionsError, match=r"no precomputed masks of .*42\.png.* 2 images: 1, 2\)"):
+        PrecomputedRegions({"1": [], "2": []}).segment(image)
     with pytest.raises(RegionsError, match="may mean any of the masks of 042, 42"):
-        PrecomputedRegions({"42": [], "042": []}).segment(picture)
+        PrecomputedRegions({"42": [], "042": []}).segment(image)
 
 
 def test_wrong_input_is_gathered() -> None:
@@ -170,7 +170,7 @@ def test_a_damaged_mask_is_named(entry: dict[str, Any], message: str) -> None:
     shown = Image.new("RGB", (40, 30))
     shown.filename = "a.png"  # type: ignore[attr-defined]
     with pytest.raises(RegionsError, match=f"mask 0 of .*{message}"):
-        PrecomputedRegions({"a": [entry]}).find(Picture.of(shown))
+        PrecomputedRegions({"a": [entry]}).find(InputImage.of(shown))
 
 
 def test_fingerprints_cover_the_masks() -> None:
@@ -188,7 +188,7 @@ def test_fingerprints_cover_the_masks() -> None:
     assert PrecomputedRegions({"a": [MASK.copy()]}).fingerprint == prints[0]
 
 
-def test_pictures_without_a_name_have_regions_by_content() -> None:
+def test_images_without_a_name_have_regions_by_content() -> None:
     shown = np.full((6, 8, 3), 200, dtype=np.uint8)
     with pytest.raises(
         RegionsError, match=r"no precomputed masks of .*PrecomputedRegions\.of\(images, masks\)"

@@ -95,7 +95,7 @@ def test_no_region() -> None:
     assert regions.masks().shape == (0, 5, 7)
     assert regions.boxes.shape == (0, 4)
     assert len(regions.limited(3)) == 0
-    with pytest.raises(ValueError, match="size of the picture"):
+    with pytest.raises(ValueError, match="size of the image"):
         Regions.of([])
 
 

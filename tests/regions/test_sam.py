@@ -42,7 +42,7 @@ def original() -> dict[str, torch.Tensor]:
 
 
 def split(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The two files of MobileSAMv2: picture encoder, and decoder in parts."""
+    """The two files of MobileSAMv2: image encoder, and decoder in parts."""
     encoder = {name: x for name, x in tensors.items() if name.startswith("image_encoder.")}
     parts: dict[str, Any] = {"PromtEncoder": {}, "MaskDecoder": {}}
     for name, x in tensors.items():
@@ -113,10 +113,10 @@ def test_what_is_no_sam(original: dict[str, torch.Tensor], tmp_path: Path) -> No
     short = {name: x for name, x in original.items() if "layers.1.norm4" not in name}
     for content, message in (
         (encoder, "l2.pt has no mask decoder: pass decoder='Prompt_guided_Mask_Decoder.pt'"),
-        (decoder, "has no picture encoder: give mobile_sam.pt, l2.pt or a SAM"),
+        (decoder, "has no image encoder: give mobile_sam.pt, l2.pt or a SAM"),
         ({"a.b": torch.ones(1)}, "is no SAM: expected names that begin with image_encoder.* found 'a.b'"),
         (original | {"head.x": torch.ones(1)}, "is no SAM: .* found 'head.x'"),
-        (strange, "the picture encoder is neither a ViT, nor TinyViT, nor EfficientViT-L2"),
+        (strange, "the image encoder is neither a ViT, nor TinyViT, nor EfficientViT-L2"),
         (missing, "not a complete SAM: 'mask_decoder.iou_token.weight' is missing"),
         (short, "not a complete SAM: 2 tensors are missing: .*layers.1.layer_norm4"),
     ):
@@ -126,7 +126,7 @@ def test_what_is_no_sam(original: dict[str, torch.Tensor], tmp_path: Path) -> No
 
 
 def test_a_folder_in_transformers_format_is_the_model_that_transformers_loads(
-    sam_folder: Path, picture: Image.Image
+    sam_folder: Path, image: Image.Image
 ) -> None:
     from transformers import SamModel
 
@@ -137,11 +137,11 @@ def test_a_folder_in_transformers_format_is_the_model_that_transformers_loads(
             norm.eps = 1e-5
     theirs.mask_decoder.transformer.layer_norm_final_attn.eps = 1e-5
     ours = opened(sam_folder)
-    size = (picture.height, picture.width)
+    size = (image.height, image.width)
     boxes = torch.from_numpy(ours.scaled(BOXES, size))[None]
     with torch.no_grad():
-        found = theirs(ours.preprocess(picture)[None], input_boxes=boxes, multimask_output=False)
-    logits, quality = ours.decode(ours.embed(picture), BOXES, size)
+        found = theirs(ours.preprocess(image)[None], input_boxes=boxes, multimask_output=False)
+    logits, quality = ours.decode(ours.embed(image), BOXES, size)
     assert np.allclose(logits, found.pred_masks[0], atol=1e-5)
     assert np.allclose(quality, found.iou_scores[0, :, 0], atol=1e-6)
 
@@ -170,38 +170,38 @@ def test_the_config_of_the_default_on_the_hub() -> None:
 
 
 def test_boxes_one_by_one_are_as_all_at_once(
-    sam_folder: Path, picture: Image.Image, monkeypatch: pytest.MonkeyPatch
+    sam_folder: Path, image: Image.Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sam = opened(sam_folder)
     rng = np.random.default_rng(0)
     low = rng.random((40, 2)) * (100, 60)
     boxes = np.concatenate([low, low + 5 + rng.random((40, 2)) * 50], axis=1).astype(np.float32)
-    whole = sam.segment(picture, boxes)
+    whole = sam.segment(image, boxes)
     monkeypatch.setattr(sam_module, "_BOXES", 1)
     monkeypatch.setattr(sam_module, "_LOGITS", 1)
-    single = sam.segment(picture, boxes)
+    single = sam.segment(image, boxes)
     assert np.allclose(whole.quality, single.quality, atol=1e-5)
     assert (whole.masks() != single.masks()).mean() < 1e-4  # logits that are all but 0
     assert len(whole) + whole.dropped == 40
     assert len(whole.limited(7)) == 7
 
 
-def test_no_box_gives_no_region_and_costs_nothing(sam_folder: Path, picture: Image.Image) -> None:
+def test_no_box_gives_no_region_and_costs_nothing(sam_folder: Path, image: Image.Image) -> None:
     sam = opened(sam_folder)
     ran: list[str] = []
     model: Any = sam.model
     hook = model.vision_encoder.register_forward_pre_hook(lambda *_: ran.append("encoder"))
-    regions = sam.segment(picture, np.zeros((0, 4), np.float32))
+    regions = sam.segment(image, np.zeros((0, 4), np.float32))
     hook.remove()
     assert (len(regions), regions.size, ran) == (0, (100, 160), [])
 
 
-def test_threads_get_what_one_gets(sam_folder: Path, picture: Image.Image) -> None:
+def test_threads_get_what_one_gets(sam_folder: Path, image: Image.Image) -> None:
     sam = opened(sam_folder)
-    alone = sam.segment(picture, BOXES)
+    alone = sam.segment(image, BOXES)
     found: dict[int, Any] = {}
     threads = [
-        threading.Thread(target=lambda i=i: found.update({i: sam.segment(picture, BOXES)})) for i in range(4)
+        threading.Thread(target=lambda i=i: found.update({i: sam.segment(image, BOXES)})) for i in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -212,10 +212,10 @@ def test_threads_get_what_one_gets(sam_folder: Path, picture: Image.Image) -> No
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_of_the_picture_encoder(sam_folder: Path, picture: Image.Image, dtype: str) -> None:
+def test_half_precision_of_the_image_encoder(sam_folder: Path, image: Image.Image, dtype: str) -> None:
     exact, half = opened(sam_folder), opened(sam_folder, dtype=dtype)
-    assert half.embed(picture).dtype == torch.float32
-    moved = np.abs(exact.segment(picture, BOXES).quality - half.segment(picture, BOXES).quality)
+    assert half.embed(image).dtype == torch.float32
+    moved = np.abs(exact.segment(image, BOXES).quality - half.segment(image, BOXES).quality)
     assert 0 < moved.max() < 0.1
 
 
@@ -264,5 +264,5 @@ def test_a_decoder_of_another_width_is_refused() -> None:
         "patch_size": 16,
         "decoder": {"hidden_size": 32, "mask_input_channels": 16},
     }
-    with pytest.raises(ValueError, match="a decoder of width 32, but the picture encoder gives 256"):
+    with pytest.raises(ValueError, match="a decoder of width 32, but the image encoder gives 256"):
         build(architecture)

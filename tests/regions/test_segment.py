@@ -16,7 +16,7 @@ from PIL import Image
 from capeval_core import load
 from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.regions.boxes import distinct
 from capeval_core.regions.everything import EverythingRegions
 from capeval_core.regions.models import DETECTOR, SEGMENTER
@@ -34,8 +34,8 @@ from tests.regions.conftest import save_owlv2, save_sam
 from tests.regions.test_sam import CASE, opened
 
 
-def plain(image: Image.Image) -> Picture:
-    return Picture.of(image, "images[0]")
+def plain(image: Image.Image) -> InputImage:
+    return InputImage.of(image, "images[0]")
 
 
 def test_names() -> None:
@@ -57,7 +57,7 @@ def test_files_of_masks(tmp_path: Path) -> None:
         ("colors", ValueError, "did you mean 'colours'?"),
         ("objects:", ValueError, "expected 'objects'"),
         ("colours:x", ValueError, "expected 'objects'"),
-        (3, TypeError, "a JSON file of masks by picture id, or a RegionSource"),
+        (3, TypeError, "a JSON file of masks by image id, or a RegionSource"),
         ("none.json", ValueError, "none.json: there is no such file"),
         ("objects:name", WeightsError, "neither a folder nor a Hub id"),
         ("objects:threshold=", ValueError, "a threshold from 0 to 1, as in 'objects:threshold=0.2'"),
@@ -84,14 +84,14 @@ def defaults(monkeypatch: pytest.MonkeyPatch, sam_folder: Path, owlv2_folder: Pa
 
 
 @pytest.mark.usefixtures("defaults")
-def test_objects(picture: Image.Image, sam_folder: Path) -> None:
+def test_objects(image: Image.Image, sam_folder: Path) -> None:
     source = open_regions("objects", device="cpu")
-    regions = source.segment(picture)
-    boxes = source.boxes.find(plain(picture), picture)  # type: ignore[attr-defined]
+    regions = source.segment(image)
+    boxes = source.boxes.find(plain(image), image)  # type: ignore[attr-defined]
     assert regions.size == (100, 160)
     assert len(regions) + regions.dropped == len(boxes) > 5
     assert source.name.startswith("objects:tiny-sam@") and "+tiny-owlv2@" in source.name
-    assert (source.segment(picture).masks() == regions.masks()).all()
+    assert (source.segment(image).masks() == regions.masks()).all()
     named = open_regions(f"objects:{sam_folder}", device="cpu")
     assert named.fingerprint == source.fingerprint
 
@@ -109,7 +109,7 @@ def less_sure(folder: Path, place: Path, by: float) -> Path:
 
 @pytest.mark.usefixtures("defaults")
 def test_the_threshold_of_boxes(
-    picture: Image.Image,
+    image: Image.Image,
     sam_folder: Path,
     owlv2_folder: Path,
     tmp_path: Path,
@@ -122,7 +122,7 @@ def test_the_threshold_of_boxes(
 
     def scores(spec: str) -> list[float]:
         source: Any = open_regions(spec, device="cpu")
-        return list(source.boxes.find(plain(picture), picture).scores)
+        return list(source.boxes.find(plain(image), image).scores)
 
     every = scores("objects:threshold=0")
     assert min(every) < 0.1 < 0.6 < max(every)
@@ -147,7 +147,7 @@ def test_thresholds_from_0_to_1_are_taken(least: str) -> None:
 
 @pytest.mark.usefixtures("defaults")
 def test_a_folder_may_be_called_as_a_setting_is(
-    picture: Image.Image, sam_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    image: Image.Image, sam_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "threshold=7").symlink_to(sam_folder)
     monkeypatch.chdir(tmp_path)
@@ -177,10 +177,10 @@ def test_an_image_without_objects_has_no_region_and_is_its_own(
 
 
 @pytest.mark.usefixtures("defaults")
-def test_rectangles(picture: Image.Image) -> None:
+def test_rectangles(image: Image.Image) -> None:
     source = open_regions("rectangles", device="cpu")
-    boxes = source.boxes.find(plain(picture), picture)  # type: ignore[attr-defined]
-    regions = source.segment(picture)
+    boxes = source.boxes.find(plain(image), image)  # type: ignore[attr-defined]
+    regions = source.segment(image)
     assert len(regions) + regions.dropped == len(boxes)
     assert (np.diff(regions.quality) <= 0).all()
     for mask, (x0, y0, x1, y1) in zip(regions.masks(), regions.boxes, strict=True):
@@ -209,36 +209,36 @@ def test_settings_and_weights_change_the_fingerprint(
     assert boxes().fingerprint == prints[0]
 
 
-def test_owlv2_boxes_are_those_of_transformers(picture: Image.Image, owlv2_folder: Path) -> None:
+def test_owlv2_boxes_are_those_of_transformers(image: Image.Image, owlv2_folder: Path) -> None:
     """The best box is the one that its own one-shot detection takes as its query."""
     from transformers import Owlv2ForObjectDetection, Owlv2ImageProcessor
 
     model: Any = Owlv2ForObjectDetection.from_pretrained(owlv2_folder)
     processor: Any = Owlv2ImageProcessor.from_pretrained(owlv2_folder)
-    pixels = processor(images=picture, return_tensors="pt")["pixel_values"]
+    pixels = processor(images=image, return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         found = model.image_guided_detection(pixels, query_pixel_values=pixels)
         features = model.image_embedder(pixels)[0].flatten(1, 2)
         _, best, boxes = model.embed_image_query(features, found.query_image_embeds)
     x, y, width, height = (boxes[0, int(best)] * 160).tolist()
-    ours = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(picture), picture)
+    ours = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(image), image)
     expected = np.clip([x - width / 2, y - height / 2, x + width / 2, y + height / 2], 0, [160, 100] * 2)
     assert np.allclose(ours.corners[0], expected, atol=1e-3)
     assert (np.diff(ours.scores) <= 0).all()
 
 
-def test_owlv2_limits(picture: Image.Image, owlv2_folder: Path) -> None:
-    everything = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(picture), picture)
-    few = Owlv2Boxes(owlv2_folder, device="cpu", most=3).find(plain(picture), picture)
+def test_owlv2_limits(image: Image.Image, owlv2_folder: Path) -> None:
+    everything = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(image), image)
+    few = Owlv2Boxes(owlv2_folder, device="cpu", most=3).find(plain(image), image)
     assert (few.corners == everything.corners[:3]).all()
     middle = float(np.median(everything.scores))
-    likely = Owlv2Boxes(owlv2_folder, device="cpu", threshold=middle).find(plain(picture), picture)
+    likely = Owlv2Boxes(owlv2_folder, device="cpu", threshold=middle).find(plain(image), image)
     assert len(likely) == (everything.scores >= middle).sum()
     exact = Owlv2Boxes(owlv2_folder, device="cpu", threshold=float(everything.scores[4])).find(
-        plain(picture), picture
+        plain(image), image
     )
     assert exact.scores.tolist() == everything.scores[:5].tolist()  # a box at the threshold stays
-    assert len(Owlv2Boxes(owlv2_folder, device="cpu", threshold=1.0).find(plain(picture), picture)) == 0
+    assert len(Owlv2Boxes(owlv2_folder, device="cpu", threshold=1.0).find(plain(image), image)) == 0
 
 
 def test_overlapping_boxes_by_definition() -> None:
@@ -259,43 +259,43 @@ def test_overlapping_boxes_by_definition() -> None:
     assert (found.corners == corners[kept[:12]]).all()
 
 
-def test_everything(picture: Image.Image, sam_folder: Path) -> None:
+def test_everything(image: Image.Image, sam_folder: Path) -> None:
     sam = opened(sam_folder)
     strict = EverythingRegions(sam, points=4)
-    assert len(strict.segment(picture)) == 0  # a random model predicts no good mask
+    assert len(strict.segment(image)) == 0  # a random model predicts no good mask
     open_minded = EverythingRegions(sam, points=4, quality=-9.0, stability=0.0)
-    regions = open_minded.segment(picture)
+    regions = open_minded.segment(image)
     assert len(regions) >= 1 and regions.size == (100, 160)
-    large = open_minded.segment(picture.resize((640, 400)))
+    large = open_minded.segment(image.resize((640, 400)))
     assert large.size == (400, 640) and len(large) >= 1
     half = EverythingRegions(opened(sam_folder, dtype="bfloat16"), points=2, quality=-9.0, stability=0.0)
-    assert half.segment(picture).size == (100, 160)
+    assert half.segment(image).size == (100, 160)
 
 
-def test_boxes_of_a_detector_that_ran_elsewhere(picture: Image.Image, sam_folder: Path) -> None:
-    picture.filename = "a.png"  # type: ignore[attr-defined]
+def test_boxes_of_a_detector_that_ran_elsewhere(image: Image.Image, sam_folder: Path) -> None:
+    image.filename = "a.png"  # type: ignore[attr-defined]
     detected = [{"bbox": [10, 10, 50, 60], "score": 0.5}, {"bbox": [90, 20, 99, 30], "score": 0.9}]
     boxes = GivenBoxes(PrecomputedRegions({"a": detected}))
-    assert boxes.find(plain(picture), picture).corners.tolist() == [[90, 20, 160, 50], [10, 10, 60, 70]]
-    regions = ObjectRegions(boxes, opened(sam_folder)).segment(picture)
+    assert boxes.find(plain(image), image).corners.tolist() == [[90, 20, 160, 50], [10, 10, 60, 70]]
+    regions = ObjectRegions(boxes, opened(sam_folder)).segment(image)
     assert len(regions) + regions.dropped == 2
 
 
 def test_the_released_detectors_network() -> None:
-    picture = Image.new("RGB", (160, 100), (204, 102, 51))
+    image = Image.new("RGB", (160, 100), (204, 102, 51))
     seen: list[torch.Tensor] = []
 
     def network(pixels: torch.Tensor) -> torch.Tensor:
         seen.append(pixels)
         return torch.tensor([[512.0, 320, 200, 100, 0.9], [512, 320, 202, 100, 0.8], [100, 100, 20, 20, 0.3]])
 
-    boxes = ObjectAwareBoxes(network, fingerprint="x", device="cpu").find(plain(picture), picture)
+    boxes = ObjectAwareBoxes(network, fingerprint="x", device="cpu").find(plain(image), image)
     assert seen[0].shape == (1, 3, 640, 1024)
     assert seen[0][0, :, 320, 32].tolist() == pytest.approx([0.2, 0.4, 0.8])  # blue first
     assert boxes.corners.tolist() == [pytest.approx([64.375, 42.1875, 95.625, 57.8125])]
 
     none = ObjectAwareBoxes(lambda _: torch.zeros(5, 5), fingerprint="x", device="cpu")
-    assert len(none.find(plain(picture), picture)) == 0
+    assert len(none.find(plain(image), image)) == 0
 
 
 def test_the_released_detector_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +350,7 @@ def test_a_checkpoint_is_to_be_converted_first(tmp_path: Path) -> None:
         open_regions(f"objects:{tmp_path / 'mobile_sam.pt'}")
 
 
-def test_converted_weights_serve_where_they_are_meant_to(tmp_path: Path, picture: Image.Image) -> None:
+def test_converted_weights_serve_where_they_are_meant_to(tmp_path: Path, image: Image.Image) -> None:
     tensors = recipe.state_dict(CASE / "manifest.json", 1)
     torch.save({name: torch.from_numpy(x) for name, x in tensors.items()}, tmp_path / "sam.pth")
     out = str(tmp_path / "made")
@@ -372,14 +372,14 @@ def test_missing_tensors_of_the_detector(owlv2_folder: Path, tmp_path: Path) -> 
         Owlv2Boxes(damaged, device="cpu")
 
 
-def test_a_source_of_ones_own(picture: Image.Image) -> None:
+def test_a_source_of_ones_own(image: Image.Image) -> None:
     class Halves(RegionSource):
         name = fingerprint = "halves"
 
-        def find(self, picture: Picture) -> Regions:
-            width, height = picture.load().size
+        def find(self, image: InputImage) -> Regions:
+            width, height = image.load().size
             left = np.arange(width) < width / 2
             return Regions.of([np.tile(left, (height, 1)), np.tile(~left, (height, 1))])
 
     source = open_regions(Halves())
-    assert source.segment(picture).areas.tolist() == [8000, 8000]
+    assert source.segment(image).areas.tolist() == [8000, 8000]

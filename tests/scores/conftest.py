@@ -20,7 +20,7 @@ from tests.seeded import blip2_weights
 from tests.seeded import encoder as seeded_clip
 
 CANARY = 2
-"""Pictures that run whenever weights are loaded."""
+"""Images that run whenever weights are loaded."""
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,10 @@ def opened(matcher: str, members: Any = ("pacs-tiny", "blip2-itc"), **options: A
 
 
 class Runs:
-    """What runs while members open and close: pictures per kind of encoder, and how many are open at once."""
+    """What runs while members open and close: images per kind of encoder, and how many are open at once."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.pictures: Counter[str] = Counter()
+        self.images: Counter[str] = Counter()
         self.texts: Counter[str] = Counter()
         self.opened: list[weakref.ref[Any]] = []
         self.most = 0
@@ -75,7 +75,7 @@ class Runs:
             self.most = max(self.most, len(self.opened))
             seen = model.visual.conv1 if kind is ClipEncoder else model.vision_model.embeddings
             read = model.ln_final if kind is ClipEncoder else model.embeddings.word_embeddings
-            seen.register_forward_hook(lambda *out: self.pictures.update({kind.kind: len(out[2])}))
+            seen.register_forward_hook(lambda *out: self.images.update({kind.kind: len(out[2])}))
             read.register_forward_hook(lambda *out: self.texts.update({kind.kind: len(out[2])}))
             return model
 

@@ -21,7 +21,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.dual import dual_class, whole_pictures
+from capeval_core.encoders.dual import dual_class, whole_images
 from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.inputs.pools import check_pools
 from capeval_core.integrations.rewards import reward
@@ -163,12 +163,12 @@ def test_the_value_is_the_members_own_cosine(matcher: str, scenes: Any) -> None:
     blip2 = Blip2Encoder.from_pretrained(matcher, device="cpu")
     samples = metric.check(*scenes)
     said = clip.encode_texts([f"A photo depicts {caption}" for caption in samples.captions]).features
-    seen = np.concatenate([part.features for part in clip.encode_pictures(samples.pictures)])
+    seen = np.concatenate([part.features for part in clip.encode_images(samples.images)])
     cosines = (said * seen).sum(1) / np.linalg.norm(said, axis=1) / np.linalg.norm(seen, axis=1)
     values = np.array(rows["values"].to_pylist())
     assert np.allclose(values[:, 0], cosines, atol=1e-6)
-    pictures = [samples.pictures[row] for row, c in enumerate(samples.candidates or []) if c == 0]
-    matches = list(blip2.match(pictures, scenes[0], cache=FeatureCache(0)))
+    images = [samples.images[row] for row, c in enumerate(samples.candidates or []) if c == 0]
+    matches = list(blip2.match(images, scenes[0], cache=FeatureCache(0)))
     assert np.allclose(values[:, 1], np.concatenate([each.itc for each in matches]), atol=1e-6)
     assert np.allclose(rows["itm"], np.concatenate([each.itm for each in matches]), atol=1e-6)
 
@@ -181,8 +181,8 @@ def test_members_run_one_after_another_and_free_their_memory(
     metric.score(*scenes)
     assert runs.most == 1
     assert all(ref() is None for ref in runs.opened)
-    # Each picture once, however many candidates it has.
-    assert runs.pictures == {"clip": 5 + CANARY, "blip2": 5 + CANARY}
+    # Each image once, however many candidates it has.
+    assert runs.images == {"clip": 5 + CANARY, "blip2": 5 + CANARY}
 
 
 def test_kept_rows_spare_the_second_run_and_another_member_is_added(
@@ -190,12 +190,12 @@ def test_kept_rows_spare_the_second_run_and_another_member_is_added(
 ) -> None:
     first = opened(matcher, ["pacs-tiny", "blip2-itc"]).score(*scenes, rows=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blip2-itc", "pacs-tiny", "stamp.json"]
-    runs.pictures.clear()
+    runs.images.clear()
     assert opened(matcher, ["pacs-tiny", "blip2-itc"]).score(*scenes, rows=tmp_path) == first
-    assert not runs.pictures and not runs.opened[2:]
+    assert not runs.images and not runs.opened[2:]
     larger = opened(matcher, ["pacs-tiny", seeded, "blip2-itc"])
     found = larger.score(*scenes, rows=tmp_path)
-    assert runs.pictures == {"clip": 5 + CANARY}  # the new member's alone
+    assert runs.images == {"clip": 5 + CANARY}  # the new member's alone
     assert found == opened(matcher, ["pacs-tiny", seeded, "blip2-itc"]).score(*scenes)
     smaller = opened(matcher, ["blip2-itc"])
     assert smaller.score(*scenes, rows=tmp_path) == opened(matcher, ["blip2-itc"]).score(*scenes)
@@ -230,15 +230,15 @@ def test_a_killed_run_goes_on_inside_a_member(
     n = sum(map(len, scenes[0]))
     assert kept["blip2-itc"] == n and 0 < kept["pacs-tiny"] < n
     monkeypatch.setattr(table, _table)
-    runs.pictures.clear()
+    runs.images.clear()
     found = opened(matcher).encode_all(samples, rows=tmp_path)
     assert_same_rows(found, expected)
     assert whole.combine(found).parts["choice"] == whole.combine(expected).parts["choice"]
-    assert runs.pictures["blip2"] == 0 and CANARY < runs.pictures["clip"] < 5 + CANARY
+    assert runs.images["blip2"] == 0 and CANARY < runs.images["clip"] < 5 + CANARY
 
 
 def test_rows_of_another_member_or_metric_are_refused(
-    matcher: str, scenes: Any, tmp_path: Path, pictures: list[Path], weights: str
+    matcher: str, scenes: Any, tmp_path: Path, images: list[Path], weights: str
 ) -> None:
     import capeval_core
 
@@ -246,7 +246,7 @@ def test_rows_of_another_member_or_metric_are_refused(
     with pytest.raises(ValueError, match=r"other settings.*bfloat16"):
         opened(matcher, dtype="bfloat16").score(*scenes, rows=tmp_path)
     with pytest.raises(ValueError, match="metric: 'eco' there, 'pacs' now"):
-        capeval_core.load("pacs", weights=weights).score(["a dog"], pictures[:1], rows=tmp_path)
+        capeval_core.load("pacs", weights=weights).score(["a dog"], images[:1], rows=tmp_path)
 
 
 def test_batches_and_processes_combine_to_the_same(matcher: str, scenes: Any) -> None:
@@ -269,7 +269,7 @@ def test_it_pickles_without_tensors(matcher: str, scenes: Any) -> None:
     assert pickle.loads(pickled).score(*scenes) == metric.score(*scenes)
 
 
-def test_a_broken_picture_costs_its_own_pool(matcher: str, scenes: Any, tmp_path: Path) -> None:
+def test_a_broken_image_costs_its_own_pool(matcher: str, scenes: Any, tmp_path: Path) -> None:
     pools, images = scenes
     broken = [*images[:3], tmp_path / "missing.png", images[4]]
     with pytest.raises(ValueError, match=r"images\[3\].*missing.png"):
@@ -278,7 +278,7 @@ def test_a_broken_picture_costs_its_own_pool(matcher: str, scenes: Any, tmp_path
     assert math.isnan(result.scores[3]) and list(result.errors) == [3]
     assert "images[3]" in result.errors[3] and result.counts.failed == 1
     assert result.parts["choice"][3] == -1 and result.parts["caption"][3] == ""
-    assert {each["dropped"] for each in result.parts["candidates"][3]} == {"its picture could not be read"}
+    assert {each["dropped"] for each in result.parts["candidates"][3]} == {"its image could not be read"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no values are not equal values
         assert opened(matcher, on_error="nan").score(pools[3:4], broken[3:4]).parts["choice"] == [-1]
@@ -377,24 +377,24 @@ def test_equal_rules_have_equal_signatures(matcher: str) -> None:
     ("captions", "said"),
     [
         (["a dog", "a cat"], r"captions\[0\] is a single string: pass the list of its candidates"),
-        ([["a dog"], []], r"captions\[1\] is empty: every picture needs at least one candidate"),
+        ([["a dog"], []], r"captions\[1\] is empty: every image needs at least one candidate"),
         ([["a dog"], None], r"captions\[1\] is None"),
         ([["a dog"], ["a", ""]], r'captions\[1\]\[1\] is empty: .*leave it out or pass empty="score"'),
         ([["a dog"], ["a", 3]], r"captions\[1\]\[1\] is"),
-        ([["a dog"]], r"len\(captions\)=1 but len\(images\)=2: give each picture one pool"),
+        ([["a dog"]], r"len\(captions\)=1 but len\(images\)=2: give each image one pool"),
         ([], "captions is empty"),
         ("a dog", "captions is a single string"),
         ([{"a": 1}, ["b"]], r"captions\[0\] is .*expected a list of candidate captions"),
     ],
 )
-def test_wrong_pools_are_told_by_their_place(captions: Any, said: str, pictures: list[Path]) -> None:
+def test_wrong_pools_are_told_by_their_place(captions: Any, said: str, images: list[Path]) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
-        check_pools(captions, pictures[:2])
+        check_pools(captions, images[:2])
 
 
-def test_all_problems_are_told_at_once(pictures: list[Path]) -> None:
+def test_all_problems_are_told_at_once(images: list[Path]) -> None:
     with pytest.raises(ValueError) as caught:
-        check_pools([["a", ""], "b"], [pictures[0], "no-such.png"])
+        check_pools([["a", ""], "b"], [images[0], "no-such.png"])
     for told in ("captions[0][1]", "captions[1]", "images[1]"):
         assert told in str(caught.value)
 
@@ -492,7 +492,7 @@ def test_nothing_is_said_beyond_the_set(matcher: str, scenes: Any) -> None:
 def test_evidence_tells_all_of_a_pool(matcher: str, scenes: Any) -> None:
     result = opened(matcher, evidence=True).score(*scenes)
     shown = result.explain(2)
-    assert shown["candidates"] == result.parts["candidates"][2] and "picture" in shown
+    assert shown["candidates"] == result.parts["candidates"][2] and "image" in shown
 
 
 def test_a_folder_of_a_known_name_is_that_member(
@@ -527,7 +527,7 @@ def test_dual_encoders_of_every_make_are_members(
     values = np.array(metric.encode_all(samples)["values"].to_pylist())[:, 0]
     encoder = dual_class(metric.members[1].folder).open(metric.members[1].folder, device="cpu")
     said = encoder.encode_texts(samples.captions).features
-    seen = np.concatenate([part.features for part in whole_pictures(encoder, samples.pictures)])
+    seen = np.concatenate([part.features for part in whole_images(encoder, samples.images)])
     assert encoder.kind == kind
     cosines = (said * seen).sum(1) / np.linalg.norm(said, axis=1) / np.linalg.norm(seen, axis=1)
     assert np.allclose(values, cosines, atol=1e-5)

@@ -199,7 +199,7 @@ def one_of_each_mode() -> list[Image.Image]:
 
 
 @pytest.mark.parametrize("compat", [None, "released"])
-def test_released_pictures_are_in_rgb_before_any_member_sees_them(
+def test_released_images_are_in_rgb_before_any_member_sees_them(
     compat: str | None, matcher: str, tmp_path: Path
 ) -> None:
     images = one_of_each_mode()
@@ -218,7 +218,7 @@ def test_released_pictures_are_in_rgb_before_any_member_sees_them(
         assert distance[1:, 0].min() > 1e-3
 
 
-def test_rows_of_rgb_pictures_serve_both_rules_and_others_are_made_anew(
+def test_rows_of_rgb_images_serve_both_rules_and_others_are_made_anew(
     matcher: str, tmp_path: Path, runs: Runs
 ) -> None:
     images, pools = one_of_each_mode(), [[DOG, CAT]] * 3
@@ -226,14 +226,14 @@ def test_rows_of_rgb_pictures_serve_both_rules_and_others_are_made_anew(
         warnings.simplefilter("ignore")
         cached = {"cache": FeatureCache(), "rows": tmp_path}
         opened(matcher, **cached).score(pools, images)
-        runs.pictures.clear()
+        runs.images.clear()
         released = opened(matcher, compat="released", **cached).score(pools, images)
-        assert runs.pictures == {"clip": 2 + CANARY, "blip2": 2 + CANARY}
+        assert runs.images == {"clip": 2 + CANARY, "blip2": 2 + CANARY}
         fresh = opened(matcher, compat="released").score(pools, images)
     assert released.scores == pytest.approx(fresh.scores, abs=1e-6)
 
 
-def test_a_released_picture_that_is_broken_costs_its_own_pool(
+def test_a_released_image_that_is_broken_costs_its_own_pool(
     matcher: str, scenes: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n cut")

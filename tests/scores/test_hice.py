@@ -19,7 +19,7 @@ from PIL import Image
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.region_features import RegionFeatures
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.phrases.graph import phrases_of
 from capeval_core.phrases.graph_writer import FACTUAL
 from capeval_core.phrases.phrases import Phrases
@@ -82,7 +82,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    picture: Floats
+    image: Floats
     regions: list[Floats]
     caption: Text
     references: list[Text]
@@ -91,9 +91,9 @@ class Case:
 def plainly(case: Case, w: float, include_whole: bool, several: str) -> dict[str, float]:
     """Eq. 2 to 11 for one caption."""
     said = case.caption
-    compared = [*case.regions, case.picture] if include_whole or not case.regions else case.regions
+    compared = [*case.regions, case.image] if include_whole or not case.regions else case.regions
     p, r = sets(said.phrases, compared, w)
-    found = {"gitc": w * max(cosine(case.picture, said.whole), 0), "precision": p, "recall": r}
+    found = {"gitc": w * max(cosine(case.image, said.whole), 0), "precision": p, "recall": r}
     found["litc"] = harmonic(p, r)
     found["hice"] = harmonic(found["gitc"], found["litc"])
     g = [max(cosine(said.whole, reference.whole), 0) for reference in case.references]
@@ -123,8 +123,8 @@ def rows_of(cases: Sequence[Case]) -> pa.Table:
     """The rows that the metric makes of these features."""
     shown: dict[int, RegionFeatures] = {}
     for case in cases:
-        regions = np.array(case.regions, dtype=np.float32).reshape(-1, len(case.picture))
-        made = RegionFeatures(case.picture, regions, np.arange(len(regions)), 0, "key")
+        regions = np.array(case.regions, dtype=np.float32).reshape(-1, len(case.image))
+        made = RegionFeatures(case.image, regions, np.arange(len(regions)), 0, "key")
         shown.setdefault(id(case.regions), made)
     seen = [shown[id(case.regions)] for case in cases]
     counts = np.array([len(case.references) for case in cases], dtype=np.int64)
@@ -150,7 +150,7 @@ SHAPES = st.tuples(st.integers(0, 4), st.integers(1, 4), st.lists(st.integers(1,
 
 
 def some_cases(shapes: Sequence[Shape], dimension: int, seed: int, likeness: float) -> list[Case]:
-    """Random features, negative cosines among them; every second caption is of the picture before."""
+    """Random features, negative cosines among them; every second caption is of the image before."""
     rng = np.random.default_rng(seed)
     common = likeness * rng.normal(size=dimension)
 
@@ -162,9 +162,9 @@ def some_cases(shapes: Sequence[Shape], dimension: int, seed: int, likeness: flo
 
     cases: list[Case] = []
     for i, (regions, phrases, references) in enumerate(shapes):
-        picture, found = (cases[-1].picture, cases[-1].regions) if i % 2 else (feature(), features(regions))
+        image, found = (cases[-1].image, cases[-1].regions) if i % 2 else (feature(), features(regions))
         compared = [Text(feature(), features(count)) for count in references]
-        cases.append(Case(picture, found, Text(feature(), features(phrases)), compared))
+        cases.append(Case(image, found, Text(feature(), features(phrases)), compared))
     return cases
 
 
@@ -221,20 +221,20 @@ def test_w_moves_the_ranking_by_refhice_and_not_that_by_hice(folder: Path) -> No
     assert order(RefHiceS, 1.0) != order(RefHiceS, 2.5)
 
 
-# Real pictures and captions.
+# Real images and captions.
 
 
 class Rectangles(RegionSource):
-    """So many rectangles in every picture, and how often it was asked."""
+    """So many rectangles in every image, and how often it was asked."""
 
     name = "rectangles"
 
     def __init__(self, count: int) -> None:
         self.count, self.asked, self.fingerprint = count, 0, f"rectangles-{count}"
 
-    def find(self, picture: Picture) -> Regions:
+    def find(self, image: InputImage) -> Regions:
         self.asked += 1
-        width, height = picture.load().size
+        width, height = image.load().size
         rng = np.random.default_rng(self.count)
         masks = np.zeros((self.count, height, width), dtype=np.bool_)
         for mask in masks:
@@ -274,10 +274,10 @@ def close(found: dict[str, list[float]], expected: dict[str, list[float]]) -> bo
 
 @pytest.mark.parametrize("kind", [HiceS, RefHiceS])
 def test_a_batch_is_each_caption_alone_in_any_order(
-    kind: type[HiceS], folder: Path, pictures: list[Path]
+    kind: type[HiceS], folder: Path, images: list[Path]
 ) -> None:
     captions = [CAPTIONS[i % 4] for i in range(7)]
-    shown = [pictures[i % 3] for i in range(7)]
+    shown = [images[i % 3] for i in range(7)]
     references = [[CAPTIONS[(i + k) % 4] for k in range(1 + i % 3)] for i in range(7)]
 
     def run(chosen: Sequence[int], **options: Any) -> dict[str, list[float]]:
@@ -294,27 +294,27 @@ def test_a_batch_is_each_caption_alone_in_any_order(
 
 
 def test_windows_of_texts_change_nothing(
-    folder: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+    folder: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     references = [["one"], ["two dogs", "a star", "a heart"], ["a dog in the park"], ["x", "y"]]
-    usual = opened(RefHiceS, folder).score(CAPTIONS, pictures[:4], references)
+    usual = opened(RefHiceS, folder).score(CAPTIONS, images[:4], references)
     for texts in (1, 3, 5):
         monkeypatch.setattr("capeval_core.scores.hice.TEXTS_AT_ONCE", texts)
-        found = opened(RefHiceS, folder).score(CAPTIONS, pictures[:4], references)
+        found = opened(RefHiceS, folder).score(CAPTIONS, images[:4], references)
         assert close(values(found), values(usual)) and found.groups == usual.groups
 
 
 def test_four_captions_of_thirty_masks_cost_31_forwards_and_a_further_one_none(
-    folder: Path, pictures: list[Path]
+    folder: Path, images: list[Path]
 ) -> None:
     source = Rectangles(30)
     metric = opened(HiceS, folder, regions=source)
     with counted(metric.encoder) as seen:
-        four = metric.score(CAPTIONS, [pictures[4]] * 4)
+        four = metric.score(CAPTIONS, [images[4]] * 4)
     assert (seen.masked, source.asked) == (31, 1)
     with counted(metric.encoder) as seen:
-        fifth = metric.score(["a fifth caption"], [pictures[4]])
-    assert (seen.masked, seen.pictures, source.asked) == (0, 0, 1)
+        fifth = metric.score(["a fifth caption"], [images[4]])
+    assert (seen.masked, seen.images, source.asked) == (0, 0, 1)
     assert four.parts["region_count"] == [30] * 4 and fifth.parts["region_count"] == [30]
 
 
@@ -324,10 +324,10 @@ def test_four_captions_of_thirty_masks_cost_31_forwards_and_a_further_one_none(
     ids=str,
 )
 def test_options_of_the_formula_need_no_new_run(
-    changed: dict[str, Any], folder: Path, pictures: list[Path], tmp_path: Path
+    changed: dict[str, Any], folder: Path, images: list[Path], tmp_path: Path
 ) -> None:
     references = [["a star", "a red star above a heart"], ["dogs", "two dogs run"]]
-    given = (CAPTIONS[:2], pictures[:2], references)
+    given = (CAPTIONS[:2], images[:2], references)
     opened(RefHiceS, folder).score(*given, rows=tmp_path)
     other = opened(RefHiceS, folder, **changed)
     with counted(other.encoder) as seen:
@@ -349,11 +349,11 @@ def test_options_of_the_formula_need_no_new_run(
     ids=lambda changed: next(iter(changed)),
 )
 def test_options_of_the_encoding_refuse_rows_of_others(
-    changed: dict[str, Any], folder: Path, pictures: list[Path], tmp_path: Path
+    changed: dict[str, Any], folder: Path, images: list[Path], tmp_path: Path
 ) -> None:
-    opened(HiceS, folder).score(CAPTIONS[:1], pictures[:1], rows=tmp_path)
+    opened(HiceS, folder).score(CAPTIONS[:1], images[:1], rows=tmp_path)
     with pytest.raises(ValueError, match=f"other settings.*{next(iter(changed))}"):
-        opened(HiceS, folder, **changed).score(CAPTIONS[:1], pictures[:1], rows=tmp_path)
+        opened(HiceS, folder, **changed).score(CAPTIONS[:1], images[:1], rows=tmp_path)
 
 
 def test_sources_of_one_name_sign_by_what_they_give(folder: Path) -> None:
@@ -372,12 +372,12 @@ def test_sources_of_one_name_sign_by_what_they_give(folder: Path) -> None:
     assert "|regions:colours@" in opened(HiceS, folder).signature()
 
 
-# What can be wrong with regions, phrases and pictures.
+# What can be wrong with regions, phrases and images.
 
 
-def test_without_regions_the_whole_picture_is_the_region(folder: Path, pictures: list[Path]) -> None:
+def test_without_regions_the_whole_image_is_the_region(folder: Path, images: list[Path]) -> None:
     grey = Image.new("RGB", (60, 40), (128, 128, 128))  # colours finds nothing here
-    found = opened(HiceS, folder, evidence=True).score(CAPTIONS[:3], [grey, pictures[0], grey])
+    found = opened(HiceS, folder, evidence=True).score(CAPTIONS[:3], [grey, images[0], grey])
     assert (
         found.parts["region_count"][0] == found.parts["region_count"][2] == 0 < found.parts["region_count"][1]
     )
@@ -386,18 +386,18 @@ def test_without_regions_the_whole_picture_is_the_region(folder: Path, pictures:
     assert with_whole.scores == [pytest.approx(found.scores[0], abs=1e-6)]
 
 
-def test_one_region(folder: Path, pictures: list[Path]) -> None:
-    found = opened(HiceS, folder, regions=Rectangles(1)).score([CAPTIONS[1]], [pictures[0]])
+def test_one_region(folder: Path, images: list[Path]) -> None:
+    found = opened(HiceS, folder, regions=Rectangles(1)).score([CAPTIONS[1]], [images[0]])
     assert found.parts["region_count"] == [1] and found.parts["phrase_count"] == [1]
     assert found.parts["precision"] == found.parts["recall"]  # one phrase, one region: one cosine
 
 
-def test_five_hundred_regions_and_the_best_ten_of_them(folder: Path, pictures: list[Path]) -> None:
+def test_five_hundred_regions_and_the_best_ten_of_them(folder: Path, images: list[Path]) -> None:
     metric = opened(HiceS, folder, regions=Rectangles(500))
-    assert metric.score(CAPTIONS[:1], pictures[:1]).parts["region_count"] == [500]
+    assert metric.score(CAPTIONS[:1], images[:1]).parts["region_count"] == [500]
     limited = opened(HiceS, folder, regions=Rectangles(500), max_regions=10)
     with counted(limited.encoder) as seen:
-        found = limited.score(CAPTIONS[:1], pictures[:1])
+        found = limited.score(CAPTIONS[:1], images[:1])
     assert seen.masked == 11 and found.parts["region_count"] == [10]
     assert "|max_regions:10|" in found.signature
 
@@ -411,69 +411,69 @@ def test_regions_that_are_cropped_away_are_dropped_and_counted(folder: Path, tmp
     assert found.parts["region_count"] == [1] and found.parts["regions_dropped"] == [1]
 
 
-def test_masks_of_another_size_cost_their_picture(folder: Path, pictures: list[Path]) -> None:
+def test_masks_of_another_size_cost_their_image(folder: Path, images: list[Path]) -> None:
     whole = np.ones((60, 90), dtype=np.bool_)
     masks = {"0": [whole], "1": [np.ones((3, 3), dtype=np.bool_)]}
     metric = opened(HiceS, folder, regions=masks, on_error="nan")
-    found = metric.score(CAPTIONS[:3], [pictures[0], pictures[1], pictures[2]])
+    found = metric.score(CAPTIONS[:3], [images[0], images[1], images[2]])
     assert sorted(found.errors) == [1, 2] and math.isfinite(found.scores[0])
     assert "images[1]: mask 0 of" in found.errors[1] and "is 3 high and 3 wide" in found.errors[1]
     assert "images[2]: there are no precomputed masks of" in found.errors[2]
     assert all(math.isnan(part[1]) for part in found.parts.values())
     with pytest.raises(ValueError, match=r"(?s)images\[1\]: mask 0.*images\[2\]: there are no"):
-        opened(HiceS, folder, regions=masks).score(CAPTIONS[:3], pictures[:3])
+        opened(HiceS, folder, regions=masks).score(CAPTIONS[:3], images[:3])
 
 
-def test_empty_masks_are_dropped_and_counted(folder: Path, pictures: list[Path]) -> None:
+def test_empty_masks_are_dropped_and_counted(folder: Path, images: list[Path]) -> None:
     whole = np.ones((60, 90), dtype=np.bool_)
-    found = opened(HiceS, folder, regions={"0": [whole, ~whole]}).score(CAPTIONS[:1], pictures[:1])
+    found = opened(HiceS, folder, regions={"0": [whole, ~whole]}).score(CAPTIONS[:1], images[:1])
     assert found.parts["region_count"] == [1] and found.parts["regions_dropped"] == [1]
-    none = opened(HiceS, folder, regions={"0": [~whole]}).score(CAPTIONS[:1], pictures[:1])
+    none = opened(HiceS, folder, regions={"0": [~whole]}).score(CAPTIONS[:1], images[:1])
     assert none.parts["region_count"] == [0] and math.isfinite(none.mean)
 
 
-def test_a_broken_picture_costs_its_captions(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
+def test_a_broken_image_costs_its_captions(folder: Path, images: list[Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken.jpg"
-    broken.write_bytes(pictures[0].read_bytes()[:300])
-    shown = [pictures[0], broken, pictures[1], broken]
+    broken.write_bytes(images[0].read_bytes()[:300])
+    shown = [images[0], broken, images[1], broken]
     found = opened(RefHiceS, folder, on_error="nan").score(CAPTIONS, shown, [["a dog"]] * 4)
     assert sorted(found.errors) == [1, 3] and "images[3]" in found.errors[3]
     assert all(math.isnan(values(found)[part][1]) for part in ("score", "gitc", "litc", "region_count"))
-    sound = opened(RefHiceS, folder).score(CAPTIONS[::2], pictures[:2], [["a dog"]] * 2)
+    sound = opened(RefHiceS, folder).score(CAPTIONS[::2], images[:2], [["a dog"]] * 2)
     assert [found.scores[0], found.scores[2]] == pytest.approx(sound.scores, abs=1e-6)
 
 
-def test_a_caption_of_400_words_is_counted_as_truncated(folder: Path, pictures: list[Path]) -> None:
+def test_a_caption_of_400_words_is_counted_as_truncated(folder: Path, images: list[Path]) -> None:
     long = " ".join(f"There is a small red star beside the big blue heart number {i}." for i in range(31))
     assert len(long.split()) > 400
-    found = opened(HiceS, folder).score([long, "a star"], pictures[:2])
+    found = opened(HiceS, folder).score([long, "a star"], images[:2])
     assert found.counts.truncated == 1 and found.parts["phrase_count"][0] > 10
     # Neither the text encoder nor the rules cut this one, but a parser may.
-    cut = opened(HiceS, folder, phrases=Graphs({}, truncated=2)).score(["a star"], pictures[:1])
+    cut = opened(HiceS, folder, phrases=Graphs({}, truncated=2)).score(["a star"], images[:1])
     assert cut.counts.truncated == 1
 
 
-def test_phrases_that_the_text_encoder_cuts_are_counted(folder: Path, pictures: list[Path]) -> None:
+def test_phrases_that_the_text_encoder_cuts_are_counted(folder: Path, images: list[Path]) -> None:
     """The caption fits into the encoder; of what a source makes of it some phrases do not."""
     long = "star " * 100  # 102 token ids with both marks, of which 77 are read
     phrases = {"a star": ["a star", long, f"red {long}"], "a heart": ["a heart"]}
     metric = opened(RefHiceS, folder, phrases=phrases)
     captions = ["a star", "a heart", "a heart"]
-    samples = metric.check(captions, pictures[:3], [["a heart"], ["a heart"], ["a heart", "a star"]])
+    samples = metric.check(captions, images[:3], [["a heart"], ["a heart"], ["a heart", "a star"]])
     rows = metric.encode_all(samples)
     assert rows["truncated"].to_pylist() == [25 + 26, 0, 25 + 26]  # references count, too
     assert metric.combine(rows).counts.truncated == 2
     part = opened(HiceS, folder, phrases=phrases)
-    rows = part.encode_all(part.check(captions, pictures[:3]))
+    rows = part.encode_all(part.check(captions, images[:3]))
     assert rows["truncated"].to_pylist() == [25 + 26, 0, 0]
 
 
 @pytest.mark.parametrize("graph", ["", "( )", "wall", "( dog ) , ( park )", "( , , )"])
 def test_a_graph_without_a_fact_leaves_the_caption_as_its_own_phrase(
-    graph: str, folder: Path, pictures: list[Path]
+    graph: str, folder: Path, images: list[Path]
 ) -> None:
-    found = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], pictures[:1])
-    own = opened(HiceS, folder, phrases={CAPTIONS[0]: [CAPTIONS[0]]}).score(CAPTIONS[:1], pictures[:1])
+    found = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], images[:1])
+    own = opened(HiceS, folder, phrases={CAPTIONS[0]: [CAPTIONS[0]]}).score(CAPTIONS[:1], images[:1])
     assert found.scores == own.scores
     assert found.parts["without_phrases"] == [1] and found.parts["phrase_count"] == [1]
 
@@ -481,37 +481,37 @@ def test_a_graph_without_a_fact_leaves_the_caption_as_its_own_phrase(
 @pytest.mark.parametrize(
     "graph", ["( star , is , red ) , ( star , ab", "(( star , is , red )", "star , is , red )"]
 )
-def test_what_can_be_read_of_a_broken_graph_is_used(graph: str, folder: Path, pictures: list[Path]) -> None:
-    found = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], pictures[:1])
+def test_what_can_be_read_of_a_broken_graph_is_used(graph: str, folder: Path, images: list[Path]) -> None:
+    found = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], images[:1])
     assert found.parts["phrase_count"] == [1] and math.isfinite(found.mean)
 
 
-def test_phrases_and_regions_can_be_handed_in(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
-    masks = Rectangles(3).segment(pictures[0])
+def test_phrases_and_regions_can_be_handed_in(folder: Path, images: list[Path], tmp_path: Path) -> None:
+    masks = Rectangles(3).segment(images[0])
     phrases = {CAPTIONS[0]: ["red star", "blue heart"], CAPTIONS[1]: []}
     expected = opened(HiceS, folder, regions=Rectangles(3), phrases=phrases).score(
-        CAPTIONS[:2], [pictures[0]] * 2
+        CAPTIONS[:2], [images[0]] * 2
     )
     assert expected.parts["phrase_count"] == [2, 1] and expected.parts["without_phrases"] == [0, 1]
     by_name = {"0": masks.coco()}
     (tmp_path / "masks.json").write_text(json.dumps(by_name))
     (tmp_path / "phrases.json").write_text(json.dumps(phrases))
-    of_content = PrecomputedRegions.of([pictures[0]], [list(masks.masks())])
+    of_content = PrecomputedRegions.of([images[0]], [list(masks.masks())])
     for regions in (by_name, tmp_path / "masks.json", str(tmp_path / "masks.json"), of_content):
         metric = opened(HiceS, folder, regions=regions, phrases=tmp_path / "phrases.json")
-        found = metric.score(CAPTIONS[:2], [pictures[0]] * 2)
+        found = metric.score(CAPTIONS[:2], [images[0]] * 2)
         assert found.scores == pytest.approx(expected.scores, abs=1e-6)
     with pytest.raises(ValueError, match=r"phrases have no entry for 'another'"):
-        metric.score(["another"], pictures[:1])
+        metric.score(["another"], images[:1])
 
 
-def test_sources_of_ones_own_are_held_to_what_they_promise(folder: Path, pictures: list[Path]) -> None:
+def test_sources_of_ones_own_are_held_to_what_they_promise(folder: Path, images: list[Path]) -> None:
     class Silent(Graphs):
         def phrases(self, texts: Sequence[str]) -> list[Phrases]:
             return [Phrases(()) for _ in texts]
 
     with pytest.raises(ValueError, match="phrases='graphs' gave 1 texts 1 results, 1 of them without"):
-        opened(HiceS, folder, phrases=Silent({})).score(CAPTIONS[:1], pictures[:1])
+        opened(HiceS, folder, phrases=Silent({})).score(CAPTIONS[:1], images[:1])
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from PIL import Image
 from capeval_core.drawing.caption import Caption
 from capeval_core.drawing.card import Card
 from capeval_core.drawing.colours import COMPARED, FAINT, INK, REGIONS, RIGHT, UNMENTIONED, WRONG
+from capeval_core.drawing.image import LegendEntry
 from capeval_core.drawing.marks import Cross, Dot, RegionMark, Tick, Unknown, Word
-from capeval_core.drawing.overlay import OutlinedPicture
-from capeval_core.drawing.picture import LegendEntry
+from capeval_core.drawing.overlay import OutlinedImage
 from capeval_core.drawing.table import Bar, Row
 from capeval_core.phrases.places import Span
 from capeval_core.regions.regions import Regions
@@ -42,7 +42,7 @@ def card(key: str = "hice_s", **changed: Any) -> Card:
     halves = np.zeros((2, 2, 2), dtype=np.bool_)
     halves[0, :, 0] = halves[1, :, 1] = True
     marks = region_marks(content["regions"])
-    seen = OutlinedPicture(Image.new("RGB", (2, 2)), Regions.of(halves[: len(marks)], size=(2, 2)), marks)
+    seen = OutlinedImage(Image.new("RGB", (2, 2)), Regions.of(halves[: len(marks)], size=(2, 2)), marks)
     return card_of(content, seen, [Span(13, 17)])
 
 
@@ -69,9 +69,9 @@ def test_each_phrase_has_the_mark_of_its_region() -> None:
     assert [card(threshold=0.3).tables[0].threshold, card(threshold=0.3).last.threshold] == [0.3, 0.3]
 
 
-def test_each_region_has_its_mark_on_the_picture_and_in_the_table() -> None:
+def test_each_region_has_its_mark_on_the_image_and_in_the_table() -> None:
     made = card(whole={"recall": 0.4, "phrase": "wall"})
-    assert made.picture.picture.marks == MARKS
+    assert made.image.image.marks == MARKS
     assert made.last.rows == [
         Row(MARKS[0], "not mentioned; nearest: door", [Bar(0.2, UNMENTIONED)], colour=UNMENTIONED),
         Row(MARKS[1], "wall", [Bar(0.9, REGIONS[1])]),
@@ -94,20 +94,20 @@ def test_the_legend_tells_of_the_outlines_that_there_are() -> None:
     def legend(*unmentioned: bool, outside: int = 0) -> list[LegendEntry]:
         notes = [{**REGIONS_SEEN[0], "unmentioned": each} for each in unmentioned]
         phrases = [PHRASES[1]]  # of no region
-        return list(card(regions=notes, phrases=phrases, outside=outside).picture.legend)
+        return list(card(regions=notes, phrases=phrases, outside=outside).image.legend)
 
     mentioned = LegendEntry("region that a phrase mentions", RegionMark.of(0))
     missed = LegendEntry("region that none mentions", RegionMark.of(0, unmentioned=True))
     tick = LegendEntry("fits a region: precision of at least 0.5", Tick())
     assert legend(True, False) == legend(False, True) == [mentioned, missed, tick]
     assert (legend(False), legend(True)) == ([mentioned, tick], [missed, tick])
-    nothing = LegendEntry("No region was found: the whole picture stands for them.")
+    nothing = LegendEntry("No region was found: the whole image stands for them.")
     assert legend() == [nothing, tick]
     outside = LegendEntry(
         "11 regions outside the square were not judged; phrases may be about them", Unknown()
     )
     assert legend(False, outside=11) == [mentioned, tick, outside]
-    assert legend(outside=1)[0].text == "No region was inside the square: the whole picture stands for them."
+    assert legend(outside=1)[0].text == "No region was inside the square: the whole image stands for them."
     assert legend(outside=1)[2].text.startswith("1 region outside the square was not judged")
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.drawing.colours import PAPER, REGIONS, UNMENTIONED, WRONG, WRONG_GROUND
-from capeval_core.inputs.pictures import Picture, PictureError
+from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.remembered import RememberedRegions
 from capeval_core.regions.source import RegionSource
@@ -30,21 +30,21 @@ from tests import seeded
 Floats = NDArray[np.float32]
 ITEMS = demo_set()
 CAPTIONS = [caption for item in ITEMS for caption in (item.good, item.subtly_wrong)]
-IMAGES = [item.picture for item in ITEMS for _ in range(2)]
+IMAGES = [item.image for item in ITEMS for _ in range(2)]
 REFERENCES = [[*item.references, item.unrelated] for item in ITEMS for _ in range(2)]
 
 
 class Bars(RegionSource):
-    """Eight upright bars that cover a picture, and how often it was asked."""
+    """Eight upright bars that cover an image, and how often it was asked."""
 
     name = fingerprint = "bars"
 
     def __init__(self) -> None:
         self.asked = 0
 
-    def find(self, picture: Picture) -> Regions:
+    def find(self, image: InputImage) -> Regions:
         self.asked += 1
-        width, height = picture.load().size
+        width, height = image.load().size
         bar = np.arange(width) * 8 // width
         return Regions.of([np.tile(bar == i, (height, 1)) for i in range(8)])
 
@@ -54,8 +54,8 @@ class Nothing(RegionSource):
 
     name = fingerprint = "nothing"
 
-    def find(self, picture: Picture) -> Regions:
-        width, height = picture.load().size
+    def find(self, image: InputImage) -> Regions:
+        width, height = image.load().size
         return Regions.of([], size=(height, width))
 
 
@@ -81,9 +81,9 @@ def unit(features: Floats) -> NDArray[np.float64]:
 
 
 def cosines(metric: HiceS, caption: str, image: Any) -> tuple[list[str], NDArray[np.float64]]:
-    """The phrases of a caption, and their cosines with the regions of a picture, and with it as a whole."""
+    """The phrases of a caption, and their cosines with the regions of an image, and with it as a whole."""
     (said,) = metric.parser.phrases([caption])
-    (seen,) = metric.encoder.encode_regions([Picture.of(image)], metric.finder)
+    (seen,) = metric.encoder.encode_regions([InputImage.of(image)], metric.finder)
     texts = metric.encoder.encode_texts(list(said.phrases)).features
     return list(said.phrases), unit(texts) @ unit(np.concatenate([seen.regions, seen.whole[None]])).T
 
@@ -118,7 +118,7 @@ def test_notes_are_the_best_cosines(folder: Path, include_whole: bool) -> None:
     assert bool(by_whole) == include_whole
 
 
-def test_without_a_region_the_whole_picture_stands_for_them(folder: Path) -> None:
+def test_without_a_region_the_whole_image_stands_for_them(folder: Path) -> None:
     metric = opened(HiceS, folder, regions=Nothing())
     found = metric.score(CAPTIONS[:1], IMAGES[:1]).explain(0)
     _, every = cosines(metric, CAPTIONS[0], IMAGES[0])
@@ -133,7 +133,7 @@ def test_without_a_region_the_whole_picture_stands_for_them(folder: Path) -> Non
 
 
 def test_regions_are_those_that_the_encoder_saw(folder: Path) -> None:
-    """Bars at both ends of a wide picture lie outside its central square."""
+    """Bars at both ends of a wide image lie outside its central square."""
     wide = Image.new("RGB", (160, 40), "white")
     found = opened(HiceS, folder, regions=Bars()).score(["a wall"], [wide]).explain(0)
     assert found["regions_dropped"] == 6
@@ -142,7 +142,7 @@ def test_regions_are_those_that_the_encoder_saw(folder: Path) -> None:
 
 
 def test_what_may_lie_outside_the_square_is_no_mistake(folder: Path) -> None:
-    """Of a wide picture with bars at both ends no phrase is wrong at any threshold; of its centre all."""
+    """Of a wide image with bars at both ends no phrase is wrong at any threshold; of its centre all."""
     wide = Image.new("RGB", (160, 40), "white")
     metric = opened(HiceS, folder, regions=Bars())
     found = metric.score(["a wall and a door"], [wide]).explain(0)
@@ -225,9 +225,9 @@ def test_of_several_references_those_that_the_score_uses(folder: Path, several: 
             )
 
 
-def test_a_picture_that_failed_says_why(folder: Path, tmp_path: Path) -> None:
+def test_a_image_that_failed_says_why(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no picture")
+    broken.write_bytes(b"no image")
     result = opened(HiceS, folder, on_error="nan").score(CAPTIONS[:2], [broken, IMAGES[0]])
     found = result.explain(0)
     assert found["error"] == result.errors[0]
@@ -238,7 +238,7 @@ def test_a_picture_that_failed_says_why(folder: Path, tmp_path: Path) -> None:
         found.plot()  # type: ignore[attr-defined]
 
 
-def test_a_region_source_is_asked_once_for_each_picture(folder: Path) -> None:
+def test_a_region_source_is_asked_once_for_each_image(folder: Path) -> None:
     source = Bars()
     opened(HiceS, folder, regions=source).score(CAPTIONS, IMAGES)
     assert source.asked == len(ITEMS)
@@ -254,7 +254,7 @@ def test_remembered_regions_leave_when_there_is_no_room() -> None:
     for image in [*IMAGES, *IMAGES]:
         remembered.segment(image)
     assert source.asked == 2 + len(ITEMS)
-    with pytest.raises(PictureError):
+    with pytest.raises(ImageError):
         remembered.segment("no file")
 
 
@@ -277,7 +277,7 @@ def test_the_threshold_follows_the_scale(folder: Path) -> None:
 def test_tiny_finds_the_one_wrong_word() -> None:
     """Of the demo's captions with a word changed, the phrase with that word is wrong; of true ones none."""
     metric = capeval_core.load("hices", weights="tiny", device="cpu", evidence=True)
-    result = metric.score([item.subtly_wrong for item in ITEMS], [item.picture for item in ITEMS])
+    result = metric.score([item.subtly_wrong for item in ITEMS], [item.image for item in ITEMS])
     for index, item in enumerate(ITEMS):
         true, false = set(item.good.split()), set(item.subtly_wrong.split())
         found = result.explain(index)
@@ -285,13 +285,13 @@ def test_tiny_finds_the_one_wrong_word() -> None:
         marked = " ".join(item.subtly_wrong[span.start : span.end] for span in found.wrong_words())
         assert false - true <= set(marked.split())
         assert not all(note["mistake"] for note in found.phrases)
-    right = metric.score([item.good for item in ITEMS], [item.picture for item in ITEMS])
+    right = metric.score([item.good for item in ITEMS], [item.image for item in ITEMS])
     assert [
         note["phrase"] for i in range(len(ITEMS)) for note in right.explain(i)["phrases"] if note["mistake"]
     ] == []
 
 
-# Its picture
+# Its image
 
 
 def test_an_overlay_has_the_regions_colours_on_their_outlines() -> None:
@@ -345,7 +345,7 @@ def test_many_regions_make_no_long_tail() -> None:
     assert (np.asarray(plot)[-20:] == PAPER).all()
 
 
-def test_a_region_of_one_pixel_and_the_smallest_picture() -> None:
+def test_a_region_of_one_pixel_and_the_smallest_image() -> None:
     masks = np.zeros((1, 3000, 20), dtype=np.bool_)
     masks[0, 1500, 10] = True
     tall = made("a dot", Image.new("L", (20, 3000)), Regions.of(masks), [0.2])
@@ -392,6 +392,6 @@ def made(caption: str, image: Image.Image, regions: Regions, values: list[float]
         for box, value in zip(regions.boxes.tolist(), values, strict=True)
     ]
     terms = dict.fromkeys(("hice_s", "gitc", "litc", "precision", "recall"), 0.6)
-    content = {"caption": caption, "picture": "x", **terms, "threshold": 0.5, "whole": None}
+    content = {"caption": caption, "image": "x", **terms, "threshold": 0.5, "whole": None}
     content |= {"outside": 0, "truncated": 0, "square": [0, 0, image.width, image.height]}
-    return HiceExplanation({**content, "phrases": notes, "regions": seen}, Picture.of(image), regions)
+    return HiceExplanation({**content, "phrases": notes, "regions": seen}, InputImage.of(image), regions)

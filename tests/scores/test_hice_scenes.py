@@ -32,15 +32,15 @@ def together(phrases: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]]))
 
 
-def scored(captions: list[list[str]], pictures: list[Image.Image]) -> Result:
-    """Several captions for each picture."""
-    shown = [picture for picture, own in zip(pictures, captions, strict=True) for _ in own]
+def scored(captions: list[list[str]], images: list[Image.Image]) -> Result:
+    """Several captions for each image."""
+    shown = [image for image, own in zip(images, captions, strict=True) for _ in own]
     result: Result = opened().score([caption for own in captions for caption in own], shown)
     return result
 
 
 def table(result: Result, part: str, columns: int) -> np.ndarray[Any, Any]:
-    """(pictures, captions of each)."""
+    """(images, captions of each)."""
     return np.array(result.parts[part]).reshape(-1, columns)
 
 
@@ -80,7 +80,7 @@ def test_precision_falls_with_each_wrong_phrase(scenes: list[Scene]) -> None:
 def test_it_finds_one_word_foils_more_often_than_its_global_term_alone() -> None:
     """The paper's table 5: 93.1 against 90.7 on FOIL. Here it is 97.3 against 96.2 in 1,979 pairs."""
     rng = np.random.default_rng(101)
-    captions, pictures = [], []
+    captions, images = [], []
     for _ in range(500):
         scene = sample_scene(rng)
         own = [describe(scene, rng)]
@@ -88,8 +88,8 @@ def test_it_finds_one_word_foils_more_often_than_its_global_term_alone() -> None
             with contextlib.suppress(ValueError):  # the caption says nothing of this kind
                 own.append(foil(scene, own[0], kind, rng))
         captions.append(own)
-        pictures.append(draw(scene))
-    result = scored(captions, pictures)
+        images.append(draw(scene))
+    result = scored(captions, images)
 
     def accuracy(values: list[float]) -> float:
         wins, place = [], 0

@@ -65,38 +65,38 @@ def load(name: str, weights: str, **options: Any) -> Any:
     return capeval_core.load(name, weights=weights, device="cpu", cache=FeatureCache(), **options)
 
 
-def test_clip_s_is_pac_s_with_another_w(weights: str, pictures: list[Path]) -> None:
+def test_clip_s_is_pac_s_with_another_w(weights: str, images: list[Path]) -> None:
     captions, references = ["a dog", "two red circles"], [["a cat", "a dog runs"], ["circles"]]
-    pac = load("pacs", weights).score(captions, pictures[:2])
-    clip = load("clips", weights).score(captions, pictures[:2])
+    pac = load("pacs", weights).score(captions, images[:2])
+    clip = load("clips", weights).score(captions, images[:2])
     assert clip.scores == pytest.approx([score * 1.25 for score in pac.scores])
-    assert load("clips", weights, w=2.0).score(captions, pictures[:2]).scores == pac.scores
-    ref_pac = load("refpacs", weights).score(captions, pictures[:2], references)
-    ref_clip = load("refclips", weights, w=2.0).score(captions, pictures[:2], references)
+    assert load("clips", weights, w=2.0).score(captions, images[:2]).scores == pac.scores
+    ref_pac = load("refpacs", weights).score(captions, images[:2], references)
+    ref_clip = load("refclips", weights, w=2.0).score(captions, images[:2], references)
     assert ref_clip.scores == ref_pac.scores and ref_clip.key != ref_pac.key
 
 
-def test_the_nearest_reference_counts(weights: str, pictures: list[Path]) -> None:
+def test_the_nearest_reference_counts(weights: str, images: list[Path]) -> None:
     metric = load("refpacs", weights, evidence=True)
     references = ["a cat sits", "two red circles on white", "a man"]
-    result = metric.score(["two red circles"], pictures[:1], [references])
-    alone = [metric.score(["two red circles"], pictures[:1], [one]) for one in references]
+    result = metric.score(["two red circles"], images[:1], [references])
+    alone = [metric.score(["two red circles"], images[:1], [one]) for one in references]
     cosines = [single.parts["reference_cosine"][0] for single in alone]
     assert result.parts["reference_cosine"][0] == pytest.approx(max(cosines), abs=1e-6)
     assert result.explain(0)["references"] == {
         text: pytest.approx(cosine, abs=1e-6) for text, cosine in zip(references, cosines, strict=True)
     }
-    pac = load("pacs", weights).score(["two red circles"], pictures[:1])
+    pac = load("pacs", weights).score(["two red circles"], images[:1])
     assert result.parts["pac_s"][0] == pytest.approx(pac.scores[0], abs=1e-6)
 
 
-def test_a_caption_as_its_own_reference_has_cosine_one(weights: str, pictures: list[Path]) -> None:
-    result = load("refpacs", weights).score(["a dog runs"], pictures[:1], [["a cat", "a dog runs"]])
+def test_a_caption_as_its_own_reference_has_cosine_one(weights: str, images: list[Path]) -> None:
+    result = load("refpacs", weights).score(["a dog runs"], images[:1], [["a cat", "a dog runs"]])
     assert result.parts["reference_cosine"] == [pytest.approx(1, abs=1e-6)]
 
 
 def test_the_prompt_is_the_weights_own_unless_one_is_given(
-    seeded_weights: Path, pictures: list[Path], tmp_path: Path
+    seeded_weights: Path, images: list[Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(seeded_weights, tmp_path / "weights"))
     config = json.loads((folder / "config.json").read_text())
@@ -104,11 +104,11 @@ def test_the_prompt_is_the_weights_own_unless_one_is_given(
     config["constants"]["prompt"] = own
     write_config(folder, config)
     with_own = load("refpacs", str(folder))
-    result = with_own.score(["a dog"], pictures[:1], [["a cat"]])
+    result = with_own.score(["a dog"], images[:1], [["a cat"]])
     assert f"|prompt:{own.strip()}" in result.signature or repr(own) in result.signature
     scores = {
         prompt: load("refpacs", str(folder), prompt="").score(
-            [f"{prompt}a dog"], pictures[:1], [[f"{prompt}a cat"]]
+            [f"{prompt}a dog"], images[:1], [[f"{prompt}a cat"]]
         )
         for prompt in (own, usual, "")
     }
@@ -116,28 +116,28 @@ def test_the_prompt_is_the_weights_own_unless_one_is_given(
         assert result.parts[part] == pytest.approx(scores[own].parts[part], abs=1e-6)
         for other in (usual, ""):
             assert abs(result.parts[part][0] - scores[other].parts[part][0]) > 1e-4
-    given = load("refpacs", str(folder), prompt=usual).score(["a dog"], pictures[:1], [["a cat"]])
+    given = load("refpacs", str(folder), prompt=usual).score(["a dog"], images[:1], [["a cat"]])
     assert given.parts["cosine"] == pytest.approx(scores[usual].parts["cosine"], abs=1e-6)
     assert load("refpacs", str(folder), prompt=own).signature() == with_own.signature()
 
 
-def test_references_take_the_prompt_too(weights: str, pictures: list[Path]) -> None:
+def test_references_take_the_prompt_too(weights: str, images: list[Path]) -> None:
     metric, bare = load("refpacs", weights), load("refpacs", weights, prompt="")
     prompt = metric.options.prompt
-    with_it = metric.score(["a dog"], pictures[:1], [["a cat"]])
-    by_hand = bare.score([f"{prompt}a dog"], pictures[:1], [[f"{prompt}a cat"]])
+    with_it = metric.score(["a dog"], images[:1], [["a cat"]])
+    by_hand = bare.score([f"{prompt}a dog"], images[:1], [[f"{prompt}a cat"]])
     assert by_hand.parts["reference_cosine"] == pytest.approx(with_it.parts["reference_cosine"], abs=1e-6)
 
 
 def test_windows_of_texts_change_nothing(
-    weights: str, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+    weights: str, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captions = ["a dog", "a cat", "two circles", "a man", "shapes"]
     references = [["one"], ["one", "two", "three", "four"], ["one"], ["a", "b"], ["c"]]
-    usual = load("refpacs", weights).score(captions, pictures[:5], references)
+    usual = load("refpacs", weights).score(captions, images[:5], references)
     for texts in (1, 3, 4):
         monkeypatch.setattr("capeval_core.metric.TEXTS_AT_ONCE", texts)
-        found = load("refpacs", weights).score(captions, pictures[:5], references)
+        found = load("refpacs", weights).score(captions, images[:5], references)
         assert found.scores == pytest.approx(usual.scores, abs=1e-6)
         assert found.groups == usual.groups
 
@@ -150,20 +150,18 @@ def test_unknown_weights_are_an_error_and_no_fallback(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("name", "free"), [("refpacs", "pac_s"), ("refclips", "clip_s")])
 def test_the_reference_free_part_has_its_own_name(
-    name: str, free: str, weights: str, pictures: list[Path]
+    name: str, free: str, weights: str, images: list[Path]
 ) -> None:
-    result = load(name, weights).score(["two red circles"], pictures[:1], ["a dog"])
+    result = load(name, weights).score(["two red circles"], images[:1], ["a dog"])
     assert list(result.parts) == ["cosine", free, "reference_cosine"]
-    alone = load(free.replace("_", ""), weights).score(["two red circles"], pictures[:1])
+    alone = load(free.replace("_", ""), weights).score(["two red circles"], images[:1])
     assert result.parts[free] == pytest.approx(alone.scores, abs=1e-6)
 
 
-def test_evidence_goes_with_its_row_in_whatever_order_samples_come(
-    weights: str, pictures: list[Path]
-) -> None:
+def test_evidence_goes_with_its_row_in_whatever_order_samples_come(weights: str, images: list[Path]) -> None:
     metric = load("refpacs", weights, evidence=True)
     samples = check_samples(
-        ["one", "two", "three"], pictures[:3], [["a"], ["b"], ["c"]], needs_references=True
+        ["one", "two", "three"], images[:3], [["a"], ["b"], ["c"]], needs_references=True
     ).select([2, 0, 1])
     result = metric.combine(metric.encode_all(samples), samples=samples)
     for i, (caption, reference) in enumerate([("one", "a"), ("two", "b"), ("three", "c")]):

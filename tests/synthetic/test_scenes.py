@@ -38,7 +38,7 @@ def one(shape: str, colour: str, size: str, x: float, y: float) -> SceneObject:
 # --- scenes
 
 
-def test_a_seed_fixes_scene_picture_caption_and_foil() -> None:
+def test_a_seed_fixes_scene_image_caption_and_foil() -> None:
     def everything() -> tuple[Scene, bytes, str, str]:
         rng = np.random.default_rng(5)
         scene = sample_scene(rng)
@@ -82,19 +82,19 @@ def test_everything_occurs() -> None:
     assert {len(group) for scene in SCENES for group in scene.groups()} == set(range(1, MOST_ALIKE + 1))
 
 
-# --- pictures
+# --- images
 
 
 @pytest.mark.parametrize("size", [64, 97, 192])
 def test_masks_agree_with_the_drawing(size: int) -> None:
     for scene in SCENES[:25]:
-        picture = np.asarray(draw(scene, size)).astype(int)
+        image = np.asarray(draw(scene, size)).astype(int)
         found = masks(scene, size)
         assert found.shape == (len(scene.objects), size, size)
         assert found.dtype == np.bool_
         assert (found.sum(0) <= 1).all()
         for mask, thing in zip(found, scene.objects, strict=True):
-            away = np.abs(picture - COLOURS[thing.colour]).max(-1)
+            away = np.abs(image - COLOURS[thing.colour]).max(-1)
             assert away[mask].max() <= 0.51 * 255, "half of every pixel at least has the object's colour"
             assert (away[mask] == 0).mean() > 0.4
             rows, columns = np.nonzero(mask)
@@ -102,7 +102,7 @@ def test_masks_agree_with_the_drawing(size: int) -> None:
             assert np.abs(np.subtract(middle, thing.centre)).max() < 0.15 * thing.extent + 1 / size
             for span in (np.ptp(rows) + 1, np.ptp(columns) + 1):
                 assert abs(span / size - thing.extent) < 0.2 * thing.extent + 2 / size
-        empty = np.abs(picture[~found.any(0)] - BACKGROUNDS[scene.background]).max(-1)
+        empty = np.abs(image[~found.any(0)] - BACKGROUNDS[scene.background]).max(-1)
         assert (empty < 30).mean() > 0.8, "the rest is background, shadows and edges"
 
 
@@ -126,7 +126,7 @@ def test_where_objects_overlap_the_later_one_has_the_pixel() -> None:
 
 
 @pytest.mark.parametrize("make", [draw, masks])
-def test_a_picture_without_pixels_is_refused(make: object) -> None:
+def test_a_image_without_pixels_is_refused(make: object) -> None:
     with pytest.raises(ValueError, match="size=0"):
         make(SCENES[0], 0)  # type: ignore[operator]
 
@@ -266,7 +266,7 @@ def test_the_packaged_demo_is_what_its_seed_draws(tmp_path: object) -> None:
     write_demo_set(folder)
     assert (folder / "demo.json").read_text() == (FOLDER / "demo.json").read_text()
     for item in demo_set():
-        with Image.open(item.picture) as packaged, Image.open(folder / item.picture.name) as drawn:
+        with Image.open(item.image) as packaged, Image.open(folder / item.image.name) as drawn:
             assert packaged.size == (192, 192)
             assert np.abs(np.asarray(packaged).astype(int) - np.asarray(drawn)).max() <= 8
         assert len(item.references) == 2

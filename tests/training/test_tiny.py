@@ -8,7 +8,7 @@ import torch
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizer import ClipTokenizer
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.synthetic import KINDS, describe, draw, sample_scene
 from capeval_core.synthetic.demo import demo_set
 from capeval_core.training.lessons import make_lessons, shrink
@@ -41,12 +41,12 @@ def test_the_shipped_model_is_small() -> None:
 
 
 @pytest.mark.parametrize("size", [64, 96, 256])
-def test_the_size_of_the_picture_matters_little(tiny: ClipEncoder, size: int) -> None:
+def test_the_size_of_the_image_matters_little(tiny: ClipEncoder, size: int) -> None:
     scenes = [sample_scene(np.random.default_rng([5, index])) for index in range(40)]
 
     def see(pixels: int) -> np.ndarray:
-        pictures = [Picture.of(draw(scene, pixels), where="scene") for scene in scenes]
-        features = np.concatenate([part.features for part in tiny.encode_pictures(pictures)])
+        images = [InputImage.of(draw(scene, pixels), where="scene") for scene in scenes]
+        features = np.concatenate([part.features for part in tiny.encode_images(images)])
         return features / np.linalg.norm(features, axis=1, keepdims=True)
 
     assert (see(size) * see(192)).sum(1).min() > 0.9
@@ -55,11 +55,11 @@ def test_the_size_of_the_picture_matters_little(tiny: ClipEncoder, size: int) ->
 def test_the_shipped_model_orders_nearly_all_of_the_demo(tiny: ClipEncoder) -> None:
     right = 0
     for item in demo_set():
-        picture = next(iter(tiny.encode_pictures([Picture.of(item.picture, where=item.id)]))).features[0]
+        image = next(iter(tiny.encode_images([InputImage.of(item.image, where=item.id)]))).features[0]
         texts = tiny.encode_texts(
             [PROMPT + text for text in (item.good, item.subtly_wrong, item.unrelated)]
         ).features
-        good, wrong, unrelated = texts @ picture / np.linalg.norm(texts, axis=1)
+        good, wrong, unrelated = texts @ image / np.linalg.norm(texts, axis=1)
         right += bool(good > wrong)
         assert min(good, wrong) > unrelated + 0.3
     assert right >= 3, "the scenes were drawn by lot: the model may err on one"
@@ -103,9 +103,9 @@ def test_training_sees_what_the_encoder_sees() -> None:
         texts = (ends @ model.text_projection).numpy()
     expected = encoder.encode_texts([PROMPT + caption for caption in captions]).features
     np.testing.assert_allclose(texts, expected, atol=1e-4)
-    picture = draw(scenes[0], 192)
-    seen = normalised(shrink(picture, SIDE)[None])[0].numpy()
-    np.testing.assert_allclose(seen, encoder.preprocess(picture), atol=1e-6)
+    image = draw(scenes[0], 192)
+    seen = normalised(shrink(image, SIDE)[None])[0].numpy()
+    np.testing.assert_allclose(seen, encoder.preprocess(image), atol=1e-6)
 
 
 def test_lessons_say_what_is_in_the_scene() -> None:

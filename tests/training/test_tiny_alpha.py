@@ -10,7 +10,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizer import ClipTokenizer
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.phrases.chunks import chunks
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.synthetic import draw, masks, sample_scene
@@ -56,7 +56,7 @@ def test_the_shipped_model_is_small(tiny: AlphaClipEncoder) -> None:
 
 def test_the_shipped_model_reads_colour_segments_as_it_reads_masks(tiny: AlphaClipEncoder) -> None:
     scenes = [sample_scene(np.random.default_rng([6, index])) for index in range(30)]
-    shown = [Picture.of(draw(scene), where="scene") for scene in scenes]
+    shown = [InputImage.of(draw(scene), where="scene") for scene in scenes]
     cache = FeatureCache(0)
     of_segments = tiny.encode_regions(shown, ColourRegions(), cache=cache)
     of_masks = tiny.encode_regions(shown, map(masks, scenes), cache=cache)
@@ -84,9 +84,9 @@ def test_it_starts_as_the_clip_that_it_is_tuned_from(tmp_path: Path) -> None:
     encoder.save_pretrained(tmp_path)
     saved = AlphaClipEncoder.from_pretrained(tmp_path)
     scene = sample_scene(np.random.default_rng(1))
-    shown = [Picture.of(draw(scene, SIDE), where="scene")]  # at its own size nothing is resized
+    shown = [InputImage.of(draw(scene, SIDE), where="scene")]  # at its own size nothing is resized
     (found,) = saved.encode_regions(shown, [masks(scene, SIDE)], cache=FeatureCache(0))
-    (expected,) = ClipEncoder.from_pretrained("tiny").encode_pictures(shown)
+    (expected,) = ClipEncoder.from_pretrained("tiny").encode_images(shown)
     for row in (found.whole, *found.regions):
         np.testing.assert_allclose(row, expected.features[0], atol=1e-4)
     assert saved.config["source"]["licence"] == "apache-2.0"

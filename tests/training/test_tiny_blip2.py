@@ -9,10 +9,10 @@ from torch.nn import functional
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
-from capeval_core.encoders.blip2_model import picture_states
+from capeval_core.encoders.blip2_model import image_states
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.wordpiece import UNKNOWN
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.synthetic import KINDS, describe, draw, foils, holds, sample_scene
 from capeval_core.training.batches import Captions
 from capeval_core.training.lessons import LONGEST, Lessons, make_lessons, shrink
@@ -61,7 +61,7 @@ def test_an_unknown_word_or_disorder_makes_a_caption_less_probable(tiny: Blip2En
         words = describe(world, rng).replace(",", " ,").split()
         disorder = " ".join(rng.permutation(words))
         pools.append([" ".join(words), disorder, "a man rides a horse on the beach"])
-    shown = [Picture.of(draw(world)) for world in worlds]
+    shown = [InputImage.of(draw(world)) for world in worlds]
     found = np.stack([part.itm for part in tiny.match(shown, pools, cache=FeatureCache(0))])
     assert (found[:, :1] > found[:, 1:]).mean(axis=0).min() > 0.8
 
@@ -77,7 +77,7 @@ def test_a_short_training_lowers_the_loss_and_is_the_same_again() -> None:
     assert np.mean(losses[-4:]) < np.mean(losses[:4])
 
 
-def test_the_picture_tower_starts_as_that_of_tiny() -> None:
+def test_the_image_tower_starts_as_that_of_tiny() -> None:
     clip = ClipEncoder.from_pretrained("tiny", device="cpu")
     rng = np.random.default_rng(3)
     drawn = np.stack([shrink(draw(sample_scene(rng), 128), SIDE) for _ in range(20)])
@@ -86,7 +86,7 @@ def test_the_picture_tower_starts_as_that_of_tiny() -> None:
         expected = visual._embeds(normalised(drawn))
         for block in list(visual.transformer.resblocks)[:VISION_LAYERS]:
             expected = block(expected)
-        found = picture_states(build(vocabulary(), 0), normalised(drawn))
+        found = image_states(build(vocabulary(), 0), normalised(drawn))
     assert (
         functional.cosine_similarity(found, expected - expected.mean(-1, keepdim=True), dim=-1).mean() > 0.98
     )
@@ -141,7 +141,7 @@ def test_the_report_counts_fairly() -> None:
     class Knowing:
         """Knows every scene, by the judge."""
 
-        def match(self, pictures, pools, cache):  # type: ignore[no-untyped-def]
+        def match(self, images, pools, cache):  # type: ignore[no-untyped-def]
             from capeval_core.encoders.blip2_matching import Matches
 
             rng = np.random.default_rng([1, 6])

@@ -1,4 +1,4 @@
-"""Alpha-CLIP checkpoints: the picture tower alone, with the text tower of every kind of base."""
+"""Alpha-CLIP checkpoints: the image tower alone, with the text tower of every kind of base."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_zeros_only_when_asked_for(base: Path) -> None:
 
 
 def test_a_tower_without_its_base(tower: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds the picture tower alone: pass base.*--base"):
+    with pytest.raises(ValueError, match=r"holds the image tower alone: pass base.*--base"):
         convert(tower)
 
 

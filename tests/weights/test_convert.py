@@ -378,7 +378,7 @@ REFUSED = {
     "not a number": (changed(ln_final__bias=torch.full((128,), float("nan"))), "ln_final.bias holds NaN"),
     "oblong": (
         changed(visual__positional_embedding=torch.ones(13, 128)),
-        "12 picture positions, not a square",
+        "12 image positions, not a square",
     ),
     "flat": (changed(visual__conv1__weight=torch.ones(3)), "visual.conv1.weight has shape"),
 }

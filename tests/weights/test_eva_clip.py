@@ -146,7 +146,7 @@ def test_norms_are_told_by_the_width_of_the_released_models(tmp_path: Path) -> N
         (lambda t: t.pop("visual.pos_embed"), "visual.pos_embed is not in the checkpoint"),
         (lambda t: t.update({"visual.rope.freqs": torch.zeros(2)}), "unknown: 'visual.rope.freqs'"),
         (lambda t: t.update({"visual.norm.weight": torch.zeros(3)}), "norm.weight (3,) instead of (48,)"),
-        (lambda t: t.update({"visual.pos_embed": torch.zeros(1, 18, 48)}), "17 picture positions, not a"),
+        (lambda t: t.update({"visual.pos_embed": torch.zeros(1, 18, 48)}), "17 image positions, not a"),
         (lambda t: t.update({"visual.norm.weight": torch.full((48,), torch.nan)}), "norm.weight holds NaN"),
         (lambda t: t.update({"visual.norm.weight": torch.zeros(48).long()}), "is of type int64"),
         (lambda t: t.pop("visual.patch_embed.proj.weight"), "no EVA-CLIP: expected visual.patch_embed.proj"),
@@ -163,7 +163,7 @@ def test_broken_checkpoints(change: Change, said: str, tmp_path: Path, tensors: 
 
 
 def test_heads_that_do_not_divide(checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match="head_width=128 does not divide the width 48 of the picture tower"):
+    with pytest.raises(ValueError, match="head_width=128 does not divide the width 48 of the image tower"):
         convert(checkpoint, head_width=128)
     with pytest.raises(ValueError, match="text_heads=3 does not divide"):
         convert(checkpoint, text_heads=3)

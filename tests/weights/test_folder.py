@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.inputs.pictures import Picture
+from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.catalogue import BLIP2, EVA_18B, PACS_B32, WEIGHTS, entry_of
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
@@ -406,13 +406,13 @@ def test_a_memory_that_can_not_be_written_costs_nothing_else(
     opened(folder)
 
 
-def test_open_clips_own_format_gives_the_same_features(open_clip_folder: Path, pictures: list[Path]) -> None:
+def test_open_clips_own_format_gives_the_same_features(open_clip_folder: Path, images: list[Path]) -> None:
     theirs, ours = loaded(open_clip_folder), encoder("pacs-openclip-tiny")
     texts = ["a dog", "two red circles on a white ground"]
     a, b = (clip.encode_texts(texts).features for clip in (theirs, ours))
     assert a == pytest.approx(b, rel=1e-5, abs=1e-6)
-    shown = [Picture.of(path) for path in pictures]
-    a, b = (next(clip.encode_pictures(shown)).features for clip in (theirs, ours))
+    shown = [InputImage.of(path) for path in images]
+    a, b = (next(clip.encode_images(shown)).features for clip in (theirs, ours))
     assert a == pytest.approx(b, rel=1e-5, abs=1e-6)
 
 

@@ -240,11 +240,11 @@ print(json.dumps([result.signature, result.scores]))
 
 
 def test_weights_from_the_hub_score_as_those_from_a_folder(
-    repositories: dict[str, Repository], home: Path, seeded_weights: Path, pictures: list[Path]
+    repositories: dict[str, Repository], home: Path, seeded_weights: Path, images: list[Path]
 ) -> None:
     with serving(repositories) as hub:
-        signature, scores = ask(SCORE % str(pictures[0]), hub.address, home)
-    local = capeval_core.load("pacs", weights=seeded_weights, device="cpu").score(["a dog"], pictures[:1])
+        signature, scores = ask(SCORE % str(images[0]), hub.address, home)
+    local = capeval_core.load("pacs", weights=seeded_weights, device="cpu").score(["a dog"], images[:1])
     assert scores == pytest.approx(local.scores, abs=1e-6)
     assert f"|weights:org/good@{commit('v1')[:8]}|" in signature
 

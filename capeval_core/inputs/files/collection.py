@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from capeval_core.inputs.files.gathering import CANDIDATE_FIELDS, REFERENCE_FIELDS, Texts
 from capeval_core.inputs.files.reading import READERS, WIDE_READERS, read_texts
-from capeval_core.inputs.folder import match_pictures, names_in
+from capeval_core.inputs.folder import match_images, names_in
 from capeval_core.inputs.names import Names, only_matches
 from capeval_core.inputs.problems import FileError, Problems
 
@@ -36,7 +36,7 @@ def read_collection(
 ) -> Collection:
     """Join a file of candidates with a folder of images and a file of references.
 
-    Every candidate needs a picture, and references if a file of them is given; pictures and references that
+    Every candidate needs an image, and references if a file of them is given; images and references that
     no candidate asks for are left out. Ids need not be written the same way in all three (see `Names`).
     Where COCO annotations give an id a `file_name`, that image is taken. If none of these files is there, as
     in a folder whose images were renamed to their ids, a warning says so and the ids are used; if only some
@@ -62,19 +62,19 @@ def read_collection(
 
     asked = asked or Texts()
     ids = list(asked.by_id())
-    pictures: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     compared: dict[str, list[str]] = {}
     if names is not None:
         given = {**(known.file_names if known else {}), **asked.file_names}
-        pictures = match_pictures(Path(images), names, ids, problems, file_names=given)
-        _refuse_two_ids(Path(candidates), pictures, problems)
+        paths = match_images(Path(images), names, ids, problems, file_names=given)
+        _refuse_two_ids(Path(candidates), paths, problems)
     if references is not None and known is not None:
         compared = _match_references(Path(references), known.by_id(), ids, problems)
     problems.raise_if_any()
     return Collection(
         ids=[image_id for image_id, _ in asked.rows],
         captions=[caption for _, caption in asked.rows],
-        images=[pictures[image_id] for image_id, _ in asked.rows],
+        images=[paths[image_id] for image_id, _ in asked.rows],
         references=None if known is None else [compared[image_id] for image_id, _ in asked.rows],
     )
 
@@ -88,13 +88,13 @@ def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:
         return None
 
 
-def _refuse_two_ids(path: Path, pictures: dict[str, Path], problems: Problems) -> None:
+def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> None:
     """Note images that have several ids: each id would get a pool and a line of its own."""
     first: dict[Path, str] = {}
-    for image_id, picture in pictures.items():
-        if first.setdefault(picture, image_id) != image_id:
+    for image_id, image in images.items():
+        if first.setdefault(image, image_id) != image_id:
             problems.add(
-                f"{path}: the ids {first[picture]!r} and {image_id!r} both mean {picture.name!r}: write "
+                f"{path}: the ids {first[image]!r} and {image_id!r} both mean {image.name!r}: write "
                 "its id in one way",
                 kind=FileError,
             )

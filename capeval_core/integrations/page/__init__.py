@@ -1,4 +1,4 @@
-"""The page of a metric: a picture and a caption in, the score on its scale out.
+"""The page of a metric: an image and a caption in, the score on its scale out.
 
 `app.py` of a Space, and a user's own machine:
 

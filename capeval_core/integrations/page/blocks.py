@@ -89,27 +89,27 @@ class _Page:
         self._events()
 
     def _inputs(self) -> None:
-        self.picture = gr.Image(
-            label="Picture",
+        self.image = gr.Image(
+            label="Image",
             type="filepath",
             sources=["upload", "clipboard"],
             height=260,
-            placeholder="# Drop a picture here\nor click to choose one",
-            elem_id="picture",
+            placeholder="# Drop an image here\nor click to choose one",
+            elem_id="image",
         )
         pools = self.scorer.metric.pools
         self.caption = gr.Textbox(
             label="Captions to choose from, one per line" if pools else "Caption",
             lines=6 if pools else 2,
             max_lines=20 if pools else 6,
-            placeholder="What the picture shows",
+            placeholder="What the image shows",
             elem_id="caption",
         )
         self.references = gr.Textbox(
             label="References, one per line",
             lines=3,
             max_lines=10,
-            placeholder="What people wrote of the same picture",
+            placeholder="What people wrote of the same image",
             visible=self.scorer.metric.needs_references,
             elem_id="references",
         )
@@ -144,7 +144,7 @@ class _Page:
         with gr.Row(elem_id="examples"):
             self.examples = [
                 gr.Button(
-                    f"Example: {item.good}", icon=_icon(item.picture), elem_classes="example", min_width=0
+                    f"Example: {item.good}", icon=_icon(item.image), elem_classes="example", min_width=0
                 )
                 for item in demo_set()
             ]
@@ -162,13 +162,13 @@ class _Page:
             )
 
     def _events(self) -> None:
-        inputs = [self.picture, self.caption, self.references, self.weights]
+        inputs = [self.image, self.caption, self.references, self.weights]
         outputs = [self.shown, self.signature, self.go_on]
-        # The picture is handed over as its file: Gradio's own reading would turn and convert it.
+        # The image is handed over as its file: Gradio's own reading would turn and convert it.
         quiet: dict[str, Any] = {"preprocess": False, "api_visibility": "private"}
         asked = [self.press.click, self.caption.submit, self.references.submit]
         gr.on(
-            [self.picture.change, self.caption.change, self.references.change, self.weights.change],
+            [self.image.change, self.caption.change, self.references.change, self.weights.change],
             js=_STALE,
             api_visibility="private",
         )
@@ -178,7 +178,7 @@ class _Page:
         chosen = self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private")
         chosen.then(js=_FRESH, api_visibility="private")
         chosen.then(self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
-        filled = [self.picture, self.caption, self.references, self.chosen]
+        filled = [self.image, self.caption, self.references, self.chosen]
         for index, button in enumerate(self.examples):
             button.click(self._filled(index), self.kind, filled, api_visibility="private")
         self.kind.input(self.refill, [self.chosen, self.kind], self.caption, api_visibility="private")
@@ -187,19 +187,19 @@ class _Page:
         ask.click(self.answer, inputs, answer, preprocess=False, api_name="score")
 
     def show(
-        self, picture: dict[str, Any] | None, caption: str, references: str, weights: str
+        self, image: dict[str, Any] | None, caption: str, references: str, weights: str
     ) -> Iterator[tuple[Any, Any, Any]]:
         """What a press of Score shows."""
         hidden = gr.update(visible=False)
         try:
-            asked = self._asked(picture, caption, references, weights)
+            asked = self._asked(image, caption, references, weights)
             if not self.scorer.is_open(weights):
                 self.scorer.check(*asked)
                 yield views.opening(weights), hidden, hidden
             scored = self.scorer.score(*asked)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
-            yield views.problem(_message(error, picture)), hidden, gr.update(visible=way_out)
+            yield views.problem(_message(error, image)), hidden, gr.update(visible=way_out)
             return
         except Exception:
             _LOG.exception("%s: scoring failed", self.scorer.metric.name)
@@ -209,16 +209,16 @@ class _Page:
         yield views.score(scored, weights), signature, hidden
 
     def answer(
-        self, picture: dict[str, Any] | None, caption: str, references: str, weights: str
+        self, image: dict[str, Any] | None, caption: str, references: str, weights: str
     ) -> dict[str, Any]:
-        """Score one caption of one picture; references one per line, for metrics that need them."""
+        """Score one caption of one image; references one per line, for metrics that need them."""
         try:
-            return self.scorer.score(*self._asked(picture, caption, references, weights)).result.to_dict()
+            return self.scorer.score(*self._asked(image, caption, references, weights)).result.to_dict()
         except (ValueError, TypeError, MemoryError) as error:
-            raise gr.Error(_message(error, picture), print_exception=False) from error
+            raise gr.Error(_message(error, image), print_exception=False) from error
 
     def _asked(
-        self, picture: Any, caption: Any, references: Any, weights: Any
+        self, image: Any, caption: Any, references: Any, weights: Any
     ) -> tuple[str | None, str | list[str], list[str], str]:
         """The arguments of `Scorer.score`, of values that may be anything: a request need not come from here.
 
@@ -230,7 +230,7 @@ class _Page:
             if not isinstance(value, str) and (value is not None or name == "weights"):
                 raise ValueError(f"{name}: expected a text, found {described(value)}")
         texts = lines_of(caption) if self.scorer.metric.pools else caption or ""
-        return uploaded_image(picture), texts, lines_of(references), weights
+        return uploaded_image(image), texts, lines_of(references), weights
 
     def _filled(self, index: int) -> Any:
         """What a press of an example's button does."""
@@ -238,7 +238,7 @@ class _Page:
 
         def fill(kind: str) -> tuple[str, str, str, int]:
             # A copy among the uploads, again if that was deleted: Gradio tells a browser the path.
-            copy = save_file_to_cache(item.picture, get_upload_folder())
+            copy = save_file_to_cache(item.image, get_upload_folder())
             return copy, self.refill(index, kind), "\n".join(item.references), index
 
         return fill
@@ -260,14 +260,14 @@ def lines_of(text: str | None) -> list[str]:
     return list(filter(None, lines))
 
 
-def _icon(picture: Path) -> Any:
+def _icon(image: Path) -> Any:
     """A PNG as a button takes it, inside the page itself: of a file it would tell the whole path."""
-    return {"url": f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode('ascii')}"}
+    return {"url": f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode('ascii')}"}
 
 
-def _message(error: Exception, picture: Any) -> str:
+def _message(error: Exception, image: Any) -> str:
     try:
-        path = uploaded_image(picture)
+        path = uploaded_image(image)
     except ValueError:
         path = None
     return in_words_of_the_page(str(error) or type(error).__name__, path)

@@ -50,18 +50,18 @@ _NEAREST = 5
 """References that are shown at once."""
 _CHOSEN = " <small>chosen</small>"
 _OVERLAY = 1040
-"""Pixels of the outlined picture's width: twice what it has on a desk, for dense screens."""
+"""Pixels of the outlined image's width: twice what it has on a desk, for dense screens."""
 _NAMES = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC"}
 """What papers call parts."""
 _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
 
 
 def regions(scored: Scored) -> str:
-    """The picture with its regions, the caption with its wrong words, and what fits what."""
+    """The image with its regions, the caption with its wrong words, and what fits what."""
     found = cast("HiceExplanation", scored.evidence)
     missed = sum(note["unmentioned"] for note in found.regions)
     outside = not_judged(found)
-    told = f"The picture with {len(found.regions)} regions outlined, {missed} of which no phrase mentions."
+    told = f"The image with {len(found.regions)} regions outlined, {missed} of which no phrase mentions."
     told += f" {outside}." if outside else ""
     shown = f'<img src="{_data_address(found)}" alt="{told}"><figcaption>{_marked(found)}</figcaption>'
     legend = f'<p class="note">{_sign("right")}{judgement(found)}</p>'
@@ -76,7 +76,7 @@ def regions(scored: Scored) -> str:
         for index, note in enumerate(found.regions)
     }
     if found["whole"] is not None:
-        best["the whole picture: " + escape(found["whole"]["phrase"])] = found["whole"]["recall"]
+        best["the whole image: " + escape(found["whole"]["phrase"])] = found["whole"]["recall"]
     return (
         f"<figure>{shown}</figure>{legend}"
         + table("Phrases, the region that fits each best, and how well (precision)", phrases)
@@ -121,7 +121,7 @@ def _sign(kind: str) -> str:
 
 def _badge(found: HiceExplanation, region: int | None) -> str:
     if region is None:
-        return " <small>the whole picture</small>"
+        return " <small>the whole image</small>"
     red, green, blue = region_colour(region, found.regions[region]["unmentioned"])
     style = f"--region:rgb({red} {green} {blue})"
     return f' <b class="badge" style="{style}" aria-label="region {region + 1}">{region + 1}</b> '

@@ -40,7 +40,7 @@ class Marks:
 class Scored:
     """One scored caption, or the one that a metric chose.
 
-    notes: where the metric sees another picture than the reader.
+    notes: where the metric sees another image than the reader.
     """
 
     metric: type[CaptionMetric]
@@ -82,7 +82,7 @@ class Scorer:
         return weights in self._opened
 
     def check(
-        self, picture: str | None, caption: str | Sequence[str], references: Sequence[str], weights: str
+        self, image: str | None, caption: str | Sequence[str], references: Sequence[str], weights: str
     ) -> Samples:
         """What `score` is to score; it opens no weights.
 
@@ -96,26 +96,26 @@ class Scorer:
         if length > LONGEST_TEXT:
             raise ValueError(f"the texts have {length:,} characters, this page takes {LONGEST_TEXT:,}")
         compared = [list(references)] if self.metric.needs_references else None
-        return self.metric.check_input(self.metric.Options(), [caption], [picture], compared)
+        return self.metric.check_input(self.metric.Options(), [caption], [image], compared)
 
     def score(
         self,
-        picture: str | None,
+        image: str | None,
         caption: str | Sequence[str],
         references: Sequence[str],
         weights: str | None = None,
     ) -> Scored:
-        """One caption, or one list of candidates, of the picture at a path, scored; one call at a time.
+        """One caption, or one list of candidates, of the image at a path, scored; one call at a time.
 
         Raises:
             ValueError, TypeError: what `check` refuses, or weights that could not be loaded.
         """
         weights = self.first if weights is None else weights
-        samples = self.check(picture, caption, references, weights)
+        samples = self.check(image, caption, references, weights)
         with self._busy:
             metric, marks = self._open(weights)
             result = metric.combine(metric.encode_all(samples), samples=samples)
-        notes = [] if picture is None else notes_on(picture, square=not self.metric.pools)
+        notes = [] if image is None else notes_on(image, square=not self.metric.pools)
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(self.metric, scored, result, result.explain(0), marks, notes)
 
@@ -141,7 +141,7 @@ def marks_of(metric: CaptionMetric) -> Marks:
     return Marks(
         _sorted(type(metric), values),
         f"Means over the {len(items)} drawn examples, with these weights: good captions are true, subtly "
-        "wrong ones have one word changed, unrelated ones are true of another picture.",
+        "wrong ones have one word changed, unrelated ones are true of another image.",
     )
 
 

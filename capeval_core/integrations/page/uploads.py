@@ -14,7 +14,7 @@ from capeval_core.inputs.decoding import Refused, open_image, readable_formats, 
 from capeval_core.synthetic.demo import FOLDER
 
 LARGEST = 25_000_000
-"""Pixels of a picture at most: a photograph of 24 megapixels; larger ones hold a page for a minute."""
+"""Pixels of an image at most: a photograph of 24 megapixels; larger ones hold a page for a minute."""
 TAKEN = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """Formats, in Pillow's names: what browsers and cameras save. The library opens some more, of which a small
 file of a stranger can take minutes."""

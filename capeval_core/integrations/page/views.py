@@ -28,9 +28,9 @@ def heading(metric: type[CaptionMetric]) -> str:
 
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     """Before the first score: the scale, with what is known of it already."""
-    needs = "a picture and captions to choose from" if metric.pools else "a picture and a caption"
+    needs = "an image and captions to choose from" if metric.pools else "an image and a caption"
     if metric.needs_references:
-        needs = "a picture, a caption and references"
+        needs = "an image, a caption and references"
     return _place(
         f'<p class="what">{escape(metric.title)}</p>'
         f'<p class="said">Give {needs}, or take an example, and press Score.</p>'

@@ -12,7 +12,7 @@ _PLACES = [
     (re.compile(r"\bcaptions\[\d+\]\[(\d+)\]"), lambda found: f"line {int(found[1]) + 1}"),
     (re.compile(r"\bcaptions\[\d+\](?= is empty: every)"), lambda found: "the list of captions"),
     (re.compile(r"\bcaptions\[\d+\]"), lambda found: "the caption"),
-    (re.compile(r"\bimages\[\d+\]"), lambda found: "the picture"),
+    (re.compile(r"\bimages\[\d+\]"), lambda found: "the image"),
 ]
 # What only a program can do is left out, as is an option that the page does not have.
 _ONLY_IN_CODE = re.compile(r",? or (?:pass \w+=|raise PIL\.)[^;,:\n]*")
@@ -22,18 +22,18 @@ _BEGINNING = re.compile(r"\A[a-z]|^  [a-z]", re.MULTILINE)  # of the message, an
 _WEIGHTS = re.compile(r"""pass weights=(?P<quote>['"])(?P<name>.+?)(?P=quote)""")
 
 
-def in_words_of_the_page(message: str, picture: str | None = None) -> str:
-    """A message of the library about one caption; `picture` is the path that the user knows by its last part.
+def in_words_of_the_page(message: str, image: str | None = None) -> str:
+    """A message of the library about one caption; `image` is the path that the user knows by its last part.
 
     >>> in_words_of_the_page('captions[0] is empty: write a caption or pass empty="score"')
     'The caption is empty: write a caption'
     >>> in_words_of_the_page("images[0]: cannot decode '/a/b/x.jpg' (truncated)", "/a/b/x.jpg")
-    "The picture: cannot decode 'x.jpg' (truncated)"
-    >>> in_words_of_the_page("images[0] is None: every caption needs a picture")
-    'The picture is missing: every caption needs a picture'
+    "The image: cannot decode 'x.jpg' (truncated)"
+    >>> in_words_of_the_page("images[0] is None: every caption needs an image")
+    'The image is missing: every caption needs an image'
     """
-    if picture:
-        message = message.replace(picture, Path(picture).name)
+    if image:
+        message = message.replace(image, Path(image).name)
     for place, name in _PLACES:
         message = place.sub(name, message)
     message = _QUOTING.sub("(truncated or damaged)", message)

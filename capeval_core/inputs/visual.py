@@ -1,8 +1,8 @@
-"""A picture from wherever it lies: lazy, checked, and keyed by its content.
+"""An image from wherever it lies: lazy, checked, and keyed by its content.
 
-`Picture.of` takes a path, bytes, a PIL image, a numpy array, a torch tensor or a `datasets` Image dict.
+`InputImage.of` takes a path, bytes, a PIL image, a numpy array, a torch tensor or a `datasets` Image dict.
 Nothing is read until it is needed, nothing decoded is kept, and equal contents share one `key`, so that an
-encoder can see every distinct picture once.
+encoder can see every distinct image once.
 
 A file in one of the formats of `decoding.FORMATS` is decoded as `PIL.Image.open` decodes it: in its own mode,
 without regard to its EXIF orientation, as the original metric scripts do.
@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image
 
 from capeval_core.inputs.arrays import source_of_array, source_of_tensor
-from capeval_core.inputs.decoding import PictureError, Refused, quoted
+from capeval_core.inputs.decoding import ImageError, Refused, quoted
 from capeval_core.inputs.problems import described
 from capeval_core.inputs.sequences import shape_of
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk, Source
@@ -29,20 +29,20 @@ ACCEPTED = (
 )
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:image/")
 
-__all__ = ["Picture", "PictureError", "Row", "source_of"]
+__all__ = ["Image", "ImageError", "Row", "source_of"]
 
 
-class Picture:
-    """One picture at its place in the input.
+class InputImage:
+    """One image at its place in the input.
 
-    Make it with `Picture.of`. Pictures that share a `source` share its key; `where` is only for messages.
+    Make it with `InputImage.of`. Images that share a `source` share its key; `where` is only for messages.
 
     >>> import numpy as np
     >>> grey = np.full((4, 6), 128, dtype="uint8")
-    >>> picture = Picture.of(grey, where="images[0]")
-    >>> picture.load().size, picture.load().mode
+    >>> image = InputImage.of(grey, where="images[0]")
+    >>> image.load().size, image.load().mode
     ((6, 4), 'L')
-    >>> picture.key == Picture.of(grey.copy(), where="images[1]").key
+    >>> image.key == InputImage.of(grey.copy(), where="images[1]").key
     True
     """
 
@@ -53,14 +53,14 @@ class Picture:
         self.source = source
 
     @classmethod
-    def of(cls, value: Any, where: str = "image") -> Picture:
+    def of(cls, value: Any, where: str = "image") -> InputImage:
         """Wrap `value` without reading or decoding it.
 
         Accepts a path (str or PathLike), bytes, a PIL image, a numpy array ((H, W), (H, W, 1), (H, W, 3) or
         (H, W, 4); uint8, or float in [0, 1]), a torch tensor (also (1, H, W) and (3, H, W)), or the dict of a
         `datasets` Image feature. `where` names the place in messages, e.g. `images[17]`.
 
-        Raises TypeError for what can never be a picture and PictureError for what could but is not (None, an
+        Raises TypeError for what can never be an image and ImageError for what could but is not (None, an
         empty path, a URL, an unfit shape). Whether a file exists and decodes is asked by `check` and `load`.
         """
         try:
@@ -77,24 +77,24 @@ class Picture:
     def key(self) -> str:
         """The content key: equal for equal contents, wherever they lie.
 
-        Files and bytes are keyed by their bytes (`file:...`), decoded pictures by mode, size, palette and
+        Files and bytes are keyed by their bytes (`file:...`), decoded images by mode, size, palette and
         pixels (`pixels:...`). It is computed at the first call and kept; the bytes are not. Raises
-        PictureError.
+        ImageError.
         """
         try:
             return self.source.key
         except Refused as refused:
-            raise PictureError(refused.at(self.where)) from None
+            raise ImageError(refused.at(self.where)) from None
 
     def load(self) -> Image.Image:
-        """The decoded picture, in its own mode, EXIF orientation ignored. Raises PictureError."""
+        """The decoded image, in its own mode, EXIF orientation ignored. Raises ImageError."""
         try:
             return self.source.decode()
         except Refused as refused:
-            raise PictureError(refused.at(self.where)) from None
+            raise ImageError(refused.at(self.where)) from None
 
     def check(self) -> None:
-        """Raise PictureError unless `load` will succeed.
+        """Raise ImageError unless `load` will succeed.
 
         The whole file is decoded, but a JPEG at an eighth of its size, so that nearly only the entropy
         decoding is paid, which is where truncation and damage show.
@@ -102,14 +102,14 @@ class Picture:
         try:
             self.source.decode(reduced=True)
         except Refused as refused:
-            raise PictureError(refused.at(self.where)) from None
+            raise ImageError(refused.at(self.where)) from None
 
     def __repr__(self) -> str:
-        return f"<Picture {self.where}: {self.name}>"
+        return f"<InputImage {self.where}: {self.name}>"
 
 
 class Row(Source):
-    """A row of something that makes its pictures when asked, such as a column of a dataset."""
+    """A row of something that makes its images when asked, such as a column of a dataset."""
 
     __slots__ = ("index", "rows")
 
@@ -141,11 +141,11 @@ class Row(Source):
 
 
 def source_of(value: Any) -> Source:
-    """The source of any value that `Picture.of` accepts, or Refused."""
-    if isinstance(value, Picture):
+    """The source of any value that `InputImage.of` accepts, or Refused."""
+    if isinstance(value, InputImage):
         return value.source
     if value is None:
-        raise Refused("is None: every caption needs a picture", joint=" ")
+        raise Refused("is None: every caption needs an image", joint=" ")
     if isinstance(value, (str, os.PathLike)):
         return OnDisk(local_path(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -169,7 +169,7 @@ def local_path(value: str | os.PathLike[Any]) -> str:
         raise Refused("the path is empty")
     if URL.match(path):
         mend = "pass the path without file://" if path.startswith("file:") else "download it first"
-        raise Refused(f"{quoted(path)} is a URL, and pictures are never fetched; {mend}")
+        raise Refused(f"{quoted(path)} is a URL, and images are never fetched; {mend}")
     return path
 
 

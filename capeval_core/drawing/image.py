@@ -1,4 +1,4 @@
-"""The picture in its frame, and below it what its outlines mean."""
+"""The image in its frame, and below it what its outlines mean."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from capeval_core.drawing.blocks import Block
 from capeval_core.drawing.canvas import Canvas
 from capeval_core.drawing.colours import FAINT, LINE
 from capeval_core.drawing.marks import Mark, RegionMark
-from capeval_core.drawing.overlay import OutlinedPicture
+from capeval_core.drawing.overlay import OutlinedImage
 from capeval_core.drawing.text import FINER, width_of
 
-_TALLEST = 1.1  # height of the picture at most, by the width of its column
+_TALLEST = 1.1  # height of the image at most, by the width of its column
 _RADIUS = 10  # of its corners
 _LEGEND, _LEADING = 30.0, 22.0  # heights: of the legend, and of each further line of it
 _APART = 28.0  # entries of the legend
@@ -48,17 +48,17 @@ class LegendEntry:
 
 
 @dataclass(frozen=True)
-class FramedPicture:
-    """A picture with round corners, in the middle of its column, and its legend."""
+class FramedImage:
+    """An image with round corners, in the middle of its column, and its legend."""
 
-    picture: OutlinedPicture
+    image: OutlinedImage
     legend: Sequence[LegendEntry] = ()
 
     def block(self, width: float) -> Block:
-        """So many pixels wide; a tall picture is narrower."""
-        wide, high = self.picture.image.size
+        """So many pixels wide; a tall image is narrower."""
+        wide, high = self.image.image.size
         shown = min(width, width * _TALLEST * wide / high)
-        seen = self.picture.canvas(shown)
+        seen = self.image.canvas(shown)
         places = self._legend_places(width)
         corners = Image.new("L", seen.image.size)
         box = (0, 0, corners.width - 1, corners.height - 1)
