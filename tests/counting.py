@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from capeval_core.encoders.clip_towers import ClipTowers
+from capeval_core.encoders.clip import ClipTowers
 
 
 @dataclass

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, zip_longest
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,17 +21,25 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.clip_config import config_problems, mask_problems
-from capeval_core.encoders.clip_model import build_clip, empty_clip
-from capeval_core.encoders.clip_towers import ClipTowers, rows_of
-from capeval_core.encoders.mask_geometry import (
-    Geometry,
-    check_geometry,
+from capeval_core.encoders.clip import ClipTowers, rows_of
+from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip, mask_problems
+from capeval_core.encoders.preprocessing import (
+    MaskTransform,
+    check_mask_transform,
     crop_masks,
     image_pixels,
     resize_masks,
 )
-from capeval_core.encoders.region_features import Prepared, RegionFeatures, Row, encode_regions_of
+from capeval_core.encoders.stream import (
+    Encoding,
+    Features,
+    ImageFeatures,
+    Item,
+    Units,
+    encode_features,
+    encode_stream,
+    with_extras,
+)
 from capeval_core.encoders.transformer import run_vision
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import BatchSize
@@ -46,6 +55,35 @@ Masks = Regions | NDArray[np.bool_] | Tensor
 
 _EXPANDED = 1 << 24
 """Pixels of masks that are unpacked at a time."""
+_WHOLE = -1
+"""Label of the row that sees the whole image."""
+
+
+@dataclass(frozen=True)
+class RegionFeatures:
+    """Features of one image and its regions.
+
+    whole: (d,) float32, un-normalised, of the image under the full-one mask; NaN if there is an error.
+    regions: (n, d) float32, un-normalised, of the regions that were kept.
+    kept: (n,) the index of each among the masks of the image.
+    dropped: masks that are empty, or lie wholly outside what the image tower sees.
+    key: content key of the image, '' where it could not be read.
+    error: why there are no features, None where there are.
+    """
+
+    whole: Floats
+    regions: Floats
+    kept: NDArray[np.int64]
+    dropped: int
+    key: str
+    error: str | None = None
+
+
+class Row(NamedTuple):
+    """One row of a forward pass: the pixels of an image under one mask."""
+
+    pixels: Tensor
+    alpha: Tensor
 
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
@@ -79,12 +117,25 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             raise WeightsError(f"in the config, {found}: download or convert the weights again")
         return config
 
+    def encode_images(
+        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> Iterator[ImageFeatures]:
+        """Features of images as a whole, under the mask that is one everywhere; as for `ClipEncoder`."""
+        of_regions = _RegionEncoding(self, "square_crop", self.images_per_batch(batch_size))
+        features = Features(
+            key=of_regions.whole_key,
+            prepare=lambda loaded: Row(of_regions.prepare(loaded), of_regions.full),
+            forward=self.run_rows,
+            size=of_regions.size,
+        )
+        return encode_features(images, features, (self.dimension,), cache)
+
     def encode_regions(
         self,
         images: Iterable[InputImage],
         regions: RegionSource | Iterable[Masks],
         *,
-        geometry: Geometry = "square_crop",
+        mask_transform: MaskTransform = "square_crop",
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[RegionFeatures]:
@@ -98,14 +149,15 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             images: any number.
             regions: where regions come from, or per image its own: `Regions`, or masks (n, h, w), boolean,
                 at the image's size (n may be 0).
-            geometry: how masks and images come to the tower's size, see `mask_geometry`.
+            mask_transform: how masks and images come to the tower's size, see `preprocessing`.
             cache: where features are looked up and kept.
             batch_size: rows per forward pass; None: as many as fit into memory.
 
-        An image that cannot be read, or whose regions are wrong or cannot be had, gives NaN and the reason.
+        An image that cannot be read, or whose regions are wrong or could not be found, gives NaN and
+        the reason.
 
         Raises:
-            ValueError: an unknown geometry; more images than regions or fewer.
+            ValueError: an unknown `mask_transform`; more images than regions or fewer.
             MemoryError: the given `batch_size`, or a single row, does not fit into memory.
 
         >>> from capeval_core.synthetic import draw, masks, sample_scene
@@ -115,19 +167,42 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         >>> found.whole.shape, found.regions.shape == (len(scene.objects), 128), found.dropped
         ((128,), True, 0)
         """
-        check_geometry(geometry)
-        steps = _Steps(self, geometry, self._images_per_batch(batch_size))
-        return encode_regions_of(_paired(images, regions), steps, cache)
+        check_mask_transform(mask_transform)
+        encoding = _RegionEncoding(self, mask_transform, self.images_per_batch(batch_size))
+        if isinstance(regions, RegionSource):
+            items: Iterable[Item] = zip(images, repeat(regions))
+        else:
+            hint = "give every image its regions, an empty array (0, h, w) where it has none"
+            items = with_extras(images, regions, "regions", hint)
+        for part in encode_stream(items, encoding, cache):
+            for item in part:
+                whole, record = np.full(self.dimension, np.nan, dtype=np.float32), self._no_regions
+                if item.arrays is not None:
+                    whole, record = (item.arrays[key] for key in item.keys)
+                yield RegionFeatures(
+                    whole=whole,
+                    regions=record[1:, 1:],
+                    kept=record[1:, 0].astype(np.int64),
+                    dropped=int(record[0, 0]) - (len(record) - 1),
+                    key=item.content,
+                    error=item.error,
+                )
 
-    def preprocess(self, image: Image.Image, geometry: Geometry = "square_crop") -> Floats:
+    @property
+    def _no_regions(self) -> Floats:
+        return np.zeros((1, 1 + self.dimension), dtype=np.float32)
+
+    def preprocess(self, image: Image.Image, mask_transform: MaskTransform = "square_crop") -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the image tower sees them."""
-        check_geometry(geometry)
-        return np.asarray(self.normalised(image_pixels(image, self.preprocessing, geometry)))
+        check_mask_transform(mask_transform)
+        return np.asarray(self.normalised(image_pixels(image, self.preprocessing, mask_transform)))
 
-    def preprocess_masks(self, masks: NDArray[np.bool_], geometry: Geometry = "square_crop") -> Floats:
+    def preprocess_masks(
+        self, masks: NDArray[np.bool_], mask_transform: MaskTransform = "square_crop"
+    ) -> Floats:
         """(k, 1, n, n) float32 of masks (k, h, w), as the image tower sees them."""
-        check_geometry(geometry)
-        return np.asarray(self._alphas(crop_masks(masks, geometry), geometry).cpu())
+        check_mask_transform(mask_transform)
+        return np.asarray(self.alphas(crop_masks(masks, mask_transform), mask_transform).cpu())
 
     def encode_prepared(
         self,
@@ -144,36 +219,35 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             alphas: (k, 1, n, n), as `preprocess_masks` gives them.
             image: per row of `alphas` the index of its image.
         """
-        shown = list(torch.from_numpy(pixels))
+        of_images = list(torch.from_numpy(pixels))
         rows = [
-            Row(shown[index], alpha) for index, alpha in zip(image, torch.from_numpy(alphas), strict=True)
+            Row(of_images[index], alpha) for index, alpha in zip(image, torch.from_numpy(alphas), strict=True)
         ]
         features = np.empty((len(rows), self.dimension), dtype=np.float32)
-        for part, some in self._images_per_batch(batch_size).run(len(rows), self._rows_forward(rows)):
-            features[part] = some
+        size = self.images_per_batch(batch_size)
+        for part, values in size.run(len(rows), lambda part: self.run_rows(rows[part])):
+            features[part] = values
         return features
 
-    def _rows_forward(self, rows: list[Row]) -> Callable[[slice], Floats]:
-        @torch.inference_mode()
-        def forward(part: slice) -> Floats:
-            dtype, visual = DTYPES[self.dtype], self.model.visual
-            places: dict[int, int] = {}  # an image's patches are embedded once for all its masks
-            which = [places.setdefault(id(row.pixels), len(places)) for row in rows[part]]
-            shown = list({id(row.pixels): row.pixels for row in rows[part]}.values())
-            with exact_float32(self.device):
-                pixels = torch.stack(shown).to(self.device).to(dtype)
-                alphas = torch.stack([row.alpha for row in rows[part]]).to(self.device).to(dtype)
-                patches = visual.conv1(pixels)[torch.tensor(which, device=self.device)]
-                return rows_of(run_vision(visual, patches + visual.conv1_alpha(alphas)))
+    @torch.inference_mode()
+    def run_rows(self, rows: Sequence[Row]) -> Floats:
+        """(n, d) float32 features of n rows; an image's patches are embedded once for all its masks."""
+        dtype, visual = DTYPES[self.dtype], self.model.visual
+        distinct = list({id(row.pixels): row.pixels for row in rows}.values())
+        position = {id(pixels): index for index, pixels in enumerate(distinct)}
+        with exact_float32(self.device):
+            pixels = torch.stack(distinct).to(self.device).to(dtype)
+            alphas = torch.stack([row.alpha for row in rows]).to(self.device).to(dtype)
+            of_row = torch.tensor([position[id(row.pixels)] for row in rows], device=self.device)
+            patches = visual.conv1(pixels)[of_row]
+            return rows_of(run_vision(visual, patches + visual.conv1_alpha(alphas)))
 
-        return forward
-
-    def _alphas(self, masks: NDArray[np.bool_], geometry: Geometry) -> Tensor:
-        """What the tower takes of cropped masks (k, h, w): (k, 1, n, n) float32."""
+    def alphas(self, masks: NDArray[np.bool_], transform: MaskTransform) -> Tensor:
+        """(k, 1, n, n) float32, as the image tower takes them, of cropped masks (k, h, w)."""
         # Anti-aliasing is not everywhere implemented, and fast on CUDA.
-        place = self.device if self.device.type == "cuda" else torch.device("cpu")
-        given = torch.from_numpy(np.ascontiguousarray(masks)).to(place)
-        shares = resize_masks(given, self.preprocessing.image_size, geometry)
+        device = self.device if self.device.type == "cuda" else torch.device("cpu")
+        cropped = torch.from_numpy(np.ascontiguousarray(masks)).to(device)
+        shares = resize_masks(cropped, self.preprocessing.image_size, transform)
         normalised: Tensor = (shares - self.config["mask"]["mean"]) / self.config["mask"]["std"]
         return normalised
 
@@ -183,89 +257,94 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         pixels = np.stack([self.preprocess(image) for image in images])
         masks = np.ones((2, images[0].height, images[0].width), dtype=np.bool_)
         masks[0, :, images[0].width // 2 :] = False
-        seen = self.encode_prepared(pixels, self.preprocess_masks(masks), [0, 1])
-        return cosines(seen, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
+        image_features = self.encode_prepared(pixels, self.preprocess_masks(masks), [0, 1])
+        return cosines(image_features, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
 
 
-class _Steps:
-    """What `encode_regions_of` needs of the encoder, for one geometry."""
+class _RegionEncoding(Encoding):
+    """An image under the full-one mask and under each of its masks: one row per mask the tower sees.
 
-    def __init__(self, encoder: AlphaClipEncoder, geometry: Geometry, size: BatchSize) -> None:
-        self.encoder, self.geometry, self.size = encoder, geometry, size
-        self.dimension = encoder.dimension
+    What belongs to an image are its regions, or the source that finds them. The arrays are the feature of the
+    whole image, (d,), and a record of the regions, (1 + n, 1 + d): the number of masks, then each kept mask's
+    index with its feature.
+    """
+
+    def __init__(self, encoder: AlphaClipEncoder, transform: MaskTransform, size: BatchSize) -> None:
+        self.encoder, self.transform, self.size = encoder, transform, size
         n = encoder.preprocessing.image_size
-        self._full = encoder._alphas(np.ones((1, n, n), dtype=np.bool_), geometry)[0]
+        self.full = encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
         self._finding = threading.Lock()
 
-    def record_key(self, image: str, regions: str) -> str:
-        return self.encoder._key("regions", f"{self.geometry}\n{image}\n{regions}".encode())
+    @property
+    def ahead(self) -> int:
+        return 3
 
-    def whole_key(self, image: str) -> str:
-        return self.encoder._key("whole", f"{self.geometry}\n{image}".encode())
+    def keys(self, content: str, extra: RegionSource | Masks) -> tuple[str, ...]:
+        regions = f"{self.transform}\n{content}\n{_name_of(extra)}"
+        return self.whole_key(content), self.encoder._key("regions", regions.encode())
 
-    def name_of(self, regions: RegionSource | Masks) -> str:
-        if isinstance(regions, RegionSource):
-            return f"source {regions.fingerprint}"
-        digest = hashlib.blake2b(digest_size=16)
-        if isinstance(regions, Regions):
-            digest.update(f"runs {regions.size} {[len(runs) for runs in regions.runs]}".encode())
-            for runs in regions.runs:
-                digest.update(np.ascontiguousarray(runs).data)
-        else:
-            masks = np.asarray(regions)
-            digest.update(f"array {masks.dtype} {masks.shape}".encode())
-            digest.update(np.ascontiguousarray(masks).data)
-        return f"masks {digest.hexdigest()}"
+    def whole_key(self, content: str) -> str:
+        """The cache's key of the whole image's feature."""
+        return self.encoder._key("whole", f"{self.transform}\n{content}".encode())
 
-    def prepare(self, image: InputImage, regions: RegionSource | Masks) -> Prepared:
-        decoded = image.load()
-        try:
-            pixels = self.encoder.normalised(image_pixels(decoded, self.encoder.preprocessing, self.geometry))
-        except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
-            raise ImageError(
-                f"{image.where}: cannot prepare {image.name} ({decoded.mode}): {error}"
-            ) from None
+    def prepare(self, loaded: Image.Image) -> Tensor:
+        return self.encoder.normalised(image_pixels(loaded, self.encoder.preprocessing, self.transform))
+
+    def units(self, item: Item, loaded: Image.Image, prepared: Tensor, missing: Sequence[str]) -> Units:
+        image, regions = item
+        whole_key, regions_key = self.keys(image.key, regions)
+        whole = [(_WHOLE, Row(prepared, self.full))] if whole_key in missing else []
+        if regions_key not in missing:
+            return Units([whole])
         if isinstance(regions, RegionSource):
             with self._finding:  # a source may be a network, which fills the machine alone
                 regions = regions.find(image)
-        found = _checked(regions, image, (decoded.height, decoded.width))
-        groups = self._visible(found)
+        checked = _checked(regions, image, (loaded.height, loaded.width))
+        groups = self._visible(checked, prepared)
         first = next(groups, [])  # in this thread, so that the encoder need not wait for it
-        return Prepared(pixels, self._full, len(found) + found.dropped, chain([first], groups))
+        return Units(chain([whole, first], groups), detail=len(checked) + checked.dropped)
 
-    def _visible(self, regions: Regions) -> Iterator[list[tuple[int, Tensor]]]:
+    def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[list[tuple[int, Row]]]:
+        """The masks that the tower sees, some at a time, each with its index."""
         height, width = regions.size
-        at_once = max(1, min(_EXPANDED // (height * width), self.rows_at_once()))
+        at_once = max(1, min(_EXPANDED // (height * width), self.size.size))
         for start in range(0, len(regions), at_once):
-            masks = crop_masks(regions.masks(start, start + at_once), self.geometry)
-            seen = np.flatnonzero(masks.any(axis=(1, 2)))
-            if len(seen):
-                alphas = self.encoder._alphas(masks[seen], self.geometry)
-                yield list(zip((start + seen).tolist(), alphas, strict=True))
+            masks = crop_masks(regions.masks(start, start + at_once), self.transform)
+            visible = np.flatnonzero(masks.any(axis=(1, 2)))
+            if len(visible):
+                alphas = self.encoder.alphas(masks[visible], self.transform)
+                rows = (Row(pixels, alpha) for alpha in alphas)
+                yield list(zip((start + visible).tolist(), rows, strict=True))
 
-    def forward(self, rows: list[Row]) -> Iterator[tuple[slice, Floats]]:
-        return self.size.run(len(rows), self.encoder._rows_forward(rows))
+    def forward(self, units: list[Row]) -> Floats:
+        return self.encoder.run_rows(units)
 
-    def rows_at_once(self) -> int:
-        return self.size.size
+    def arrays(self, keys: Sequence[str], units: Units, values: dict[int, Floats]) -> dict[str, Floats]:
+        whole = values.pop(_WHOLE, None)
+        arrays = {} if whole is None else {keys[0]: whole}
+        if units.detail is not None:
+            record = np.zeros((1 + len(values), 1 + self.encoder.dimension), dtype=np.float32)
+            record[:, 0] = [units.detail, *sorted(values)]
+            for row, index in zip(record[1:], sorted(values), strict=True):
+                row[1:] = values[index]
+            arrays[keys[1]] = record
+        return arrays
 
 
-def _paired(
-    images: Iterable[InputImage], regions: RegionSource | Iterable[Masks]
-) -> Iterator[tuple[InputImage, RegionSource | Masks]]:
+def _name_of(regions: RegionSource | Masks) -> str:
+    """A text that names the regions of an image, or the source that will find them."""
     if isinstance(regions, RegionSource):
-        for image in images:
-            yield image, regions
-        return
-    nothing: Any = object()
-    for index, (image, own) in enumerate(zip_longest(images, regions, fillvalue=nothing)):
-        if image is nothing or own is nothing:
-            fewer, more = ("regions", "images") if own is nothing else ("images", "regions")
-            raise ValueError(
-                f"there are {index} {fewer} but more {more}: give every image its regions, an empty "
-                "array (0, h, w) where it has none"
-            )
-        yield image, own
+        return f"source {regions.fingerprint}"
+    digest = hashlib.blake2b(digest_size=16)
+    if isinstance(regions, Regions):
+        digest.update(f"runs {regions.size} {[len(runs) for runs in regions.runs]}".encode())
+        for runs in regions.runs:
+            digest.update(np.ascontiguousarray(runs).data)
+    else:
+        masks = np.asarray(regions)
+        digest.update(f"array {masks.dtype} {masks.shape}".encode())
+        digest.update(np.ascontiguousarray(masks).data)
+    return f"masks {digest.hexdigest()}"
 
 
 def _checked(regions: Masks, image: InputImage, size: tuple[int, int]) -> Regions:

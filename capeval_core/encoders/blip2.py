@@ -1,4 +1,4 @@
-"""BLIP-2: how close a caption is to an image (contrast), and whether it belongs to it (matching).
+"""BLIP-2: features of images and texts, and whether a caption belongs to an image (matching).
 
 Li, Li, Savarese, Hoi: BLIP-2: Bootstrapping Language-Image Pre-training with Frozen Image Encoders and
 Large Language Models, ICML 2023, section 3.1, https://arxiv.org/abs/2301.12597
@@ -7,28 +7,201 @@ Large Language Models, ICML 2023, section 3.1, https://arxiv.org/abs/2301.12597
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
 
-from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.blip2_matching import Floats, Matches, match_pools
-from capeval_core.encoders.blip2_towers import Blip2Towers
+from capeval_core.cache import SHARED, FeatureCache, feature_key
+from capeval_core.encoders.blip2_model import (
+    build_blip2,
+    config_problems,
+    empty_blip2,
+    image_states,
+    matched_states,
+    query_states,
+    text_states,
+)
+from capeval_core.encoders.clip import rows_of
+from capeval_core.encoders.stream import (
+    Encoded,
+    Features,
+    ImageFeatures,
+    Pairs,
+    chunks,
+    encode_features,
+    encode_stream,
+    with_extras,
+)
+from capeval_core.encoders.texts import Ids, TextFeatures, encode_distinct, sentence_features
+from capeval_core.encoders.tokenizers import PAD, Tokens, WordPiece
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.canary import TEXTS, canary_images
+from capeval_core.models.batching import BatchSize
+from capeval_core.models.canary import TEXTS, canary_images, cosines
+from capeval_core.models.model import CheckedModel
+from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.blip2 import Blip2Conversion
+from capeval_core.weights.blip2_transformers import read_words, translate_transformers
+from capeval_core.weights.checksum import sha256_of
+from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
+from capeval_core.writing import write_whole
+
+Floats = NDArray[np.float32]
+
+_KEYS = ("architecture", "preprocessing", "context_length", "vocabulary")
 
 
-class Blip2Encoder(Blip2Towers, tags=["image-captioning", "blip-2"]):
-    """BLIP-2's image-text model: features of images and of texts, and both values of their pairs.
+@dataclass(frozen=True)
+class Matches:
+    """An image and its n captions.
 
-    An image goes through the vision tower once, however many captions are asked about it. Arguments and
-    errors are those of `Blip2Towers`.
+    queries: (q, d) float32, un-normalised features of the image's query tokens; NaN where it could not be
+        read.
+    text_features: (n, d) float32, un-normalised.
+    logits: (n, 2) float32 of the matching head, averaged over the query tokens: no match, match.
+    key: content key of the image, '' where it could not be read.
+    error: why it could not be read, None where it could.
+    truncated: per caption, token ids beyond the context length.
+    """
+
+    queries: Floats
+    text_features: Floats
+    logits: Floats
+    key: str
+    error: str | None
+    truncated: list[int]
+
+    @property
+    def itm(self) -> Floats:
+        """(n,) float32 probabilities that a caption belongs to the image.
+
+        >>> logits, nothing = np.float32([[0, 0], [200, 0], [0, np.log(3)]]), np.empty((3, 0), np.float32)
+        >>> Matches(nothing, nothing, logits, "", None, [0, 0, 0]).itm
+        array([0.5 , 0.  , 0.75], dtype=float32)
+        """
+        # Of the larger logit's side, so that the exponential never overflows.
+        ahead = self.logits[:, 1].astype(np.float64) - self.logits[:, 0]
+        small = np.exp(-np.abs(ahead))
+        return np.asarray(np.where(ahead < 0, small, 1) / (1 + small), dtype=np.float32)
+
+
+class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
+    """BLIP-2's vision tower, Q-Former and two heads, on transformers' modules.
+
+    An image goes through the vision tower once, however many captions it is matched with. Texts run at their
+    own length or with masked padding. In float32 a value does not depend on what else is in the batch, up to
+    rounding.
+
+    Arguments and errors are those of `CheckedModel`; tensors have transformers' names.
     """
 
     kind = "blip2"
+    depends_on = _KEYS
     Conversion = Blip2Conversion
     used_by = "eco"
     tiny = "blip2"
+
+    model: Any
+
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+        return build_blip2(config["architecture"], tensors, self.dtype)
+
+    @classmethod
+    def empty(cls, config: dict[str, Any]) -> Any:
+        return empty_blip2(config["architecture"])
+
+    def prepare(self) -> None:
+        words = self.config["vocabulary"]
+        rows = self.config["architecture"]["qformer"]["vocab_size"]
+        if len(words) > rows:
+            raise WeightsError(f"the vocabulary has {len(words)} words, but the model knows {rows}")
+        try:
+            self.tokenizer = WordPiece(words, self.config["context_length"])
+        except ValueError as error:
+            raise WeightsError(str(error)) from error
+        self._padding = words.index(PAD)
+        on_cpu = self.device.type == "cpu"
+        self._automatic_images = BatchSize(8 if on_cpu else 64, automatic=True)
+        self._automatic_texts = BatchSize(2048 if on_cpu else 65_536, automatic=True)  # in tokens
+
+    @classmethod
+    def reads(cls, folder: WeightsFolder) -> bool:
+        """Whether a weights folder says that it is a BLIP-2: this library's, or one of transformers'."""
+        return folder.config.get("encoder") == cls.kind or folder.config.get("model_type") == "blip-2"
+
+    @classmethod
+    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
+        if "model_type" in folder.config:
+            config = translate_transformers(folder)
+        else:
+            config = super().read_config(folder)
+        if missing := [key for key in _KEYS if key not in config]:
+            raise WeightsError(f"the config lacks {', '.join(missing)}: convert the weights again")
+        if problems := config_problems(config):
+            raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
+        if isinstance(config["vocabulary"], list):
+            return config
+        words = read_words(folder.path / VOCABULARY)
+        if sha256_of(folder.path / VOCABULARY) != config["vocabulary"].get("sha256"):
+            raise WeightsError(f"{VOCABULARY} is not the one that these weights were saved with")
+        return {**config, "vocabulary": words}
+
+    def save_beside(self, folder: Path) -> dict[str, Any]:
+        file = folder / VOCABULARY
+        write_whole(file, "\n".join(self.config["vocabulary"]) + "\n")
+        return {**self.config, "vocabulary": {"file": VOCABULARY, "sha256": sha256_of(file)}}
+
+    @staticmethod
+    def describe(config: dict[str, Any]) -> str:
+        """The architecture in one line.
+
+        >>> vision = {"num_hidden_layers": 39, "hidden_size": 1408, "patch_size": 14, "image_size": 364}
+        >>> shape = {"vision": vision, "qformer": {"num_hidden_layers": 12, "hidden_size": 768}}
+        >>> Blip2Encoder.describe({"architecture": {**shape, "num_query_tokens": 32}})
+        'ViT/14 39x1408, 364 pixels; Q-Former 12x768, 32 queries'
+        """
+        vision, qformer = config["architecture"]["vision"], config["architecture"]["qformer"]
+        return (
+            f"ViT/{vision['patch_size']} {vision['num_hidden_layers']}x{vision['hidden_size']}, "
+            f"{vision['image_size']} pixels; Q-Former {qformer['num_hidden_layers']}x"
+            f"{qformer['hidden_size']}, {config['architecture']['num_query_tokens']} queries"
+        )
+
+    def encode_images(
+        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> Iterator[ImageFeatures]:
+        """Features of any number of images, in order, some at a time: (n, queries, d), un-normalised.
+
+        One that cannot be read gives NaN and the reason.
+        """
+        features = Features(
+            key=self.image_key,
+            prepare=self.pixels,
+            forward=lambda pixels: self.image_features(self.states(np.stack(pixels))),
+            size=self.images_per_batch(batch_size),
+        )
+        return encode_features(images, features, (self.queries, self.dimension), cache)
+
+    def encode_texts(
+        self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> TextFeatures:
+        """Features of texts, in order, (n, d), un-normalised. Equal ones are encoded once."""
+        tokens = self.tokenizer.encode(texts)
+        return self._text_features(tokens, cache, batch_size)
+
+    def _text_features(self, tokens: Tokens, cache: FeatureCache, batch_size: int | None) -> TextFeatures:
+        def forward(sequences: list[Ids]) -> Iterator[tuple[slice, Floats]]:
+            size, cost = self.texts_per_batch(batch_size, len(sequences[-1]))
+            return size.run(len(sequences), lambda part: self._text_forward(sequences[part]), cost=cost)
+
+        arrays = encode_distinct(tokens, lambda ids: self._key("text", _bytes_of(ids)), forward, cache)
+        return TextFeatures(sentence_features(arrays, self.dimension), tokens.truncated)
 
     def match(
         self,
@@ -38,13 +211,13 @@ class Blip2Encoder(Blip2Towers, tags=["image-captioning", "blip-2"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[Matches]:
-        """Both values of every image with each of its captions, image by image, in order.
+        """Every image with each of its captions: features and match logits, image by image, in order.
 
         An image's states are too large to be kept: give each image once, with all its captions.
 
         Args:
             images: any number; they are read ahead by threads, a few at a time.
-            captions: per image any number of texts. Equal ones are asked once.
+            captions: per image any number of texts. Equal ones run once.
             cache: where values and features are looked up and kept; where all of an image's are there,
                 the image does not run at all.
             batch_size: images, and captions, per forward pass; None: as many as fit into memory.
@@ -57,14 +230,149 @@ class Blip2Encoder(Blip2Towers, tags=["image-captioning", "blip-2"]):
         >>> rng = np.random.default_rng(3)
         >>> scene = sample_scene(rng)
         >>> blip2 = Blip2Encoder.from_pretrained("tiny")
-        >>> (found,) = blip2.match([InputImage.of(draw(scene))], [[describe(scene, rng), "a dog on a beach"]])
-        >>> bool(found.itm[0] > found.itm[1])
+        >>> captions = [describe(scene, rng), "a dog on a beach"]
+        >>> (matches,) = blip2.match([InputImage.of(draw(scene))], [captions])
+        >>> bool(matches.itm[0] > matches.itm[1])
         True
         """
-        return match_pools(self, images, captions, cache, batch_size)
+        tokens = (self._tokens(index, texts) for index, texts in enumerate(captions))
+        items = with_extras(images, tokens, "lists of captions", "give every image its captions")
+        size = self.images_per_batch(batch_size)
+        encoded = chain.from_iterable(encode_stream(items, Pairs(self, size, batch_size), cache))
+        for part in chunks(encoded, size.size):
+            ids = [row for item in part for row in item.extra.ids]
+            features = self._text_features(Tokens(ids, []), cache, batch_size).features
+            start = 0
+            for item in part:
+                stop = start + len(item.extra.ids)
+                yield self._matches(item, features[start:stop])
+                start = stop
+
+    def _tokens(self, index: int, texts: Sequence[str]) -> Tokens:
+        if isinstance(texts, str):
+            raise ValueError(f"captions[{index}] is one text, expected a list of texts: write [{texts!r}]")
+        return self.tokenizer.encode(texts)
+
+    def _matches(self, item: Encoded, text_features: Floats) -> Matches:
+        queries = np.full((self.queries, self.dimension), np.nan, dtype=np.float32)
+        logits = np.full((len(text_features), 2), np.nan, dtype=np.float32)
+        if item.arrays:
+            queries[...] = item.arrays[item.keys[0]].reshape(queries.shape)
+            for row, ids in zip(logits, item.extra.ids, strict=True):
+                row[...] = item.arrays[self.pair_key(item.content, ids)]
+        return Matches(queries, text_features, logits, item.content, item.error, item.extra.truncated)
+
+    def preprocess(self, image: Image.Image) -> Floats:
+        """(3, n, n) float32 pixels of a PIL image, as the vision tower sees them."""
+        return np.asarray(self._scale(self.pixels(image)[None])[0].cpu())
+
+    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
+        """(3, n, n) uint8: RGB, then resized to a square whatever its shape, as in the original code."""
+        n = self.config["preprocessing"]["image_size"]
+        width, height = image.size
+        # Pillow rounds between its two passes, and 13 changed their order; done one by one, as 13 orders
+        # them, pixels are the same with every version.
+        tall = height > n and height - n > 2 * (width - n)
+        decoded = image.convert("RGB")
+        for size in ((width, n) if tall else (n, height), (n, n)):
+            decoded = decoded.resize(size, Image.Resampling.BICUBIC)
+        return np.ascontiguousarray(np.asarray(decoded).transpose(2, 0, 1))
+
+    @property
+    def queries(self) -> int:
+        return int(self.config["architecture"]["num_query_tokens"])
+
+    @property
+    def dimension(self) -> int:
+        return int(self.config["architecture"]["image_text_hidden_size"])
+
+    def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
+        preprocessing = self.config["preprocessing"]
+        mean, std = (
+            torch.tensor(preprocessing[key], dtype=torch.float32, device=self.device).view(3, 1, 1)
+            for key in ("mean", "std")
+        )
+        return (torch.from_numpy(pixels).to(self.device).float() / 255 - mean) / std
+
+    @torch.inference_mode()
+    def states(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
+        with exact_float32(self.device):
+            return image_states(self.model, self._scale(pixels).to(DTYPES[self.dtype]))
+
+    @torch.inference_mode()
+    def image_features(self, states: Tensor) -> Floats:
+        """(images, queries * d), un-normalised, of states of the vision tower."""
+        with exact_float32(self.device):
+            return rows_of(self.model.vision_projection(query_states(self.model, states)).flatten(1))
+
+    @torch.inference_mode()
+    def match_logits(self, states: Tensor, texts: Sequence[Ids]) -> Floats:
+        """(n, 2) logits of texts, equally many per image of `states`, those of the first image first."""
+        with exact_float32(self.device):
+            ids, mask = self._padded(texts)
+            hidden = matched_states(self.model, states, ids, mask)
+            return rows_of(self.model.itm_head(hidden).float().mean(1))
+
+    def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids]]) -> Floats:
+        """(n, 2) logits of pairs (position in `states`, token ids); those of an image stand together."""
+        by_image = groupby(pairs, key=lambda pair: pair[0])
+        texts = [(position, [ids for _, ids in own]) for position, own in by_image]
+        logits = []
+        for _, alike in groupby(texts, key=lambda own: len(own[1])):  # equally many captions: one batch
+            positions, ids = zip(*alike, strict=True)
+            logits.append(self.match_logits(states[list(positions)], [row for own in ids for row in own]))
+        return np.concatenate(logits)
+
+    @torch.inference_mode()
+    def _text_forward(self, texts: Sequence[Ids]) -> Floats:
+        with exact_float32(self.device):
+            ids, mask = self._padded(texts)
+            return rows_of(self.model.text_projection(text_states(self.model, ids, mask)))
+
+    def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
+        """(n, longest) ids, and which of them are tokens; None where all texts are equally long."""
+        longest = max(map(len, texts))
+        ids = torch.tensor(
+            [[*row, *[self._padding] * (longest - len(row))] for row in texts], device=self.device
+        )
+        lengths = torch.tensor([len(row) for row in texts], device=self.device)
+        if min(map(len, texts)) == longest:
+            return ids, None
+        return ids, torch.arange(longest, device=self.device) < lengths[:, None]
+
+    def images_per_batch(self, batch_size: int | None) -> BatchSize:
+        """The batch size that a user gave, or the automatic one."""
+        return self._automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
+
+    def texts_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
+        """The batch size and what a text of `length` tokens costs in its unit."""
+        if batch_size is not None:
+            return BatchSize(batch_size, automatic=False), 1
+        return self._automatic_texts, length
+
+    def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
+        """The batch size and what a pair with a text of `length` tokens costs in its unit."""
+        return self.texts_per_batch(batch_size, self.queries + length)
 
     def canary(self) -> Floats:
         """(2, 6): cosines of two drawn images with three captions, then probabilities of a match."""
-        shown = [InputImage.of(image) for image in canary_images()]
-        found = list(self.match(shown, [TEXTS, TEXTS], cache=FeatureCache(0)))
-        return np.stack([np.concatenate([part.itc, part.itm]) for part in found])
+        images = [InputImage.of(image) for image in canary_images()]
+        matches = list(self.match(images, [TEXTS, TEXTS], cache=FeatureCache(0)))
+        best = [cosines(each.queries, each.text_features).max(axis=0) for each in matches]
+        return np.stack([np.concatenate([itc, each.itm]) for itc, each in zip(best, matches, strict=True)])
+
+    def image_key(self, content: str) -> str:
+        """The cache's key of the features of an image, by its content key."""
+        return self._key("image", content.encode())
+
+    def pair_key(self, content: str, ids: Ids) -> str:
+        """The cache's key of the matching of an image, by its content key, and a text."""
+        return self._key("match", f"{content}\n".encode() + _bytes_of(ids))
+
+    def _key(self, kind: str, content: bytes) -> str:
+        return feature_key(self.fingerprint, self.dtype, kind, content)
+
+
+def _bytes_of(ids: Ids) -> bytes:
+    return np.array(ids, dtype="<u4").tobytes()

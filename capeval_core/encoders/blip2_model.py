@@ -1,4 +1,4 @@
-"""transformers' BLIP-2 modules, filled strictly, and its Q-Former run without repeating an image.
+"""The configuration of a BLIP-2, and its modules filled strictly and run without repeating an image.
 
 transformers' own forward asks for as many images as captions. Here the captions of an image look at its
 states together: cross-attention treats every query by itself, so the queries of all captions of an image are
@@ -13,9 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.models.architecture import check_tensors
+from capeval_core.models.architecture import (
+    check_tensors,
+    is_whole,
+    scaling_problems,
+    shown,
+    size_problems,
+)
 from capeval_core.models.precision import DTYPES
 from capeval_core.weights.blip2_transformers import empty_model
+
+_READ = {
+    "vision": ("image_size",),
+    "qformer": ("vocab_size", "max_position_embeddings"),
+    "": ("num_query_tokens", "image_text_hidden_size"),
+}
+"""Sizes that are read here; the others are transformers' business, which has defaults."""
 
 
 def build_blip2(architecture: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> nn.Module:
@@ -134,3 +147,36 @@ def _attend(module: Any, x: Tensor, seen: Tensor, mask: Tensor | None = None) ->
     attended = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
     done: Tensor = module.output(attended.transpose(1, 2).flatten(2), x)
     return done
+
+
+def config_problems(config: dict[str, Any]) -> list[str]:
+    """What is missing or of the wrong kind, in words; an empty list if all is well."""
+    shape, preprocessing = config["architecture"], config["preprocessing"]
+    if not isinstance(shape, dict):
+        return [f"architecture is {shown(shape)}, expected an object"]
+    problems = size_problems(shape, "architecture")
+    for tower, keys in _READ.items():
+        part = shape.get(tower) if tower else shape
+        lacks = [key for key in keys if not isinstance(part, dict) or part.get(key) is None]
+        problems += [f"architecture{tower and '.'}{tower} lacks {', '.join(lacks)}"] if lacks else []
+    if not isinstance(preprocessing, dict):
+        problems.append(f"preprocessing is {shown(preprocessing)}, expected an object")
+    if problems:
+        return problems
+    sized = shape["vision"]["image_size"]
+    if (preprocessing.get("image_size"), preprocessing.get("interpolation")) != (sized, "bicubic"):
+        problems.append(
+            f"preprocessing says {shown(preprocessing.get('interpolation'))}, "
+            f"{shown(preprocessing.get('image_size'))} pixels, "
+            f"but the tower takes bicubic, {sized} pixels"
+        )
+    problems += scaling_problems(preprocessing)
+    longest = shape["qformer"]["max_position_embeddings"]
+    if not is_whole(config["context_length"], range(3, longest + 1)):
+        problems.append(
+            f"context_length is {shown(config['context_length'])}, expected a whole number from 3 to "
+            f"{longest}"
+        )
+    if not isinstance(config["vocabulary"], (dict, list)):
+        problems.append(f"vocabulary is {shown(config['vocabulary'])}, expected an object")
+    return problems

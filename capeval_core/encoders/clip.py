@@ -1,8 +1,8 @@
-"""CLIP's two encoders: captions and images to features, each computed once, as fast as is exact."""
+"""CLIP's two towers: captions and images to features, each computed once, as fast as is exact."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,14 +13,24 @@ from open_clip.transformer import VisionTransformer
 from PIL import Image
 from torch import Tensor
 
-from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.clip_config import config_problems
-from capeval_core.encoders.clip_model import build_clip, empty_clip
-from capeval_core.encoders.clip_towers import ClipTowers, rows_of
-from capeval_core.encoders.images import ImageFeatures, encode_distinct
-from capeval_core.encoders.transformer import run_vision
+from capeval_core.cache import SHARED, FeatureCache, feature_key
+from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip
+from capeval_core.encoders.preprocessing import Preprocessing
+from capeval_core.encoders.stream import Features, ImageFeatures, encode_features
+from capeval_core.encoders.texts import (
+    Ids,
+    TextFeatures,
+    by_length,
+    common_prefix,
+    encode_distinct,
+    sentence_features,
+)
+from capeval_core.encoders.tokenizers import ClipTokenizer, Tokens
+from capeval_core.encoders.transformer import KeyValues, run_pooled, run_prefix, run_vision
 from capeval_core.inputs.visual import InputImage
+from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
+from capeval_core.models.model import CheckedModel
 from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.convert import ClipConversion
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
@@ -28,6 +38,116 @@ from capeval_core.weights.open_clip_format import translate_open_clip
 from capeval_core.weights.release import Conversion
 
 Floats = NDArray[np.float32]
+
+
+class ClipTowers(CheckedModel):
+    """What every CLIP has, whatever its images look like: a text tower, sizes of batches, cache keys.
+
+    Texts run at their real length, equal ones once (exact, since attention is causal).
+    """
+
+    model: CLIP
+
+    def prepare(self) -> None:
+        self.preprocessing = Preprocessing(**self.config["preprocessing"])
+        self.dimension: int = self.config["architecture"]["embed_dim"]
+        self.tokenizer = ClipTokenizer(self.model.context_length)
+        on_cpu = self.device.type == "cpu"
+        self._automatic_texts = BatchSize(1024 if on_cpu else 65_536, automatic=True)  # in tokens
+        self._automatic_images = BatchSize(32 if on_cpu else 256, automatic=True)
+
+    @staticmethod
+    def describe(config: dict[str, Any]) -> str:
+        """The architecture in one line.
+
+        >>> vision = {"layers": 12, "width": 768, "patch_size": 32, "image_size": 224}
+        >>> text = {"layers": 12, "width": 512}
+        >>> shape = {"embed_dim": 512, "vision": vision, "text": text}
+        >>> ClipTowers.describe({"architecture": shape, "activation": "quick_gelu"})
+        'ViT/32 12x768, 224 pixels; text 12x512; 512 dimensions; quick_gelu'
+        """
+        vision, text = config["architecture"]["vision"], config["architecture"]["text"]
+        if isinstance(vision["layers"], list):
+            tower = f"ResNet {'-'.join(map(str, vision['layers']))}, width {vision['width']}"
+        else:
+            tower = f"ViT/{vision['patch_size']} {vision['layers']}x{vision['width']}"
+        return (
+            f"{tower}, {vision['image_size']} pixels; text {text['layers']}x{text['width']}; "
+            f"{config['architecture']['embed_dim']} dimensions; {config['activation']}"
+        )
+
+    def encode_texts(
+        self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> TextFeatures:
+        """Features of texts, in order. A prompt is part of the text.
+
+        Equal texts are encoded once. Memory grows with the number of distinct texts: pass
+        some 65,536 at a time.
+
+        >>> clip = ClipEncoder.from_pretrained("tiny")
+        >>> clip.encode_texts(["A photo depicts a red circle", "A photo depicts a RED circle"]).features.shape
+        (2, 128)
+        """
+        tokens = self.tokenizer.encode(texts)
+        # Nothing after the first end token can reach it, so such ids are cut before keys are made.
+        ids = [row[: row.index(self.tokenizer.end) + 1] for row in tokens.ids]
+        arrays = encode_distinct(
+            Tokens(ids, tokens.truncated),
+            key=lambda row: self._key("text", np.array(row, dtype="<u4").tobytes()),
+            forward=lambda sequences: self._run_texts(sequences, batch_size),
+            cache=cache,
+        )
+        return TextFeatures(sentence_features(arrays, self.dimension), tokens.truncated)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
+        mean = torch.tensor(self.preprocessing.mean, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
+        std = torch.tensor(self.preprocessing.std, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
+        scaled: Tensor = (pixels - mean) / std
+        return scaled
+
+    def images_per_batch(self, batch_size: int | None) -> BatchSize:
+        """The batch size that a user gave, or the automatic one."""
+        return self._automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
+
+    def _run_texts(self, sequences: list[Ids], batch_size: int | None) -> Iterator[tuple[slice, Floats]]:
+        """Features of sequences sorted by length, one exact length per batch."""
+        shared = common_prefix(sequences)
+        prefix = self._text_prefix(sequences[0][:shared]) if shared else []
+        for run, length in by_length(sequences):
+            ids = torch.tensor([row[shared:] for row in sequences[run]], device=self.device)
+            size, cost = self._automatic_texts, length - shared
+            if batch_size is not None:
+                size, cost = BatchSize(batch_size, automatic=False), 1
+
+            def forward(part: slice, ids: Tensor = ids) -> Floats:
+                return self._text_forward(ids[part], shared, prefix)
+
+            for part, features in size.run(len(ids), forward, cost=cost):
+                yield slice(run.start + part.start, run.start + part.stop), features
+
+    @torch.inference_mode()
+    def _text_prefix(self, ids: Ids) -> list[KeyValues]:
+        with exact_float32(self.device):
+            x = self._embed(torch.tensor([ids], device=self.device), 0)
+            return run_prefix(self.model.transformer.resblocks, x)
+
+    @torch.inference_mode()
+    def _text_forward(self, ids: Tensor, start: int, prefix: list[KeyValues]) -> Floats:
+        with exact_float32(self.device):
+            model = self.model
+            x = self._embed(ids, start)
+            x = run_pooled(model.transformer.resblocks, x, position=-1, causal=True, prefix=prefix)
+            return rows_of(model.ln_final(x) @ model.text_projection)
+
+    def _embed(self, ids: Tensor, start: int) -> Tensor:
+        model, dtype = self.model, DTYPES[self.dtype]
+        positions = model.positional_embedding[start : start + ids.shape[1]]
+        embedded: Tensor = model.token_embedding(ids).to(dtype) + positions.to(dtype)
+        return embedded
+
+    def _key(self, kind: str, content: bytes) -> str:
+        return feature_key(self.fingerprint, self.dtype, kind, content)
 
 
 class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
@@ -71,39 +191,36 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         Images are read and decoded by threads ahead of the encoder. One that cannot be read gives a row
         of NaN and the reason.
         """
-        size = self._images_per_batch(batch_size)
-        return encode_distinct(
-            images,
+        features = Features(
+            key=lambda content: self._key("image", content.encode()),
             prepare=self.preprocessing.pixels,
-            forward=lambda pixels: size.run(len(pixels), self._image_forward(pixels)),
-            dimension=self.dimension,
-            ahead=size.size,
-            cache=cache,
-            cache_key=lambda key: self._key("image", key.encode()),
+            forward=self._image_forward,
+            size=self.images_per_batch(batch_size),
         )
+        return encode_features(images, features, (self.dimension,), cache)
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
-        return np.asarray(self._scale(self.preprocessing.pixels(image)[None])[0].cpu())
+        return np.asarray(self._scale([self.preprocessing.pixels(image)])[0].cpu())
 
-    def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
-        return self.normalised(torch.from_numpy(pixels).to(self.device).float() / 255)
+    def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
+        return self.normalised(torch.from_numpy(np.stack(pixels)).to(self.device).float() / 255)
 
-    def _image_forward(self, pixels: NDArray[np.uint8]) -> Callable[[slice], Floats]:
-        @torch.inference_mode()
-        def forward(part: slice) -> Floats:
-            with exact_float32(self.device):
-                x = self._scale(pixels[part]).to(DTYPES[self.dtype])
-                visual = self.model.visual
-                if not isinstance(visual, VisionTransformer):
-                    return rows_of(visual(x))
-                return rows_of(run_vision(visual, visual.conv1(x)))
-
-        return forward
+    @torch.inference_mode()
+    def _image_forward(self, pixels: Sequence[NDArray[np.uint8]]) -> Floats:
+        with exact_float32(self.device):
+            x = self._scale(pixels).to(DTYPES[self.dtype])
+            visual = self.model.visual
+            if not isinstance(visual, VisionTransformer):
+                return rows_of(visual(x))
+            return rows_of(run_vision(visual, visual.conv1(x)))
 
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images and three captions: what any change of the weights moves."""
-        images = np.stack([self.preprocessing.pixels(image) for image in canary_images()])
-        seen = self._image_forward(images)(slice(None))
-        said = self.encode_texts(TEXTS, cache=FeatureCache(0)).features
-        return cosines(seen, said)
+        image_features = self._image_forward([self.preprocessing.pixels(image) for image in canary_images()])
+        return cosines(image_features, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
+
+
+def rows_of(features: Tensor) -> Floats:
+    """Features on any device, of any dtype, as float32 on the CPU."""
+    return np.asarray(features.float().cpu())

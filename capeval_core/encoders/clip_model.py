@@ -1,7 +1,9 @@
-"""open_clip's CLIP modules, filled strictly with checked tensors."""
+"""The configuration of a CLIP, and open_clip's modules filled strictly with checked tensors."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,12 +11,16 @@ from open_clip.model import CLIP, convert_weights_to_lp
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
-from capeval_core.models.architecture import check_tensors
+from capeval_core.models.architecture import check_tensors, is_number, scaling_problems, shown, size_problems
 from capeval_core.models.precision import DTYPES
-from capeval_core.weights.folder import WeightsError
+from capeval_core.weights.catalogue import entry_of
+from capeval_core.weights.folder import CONFIG, OPEN_CLIP_CONFIG, TINY, WeightsError, read_json
 
 VISION_KEYS = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size"}
 TEXT_KEYS = {"layers", "width", "heads", "mlp_ratio", "context_length", "vocab_size"}
+_PREPROCESSING = {"image_size", "mean", "std", "interpolation"}
+_USUAL = 77  # token ids that CLIP reads; all listed weights do
+_INTERPOLATIONS = ("bicubic", "bilinear")
 
 
 def build_clip(
@@ -88,3 +94,97 @@ def _check_architecture(architecture: dict[str, Any]) -> None:
         raise WeightsError(
             f"architecture.text.vocab_size is {vocabulary}, but CLIP's vocabulary has 49408 entries"
         )
+
+
+def config_problems(config: dict[str, Any]) -> list[str]:
+    """What is missing or of the wrong kind, in words; an empty list if all is well.
+
+    Whether the architecture can be built and the tensors fit it is asked when they are loaded.
+    """
+    problems = _architecture(config.get("architecture"))
+    activation = config.get("activation")
+    if activation not in ("quick_gelu", "gelu"):
+        problems.append(f"activation is {shown(activation)}, expected 'quick_gelu' or 'gelu'")
+    problems += _preprocessing(config.get("preprocessing"))
+    if not problems:
+        built_for = config["architecture"]["vision"].get("image_size")
+        size = config["preprocessing"]["image_size"]
+        if built_for not in (None, size):
+            problems.append(f"preprocessing.image_size is {size}, but architecture.vision's is {built_for}")
+    constants = config.get("constants", {})
+    if not isinstance(constants, dict):
+        problems.append(f"constants is {shown(constants)}, expected an object")
+    elif not isinstance(constants.get("prompt", ""), str):
+        problems.append(f"constants.prompt is {shown(constants['prompt'])}, expected a text")
+    return problems
+
+
+def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
+    """How many token ids weights read, told by their config alone; None where only opening them tells."""
+    name = os.fspath(weights)
+    if entry_of(name.partition("@")[0]) is not None and not Path(name).is_dir():
+        return _USUAL
+    folder = TINY / tiny if name == "tiny" else Path(name).expanduser()
+    for file in (OPEN_CLIP_CONFIG, CONFIG):
+        try:
+            config = read_json(folder / file)
+            ours = file == CONFIG
+            text = config["architecture"]["text"] if ours else config["model_cfg"]["text_cfg"]
+            length = text.get("context_length", _USUAL)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # whatever is wrong with it is said when the weights are opened
+        return length if is_number(length, 0, 1 << 20) and isinstance(length, int) else None
+    return None
+
+
+def mask_problems(found: Any) -> list[str]:
+    """What is wrong with the scaling of masks in an Alpha-CLIP's config, in words."""
+    mean, std = _object(found).get("mean"), _object(found).get("std")
+    if is_number(mean, -1e3, 1e3) and is_number(std, 1e-4, 1e3):
+        return []
+    return [f"mask is {shown(found)}, expected the mean and the standard deviation (above 0) of masks"]
+
+
+def _architecture(found: Any) -> list[str]:
+    if not isinstance(found, dict):
+        return ["architecture is missing"]
+    problems = [
+        f"architecture.{tower} is missing" for tower in ("vision", "text") if not _object(found.get(tower))
+    ]
+    if found.get("embed_dim") is None:
+        problems.append("architecture.embed_dim is missing, expected a positive integer")
+    problems += size_problems(found, "architecture")
+    if not problems:
+        problems += _heads(found["vision"], "vision") + _heads(found["text"], "text")
+    return problems
+
+
+def _heads(tower: dict[str, Any], name: str) -> list[str]:
+    """Attention heads leave no trace in tensors, but share the width."""
+    width = tower.get("width")
+    share = tower.get("head_width") if name == "vision" else tower.get("heads")
+    if not width or not share or isinstance(tower.get("layers"), list) or width % share == 0:
+        return []
+    key = "head_width" if name == "vision" else "heads"
+    return [f"architecture.{name}.{key} is {share}, which does not divide the width {width}"]
+
+
+def _preprocessing(found: Any) -> list[str]:
+    if not isinstance(found, dict):
+        return ["preprocessing is missing"]
+    problems = []
+    if found.get("image_size") is None:
+        problems.append("preprocessing.image_size is missing, expected a positive integer")
+    problems += size_problems(found, "preprocessing") + scaling_problems(found)
+    if found.get("interpolation", "bicubic") not in _INTERPOLATIONS:
+        problems.append(
+            f"preprocessing.interpolation is {shown(found['interpolation'])}, but only "
+            f"{' and '.join(map(repr, _INTERPOLATIONS))} are known"
+        )
+    if unknown := sorted(found.keys() - _PREPROCESSING):
+        problems.append(f"preprocessing has {shown(', '.join(unknown))}, which is not known here")
+    return problems
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

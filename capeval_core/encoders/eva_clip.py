@@ -2,19 +2,28 @@
 
 Sun, Wang, Yu, Cui, Zhang, Zhang, Wang: EVA-CLIP-18B: Scaling CLIP to 18 Billion Parameters, 2024,
 https://arxiv.org/abs/2402.04252
+
+The tower is nearly all of the model. Its layers compute in the type of what comes in and widen their weights
+as they run, one at a time: weights stored in float16 take half the memory in float32 arithmetic, and give
+the very numbers that float32 weights would.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from open_clip.model import CLIP
-from torch import Tensor
+import torch
+from open_clip.model import CLIP, convert_weights_to_lp
+from torch import Tensor, nn
+from torch.nn import functional
 
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.eva_clip_model import build_eva_clip, empty_eva_clip
-from capeval_core.weights.eva_clip import EvaClipConversion
+from capeval_core.models.architecture import check_tensors
+from capeval_core.models.precision import DTYPES
+from capeval_core.weights.eva_clip import STAND_IN, TEXT_KEYS, VISION_KEYS, EvaClipConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
+
+_EPSILON = 1e-6
 
 
 class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"]):
@@ -55,3 +64,185 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
     @staticmethod
     def describe(config: dict[str, Any]) -> str:
         return f"EVA {ClipEncoder.describe(config)}"
+
+
+class RmsNorm(nn.Module):
+    """x / sqrt(mean(x^2) + epsilon), times a weight per channel, in float32; no mean is subtracted."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # In float16 the squares of some states are beyond its range.
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight.float(), _EPSILON)
+
+
+class Linear(nn.Linear):
+    """A linear layer in the type of its input, in whatever type its weights are kept."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return functional.linear(x, self.weight.to(x.dtype), bias)
+
+
+class Patches(nn.Module):
+    """(n, patches, width) embeddings of the patches of images (n, 3, s, s), row by row."""
+
+    def __init__(self, width: int, patch_size: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, width, patch_size, patch_size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        weight, bias = self.proj.weight.to(pixels.dtype), self.proj.bias
+        embedded = functional.conv2d(
+            pixels, weight, None if bias is None else bias.to(pixels.dtype), self.proj.stride
+        )
+        return embedded.flatten(2).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """Every position looks at all; query, keys and values have no bias."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Linear(width, 3 * width, bias=False)
+        self.proj = Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, keys, values = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, keys, values)
+        projected: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
+        return projected
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = Linear(width, hidden)
+        self.fc2 = Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        done: Tensor = self.fc2(functional.gelu(self.fc1(x)))
+        return done
+
+
+class Block(nn.Module):
+    """x + norm(f(x)) for attention, then for the MLP; with `norm_first` x + f(norm(x)).
+
+    The sum x stays in float32 while f computes in `dtype`: over 48 blocks its rounding would add up.
+    """
+
+    def __init__(self, width: int, heads: int, hidden: int, norm_first: bool) -> None:
+        super().__init__()
+        self.norm_first = norm_first
+        self.norm1, self.norm2 = RmsNorm(width), RmsNorm(width)
+        self.attn, self.mlp = Attention(width, heads), Mlp(width, hidden)
+
+    def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        for step, norm in ((self.attn, self.norm1), (self.mlp, self.norm2)):
+            x = x + (step(norm(x).to(dtype)) if self.norm_first else norm(step(x.to(dtype))))
+        return x
+
+
+class EvaTower(nn.Module):
+    """A vision transformer with RMS norms, whose class token is normed and projected.
+
+    Args:
+        vision: image_size, patch_size, width, layers, head_width, mlp_width and norm: "post", as in the model
+            of 18 billion parameters, or "pre", as in that of 8 billion.
+        embed_dim: length of a feature.
+    """
+
+    def __init__(self, vision: dict[str, Any], embed_dim: int) -> None:
+        super().__init__()
+        width, heads = vision["width"], vision["width"] // vision["head_width"]
+        positions = (vision["image_size"] // vision["patch_size"]) ** 2 + 1
+        self.patch_embed = Patches(width, vision["patch_size"])
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, positions, width))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, vision["mlp_width"], vision["norm"] == "pre") for _ in range(vision["layers"])
+        )
+        self.norm = RmsNorm(width)
+        self.head = Linear(width, embed_dim, bias=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, embed_dim) features of normalised pixels (n, 3, image_size, image_size), in their type."""
+        x = self.patch_embed(pixels).float()
+        x = torch.cat([self.cls_token.float().expand(len(x), -1, -1), x], dim=1)
+        x = x + self.pos_embed.float()
+        for block in self.blocks:
+            x = block(x, pixels.dtype)
+        features: Tensor = self.head(self.norm(x[:, 0]).to(pixels.dtype))
+        return features
+
+
+def build_eva_clip(
+    config: dict[str, Any], tensors: dict[str, Tensor], dtype: str, device: torch.device
+) -> CLIP:
+    """open_clip's CLIP with EVA's image tower and exactly these tensors, in eval mode, on a device.
+
+    Each tensor goes there by itself: no second copy of the model is made. Where `dtype` is float32, the
+    image tower's keep the type in which they are stored.
+
+    Raises:
+        WeightsError: an architecture that is not EVA-CLIP's; tensors that are missing, extra or misshaped.
+    """
+    model = empty_eva_clip(config, dtype)
+    check_tensors(model.state_dict(), tensors)
+    narrow = None if dtype == "float32" else DTYPES[dtype]
+    placed = {
+        name: tensor.to(device, narrow if name.startswith("visual.") else torch.float32)
+        for name, tensor in tensors.items()
+    }
+    model.load_state_dict(placed, strict=True, assign=True)
+    model.attn_mask = None  # causality is ours, at each text's real length
+    if narrow:
+        convert_weights_to_lp(model, narrow)
+    return model.eval().requires_grad_(False)
+
+
+def empty_eva_clip(config: dict[str, Any], dtype: str = "float32") -> CLIP:
+    """The model of a config on torch's meta device: shapes without memory.
+
+    Raises:
+        WeightsError: an architecture that is not EVA-CLIP's.
+    """
+    architecture = config["architecture"]
+    _check_architecture(config)
+    try:
+        with torch.device("meta"):
+            model = CLIP(
+                architecture["embed_dim"],
+                STAND_IN,
+                architecture["text"],
+                cast_dtype=None if dtype == "float32" else DTYPES[dtype],
+            )
+            model.visual = EvaTower(architecture["vision"], architecture["embed_dim"])
+    except Exception as error:  # whatever its parts refuse, each in its own way
+        raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
+    return model
+
+
+def _check_architecture(config: dict[str, Any]) -> None:
+    problems = []
+    for tower, known in (("vision", VISION_KEYS), ("text", TEXT_KEYS)):
+        found = config["architecture"][tower].keys()
+        if missing := sorted(known - found):
+            problems.append(f"architecture.{tower} lacks {', '.join(missing)}")
+        if unknown := sorted(found - known):
+            problems.append(f"architecture.{tower} has {', '.join(unknown)}, which EVA-CLIP does not have")
+    norm = config["architecture"]["vision"].get("norm")
+    if norm not in ("post", "pre"):
+        problems.append(f"architecture.vision.norm is {norm!r}, expected 'post' or 'pre'")
+    if config["activation"] != "gelu":
+        problems.append(f"activation is {config['activation']!r}, expected 'gelu'")
+    vocabulary = config["architecture"]["text"].get("vocab_size")
+    if vocabulary != 49408:
+        problems.append(
+            f"architecture.text.vocab_size is {vocabulary}, but CLIP's vocabulary has 49408 entries"
+        )
+    if problems:
+        raise WeightsError("; ".join(problems))

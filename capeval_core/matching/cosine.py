@@ -31,3 +31,14 @@ def grouped_cosine(x: Floats, groups: Floats, lengths: NDArray[np.int64]) -> Flo
     `groups` (sum of lengths, d) holds the groups one after the other, `lengths` (n,) their sizes.
     """
     return paired_cosine(np.repeat(x, lengths, axis=0), groups)
+
+
+def best_query_cosine(queries: Floats, texts: Floats) -> Floats:
+    """(n,) largest cosine of each text's feature (n, d) with those of an image's query tokens (q, d).
+
+    >>> best_query_cosine(np.float32([[3, 0], [0, 1]]), np.float32([[1, 2]]))
+    array([0.89442719], dtype=float32)
+    """
+    repeated = np.repeat(unit(queries)[None], len(texts), axis=0)
+    cosines = np.einsum("nqd,nd->nq", repeated, unit(texts))
+    return np.asarray(np.clip(cosines.max(axis=1), -1, 1), dtype=np.float32)

@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
 Output = TypeVar("Output")
+
+
+@dataclass
+class ForwardCount:
+    """How much went through the networks. items: images, masks, texts, pairs. batches: forward passes."""
+
+    items: int = 0
+    batches: int = 0
+
+
+_COUNTS: list[ForwardCount] = []
+
+
+@contextmanager
+def count_forwards() -> Iterator[ForwardCount]:
+    """Count all forward passes of this process while it is open, whatever the network.
+
+    >>> with count_forwards() as count:
+    ...     outputs = list(BatchSize(2, automatic=True).run(3, lambda part: part.stop))
+    >>> count.items, count.batches
+    (3, 2)
+    """
+    count = ForwardCount()
+    _COUNTS.append(count)
+    try:
+        yield count
+    finally:
+        _COUNTS[:] = [other for other in _COUNTS if other is not count]
 
 
 class BatchSize:
@@ -43,6 +73,9 @@ class BatchSize:
             if refused is not None:
                 self._shrink(part.stop - part.start, cost, refused)
                 continue
+            for counted in _COUNTS:
+                counted.items += part.stop - part.start
+                counted.batches += 1
             yield part, output
             start = part.stop
 
@@ -62,6 +95,5 @@ class BatchSize:
 
 def _out_of_memory(error: RuntimeError) -> bool:
     # The allocators of the CPU and of Apple GPUs raise a plain RuntimeError, each in its own words.
-    said = str(error)
-    told = ("not enough memory", "can't allocate memory", "out of memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(words in said for words in told)
+    messages = ("not enough memory", "can't allocate memory", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in messages)

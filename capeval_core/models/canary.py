@@ -23,10 +23,10 @@ def canary_images() -> list[Image.Image]:
     return [Image.fromarray(ramps), Image.fromarray(np.stack([board, board // 2, 255 - board], axis=-1))]
 
 
-def cosines(seen: NDArray[np.float32], said: NDArray[np.float32]) -> NDArray[np.float32]:
+def cosines(image_features: NDArray[np.float32], text_features: NDArray[np.float32]) -> NDArray[np.float32]:
     """(images, texts) cosines of un-normalised features."""
-    lengths = np.linalg.norm(seen, axis=1)[:, None] * np.linalg.norm(said, axis=1)
-    return np.asarray(seen @ said.T / lengths, dtype=np.float32)
+    lengths = np.linalg.norm(image_features, axis=1)[:, None] * np.linalg.norm(text_features, axis=1)
+    return np.asarray(image_features @ text_features.T / lengths, dtype=np.float32)
 
 
 def canary_problem(canary: Any) -> str | None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.inputs.samples import Samples
-from capeval_core.matching.cosine import paired_cosine
+from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.weights.folder import WeightsError, WeightsFolder
@@ -92,15 +92,13 @@ class Dual(Member):
         return dual_class(self.folder).open(self.folder, device=device, dtype=dtype)
 
     def rows(self, encoder: DualEncoder, batch: Samples, run: dict[str, Any]) -> Iterator[pa.Table]:
-        from capeval_core.encoders.dual import whole_images
-
         prompt = self.folder.config.get("constants", {}).get("prompt", "")
         said = encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **run)
         starts = pool_starts(batch)
         ends = [*starts[1:], len(batch)]
         place = 0
         # One image per pool, whose features all its candidates share.
-        for seen in whole_images(encoder, [batch.images[start] for start in starts], **run):
+        for seen in encoder.encode_images([batch.images[start] for start in starts], **run):
             lengths = np.array([ends[place + i] - starts[place + i] for i in range(len(seen.keys))])
             part = slice(starts[place], starts[place] + int(lengths.sum()))
             images = np.repeat(seen.features, lengths, axis=0)
@@ -109,7 +107,7 @@ class Dual(Member):
                 part,
                 groups=_repeated(seen.keys, lengths),
                 errors=_repeated(seen.errors, lengths),
-                truncated=np.array(said.dropped[part]),
+                truncated=np.array(said.truncated[part]),
                 value=paired_cosine(images, said.features[part]),
                 itm=np.full(len(images), np.nan, dtype=np.float32),
             )
@@ -136,14 +134,14 @@ class Matcher(Member):
         pools = [batch.captions[a:b] for a, b in zip(starts, [*starts[1:], len(batch)], strict=True)]
         images = [batch.images[start] for start in starts]
         for start, found in zip(starts, encoder.match(images, pools, **run), strict=True):
-            n = len(found.itc)
+            n = len(found.logits)
             yield _table(
                 batch,
                 slice(start, start + n),
                 groups=[found.key] * n,
                 errors=[found.error] * n,
-                truncated=np.array(found.dropped),
-                value=found.itc,
+                truncated=np.array(found.truncated),
+                value=best_query_cosine(found.queries, found.text_features),
                 itm=found.itm,
             )
 

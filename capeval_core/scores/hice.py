@@ -32,8 +32,7 @@ from capeval_core.scores.hice_options import HiceOptions, RefHiceOptions
 from capeval_core.weights.catalogue import ALPHA_L14
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-    from capeval_core.encoders.region_features import RegionFeatures
+    from capeval_core.encoders.alpha_clip import AlphaClipEncoder, RegionFeatures
     from capeval_core.scores.hice_rows import Reading, References
 
 IMAGES_AT_ONCE = 64
@@ -138,7 +137,7 @@ class HiceS(CaptionMetric):
 
     def _pairs(self, window: Samples) -> Iterator[tuple[slice, Reading, list[RegionFeatures]]]:
         """Part by part of a window, captions with their phrases, and their images with their regions."""
-        from capeval_core.encoders.images import chunks
+        from capeval_core.encoders.stream import chunks
 
         captions, start = self._read(window.captions), 0
         for seen in chunks(self._see(window.images), IMAGES_AT_ONCE):
@@ -159,7 +158,7 @@ class HiceS(CaptionMetric):
         return self.encoder.encode_regions(
             images,
             self.finder,
-            geometry=self.options.geometry,
+            mask_transform=self.options.geometry,
             cache=self.cache,
             batch_size=self.options.batch_size,
         )

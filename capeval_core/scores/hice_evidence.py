@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.encoders.mask_geometry import central_square
+from capeval_core.encoders.preprocessing import central_square
 from capeval_core.inputs.samples import Sample, Samples
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.ragged import Ragged
@@ -22,7 +22,7 @@ from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
 from capeval_core.scores.hice_rows import Reading, match_regions
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.region_features import RegionFeatures
+    from capeval_core.encoders.alpha_clip import RegionFeatures
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from capeval_core.matching.greedy import GreedyMatch, greedy_match
 from capeval_core.phrases.source import PhraseSource
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-    from capeval_core.encoders.region_features import RegionFeatures
+    from capeval_core.encoders.alpha_clip import AlphaClipEncoder, RegionFeatures
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -92,7 +91,7 @@ def read(texts: Sequence[str], source: PhraseSource, encoder: AlphaClipEncoder, 
         )
     lengths = np.array([len(each.phrases) for each in found], dtype=np.int64)
     said = encoder.encode_texts([*texts, *(phrase for each in found for phrase in each.phrases)], **run)
-    n, dropped = len(texts), np.array(said.dropped, dtype=np.int64)
+    n, dropped = len(texts), np.array(said.truncated, dtype=np.int64)
     of_phrases = np.bincount(np.repeat(np.arange(n), lengths), dropped[n:], n).astype(np.int64)
     return Reading(
         said=[each.phrases for each in found],

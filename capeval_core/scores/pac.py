@@ -26,7 +26,7 @@ from capeval_core.weights.constants import PROMPT
 
 if TYPE_CHECKING:
     from capeval_core.encoders.clip import ClipEncoder
-    from capeval_core.encoders.tokenizer import ClipTokenizer
+    from capeval_core.encoders.tokenizers import ClipTokenizer
 
 Doubles = NDArray[np.float64]
 
@@ -111,8 +111,8 @@ class PacS(CaptionMetric):
     def check_options(cls, options: CommonOptions) -> None:
         super().check_options(options)
         if isinstance(options, PacOptions) and options.prompt is not None:
-            from capeval_core.encoders.clip_config import context_length
-            from capeval_core.encoders.tokenizer import ClipTokenizer
+            from capeval_core.encoders.clip_model import context_length
+            from capeval_core.encoders.tokenizers import ClipTokenizer
 
             weights = cls.default_weights.repository if options.weights is None else options.weights
             if (length := context_length(weights, tiny=cls.tiny)) is not None:
@@ -150,8 +150,8 @@ class PacS(CaptionMetric):
                 offsets = np.concatenate([[0], np.cumsum(lengths[part])]).astype(np.int32)
                 columns["reference_cosines"] = pa.ListArray.from_arrays(offsets, values)
             owners = np.repeat(np.arange(len(seen.keys)), lengths[part])
-            cut = np.array(said.dropped[part]) + np.bincount(
-                owners, said.dropped[of_references], len(seen.keys)
+            cut = np.array(said.truncated[part]) + np.bincount(
+                owners, said.truncated[of_references], len(seen.keys)
             )
             common = common_columns(batch, part, groups=seen.keys, errors=seen.errors, truncated=cut)
             yield pa.table({**common, **columns}, schema=self.ROW)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.encoders.wordpiece import END, PAD, START, UNKNOWN, WordPiece
+from capeval_core.encoders.tokenizers import END, PAD, START, UNKNOWN, WordPiece
 from capeval_core.synthetic import describe, draw, sample_scene
 from capeval_core.training.lessons import LONGEST, shrink
 from capeval_core.training.tiny_model import PATCH, SIDE, normalised, shipped
@@ -33,7 +33,7 @@ class Codec:
         self._tokenizer = WordPiece(words, LONGEST)
 
     def __call__(self, caption: str) -> list[int]:
-        return self._tokenizer.encode([caption]).ids[0]
+        return list(self._tokenizer.encode([caption]).ids[0])
 
 
 def architecture(words: int) -> dict[str, Any]:

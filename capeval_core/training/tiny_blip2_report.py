@@ -15,6 +15,7 @@ import numpy as np
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
+from capeval_core.matching.cosine import best_query_cosine
 from capeval_core.synthetic import KINDS, describe, draw, holds, sample_scene
 from capeval_core.training.lessons import foil_if_any
 from capeval_core.training.report import Comparison, Report, shown
@@ -63,8 +64,9 @@ def measure_matching(encoder: Blip2Encoder, scenes: int = 1000, seed: int = 1) -
         for (name, _), value in zip(pool, probabilities, strict=True):
             right[PROBABLE].append(float(value if name == "right" else 1 - value))
             wrong_values[PROBABLE].append(0.5)
-        away = [float(v) for (name, _), v in zip(pool, found.itc, strict=True) if name == "another scene"]
-        right[FIRST].append(float(found.itc[0]))
+        contrast = best_query_cosine(found.queries, found.text_features)
+        away = [float(v) for (name, _), v in zip(pool, contrast, strict=True) if name == "another scene"]
+        right[FIRST].append(float(contrast[0]))
         wrong_values[FIRST].append(max(away))
     return {name: Comparison.of(right[name], wrong_values[name]) for name in right}
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from capeval_core.encoders.wordpiece import UNKNOWN
+from capeval_core.encoders.tokenizers import UNKNOWN
 from capeval_core.synthetic.scenes import COLOURS, SHAPES
 from capeval_core.training.batches import Captions
 from capeval_core.training.lessons import LONGEST, Bools, Ints, Lessons

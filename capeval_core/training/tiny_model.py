@@ -12,7 +12,7 @@ from open_clip.model import CLIP
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.encoders.tokenizer import ClipTokenizer
+from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.training.lessons import Ints
 from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, PROMPT
 from capeval_core.weights.folder import TINY, WeightsFolder, open_weights
@@ -93,7 +93,7 @@ class CaptionCodec:
         return [*ids, self._tokenizer.end]
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode([text]).ids[0][1:-1]
+        return list(self._tokenizer.encode([text]).ids[0][1:-1])
 
 
 class UsedWords:

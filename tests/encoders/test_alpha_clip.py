@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.alpha_clip import AlphaClipEncoder
+from capeval_core.encoders.alpha_clip import AlphaClipEncoder, RegionFeatures
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.mask_geometry import central_square
-from capeval_core.encoders.region_features import RegionFeatures
+from capeval_core.encoders.preprocessing import central_square
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.regions.regions import Regions

@@ -17,9 +17,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.blip2 import Blip2Encoder
-from capeval_core.encoders.blip2_matching import Matches, best_query_cosine
-from capeval_core.encoders.wordpiece import WordPiece
+from capeval_core.encoders.blip2 import Blip2Encoder, Matches, best_query_cosine
+from capeval_core.encoders.tokenizers import WordPiece
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.weights.folder import WeightsError

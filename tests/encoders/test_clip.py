@@ -19,8 +19,7 @@ from open_clip.model import CLIP
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.clip_towers import _common_prefix
+from capeval_core.encoders.clip import ClipEncoder, _common_prefix
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.models.precision import exact_float32

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.eva_clip import EvaClipEncoder
-from capeval_core.encoders.eva_clip_model import EvaTower, empty_eva_clip
+from capeval_core.encoders.eva_clip import EvaClipEncoder, EvaTower, empty_eva_clip
 from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.eva_clip import EvaClipConversion
 from capeval_core.weights.folder import WeightsError

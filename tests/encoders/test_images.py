@@ -14,7 +14,7 @@ from PIL import Image
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders import images as module
-from capeval_core.encoders.images import ImageFeatures, encode_distinct
+from capeval_core.encoders.stream import ImageFeatures, encode_distinct
 from capeval_core.inputs.visual import InputImage
 
 Floats = NDArray[np.float32]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capeval_core.encoders.tokenizer import ClipTokenizer
+from capeval_core.encoders.tokenizers import ClipTokenizer
 
 START, END = 49406, 49407
 TOKENIZER = ClipTokenizer()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-from capeval_core.encoders.mask_geometry import Geometry
+from capeval_core.encoders.preprocessing import Geometry
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.canary import cosines
 from tests.golden import recipe

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.region_features import RegionFeatures
+from capeval_core.encoders.alpha_clip import RegionFeatures
 from capeval_core.inputs.visual import InputImage
 from capeval_core.phrases.graph import phrases_of
 from capeval_core.phrases.graph_writer import FACTUAL

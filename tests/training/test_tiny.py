@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.tokenizer import ClipTokenizer
+from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.inputs.visual import InputImage
 from capeval_core.synthetic import KINDS, describe, draw, sample_scene
 from capeval_core.synthetic.demo import demo_set

@@ -9,7 +9,7 @@ import torch
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.tokenizer import ClipTokenizer
+from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.inputs.visual import InputImage
 from capeval_core.phrases.chunks import chunks
 from capeval_core.regions.colours import ColourRegions

@@ -11,7 +11,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.blip2_model import image_states
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.wordpiece import UNKNOWN
+from capeval_core.encoders.tokenizers import UNKNOWN
 from capeval_core.inputs.visual import InputImage
 from capeval_core.synthetic import KINDS, describe, draw, foils, holds, sample_scene
 from capeval_core.training.batches import Captions
@@ -142,7 +142,7 @@ def test_the_report_counts_fairly() -> None:
         """Knows every scene, by the judge."""
 
         def match(self, images, pools, cache):  # type: ignore[no-untyped-def]
-            from capeval_core.encoders.blip2_matching import Matches
+            from capeval_core.encoders.blip2 import Matches
 
             rng = np.random.default_rng([1, 6])
             for world, pool in zip([sample_scene(rng) for _ in range(60)], pools, strict=True):

@@ -1,0 +1,87 @@
+"""Texts to features through one call: equal texts once, at their own length, a common prefix once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capeval_core.cache import FeatureCache
+from capeval_core.encoders.tokenizers import Tokens
+
+Floats = NDArray[np.float32]
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """Features of n texts.
+
+    features: (n, d) float32, un-normalised.
+    truncated: per text, token ids beyond the context length.
+    """
+
+    features: Floats
+    truncated: list[int]
+
+
+def encode_distinct(
+    tokens: Tokens,
+    key: Callable[[Ids], str],
+    forward: Callable[[list[Ids]], Iterable[tuple[slice, Iterable[Floats]]]],
+    cache: FeatureCache,
+) -> list[Floats]:
+    """One array per text, in order: (d,) of a sentence, or (length, d) of its tokens.
+
+    Args:
+        tokens: the texts' token ids; equal sequences run once.
+        key: the cache's key of a sequence.
+        forward: arrays of sequences sorted by length, in slices that cover them.
+        cache: where arrays are looked up and kept.
+    """
+    keys = {ids: key(ids) for ids in dict.fromkeys(tokens.ids)}
+    arrays = cache.get(keys.values())
+    missing = sorted((ids for ids in keys if keys[ids] not in arrays), key=lambda ids: (len(ids), ids))
+    if missing:
+        for part, rows in forward(missing):
+            new = {keys[ids]: row for ids, row in zip(missing[part], rows, strict=True)}
+            cache.put(new)
+            arrays.update(new)
+    return [arrays[keys[ids]] for ids in tokens.ids]
+
+
+def sentence_features(arrays: Sequence[Floats], dimension: int) -> Floats:
+    """(n, d) of n arrays (d,)."""
+    features = np.empty((len(arrays), dimension), dtype=np.float32)
+    for row, array in zip(features, arrays, strict=True):
+        row[...] = array
+    return features
+
+
+def by_length(sequences: Sequence[Ids]) -> Iterator[tuple[slice, int]]:
+    """Runs of equal length among sequences that are sorted by it, each with its length.
+
+    >>> list(by_length([(1, 2), (1, 3), (1, 2, 3)]))
+    [(slice(0, 2, None), 2), (slice(2, 3, None), 3)]
+    """
+    start = 0
+    for length, group in groupby(map(len, sequences)):
+        stop = start + sum(1 for _ in group)
+        yield slice(start, stop), length
+        start = stop
+
+
+def common_prefix(sequences: Sequence[Ids]) -> int:
+    """How many leading ids all sequences share, leaving each at least one of its own.
+
+    >>> common_prefix([(1, 2, 3), (1, 2, 4, 5)])
+    2
+    """
+    if len(sequences) < 2:
+        return 0
+    first, last = min(sequences), max(sequences)  # in lexicographic order all others lie between them
+    longest = min(map(len, sequences)) - 1
+    return next((i for i in range(longest) if first[i] != last[i]), longest)

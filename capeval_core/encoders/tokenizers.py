@@ -1,0 +1,112 @@
+"""Tokenizers: CLIP's byte-level BPE and BERT's WordPiece, with the ids of the original codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import regex
+from open_clip.tokenizer import SimpleTokenizer
+
+Ids = tuple[int, ...]
+
+PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
+_CLIP_START, _CLIP_END = "<|startoftext|>", "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of some texts.
+
+    ids: per text, start and end token included, at most the context length, unpadded.
+    truncated: per text, how many ids did not fit (0 if nothing was cut off).
+    """
+
+    ids: list[Ids]
+    truncated: list[int]
+
+    @classmethod
+    def of(cls, rows: Iterable[list[int]], context_length: int) -> Tokens:
+        """Ids of any length; a row that is too long keeps its first ids and its end token."""
+        ids, truncated = [], []
+        for row in rows:
+            truncated.append(max(0, len(row) - context_length))
+            ids.append(tuple([*row[: context_length - 1], row[-1]] if truncated[-1] else row))
+        return cls(ids, truncated)
+
+
+class ClipTokenizer:
+    """CLIP's byte-level BPE over open_clip's vocabulary, with OpenAI's special markers.
+
+    Texts are repaired (ftfy), HTML-unescaped twice, lower-cased and their white space collapsed.
+    A text that is too long keeps its first `context_length - 1` ids and then the end token. The
+    markers inside a text become the special ids, as in the original code (open_clip spells them
+    differently, so there a caption with `<|endoftext|>` gets other ids).
+
+    >>> ClipTokenizer().encode(["A photo depicts a dog", ""]).ids
+    [(49406, 320, 1125, 29340, 320, 1929, 49407), (49406, 49407)]
+    """
+
+    def __init__(self, context_length: int = 77) -> None:
+        self.context_length = context_length
+        self._bpe = _openai_bpe()
+        self.start: int = self._bpe.encoder[_CLIP_START]
+        self.end: int = self._bpe.encoder[_CLIP_END]
+
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """Ids of every text, in order; see `Tokens`."""
+        rows = ([self.start, *self._bpe.encode(text), self.end] for text in texts)
+        return Tokens.of(rows, self.context_length)
+
+
+@cache
+def _openai_bpe() -> SimpleTokenizer:
+    bpe = SimpleTokenizer()
+    # Same merges and ids as OpenAI's tokenizer, but other spellings of the two markers.
+    for ours, theirs in ((_CLIP_START, "<start_of_text>"), (_CLIP_END, "<end_of_text>")):
+        bpe.encoder[ours] = bpe.encoder.pop(theirs)
+        bpe.cache.pop(theirs)
+        bpe.cache[ours] = ours
+    bpe.decoder = {index: token for token, index in bpe.encoder.items()}
+    words = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    markers = "|".join(regex.escape(marker) for marker in (_CLIP_START, _CLIP_END))
+    bpe.pat = regex.compile(f"{markers}|{words}", regex.IGNORECASE)
+    return bpe
+
+
+class WordPiece:
+    """BERT's uncased tokenizer over a vocabulary: a piece of a word per id.
+
+    A text that is too long keeps its first `context_length - 1` ids and then the end mark. The marks
+    themselves have no meaning inside a text: `[SEP]` there is a word between two brackets.
+
+    Raises:
+        ValueError: the vocabulary lacks one of BERT's marks, or holds a word twice.
+
+    >>> words = WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "dog", "##s", "."], context_length=6)
+    >>> words.encode(["Red dogs.", "a red, red dog"])
+    Tokens(ids=[(2, 4, 5, 6, 7, 3), (2, 1, 4, 1, 4, 3)], truncated=[0, 1])
+    """
+
+    def __init__(self, vocabulary: Sequence[str], context_length: int) -> None:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordPiece as Pieces
+        from tokenizers.normalizers import BertNormalizer
+        from tokenizers.pre_tokenizers import BertPreTokenizer
+
+        ids = {word: index for index, word in enumerate(vocabulary)}
+        missing = [mark for mark in (PAD, UNKNOWN, START, END) if mark not in ids]
+        if missing or len(ids) != len(vocabulary):
+            wrong = f"lacks {', '.join(missing)}" if missing else "holds a word twice"
+            raise ValueError(f"the vocabulary is not one of BERT's: it {wrong}")
+        self.context_length = context_length
+        self.start, self.end = ids[START], ids[END]
+        self._pieces = Tokenizer(Pieces(ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
+        self._pieces.normalizer = BertNormalizer(lowercase=True)
+        self._pieces.pre_tokenizer = BertPreTokenizer()
+
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """Ids of every text, start and end mark included, in order."""
+        pieces = self._pieces.encode_batch(list(texts), add_special_tokens=False)
+        return Tokens.of(([self.start, *row.ids, self.end] for row in pieces), self.context_length)
