@@ -29,11 +29,11 @@ from capeval_core.encoders.blip2_model import (
     text_states,
 )
 from capeval_core.encoders.clip import rows_of
+from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.stream import (
     Encoded,
     Features,
     ImageFeatures,
-    Pairs,
     chunks,
     encode_features,
     encode_stream,

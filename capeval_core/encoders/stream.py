@@ -2,7 +2,7 @@
 
 An item is a visual (an image, frames, box features) with what belongs to it: nothing, its regions, its texts.
 An encoder brings an `Encoding`: the cache keys of an item, how it is prepared, and how a batch runs. Two
-shapes cover all networks: `Features` (an item alone) and `Pairs` (an item, run once, with each of its texts).
+shapes cover all networks: `Features` (an item alone) and `pairs.Pairs` (an item with each of its texts).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import BatchSize
 
@@ -303,78 +302,6 @@ def encode_features(
             if encoded.arrays is not None:
                 row[...] = encoded.arrays[encoded.keys[0]].reshape(shape)
         yield ImageFeatures(rows, [each.content for each in part], [each.error for each in part])
-
-
-class PairEncoder(Protocol):
-    """A network that runs an image once, and then with each of its texts."""
-
-    def image_key(self, content: str) -> str:
-        """The cache's key of an image's features, by its content key."""
-
-    def pair_key(self, content: str, ids: Ids) -> str:
-        """The cache's key of an image with a text."""
-
-    def pixels(self, loaded: Any) -> NDArray[np.uint8]:
-        """What the network takes of a loaded image."""
-
-    def states(self, pixels: NDArray[np.uint8]) -> Any:
-        """What all texts of n images share: (n, ...), on the encoder's device."""
-
-    def image_features(self, states: Any) -> Floats:
-        """(n, ...) features of n images alone."""
-
-    def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids]]) -> Floats:
-        """One row for each pair (position in `states`, token ids); the pairs of an image stand together."""
-
-    def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
-        """The batch size, and what a pair with a text of `length` tokens costs in its unit."""
-
-
-class Pairs(Encoding):
-    """Items with their texts: an image runs once, then with each of its texts, packed by length.
-
-    What belongs to an item are the `Tokens` of its texts; equal texts run once. The arrays are the image's
-    features, and a row per text.
-    """
-
-    def __init__(self, encoder: PairEncoder, size: BatchSize, batch_size: int | None) -> None:
-        self.encoder, self.size, self.batch_size = encoder, size, batch_size
-
-    def keys(self, content: str, extra: Tokens) -> tuple[str, ...]:
-        if not extra.ids:
-            return ()
-        texts = dict.fromkeys(self.encoder.pair_key(content, ids) for ids in extra.ids)
-        return (self.encoder.image_key(content), *texts)
-
-    def prepare(self, loaded: Any) -> Any:
-        return self.encoder.pixels(loaded)
-
-    def units(self, item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
-        visual, tokens = item
-        by_key = {self.encoder.pair_key(visual.key, ids): ids for ids in tokens.ids}
-        return Units([[(0, (prepared, {key: by_key[key] for key in missing if key in by_key}))]])
-
-    def forward(self, units: list[Any]) -> list[dict[str | None, Floats]]:
-        states = self.encoder.states(np.stack([pixels for pixels, _ in units]))
-        values: list[dict[str | None, Floats]] = [{None: row} for row in self.encoder.image_features(states)]
-        pairs = [
-            (position, ids, key)
-            for position, (_, texts) in enumerate(units)
-            for key, ids in sorted(texts.items(), key=lambda text: len(text[1]))
-        ]
-        longest = max((len(ids) for _, ids, _ in pairs), default=0)
-        size, cost = self.encoder.pairs_per_batch(self.batch_size, longest)
-
-        def run(part: slice) -> Floats:
-            return self.encoder.run_pairs(states, [(position, ids) for position, ids, _ in pairs[part]])
-
-        for part, rows in size.run(len(pairs), run, cost=cost):
-            for (position, _, key), row in zip(pairs[part], rows, strict=True):
-                values[position][key] = row
-        return values
-
-    def arrays(self, keys: Sequence[str], units: Units, values: dict[int, Any]) -> dict[str, Floats]:
-        return {keys[0] if key is None else key: row for key, row in values[0].items()}
 
 
 def content_key(visual: InputImage) -> str | ImageError:

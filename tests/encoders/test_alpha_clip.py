@@ -103,15 +103,15 @@ def test_a_mask_moves_the_features() -> None:
             assert not agree(every[row], every[other], 1e-3)
 
 
-@pytest.mark.parametrize("geometry", ["square_crop", "released", "released_no_antialias"])
-def test_without_a_mask_channel_it_is_clip(geometry: Any) -> None:
+@pytest.mark.parametrize("mask_transform", ["square_crop", "released", "released_no_antialias"])
+def test_without_a_mask_channel_it_is_clip(mask_transform: Any) -> None:
     plain = alpha_encoder(zero_mask=True)
     release = alpha_release(zero_mask=True)
     tensors = {name: tensor for name, tensor in release.tensors.items() if "conv1_alpha" not in name}
     clip = ClipEncoder({**release.config, "encoder": "clip"}, tensors, device="cpu")
     shown = [image(3, 64, 64), image(4, 64, 90)]  # at the tower's size nothing is resized
     masks = [some_masks(3, 2, 64, 64), some_masks(4, 2, 64, 90)]
-    found = regions(plain, shown, masks, geometry=geometry)
+    found = regions(plain, shown, masks, mask_transform=mask_transform)
     (expected,) = clip.encode_images(shown, cache=FeatureCache(0))
     for features, row in zip(found, expected.features, strict=True):
         assert agree(features.whole, row) and agree(features.regions, np.stack([row, row]))
@@ -119,7 +119,7 @@ def test_without_a_mask_channel_it_is_clip(geometry: Any) -> None:
     assert np.array_equal(plain.encode_texts(texts).features, clip.encode_texts(texts).features)
 
 
-def test_the_released_geometry_is_clips_preprocessing() -> None:
+def test_the_released_transform_is_clips_preprocessing() -> None:
     encoder = alpha_encoder()
     grey = Image.fromarray(np.random.default_rng(0).integers(0, 256, (70, 90), dtype=np.uint8))
     found = encoder.preprocess(grey, "released")
@@ -168,16 +168,16 @@ def test_regions_outside_the_crop_are_dropped_and_counted() -> None:
     (found,) = regions(encoder, [image(6, 40, 80)], [masks])
     assert found.kept.tolist() == [0, 2] and found.dropped == 2
     assert agree(found.regions, one_by_one(encoder, image(6, 40, 80), masks[[0, 2]])[1:])
-    (squashed,) = regions(encoder, [image(6, 40, 80)], [masks], geometry="released")
+    (squashed,) = regions(encoder, [image(6, 40, 80)], [masks], mask_transform="released")
     assert squashed.kept.tolist() == [0, 1, 2, 3] and squashed.dropped == 0
 
 
 def test_no_regions_leave_the_whole_image() -> None:
     encoder = alpha_encoder()
-    with counted(encoder) as seen:
+    with counted(encoder) as count:
         (found,) = regions(encoder, [image(7)], [np.zeros((0, 40, 56), dtype=np.bool_)])
     assert found.regions.shape == (0, 32) and len(found.kept) == 0
-    assert np.isfinite(found.whole).all() and seen.masked == 1
+    assert np.isfinite(found.whole).all() and count.masked == 1
     assert regions(encoder, [], []) == []
 
 
@@ -197,63 +197,63 @@ class Counting(RegionSource):
 
 def test_four_captions_of_thirty_regions_cost_31_rows_and_a_further_one_none() -> None:
     encoder, cache, source = alpha_encoder(), FeatureCache(), Counting()
-    with counted(encoder) as seen:
+    with counted(encoder) as count:
         four = regions(encoder, [image(8)] * 4, source, cache=cache)
-    assert (seen.masked, source.asked) == (31, 1)
-    with counted(encoder) as seen:
+    assert (count.masked, source.asked) == (31, 1)
+    with counted(encoder) as count:
         fifth = regions(encoder, [image(8)], source, cache=cache)
-    assert (seen.masked, seen.images, source.asked) == (0, 0, 1)
+    assert (count.masked, count.images, source.asked) == (0, 0, 1)
     assert len({features.regions.tobytes() for features in [*four, *fifth]}) == 1
 
 
 def test_equal_images_far_apart_are_encoded_once_with_a_cache() -> None:
     encoder, source = alpha_encoder(), Counting(2)
     shown = [image(seed, 20, 20) for seed in range(70)]
-    with counted(encoder) as seen:
+    with counted(encoder) as count:
         found = regions(encoder, [*shown, *shown], source, cache=FeatureCache())
-    assert seen.masked == 70 * 3 and source.asked == 70
+    assert count.masked == 70 * 3 and source.asked == 70
     assert all(np.array_equal(a.whole, b.whole) for a, b in zip(found, found[70:], strict=False))
 
 
-def test_features_are_kept_by_image_regions_geometry_and_type() -> None:
+def test_features_are_kept_by_image_regions_transform_and_type() -> None:
     cache = FeatureCache()
     encoder = alpha_encoder()
 
     def rows(*given: Any, **more: Any) -> int:
-        with counted(encoder) as seen:
+        with counted(encoder) as count:
             regions(encoder, *given, cache=cache, **more)
-        return seen.masked
+        return count.masked
 
     shown, masks = [image(9)], some_masks(9, 3)
     assert rows(shown, [masks]) == 4
     assert rows(shown, [masks.copy()]) == 0
     assert rows(shown, [masks[:2]]) == 2  # the whole image is known
     assert rows(shown, [masks[::-1]]) == 3
-    assert rows(shown, [masks], geometry="released") == 4
+    assert rows(shown, [masks], mask_transform="released") == 4
     assert rows([image(10)], [masks]) == 4
     assert rows(shown, Counting(2)) == 2
     assert rows(shown, Counting(2, fingerprint="counting-2")) == 2
     narrow = alpha_encoder("bfloat16")
-    with counted(narrow) as seen:
+    with counted(narrow) as count:
         regions(narrow, shown, [masks], cache=cache)
-    assert seen.masked == 4
+    assert count.masked == 4
 
 
 def test_features_on_disk_serve_another_process(tmp_path: Path) -> None:
     encoder, source = alpha_encoder(), Counting(3)
     (first,) = regions(encoder, [image(11)], source, cache=FeatureCache(folder=tmp_path))
-    with counted(encoder) as seen:
+    with counted(encoder) as count:
         (second,) = regions(encoder, [image(11)], source, cache=FeatureCache(folder=tmp_path))
-    assert seen.masked == 0 and source.asked == 1
+    assert count.masked == 0 and source.asked == 1
     assert np.array_equal(first.regions, second.regions) and first.kept.tolist() == second.kept.tolist()
 
 
 def test_masks_of_many_images_fill_a_batch() -> None:
     encoder = alpha_encoder()
     shown = [image(seed) for seed in range(6)]
-    with counted(encoder) as seen:
+    with counted(encoder) as count:
         regions(encoder, shown, [some_masks(seed, 3) for seed in range(6)], batch_size=8)
-    assert seen.masked_batches == [8, 8, 8]
+    assert count.masked_batches == [8, 8, 8]
 
 
 def test_a_batch_size_that_does_not_fit_is_told_and_an_automatic_one_shrinks() -> None:
@@ -297,10 +297,10 @@ def test_five_hundred_regions_are_unpacked_and_encoded_a_few_at_a_time() -> None
     for index, mask in enumerate(masks):
         mask[index // 25 * 3 : index // 25 * 3 + 5, index % 25 * 2 : index % 25 * 2 + 6] = True
     crowd = Unpacking.of(masks)
-    with counted(encoder) as seen:
+    with counted(encoder) as count:
         (found,) = regions(encoder, [image(13, 64, 64)], [crowd], batch_size=16)
     assert found.regions.shape == (500, 32) and found.dropped == 0
-    assert seen.masked == 501 and max(seen.masked_batches) == 16
+    assert count.masked == 501 and max(count.masked_batches) == 16
     gc.collect()
     assert Unpacking.alive == 0 and Unpacking.most <= 32
     for index in (0, 250, 499):
@@ -320,11 +320,11 @@ def test_images_are_taken_as_they_are_needed() -> None:
     found = alpha_encoder().encode_regions(shown(), Counting(1), cache=FeatureCache(0))
     for _ in range(3):
         next(found)
-    assert taken <= 64
+    assert taken <= 128
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (np.ones((2, 40, 56), np.uint8), "images[1]: its masks are of type uint8, expected boolean"),
         (None, "images[1]: its regions are a NoneType, expected Regions or boolean masks (n, 40, 56)"),
@@ -337,11 +337,11 @@ def test_images_are_taken_as_they_are_needed() -> None:
         (Regions.of(np.ones((1, 20, 28), np.bool_)), "not of a copy"),
     ],
 )  # fmt: skip
-def test_wrong_masks_cost_their_image_and_say_why(given: Any, said: str) -> None:
+def test_wrong_masks_cost_their_image_and_say_why(given: Any, message: str) -> None:
     encoder = alpha_encoder()
     shown = [image(seed) for seed in range(3)]
     found = regions(encoder, shown, [some_masks(0, 2), given, some_masks(2, 2)])
-    assert found[1].error is not None and said in found[1].error
+    assert found[1].error is not None and message in found[1].error
     assert np.isnan(found[1].whole).all() and found[1].regions.shape == (0, 32)
     alone = regions(encoder, [shown[0], shown[2]], [some_masks(0, 2), some_masks(2, 2)])
     assert agree(found[0].regions, alone[0].regions) and agree(found[2].regions, alone[1].regions)
@@ -372,8 +372,8 @@ def test_too_few_and_too_many_regions() -> None:
         regions(alpha_encoder(), [image(0), image(1)], [masks])
     with pytest.raises(ValueError, match="there are 1 images but more regions"):
         regions(alpha_encoder(), [image(0)], iter([masks, masks]))
-    with pytest.raises(ValueError, match="geometry='squre': expected one of 'square_crop'"):
-        regions(alpha_encoder(), [image(0)], [masks], geometry="squre")
+    with pytest.raises(ValueError, match="mask_transform='squre': expected one of 'square_crop'"):
+        regions(alpha_encoder(), [image(0)], [masks], mask_transform="squre")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.blip2 import Blip2Encoder, Matches, best_query_cosine
+from capeval_core.encoders.blip2 import Blip2Encoder, Matches
 from capeval_core.encoders.tokenizers import WordPiece
 from capeval_core.inputs.visual import InputImage
+from capeval_core.matching.cosine import best_query_cosine
 from capeval_core.models.batching import BatchSize
 from capeval_core.weights.folder import WeightsError
 from tests.golden.blip2_itm import Case
@@ -83,39 +85,44 @@ def match(encoder: Blip2Encoder, *arguments: Any, **more: Any) -> list[Matches]:
 @contextmanager
 def towers(encoder: Blip2Encoder) -> Iterator[dict[str, int]]:
     """Rows that run through the vision tower, and through the Q-Former."""
-    seen = {"vision": 0, "qformer": 0}
+    count = {"vision": 0, "qformer": 0}
 
-    def count(name: str) -> Callable[..., None]:
+    def hook(name: str) -> Callable[..., None]:
         def add(module: Any, inputs: Any, output: Any) -> None:
-            seen[name] += len(output)
+            count[name] += len(output)
 
         return add
 
     hooks = [
-        encoder.model.vision_model.embeddings.register_forward_hook(count("vision")),
-        encoder.model.qformer.layernorm.register_forward_hook(count("qformer")),
+        encoder.model.vision_model.embeddings.register_forward_hook(hook("vision")),
+        encoder.model.qformer.layernorm.register_forward_hook(hook("qformer")),
     ]
     try:
-        yield seen
+        yield count
     finally:
-        for hook in hooks:
-            hook.remove()
+        for handle in hooks:
+            handle.remove()
+
+
+def itc(matches: Matches) -> NDArray[np.float32]:
+    """Cosine of each caption with the image's best query token."""
+    return best_query_cosine(matches.queries, matches.text_features)
 
 
 @torch.inference_mode()
 def plain_loop(encoder: Blip2Encoder, shown: InputImage, texts: list[str]) -> tuple[Any, Any]:
     """Cosines and logits by transformers' own forward, image and caption by caption."""
     pixels = torch.from_numpy(encoder.preprocess(shown.load()))[None]
-    itc, logits = [], []
+    contrast, logits = [], []
     for ids in encoder.tokenizer.encode(texts).ids:
         given = {
             "pixel_values": pixels,
             "input_ids": torch.tensor([ids]),
             "attention_mask": torch.ones(1, len(ids), dtype=torch.long),
         }
-        itc.append(encoder.model(**given).logits_per_image[0, 0])
+        contrast.append(encoder.model(**given).logits_per_image[0, 0])
         logits.append(encoder.model(**given, use_image_text_matching_head=True).logits_per_image[0])
-    return torch.stack(itc).numpy(), torch.stack(logits).numpy()
+    return torch.stack(contrast).numpy(), torch.stack(logits).numpy()
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
@@ -125,36 +132,35 @@ def test_it_is_transformers_own_forward(encoder: Blip2Encoder, batch_size: int |
     for one, texts, found in zip(
         shown, pools, match(encoder, shown, pools, batch_size=batch_size), strict=True
     ):
-        itc, logits = plain_loop(encoder, one, texts)
-        assert np.allclose(found.itc, itc, atol=2e-6) and np.allclose(found.logits, logits, atol=1e-5)
+        contrast, logits = plain_loop(encoder, one, texts)
+        assert np.allclose(itc(found), contrast, atol=2e-6) and np.allclose(found.logits, logits, atol=1e-5)
         assert np.allclose(found.itm, torch.from_numpy(logits).softmax(-1)[:, 1], atol=2e-6)
-        assert (found.key, found.error, found.dropped) == (one.key, None, [0] * len(texts))
-    assert found.itm.dtype == found.itc.dtype == np.float32
+        assert (found.key, found.error, found.truncated) == (one.key, None, [0] * len(texts))
+    assert found.itm.dtype == itc(found).dtype == np.float32
 
 
 def test_a_image_runs_once_for_sixty_captions(encoder: Blip2Encoder) -> None:
     kept, texts = FeatureCache(), captions(60)
-    with towers(encoder) as seen:
+    with towers(encoder) as count:
         (first,) = match(encoder, [image(0)], [texts], cache=kept)
-    assert seen == {"vision": 1, "qformer": 1 + 60 + 60}  # alone; with each caption; each caption alone
-    with towers(encoder) as seen:
+    assert count == {"vision": 1, "qformer": 1 + 60 + 60}  # alone; with each caption; each caption alone
+    with towers(encoder) as count:
         (again,) = match(encoder, [image(0)], [texts[::-1]], cache=kept)
         (features,) = encoder.encode_images([image(0)], cache=kept)
-        said = encoder.encode_texts(texts, cache=kept).features
-    assert seen == {"vision": 0, "qformer": 0}
-    assert np.array_equal(again.logits, first.logits[::-1]) and np.array_equal(again.itc, first.itc[::-1])
-    itc = best_query_cosine(np.repeat(features.features, 60, axis=0), said)
-    assert np.array_equal(itc, first.itc)
-    with towers(encoder) as seen:  # states are not kept, so a further caption costs the image again
+        text_features = encoder.encode_texts(texts, cache=kept).features
+    assert count == {"vision": 0, "qformer": 0}
+    assert np.array_equal(again.logits, first.logits[::-1]) and np.array_equal(itc(again), itc(first)[::-1])
+    assert np.array_equal(best_query_cosine(features.features[0], text_features), itc(first))
+    with towers(encoder) as count:  # states are not kept, so a further caption costs the image again
         match(encoder, [image(0)], [[*texts, "w5 w4 w3"]], cache=kept)
-    assert seen == {"vision": 1, "qformer": 3}
+    assert count == {"vision": 1, "qformer": 3}
 
 
 def test_equal_images_and_captions_run_once(encoder: Blip2Encoder) -> None:
     texts = captions(3)
-    with towers(encoder) as seen:
+    with towers(encoder) as count:
         found = match(encoder, [image(1), image(2), image(1)], [texts, texts, [texts[0], *texts]])
-    assert seen == {"vision": 2, "qformer": 2 + 6 + 3}
+    assert count == {"vision": 2, "qformer": 2 + 6 + 3}
     assert found[2].logits.tolist() == [found[0].logits[i].tolist() for i in (0, 0, 1, 2)]
 
 
@@ -166,8 +172,8 @@ def test_more_images_than_are_read_at_a_time(encoder: Blip2Encoder) -> None:
         found = match(encoder, iter(shown), iter(pools), batch_size=batch_size)
         for part, expected in zip(found, one_by_one, strict=True):
             assert np.allclose(part.logits, expected.logits, atol=1e-5)
-            assert np.allclose(part.itc, expected.itc, atol=2e-6)
-    assert found[0].itc.shape == (0,) and found[0].logits.shape == (0, 2) and found[0].itm.shape == (0,)
+            assert np.allclose(itc(part), itc(expected), atol=2e-6)
+    assert itc(found[0]).shape == (0,) and found[0].logits.shape == (0, 2) and found[0].itm.shape == (0,)
 
 
 def test_running_out_of_memory_halves_the_batch(
@@ -184,7 +190,7 @@ def test_running_out_of_memory_halves_the_batch(
 
     (expected,) = match(encoder, [image(3)], [captions(12)])
     monkeypatch.setattr(Blip2Encoder, "match_logits", limited)
-    monkeypatch.setattr(encoder, "_text_size", BatchSize(2048, automatic=True))
+    monkeypatch.setattr(encoder, "_automatic_texts", BatchSize(2048, automatic=True))
     (found,) = match(encoder, [image(3)], [captions(12)])
     assert np.allclose(found.logits, expected.logits, atol=1e-5) and sizes[:3] == [12, 6, 3]
     with pytest.raises(MemoryError, match="batch_size=8 does not fit into memory"):
@@ -195,9 +201,9 @@ def test_long_captions_are_cut_at_32_ids_and_counted(encoder: Blip2Encoder) -> N
     long = " ".join(f"w{index % 99 + 1}" for index in range(40))
     cut = " ".join(long.split()[:30])
     (found,) = match(encoder, [image(4)], [[long, cut, long + " w7"]])
-    assert found.dropped == [10, 0, 11]
-    assert np.array_equal(found.logits[0], found.logits[1]) and found.itc[0] == found.itc[2]
-    assert encoder.encode_texts([long, cut]).dropped == [10, 0]
+    assert found.truncated == [10, 0, 11]
+    assert np.array_equal(found.logits[0], found.logits[1]) and itc(found)[0] == itc(found)[2]
+    assert encoder.encode_texts([long, cut]).truncated == [10, 0]
 
 
 def test_a_image_that_cannot_be_read_costs_its_own_captions(encoder: Blip2Encoder, tmp_path: Path) -> None:
@@ -208,15 +214,15 @@ def test_a_image_that_cannot_be_read_costs_its_own_captions(encoder: Blip2Encode
     ]
     shown = [image(5), *broken, image(6)]
     texts = captions(2)
-    with towers(encoder) as seen:
+    with towers(encoder) as count:
         found = match(encoder, shown, [texts] * 4)
-    assert seen["vision"] == 2
+    assert count["vision"] == 2
     assert [part.error is None for part in found] == [True, False, False, True]
     assert "images[1]" in str(found[1].error) and "broken.png" in str(found[1].error)
     assert "images[2]" in str(found[2].error) and found[2].key == ""
     for part in found[1:3]:
-        assert np.isnan(part.itc).all() and np.isnan(part.itm).all() and part.logits.shape == (2, 2)
-    assert np.allclose(found[3].itc, match(encoder, [shown[3]], [texts])[0].itc, atol=2e-6)
+        assert np.isnan(itc(part)).all() and np.isnan(part.itm).all() and part.logits.shape == (2, 2)
+    assert np.allclose(itc(found[3]), itc(match(encoder, [shown[3]], [texts])[0]), atol=2e-6)
     (features,) = encoder.encode_images(shown[:2], cache=FeatureCache(0))
     assert features.features.shape == (2, 6, 16) and np.isnan(features.features[1]).all()
 
@@ -235,14 +241,14 @@ def test_half_precision_is_near(weights: Path, encoder: Blip2Encoder, dtype: str
     half = Blip2Encoder.from_pretrained(weights, device="cpu", dtype=dtype)
     shown, texts = [image(seed) for seed in range(3)], captions(9)
     for a, b in zip(match(half, shown, [texts] * 3), match(encoder, shown, [texts] * 3), strict=True):
-        assert np.abs(a.itc - b.itc).max() < tolerance and np.abs(a.itm - b.itm).max() < tolerance
+        assert np.abs(itc(a) - itc(b)).max() < tolerance and np.abs(a.itm - b.itm).max() < tolerance
     assert half.fingerprint == encoder.fingerprint
-    assert half.match_key("x", (1,)) != encoder.match_key("x", (1,))
+    assert half.pair_key("x", (1,)) != encoder.pair_key("x", (1,))
 
 
 def test_a_probability_never_overflows() -> None:
     logits = np.float32([[3e4, -3e4], [-3e4, 3e4], [1, 1]])
-    found = Matches(np.zeros(3, np.float32), logits, "", None, [0, 0, 0])
+    found = Matches(np.empty((2, 4), np.float32), np.empty((3, 4), np.float32), logits, "", None, [0, 0, 0])
     assert found.itm.tolist() == [0, 1, 0.5]
 
 
@@ -272,14 +278,14 @@ def test_ids_are_those_of_berts_tokenizer(tmp_path: Path) -> None:
         "a  dog " * 20,
     ]
     ours = WordPiece(WORDS, 32).encode(texts)
-    expected = [original(text, truncation=True, max_length=32)["input_ids"] for text in texts]
+    expected = [tuple(original(text, truncation=True, max_length=32)["input_ids"]) for text in texts]
     assert ours.ids == expected
-    assert ours.dropped == [0, 0, 0, 0, 0, 10]
+    assert ours.truncated == [0, 0, 0, 0, 0, 10]
 
 
 def test_marks_inside_a_text_are_words() -> None:
     tokens = WordPiece(WORDS, 32).encode(["a [SEP] dog", "<image>"])
-    assert tokens.ids[0] == [2, 5, 14, 16, 15, 6, 3] and set(tokens.ids[1][1:-1]) == {1}
+    assert tokens.ids[0] == (2, 5, 14, 16, 15, 6, 3) and set(tokens.ids[1][1:-1]) == {1}
 
 
 def test_saved_weights_are_the_same(weights: Path, encoder: Blip2Encoder) -> None:
@@ -343,7 +349,7 @@ def test_a_repository_of_transformers_itself(encoder: Blip2Encoder, tmp_path: Pa
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"resample": 3}}))
     direct = Blip2Encoder.from_pretrained(tmp_path, device="cpu")
     (ours,), (found,) = (match(e, [image(7)], [captions(4)]) for e in (encoder, direct))
-    assert np.allclose(found.logits, ours.logits, atol=1e-5) and np.allclose(found.itc, ours.itc, atol=2e-6)
+    assert np.allclose(found.logits, ours.logits, atol=1e-5) and np.allclose(itc(found), itc(ours), atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from open_clip.model import CLIP
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.clip import ClipEncoder, _common_prefix
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.texts import common_prefix
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.models.precision import exact_float32
@@ -125,15 +126,15 @@ def test_any_texts_together(theirs: Any, texts: list[str]) -> None:
 
 def test_what_stands_behind_an_end_marker_is_not_encoded_again() -> None:
     clip = encoder()
-    with counted(clip) as seen:
+    with counted(clip) as count:
         found = ours(clip, ["a dog <|endoftext|> one", "a dog <|endoftext|> two", "a dog"])
-    assert seen.texts == 1
+    assert count.texts == 1
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
 
 
-def test_dropped_ids_are_counted() -> None:
+def test_truncated_ids_are_counted() -> None:
     found = encoder().encode_texts(["dog " * 75, "dog " * 76, "dog " * 90, ""], cache=FeatureCache(0))
-    assert found.dropped == [0, 1, 15, 0]
+    assert found.truncated == [0, 1, 15, 0]
 
 
 def test_no_texts_and_no_images() -> None:
@@ -150,7 +151,7 @@ def test_the_batch_size_of_texts(batch_size: int) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=6))
 def test_the_common_prefix(sequences: list[tuple[int, ...]]) -> None:
-    found = _common_prefix(sequences)
+    found = common_prefix(sequences)
     if len(set(sequences)) > 1:
         assert len({sequence[:found] for sequence in sequences}) == 1
     assert all(len(sequence) > found for sequence in sequences)
@@ -252,18 +253,20 @@ def test_automatic_batches_shrink_until_they_fit(error: RuntimeError | None) -> 
     texts = ["dog " * n + word for word in WORDS for n in range(2)]
     expected = np.concatenate([p.features for p in clip.encode_images(shown, cache=FeatureCache(0))])
     expected_texts = ours(clip, texts)
-    seen, said = OutOfMemory(3, error), OutOfMemory(2, error)
-    clip.model.visual.conv1.register_forward_pre_hook(seen)
-    clip.model.transformer.resblocks[0].ln_1.register_forward_pre_hook(said)
+    image_limit, text_limit = OutOfMemory(3, error), OutOfMemory(2, error)
+    clip.model.visual.conv1.register_forward_pre_hook(image_limit)
+    clip.model.transformer.resblocks[0].ln_1.register_forward_pre_hook(text_limit)
     again = np.concatenate([p.features for p in clip.encode_images(shown, cache=FeatureCache(0))])
     assert agree(again, expected, 1e-6)
-    assert seen.refused == sorted(seen.refused, reverse=True) and 0 < len(seen.refused) < 6
+    assert (
+        image_limit.refused == sorted(image_limit.refused, reverse=True) and 0 < len(image_limit.refused) < 6
+    )
     assert agree(ours(clip, texts), expected_texts, 1e-6)
-    refused = len(seen.refused), len(said.refused)
+    refused = len(image_limit.refused), len(text_limit.refused)
     assert refused[1] > 0
     list(clip.encode_images(shown, cache=FeatureCache(0)))  # the size that fits is remembered
     ours(clip, texts)
-    assert (len(seen.refused), len(said.refused)) == refused
+    assert (len(image_limit.refused), len(text_limit.refused)) == refused
 
 
 def test_a_batch_size_of_ones_own_is_kept() -> None:
@@ -386,7 +389,7 @@ def test_features_of_training_carry_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("gpu", "'gpu' is not a device"),
         ("cuda0", "did you mean 'cuda:0'"),
@@ -398,11 +401,11 @@ def test_features_of_training_carry_no_gradient() -> None:
         ("mps:0", "Apple GPU"),
     ],
 )
-def test_devices_that_are_none(name: str, said: str) -> None:
+def test_devices_that_are_none(name: str, message: str) -> None:
     found = release()
     with pytest.raises(ValueError, match="device=") as caught:
         ClipEncoder(found.config, found.tensors, device=name)
-    assert said in str(caught.value) and repr(name) in str(caught.value)
+    assert message in str(caught.value) and repr(name) in str(caught.value)
 
 
 def test_a_loaded_encoder_is_shared_and_let_go(seeded_weights: Path) -> None:
@@ -427,7 +430,7 @@ def test_extreme_images() -> None:
 def test_one_image_object_may_be_shared_by_threads() -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8))
     shown = [InputImage.of(image, f"images[{i}]") for i in range(40)]
-    with counted(encoder()) as seen:
+    with counted(encoder()) as count:
         found = list(encoder().encode_images(shown, cache=FeatureCache(0)))
-    assert seen.images == 1
+    assert count.images == 1
     assert len({row.tobytes() for part in found for row in part.features}) == 1

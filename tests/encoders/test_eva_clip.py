@@ -75,12 +75,12 @@ def image(seed: int, height: int = 40, width: int = 33) -> InputImage:
     return InputImage.of(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def seen(of: EvaClipEncoder, images: list[InputImage], **more: Any) -> Floats:
+def image_features(of: EvaClipEncoder, images: list[InputImage], **more: Any) -> Floats:
     more.setdefault("cache", FeatureCache(0))
     return np.concatenate([part.features for part in of.encode_images(images, **more)])
 
 
-def said(of: EvaClipEncoder, texts: list[str], **more: Any) -> Floats:
+def text_features(of: EvaClipEncoder, texts: list[str], **more: Any) -> Floats:
     more.setdefault("cache", FeatureCache(0))
     return of.encode_texts(texts, **more).features
 
@@ -100,14 +100,14 @@ def test_images_are_those_of_the_architecture_written_out(norm: str, half: bool)
     of = encoder(norm, half=half)
     pixels = [torch.from_numpy(of.preprocess(one.load())) for one in shown]
     expected = [image_feature(checkpoint(half), each, norm=norm).float().numpy() for each in pixels]
-    assert off(seen(of, shown), np.stack(expected)) < 1e-5
+    assert off(image_features(of, shown), np.stack(expected)) < 1e-5
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_texts_are_those_of_the_architecture_written_out(half: bool) -> None:
     ids = encoder().tokenizer.encode(TEXTS).ids
-    expected = [text_feature(checkpoint(half), row).float().numpy() for row in ids]
-    assert off(said(encoder(half=half), TEXTS), np.stack(expected)) < 1e-5
+    expected = [text_feature(checkpoint(half), list(row)).float().numpy() for row in ids]
+    assert off(text_features(encoder(half=half), TEXTS), np.stack(expected)) < 1e-5
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -144,7 +144,7 @@ def test_the_tower_is_timms_of_this_configuration(norm: str) -> None:
 
 def test_what_the_norms_place_changes_features() -> None:
     """Else the two tests above would hold for a tower that forgets it."""
-    assert off(seen(encoder("post"), [image(1)]), seen(encoder("pre"), [image(1)])) > 0.1
+    assert off(image_features(encoder("post"), [image(1)]), image_features(encoder("pre"), [image(1)])) > 0.1
 
 
 # ---- its true size
@@ -184,7 +184,7 @@ def test_narrow_weights_are_widened_as_they_run_not_kept_wide() -> None:
     assert {dtype for name, dtype in kept.items() if not name.startswith("visual.")} == {torch.float32}
     tensors = {name: tensor.float() for name, tensor in release(half=True).tensors.items()}
     wide = EvaClipEncoder(release(half=True).config, tensors, device="cpu")
-    assert np.array_equal(seen(narrow, [image(3)]), seen(wide, [image(3)]))
+    assert np.array_equal(image_features(narrow, [image(3)]), image_features(wide, [image(3)]))
 
 
 def test_tensors_are_not_copied_where_they_fit() -> None:
@@ -200,9 +200,9 @@ def test_tensors_are_not_copied_where_they_fit() -> None:
 def test_narrow_types_are_near(dtype: str) -> None:
     shown = [image(seed) for seed in range(3)]
     limit = 3e-2 if dtype == "float16" else 3e-1
-    assert off(seen(encoder(dtype=dtype), shown), seen(encoder(), shown)) < limit
-    assert off(said(encoder(dtype=dtype), TEXTS), said(encoder(), TEXTS)) < limit
-    assert seen(encoder(dtype=dtype), shown).dtype == np.float32
+    assert off(image_features(encoder(dtype=dtype), shown), image_features(encoder(), shown)) < limit
+    assert off(text_features(encoder(dtype=dtype), TEXTS), text_features(encoder(), TEXTS)) < limit
+    assert image_features(encoder(dtype=dtype), shown).dtype == np.float32
 
 
 def test_squares_beyond_float16_do_not_harm() -> None:
@@ -213,7 +213,7 @@ def test_squares_beyond_float16_do_not_harm() -> None:
     wide, narrow = (
         EvaClipEncoder(found.config, tensors, device="cpu", dtype=dtype) for dtype in ("float32", "float16")
     )
-    assert off(seen(narrow, [image(4)]), seen(wide, [image(4)])) < 1e-2
+    assert off(image_features(narrow, [image(4)]), image_features(wide, [image(4)])) < 1e-2
 
 
 # ---- invariances
@@ -222,12 +222,15 @@ def test_squares_beyond_float16_do_not_harm() -> None:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=7), st.integers(1, 5))
 @settings(max_examples=15, deadline=None)
 def test_any_order_and_any_batch(order: list[int], batch_size: int) -> None:
-    alone = np.concatenate([seen(encoder(), [image(seed)]) for seed in range(6)])
-    found = seen(encoder(), [image(seed) for seed in order], batch_size=batch_size)
+    alone = np.concatenate([image_features(encoder(), [image(seed)]) for seed in range(6)])
+    found = image_features(encoder(), [image(seed) for seed in order], batch_size=batch_size)
     assert off(found, alone[order]) < 1e-5
     texts = [f"{seed} dogs" + " and a cat" * seed for seed in range(6)]
-    separate = np.concatenate([said(encoder(), [text]) for text in texts])
-    assert off(said(encoder(), [texts[i] for i in order], batch_size=batch_size), separate[order]) < 1e-5
+    separate = np.concatenate([text_features(encoder(), [text]) for text in texts])
+    assert (
+        off(text_features(encoder(), [texts[i] for i in order], batch_size=batch_size), separate[order])
+        < 1e-5
+    )
 
 
 def test_a_image_that_cannot_be_read_costs_its_row(tmp_path: Path) -> None:
@@ -240,7 +243,7 @@ def test_a_image_that_cannot_be_read_costs_its_row(tmp_path: Path) -> None:
 
 def test_images_and_texts_are_kept() -> None:
     kept = FeatureCache(1 << 20)
-    first = seen(encoder(), [image(1)], cache=kept)
+    first = image_features(encoder(), [image(1)], cache=kept)
     forward, runs = EvaTower.forward, []
 
     def counted(self: EvaTower, pixels: torch.Tensor) -> torch.Tensor:
@@ -249,8 +252,10 @@ def test_images_and_texts_are_kept() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EvaTower, "forward", counted)
-        assert np.array_equal(seen(encoder(), [image(1), image(1)], cache=kept), np.repeat(first, 2, 0))
-        seen(encoder(), [image(2)] * 3, cache=kept)
+        assert np.array_equal(
+            image_features(encoder(), [image(1), image(1)], cache=kept), np.repeat(first, 2, 0)
+        )
+        image_features(encoder(), [image(2)] * 3, cache=kept)
     assert runs == [1]
 
 
@@ -270,7 +275,7 @@ def test_saved_weights_come_back(saved: Path) -> None:
     stored = load_file(saved / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
     found = EvaClipEncoder.from_pretrained(saved, device="cpu")
-    assert np.array_equal(seen(found, [image(5)]), seen(encoder(half=True), [image(5)]))
+    assert np.array_equal(image_features(found, [image(5)]), image_features(encoder(half=True), [image(5)]))
     for dtype in ("float16", "bfloat16"):  # the canary is within its tolerance
         assert EvaClipEncoder.from_pretrained(saved, device="cpu", dtype=dtype).dtype == dtype
     assert found.fingerprint == EvaClipEncoder.from_pretrained(saved, device="cpu").fingerprint
@@ -286,7 +291,7 @@ def test_the_canary_sees_what_tensors_do_not_show(saved: Path, setting: tuple[st
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda t: t.pop("visual.blocks.1.attn.qkv.weight"), r"1 tensors are missing \(visual.blocks.1.attn"),
         (lambda t: t.update(extra=torch.zeros(1)), r"1 tensors are not part of the architecture \(extra\)"),
@@ -294,10 +299,10 @@ def test_the_canary_sees_what_tensors_do_not_show(saved: Path, setting: tuple[st
          r"visual.head.weight is \(40, 47\), expected \(40, 48\)"),
     ],
 )  # fmt: skip
-def test_tensors_must_fit(change: Any, said: str) -> None:
+def test_tensors_must_fit(change: Any, message: str) -> None:
     tensors = dict(release().tensors)
     change(tensors)
-    with pytest.raises(WeightsError, match=said):
+    with pytest.raises(WeightsError, match=message):
         EvaClipEncoder(release().config, tensors, device="cpu")
 
 

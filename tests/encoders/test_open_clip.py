@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.dual import dual_class, whole_images
+from capeval_core.encoders.dual import dual_class
 from capeval_core.encoders.open_clip import OpenClipEncoder
 from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.folder import WeightsError, open_weights
@@ -73,20 +73,20 @@ def image(seed: int = 0) -> Image.Image:
 
 def features(encoder: OpenClipEncoder) -> tuple[Any, Any]:
     shown = [InputImage.of(image(seed)) for seed in (0, 1)]
-    seen = np.concatenate([part.features for part in whole_images(encoder, shown, cache=FeatureCache(0))])
-    return seen, encoder.encode_texts(TEXTS, cache=FeatureCache(0)).features
+    of_images = [part.features for part in encoder.encode_images(shown, cache=FeatureCache(0))]
+    return np.concatenate(of_images), encoder.encode_texts(TEXTS, cache=FeatureCache(0)).features
 
 
 @torch.inference_mode()
 def test_features_are_those_of_open_clip(folder: Path) -> None:
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     model.eval()
-    seen, said = features(opened(folder))
+    image_features, text_features = features(opened(folder))
     pixels = torch.stack([transform(image(seed)) for seed in (0, 1)])
     ids = open_clip.get_tokenizer(f"local-dir:{folder}")(TEXTS)
-    assert np.allclose(seen, model.encode_image(pixels), atol=1e-5)
-    assert np.allclose(said, model.encode_text(ids), atol=1e-5)
-    assert np.abs(said[0] - said[3]).max() > 1e-3
+    assert np.allclose(image_features, model.encode_image(pixels), atol=1e-5)
+    assert np.allclose(text_features, model.encode_text(ids), atol=1e-5)
+    assert np.abs(text_features[0] - text_features[3]).max() > 1e-3
 
 
 def test_towers_named_as_in_plain_clip_are_the_same(folder: Path, tmp_path: Path) -> None:
