@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -31,12 +32,11 @@ from capeval_core.encoders.preprocessing import (
     resize_masks,
 )
 from capeval_core.encoders.stream import (
+    Encoded,
     Encoding,
-    Features,
     ImageFeatures,
     Item,
     Units,
-    encode_features,
     encode_stream,
     with_extras,
 )
@@ -121,14 +121,15 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> Iterator[ImageFeatures]:
         """Features of images as a whole, under the mask that is one everywhere; as for `ClipEncoder`."""
-        of_regions = _RegionEncoding(self, "square_crop", self.images_per_batch(batch_size))
-        features = Features(
-            key=of_regions.whole_key,
-            prepare=lambda loaded: Row(of_regions.prepare(loaded), of_regions.full),
+        regions = _Regions(self, "square_crop", self.images_per_batch(batch_size))
+        encoding = Encoding(
+            size=regions.size,
+            keys=lambda content, _: (regions.whole_key(content),),
+            prepare=lambda loaded: Row(regions.pixels(loaded), regions.full),
             forward=self.run_rows,
-            size=of_regions.size,
         )
-        return encode_features(images, features, (self.dimension,), cache)
+        parts = encode_stream(zip(images, repeat(None)), encoding, cache)
+        return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
 
     def encode_regions(
         self,
@@ -168,29 +169,27 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         ((128,), True, 0)
         """
         check_mask_transform(mask_transform)
-        encoding = _RegionEncoding(self, mask_transform, self.images_per_batch(batch_size))
+        of_image = _Regions(self, mask_transform, self.images_per_batch(batch_size))
         if isinstance(regions, RegionSource):
             items: Iterable[Item] = zip(images, repeat(regions))
         else:
             hint = "give every image its regions, an empty array (0, h, w) where it has none"
             items = with_extras(images, regions, "regions", hint)
-        for part in encode_stream(items, encoding, cache):
-            for item in part:
-                whole, record = np.full(self.dimension, np.nan, dtype=np.float32), self._no_regions
-                if item.arrays is not None:
-                    whole, record = (item.arrays[key] for key in item.keys)
-                yield RegionFeatures(
-                    whole=whole,
-                    regions=record[1:, 1:],
-                    kept=record[1:, 0].astype(np.int64),
-                    dropped=int(record[0, 0]) - (len(record) - 1),
-                    key=item.content,
-                    error=item.error,
-                )
+        parts = encode_stream(items, of_image.encoding(), cache)
+        return map(self._region_features, chain.from_iterable(parts))
 
-    @property
-    def _no_regions(self) -> Floats:
-        return np.zeros((1, 1 + self.dimension), dtype=np.float32)
+    def _region_features(self, item: Encoded) -> RegionFeatures:
+        record = np.zeros((1, 1 + self.dimension), dtype=np.float32)
+        if item.arrays is not None:
+            record = item.arrays[item.keys[1]]
+        return RegionFeatures(
+            whole=item.array((self.dimension,)),
+            regions=record[1:, 1:],
+            kept=record[1:, 0].astype(np.int64),
+            dropped=int(record[0, 0]) - (len(record) - 1),
+            key=item.content,
+            error=item.error,
+        )
 
     def preprocess(self, image: Image.Image, mask_transform: MaskTransform = "square_crop") -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the image tower sees them."""
@@ -225,7 +224,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         ]
         features = np.empty((len(rows), self.dimension), dtype=np.float32)
         size = self.images_per_batch(batch_size)
-        for part, values in size.run(len(rows), lambda part: self.run_rows(rows[part])):
+        for part, values in size.run(rows, self.run_rows):
             features[part] = values
         return features
 
@@ -261,7 +260,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         return cosines(image_features, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
 
 
-class _RegionEncoding(Encoding):
+class _Regions:
     """An image under the full-one mask and under each of its masks: one row per mask the tower sees.
 
     What belongs to an image are its regions, or the source that finds them. The arrays are the feature of the
@@ -275,19 +274,27 @@ class _RegionEncoding(Encoding):
         self.full = encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
         self._finding = threading.Lock()
 
-    @property
-    def ahead(self) -> int:
-        return 3
+    def encoding(self) -> Encoding:
+        """How the engine runs them."""
+        return Encoding(
+            size=self.size,
+            keys=self.keys,
+            prepare=self.pixels,
+            forward=self.encoder.run_rows,
+            units=self.units,
+            arrays=self.arrays,
+            ahead=3,
+        )
 
-    def keys(self, content: str, extra: RegionSource | Masks) -> tuple[str, ...]:
-        regions = f"{self.transform}\n{content}\n{_name_of(extra)}"
-        return self.whole_key(content), self.encoder._key("regions", regions.encode())
+    def keys(self, content: str, regions: RegionSource | Masks) -> tuple[str, ...]:
+        name = f"{self.transform}\n{content}\n{_name_of(regions)}"
+        return self.whole_key(content), self.encoder._key("regions", name.encode())
 
     def whole_key(self, content: str) -> str:
         """The cache's key of the whole image's feature."""
         return self.encoder._key("whole", f"{self.transform}\n{content}".encode())
 
-    def prepare(self, loaded: Image.Image) -> Tensor:
+    def pixels(self, loaded: Image.Image) -> Tensor:
         return self.encoder.normalised(image_pixels(loaded, self.encoder.preprocessing, self.transform))
 
     def units(self, item: Item, loaded: Image.Image, prepared: Tensor, missing: Sequence[str]) -> Units:
@@ -316,16 +323,13 @@ class _RegionEncoding(Encoding):
                 rows = (Row(pixels, alpha) for alpha in alphas)
                 yield list(zip((start + visible).tolist(), rows, strict=True))
 
-    def forward(self, units: list[Row]) -> Floats:
-        return self.encoder.run_rows(units)
-
-    def arrays(self, keys: Sequence[str], units: Units, values: dict[int, Floats]) -> dict[str, Floats]:
-        whole = values.pop(_WHOLE, None)
-        arrays = {} if whole is None else {keys[0]: whole}
+    def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Floats]) -> dict[str, Floats]:
+        arrays = {keys[0]: values[_WHOLE]} if _WHOLE in values else {}
+        indices = sorted(values.keys() - {_WHOLE})
         if units.detail is not None:
-            record = np.zeros((1 + len(values), 1 + self.encoder.dimension), dtype=np.float32)
-            record[:, 0] = [units.detail, *sorted(values)]
-            for row, index in zip(record[1:], sorted(values), strict=True):
+            record = np.zeros((1 + len(indices), 1 + self.encoder.dimension), dtype=np.float32)
+            record[:, 0] = [units.detail, *indices]
+            for row, index in zip(record[1:], indices, strict=True):
                 row[1:] = values[index]
             arrays[keys[1]] = record
         return arrays

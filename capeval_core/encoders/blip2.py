@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from functools import partial
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,9 @@ from capeval_core.encoders.clip import rows_of
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.stream import (
     Encoded,
-    Features,
+    Encoding,
     ImageFeatures,
     chunks,
-    encode_features,
     encode_stream,
     with_extras,
 )
@@ -180,13 +180,14 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
 
         One that cannot be read gives NaN and the reason.
         """
-        features = Features(
-            key=self.image_key,
+        encoding = Encoding(
+            size=self.images_per_batch(batch_size),
+            keys=lambda content, _: (self.image_key(content),),
             prepare=self.pixels,
             forward=lambda pixels: self.image_features(self.states(np.stack(pixels))),
-            size=self.images_per_batch(batch_size),
         )
-        return encode_features(images, features, (self.queries, self.dimension), cache)
+        parts = encode_stream(zip(images, repeat(None)), encoding, cache)
+        return map(partial(ImageFeatures.of, shape=(self.queries, self.dimension)), parts)
 
     def encode_texts(
         self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
@@ -198,7 +199,7 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
     def _text_features(self, tokens: Tokens, cache: FeatureCache, batch_size: int | None) -> TextFeatures:
         def forward(sequences: list[Ids]) -> Iterator[tuple[slice, Floats]]:
             size, cost = self.texts_per_batch(batch_size, len(sequences[-1]))
-            return size.run(len(sequences), lambda part: self._text_forward(sequences[part]), cost=cost)
+            return size.run(sequences, self._text_forward, cost=cost)
 
         arrays = encode_distinct(tokens, lambda ids: self._key("text", _bytes_of(ids)), forward, cache)
         return TextFeatures(sentence_features(arrays, self.dimension), tokens.truncated)
@@ -238,7 +239,7 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
         tokens = (self._tokens(index, texts) for index, texts in enumerate(captions))
         items = with_extras(images, tokens, "lists of captions", "give every image its captions")
         size = self.images_per_batch(batch_size)
-        encoded = chain.from_iterable(encode_stream(items, Pairs(self, size, batch_size), cache))
+        encoded = chain.from_iterable(encode_stream(items, Pairs(self, size, batch_size).encoding(), cache))
         for part in chunks(encoded, size.size):
             ids = [row for item in part for row in item.extra.ids]
             features = self._text_features(Tokens(ids, []), cache, batch_size).features
@@ -254,12 +255,11 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
         return self.tokenizer.encode(texts)
 
     def _matches(self, item: Encoded, text_features: Floats) -> Matches:
-        queries = np.full((self.queries, self.dimension), np.nan, dtype=np.float32)
         logits = np.full((len(text_features), 2), np.nan, dtype=np.float32)
         if item.arrays:
-            queries[...] = item.arrays[item.keys[0]].reshape(queries.shape)
             for row, ids in zip(logits, item.extra.ids, strict=True):
                 row[...] = item.arrays[self.pair_key(item.content, ids)]
+        queries = item.array((self.queries, self.dimension))
         return Matches(queries, text_features, logits, item.content, item.error, item.extra.truncated)
 
     def preprocess(self, image: Image.Image) -> Floats:
@@ -314,10 +314,10 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             hidden = matched_states(self.model, states, ids, mask)
             return rows_of(self.model.itm_head(hidden).float().mean(1))
 
-    def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids]]) -> Floats:
-        """(n, 2) logits of pairs (position in `states`, token ids); those of an image stand together."""
+    def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
+        """(n, 2) logits of pairs (position in `states`, token ids, key); those of an image stand together."""
         by_image = groupby(pairs, key=lambda pair: pair[0])
-        texts = [(position, [ids for _, ids in own]) for position, own in by_image]
+        texts = [(position, [ids for _, ids, _ in own]) for position, own in by_image]
         logits = []
         for _, alike in groupby(texts, key=lambda own: len(own[1])):  # equally many captions: one batch
             positions, ids = zip(*alike, strict=True)

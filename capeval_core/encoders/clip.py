@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch import Tensor
 from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip
 from capeval_core.encoders.preprocessing import Preprocessing
-from capeval_core.encoders.stream import Features, ImageFeatures, encode_features
+from capeval_core.encoders.stream import Encoding, ImageFeatures, encode_stream
 from capeval_core.encoders.texts import (
     Ids,
     TextFeatures,
@@ -120,10 +122,8 @@ class ClipTowers(CheckedModel):
             if batch_size is not None:
                 size, cost = BatchSize(batch_size, automatic=False), 1
 
-            def forward(part: slice, ids: Tensor = ids) -> Floats:
-                return self._text_forward(ids[part], shared, prefix)
-
-            for part, features in size.run(len(ids), forward, cost=cost):
+            forward = partial(self._text_forward, start=shared, prefix=prefix)
+            for part, features in size.run(ids, forward, cost=cost):
                 yield slice(run.start + part.start, run.start + part.stop), features
 
     @torch.inference_mode()
@@ -191,13 +191,14 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         Images are read and decoded by threads ahead of the encoder. One that cannot be read gives a row
         of NaN and the reason.
         """
-        features = Features(
-            key=lambda content: self._key("image", content.encode()),
+        encoding = Encoding(
+            size=self.images_per_batch(batch_size),
+            keys=lambda content, _: (self._key("image", content.encode()),),
             prepare=self.preprocessing.pixels,
             forward=self._image_forward,
-            size=self.images_per_batch(batch_size),
         )
-        return encode_features(images, features, (self.dimension,), cache)
+        parts = encode_stream(zip(images, repeat(None)), encoding, cache)
+        return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""

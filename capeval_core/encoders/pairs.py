@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,15 +34,15 @@ class PairEncoder(Protocol):
     def image_features(self, states: Any) -> Floats:
         """(n, ...) features of n images alone."""
 
-    def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids]]) -> Floats:
-        """One row for each pair (position in `states`, token ids); the pairs of an image stand together."""
+    def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
+        """A row per pair (position in `states`, token ids, key); the pairs of an image stand together."""
 
     def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
         """The batch size, and what a pair with a text of `length` tokens costs in its unit."""
 
 
-class Pairs(Encoding):
-    """Items with their texts: an image runs once, then with each of its texts, packed by length.
+class Pairs:
+    """How the engine runs images with their texts, packed by length.
 
     What belongs to an item are the `Tokens` of its texts; equal texts run once. The arrays are the image's
     features, and a row per text.
@@ -50,21 +51,32 @@ class Pairs(Encoding):
     def __init__(self, encoder: PairEncoder, size: BatchSize, batch_size: int | None) -> None:
         self.encoder, self.size, self.batch_size = encoder, size, batch_size
 
-    def keys(self, content: str, extra: Tokens) -> tuple[str, ...]:
-        if not extra.ids:
+    def encoding(self) -> Encoding:
+        """How the engine runs them."""
+        return Encoding(
+            size=self.size,
+            keys=self.keys,
+            prepare=self.encoder.pixels,
+            forward=self.forward,
+            units=self.units,
+            arrays=self.arrays,
+        )
+
+    def keys(self, content: str, tokens: Tokens) -> tuple[str, ...]:
+        """The image's key, then one per distinct text; none where there is no text."""
+        if not tokens.ids:
             return ()
-        texts = dict.fromkeys(self.encoder.pair_key(content, ids) for ids in extra.ids)
+        texts = dict.fromkeys(self.encoder.pair_key(content, ids) for ids in tokens.ids)
         return (self.encoder.image_key(content), *texts)
 
-    def prepare(self, loaded: Any) -> Any:
-        return self.encoder.pixels(loaded)
-
-    def units(self, item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
+    def units(self, item: Item, loaded: Any, pixels: Any, missing: Sequence[str]) -> Units:
+        """One unit: the image with the texts that are missing."""
         visual, tokens = item
-        by_key = {self.encoder.pair_key(visual.key, ids): ids for ids in tokens.ids}
-        return Units([[(0, (prepared, {key: by_key[key] for key in missing if key in by_key}))]])
+        texts = {self.encoder.pair_key(visual.key, ids): ids for ids in tokens.ids}
+        return Units([[(0, (pixels, {key: texts[key] for key in missing if key in texts}))]])
 
-    def forward(self, units: list[Any]) -> list[dict[str | None, Floats]]:
+    def forward(self, units: list[tuple[Any, dict[str, Ids]]]) -> list[dict[str | None, Floats]]:
+        """Per image the rows of its texts by key, and its own features by None."""
         states = self.encoder.states(np.stack([pixels for pixels, _ in units]))
         values: list[dict[str | None, Floats]] = [{None: row} for row in self.encoder.image_features(states)]
         pairs = [
@@ -74,14 +86,11 @@ class Pairs(Encoding):
         ]
         longest = max((len(ids) for _, ids, _ in pairs), default=0)
         size, cost = self.encoder.pairs_per_batch(self.batch_size, longest)
-
-        def run(part: slice) -> Floats:
-            return self.encoder.run_pairs(states, [(position, ids) for position, ids, _ in pairs[part]])
-
-        for part, rows in size.run(len(pairs), run, cost=cost):
+        for part, rows in size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost):
             for (position, _, key), row in zip(pairs[part], rows, strict=True):
                 values[position][key] = row
         return values
 
-    def arrays(self, keys: Sequence[str], units: Units, values: dict[int, Any]) -> dict[str, Floats]:
+    def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
+        """The image's features and the rows of its texts, by key."""
         return {keys[0] if key is None else key: row for key, row in values[0].items()}

@@ -2,15 +2,14 @@
 
 An item is a visual (an image, frames, box features) with what belongs to it: nothing, its regions, its texts.
 An encoder brings an `Encoding`: the cache keys of an item, how it is prepared, and how a batch runs. Two
-shapes cover all networks: `Features` (an item alone) and `pairs.Pairs` (an item with each of its texts).
+shapes cover all networks: an item alone, which is the default, and an item with each of its texts (`Pairs`).
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
@@ -36,6 +35,50 @@ _THREADS = 16
 
 
 @dataclass(frozen=True)
+class Units:
+    """The rows of a forward pass that an item needs.
+
+    groups: some at a time, each with its label; made as they are needed, since an item may have more units
+        than fit into memory.
+    detail: what `Encoding.arrays` must know of the item.
+    """
+
+    groups: Iterable[Sequence[tuple[int, Any]]]
+    detail: Any = None
+
+
+def _one_unit(item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
+    return Units([[(0, prepared)]])
+
+
+def _one_array(keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
+    return {keys[0]: values[0]}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How an encoder turns items into arrays; by default each into one, of its visual alone.
+
+    size: units per forward pass.
+    keys: the cache's keys of an item's arrays, by its visual's content key and what belongs to it.
+    prepare: what the network takes of a loaded visual; runs in threads.
+    forward: one value per unit of a list.
+    units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys whose
+        arrays are to be computed; runs in threads. ImageError if what belongs to the visual does not fit it.
+    arrays: the arrays of an item whose units have all run, by key; values are by label.
+    ahead: items that are prepared before their turn; None: two batches.
+    """
+
+    size: BatchSize
+    keys: Callable[[str, Any], tuple[str, ...]]
+    prepare: Callable[[Any], Any]
+    forward: Callable[[list[Any]], Iterable[Any]]
+    units: Callable[[Item, Any, Any, Sequence[str]], Units] = _one_unit
+    arrays: Callable[[Sequence[str], Units, Mapping[int, Any]], dict[str, Floats]] = _one_array
+    ahead: int | None = None
+
+
+@dataclass(frozen=True)
 class Encoded:
     """What one item became.
 
@@ -52,53 +95,31 @@ class Encoded:
     content: str
     error: str | None
 
+    def array(self, shape: tuple[int, ...]) -> Floats:
+        """The first array, in this shape; NaN where there is none."""
+        if not self.arrays:
+            return np.full(shape, np.nan, dtype=np.float32)
+        return self.arrays[self.keys[0]].reshape(shape)
+
 
 @dataclass(frozen=True)
-class Units:
-    """The rows of a forward pass that an item needs.
+class ImageFeatures:
+    """Features of some consecutive images.
 
-    groups: some at a time, each with its label; made as they are needed, since an item may have more units
-        than fit into memory.
-    detail: what `Encoding.arrays` must know of the item.
+    features: (n, ...) float32, un-normalised; NaN where an image could not be read.
+    keys: content key of each image, '' where it could not be read.
+    errors: why an image could not be read, None where it could.
     """
 
-    groups: Iterable[Sequence[tuple[int, Any]]]
-    detail: Any = None
+    features: Floats
+    keys: list[str]
+    errors: list[str | None]
 
-
-class Encoding(ABC):
-    """How an encoder turns items into arrays, `size` units per forward pass."""
-
-    size: BatchSize
-
-    @property
-    def ahead(self) -> int:
-        """How many items are prepared before their turn."""
-        return 2 * self.size.size
-
-    @abstractmethod
-    def keys(self, content: str, extra: Any) -> tuple[str, ...]:
-        """The cache's keys of an item's arrays, by the content key of its visual and what belongs to it."""
-
-    @abstractmethod
-    def prepare(self, loaded: Any) -> Any:
-        """What the network takes of a loaded visual; runs in threads."""
-
-    def units(self, item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
-        """The item's rows of a forward pass; runs in threads, after `prepare`. `missing`: keys to compute.
-
-        Raises:
-            ImageError: what belongs to the visual does not fit it.
-        """
-        return Units([[(0, prepared)]])
-
-    @abstractmethod
-    def forward(self, units: list[Any]) -> Iterable[Any]:
-        """One value per unit."""
-
-    def arrays(self, keys: Sequence[str], units: Units, values: dict[int, Any]) -> dict[str, Floats]:
-        """The arrays of an item whose units have all run, by key; `values` are by label."""
-        return {keys[0]: values[0]}
+    @classmethod
+    def of(cls, part: Sequence[Encoded], *, shape: tuple[int, ...]) -> ImageFeatures:
+        """The first array of each item, in this shape."""
+        features = np.stack([item.array(shape) for item in part])
+        return cls(features, [item.content for item in part], [item.error for item in part])
 
 
 def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache) -> Iterator[list[Encoded]]:
@@ -110,16 +131,14 @@ def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache
         MemoryError: a batch of a given size, or a single unit, does not fit into memory.
     """
     threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="capeval-read")
-    stream = _Stream(encoding, cache, threads)
+    flight = _Flight(encoding, cache, threads)
     try:
-        waiting: deque[list[tuple[Item, Future[str | ImageError]]]] = deque()
-        for chunk in chunks(items, _LOOKED_UP):
-            waiting.append([(item, threads.submit(content_key, item[0])) for item in chunk])
-            if len(waiting) > 1:  # the next items are read while these are encoded
-                yield from stream.add(waiting.popleft())
-        while waiting:
-            yield from stream.add(waiting.popleft())
-        yield from stream.finish()
+        for batch in flight.batches(items):
+            units = [unit for _, _, unit in batch]
+            for part, values in encoding.size.run(units, encoding.forward):
+                flight.keep(batch[part], values)
+            if done := flight.done():
+                yield done
     finally:
         threads.shutdown(cancel_futures=True)  # an interrupted run does not wait for what was read ahead
 
@@ -142,18 +161,32 @@ class _Entry:
         return self.error is not None or len(self.arrays) == len(self.keys)
 
 
-class _Stream:
-    """Items in flight: those that are prepared ahead, the batch that is being filled, and those in order."""
+_Batch = list[tuple[_Entry, int, Any]]
+
+
+class _Flight:
+    """Items between reading and giving out: prepared ahead, filling a batch, waiting for their turn."""
 
     def __init__(self, encoding: Encoding, cache: FeatureCache, threads: ThreadPoolExecutor) -> None:
         self.encoding, self.cache, self.threads = encoding, cache, threads
         self.entries: WeakValueDictionary[tuple[str, ...], _Entry] = WeakValueDictionary()
         self.in_order: deque[tuple[Item, str, _Entry]] = deque()
         self.preparing: deque[tuple[_Entry, Future[Units | ImageError]]] = deque()
-        self.batch: list[tuple[_Entry, int, Any]] = []
+        self.batch: _Batch = []
 
-    def add(self, read: list[tuple[Item, Future[str | ImageError]]]) -> Iterator[list[Encoded]]:
-        """Take items whose content keys are being computed, and give out what is done."""
+    def batches(self, items: Iterable[Item]) -> Iterator[_Batch]:
+        """Batches of units to run; an empty one where items may be done without."""
+        waiting: deque[list[tuple[Item, Future[str | ImageError]]]] = deque()
+        for chunk in chunks(items, _LOOKED_UP):
+            waiting.append([(item, self.threads.submit(content_key, item[0])) for item in chunk])
+            if len(waiting) > 1:  # the next items are read while these are encoded
+                yield from self._add(waiting.popleft())
+        while waiting:
+            yield from self._add(waiting.popleft())
+        yield from self._rest()
+
+    def _add(self, read: list[tuple[Item, Future[str | ImageError]]]) -> Iterator[_Batch]:
+        """Take items whose content keys are being computed."""
         new: list[_Entry] = []
         for item, future in read:
             content = future.result()
@@ -161,28 +194,29 @@ class _Stream:
                 entry, content = _Entry(item, (), error=content), ""
             else:
                 keys = self.encoding.keys(content, item[1])
-                found = self.entries.get(keys)
-                entry = found or self.entries.setdefault(keys, _Entry(item, keys))
-                if found is None:
+                known = self.entries.get(keys)
+                entry = known or self.entries.setdefault(keys, _Entry(item, keys))
+                if known is None:
                     new.append(entry)
             self.in_order.append((item, content, entry))
         stored = self.cache.get({key: None for entry in new for key in entry.keys})
+        ahead = 2 * self.encoding.size.size if self.encoding.ahead is None else self.encoding.ahead
         for entry in new:
             entry.arrays.update({key: stored[key] for key in entry.keys if key in stored})
             if not entry.done:
                 self.preparing.append((entry, self.threads.submit(self._prepared, entry)))
-            while len(self.preparing) > self.encoding.ahead:
-                yield from self._collect(*self.preparing.popleft())
+            while len(self.preparing) > ahead:
+                yield from self._fill(*self.preparing.popleft())
         if len(self.in_order) > _IN_FLIGHT:
-            yield from self.finish()
-        yield from self._done()
+            yield from self._rest()
+        yield []
 
-    def finish(self) -> Iterator[list[Encoded]]:
-        """Encode what is left in batches that are not full, and give out everything."""
+    def _rest(self) -> Iterator[_Batch]:
+        """What is left, in batches that need not be full."""
         while self.preparing:
-            yield from self._collect(*self.preparing.popleft())
-        self._run()
-        yield from self._done()
+            yield from self._fill(*self.preparing.popleft())
+        batch, self.batch = self.batch, []
+        yield batch
 
     def _prepared(self, entry: _Entry) -> Units | ImageError:
         visual = entry.item[0]
@@ -198,8 +232,8 @@ class _Stream:
         except ImageError as error:
             return error
 
-    def _collect(self, entry: _Entry, future: Future[Units | ImageError]) -> Iterator[list[Encoded]]:
-        """Add an item's units to the batch, and run it whenever it is full."""
+    def _fill(self, entry: _Entry, future: Future[Units | ImageError]) -> Iterator[_Batch]:
+        """Add an item's units to the batch, and give it out whenever it is full."""
         units = future.result()
         if isinstance(units, ImageError):
             entry.error = units
@@ -210,31 +244,28 @@ class _Stream:
                 entry.expected += 1
                 self.batch.append((entry, label, unit))
                 if len(self.batch) >= self.encoding.size.size:
-                    self._run()
-                    yield from self._done()
+                    batch, self.batch = self.batch, []
+                    yield batch
         entry.complete = True
-        self._keep_if_whole(entry)
+        self._finish(entry)
 
-    def _run(self) -> None:
-        batch, self.batch = self.batch, []
-        units = [unit for _, _, unit in batch]
-        for part, values in self.encoding.size.run(
-            len(units), lambda part: self.encoding.forward(units[part])
-        ):
-            for (entry, label, _), value in zip(batch[part], values, strict=True):
-                entry.values[label] = value
+    def keep(self, batch: _Batch, values: Iterable[Any]) -> None:
+        """Note the values of units that have run."""
+        for (entry, label, _), value in zip(batch, values, strict=True):
+            entry.values[label] = value
         for entry in dict.fromkeys(entry for entry, _, _ in batch):
-            self._keep_if_whole(entry)
+            self._finish(entry)
 
-    def _keep_if_whole(self, entry: _Entry) -> None:
+    def _finish(self, entry: _Entry) -> None:
+        """Keep the arrays of an item whose units have all run."""
         if entry.complete and entry.units is not None and len(entry.values) == entry.expected:
             arrays = self.encoding.arrays(entry.keys, entry.units, entry.values)
             self.cache.put(arrays)
             entry.arrays.update(arrays)
             entry.units, entry.values = None, {}
 
-    def _done(self) -> Iterator[list[Encoded]]:
-        """The items at the front that are done, if any."""
+    def done(self) -> list[Encoded]:
+        """The items at the front that are done."""
         done: list[Encoded] = []
         while self.in_order and self.in_order[0][2].done:
             (visual, extra), content, entry = self.in_order.popleft()
@@ -244,64 +275,7 @@ class _Stream:
                 # The message names the first of equal items: here it is about this one.
                 reason = str(entry.error).removeprefix(entry.item[0].where)
                 done.append(Encoded(extra, None, entry.keys, content, f"{visual.where}{reason}"))
-        if done:
-            yield done
-
-
-class Features(Encoding):
-    """One array per item, computed from the visual alone.
-
-    Args:
-        key: the cache's key by the visual's content key.
-        prepare: what the network takes of a loaded visual.
-        forward: (n, ...) rows of n prepared visuals.
-        size: visuals per forward pass.
-    """
-
-    def __init__(
-        self,
-        *,
-        key: Callable[[str], str],
-        prepare: Callable[[Any], Any],
-        forward: Callable[[list[Any]], Floats],
-        size: BatchSize,
-    ) -> None:
-        self._key, self._prepare, self._forward, self.size = key, prepare, forward, size
-
-    def keys(self, content: str, extra: Any) -> tuple[str, ...]:
-        return (self._key(content),)
-
-    def prepare(self, loaded: Any) -> Any:
-        return self._prepare(loaded)
-
-    def forward(self, units: list[Any]) -> Floats:
-        return self._forward(units)
-
-
-@dataclass(frozen=True)
-class ImageFeatures:
-    """Features of some consecutive images.
-
-    features: (n, ...) float32, un-normalised; NaN where an image could not be read.
-    keys: content key of each image, '' where it could not be read.
-    errors: why an image could not be read, None where it could.
-    """
-
-    features: Floats
-    keys: list[str] = field(default_factory=list)
-    errors: list[str | None] = field(default_factory=list)
-
-
-def encode_features(
-    images: Iterable[InputImage], features: Features, shape: tuple[int, ...], cache: FeatureCache
-) -> Iterator[ImageFeatures]:
-    """Features of any number of images, each of `shape`, in order, some at a time."""
-    for part in encode_stream(((image, None) for image in images), features, cache):
-        rows = np.full((len(part), *shape), np.nan, dtype=np.float32)
-        for row, encoded in zip(rows, part, strict=True):
-            if encoded.arrays is not None:
-                row[...] = encoded.arrays[encoded.keys[0]].reshape(shape)
-        yield ImageFeatures(rows, [each.content for each in part], [each.error for each in part])
+        return done
 
 
 def content_key(visual: InputImage) -> str | ImageError:

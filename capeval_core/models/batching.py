@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+Batch = TypeVar("Batch", bound=Any)
 Output = TypeVar("Output")
 
 
@@ -28,7 +29,7 @@ def count_forwards() -> Iterator[ForwardCount]:
     """Count all forward passes of this process while it is open, whatever the network.
 
     >>> with count_forwards() as count:
-    ...     outputs = list(BatchSize(2, automatic=True).run(3, lambda part: part.stop))
+    ...     outputs = list(BatchSize(2, automatic=True).run([1, 2, 3], sum))
     >>> count.items, count.batches
     (3, 2)
     """
@@ -52,19 +53,19 @@ class BatchSize:
         self.automatic = automatic
 
     def run(
-        self, count: int, forward: Callable[[slice], Output], *, cost: int = 1
+        self, items: Batch, forward: Callable[[Batch], Output], *, cost: int = 1
     ) -> Iterator[tuple[slice, Output]]:
-        """Outputs of `forward` over slices that cover `count` items of `cost` units each.
+        """Outputs of `forward` over slices that cover all items (a list, a tensor) of `cost` units each.
 
         Raises:
             MemoryError: a batch does not fit, and it is one item or its size was given by the user.
         """
         start = 0
-        while start < count:
-            part = slice(start, min(count, start + max(1, self.size // cost)))
+        while start < len(items):
+            part = slice(start, min(len(items), start + max(1, self.size // cost)))
             refused: RuntimeError | None = None
             try:
-                output = forward(part)
+                output = forward(items[part])
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise

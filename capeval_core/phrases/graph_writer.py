@@ -100,7 +100,7 @@ class GraphWriter:
         order = sorted(range(len(texts)), key=lambda index: -len(tokenized[index]))
         inputs = [_cut(tokenized[index]) for index in order]
         graphs: dict[int, str] = {}
-        for part, written in size.run(len(inputs), lambda part: self._generate(inputs[part])):
+        for part, written in size.run(inputs, self._generate):
             graphs |= dict(zip(order[part], written, strict=True))
         return [
             ParsedSentence(graphs[index], len(tokenized[index]) > LONGEST_INPUT)

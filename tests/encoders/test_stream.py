@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,9 @@ from capeval_core.encoders import stream as module
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.stream import (
     Encoding,
-    Features,
     ImageFeatures,
     Item,
     Units,
-    encode_features,
     encode_stream,
 )
 from capeval_core.encoders.tokenizers import Ids, Tokens
@@ -60,10 +58,15 @@ class Model:
     def run(
         self, images: Iterator[InputImage] | list[InputImage], cache: FeatureCache | None = None
     ) -> Iterator[ImageFeatures]:
-        features = Features(
-            key=str, prepare=self.prepare, forward=self.forward, size=BatchSize(16, automatic=True)
+        encoding = Encoding(
+            size=BatchSize(16, automatic=True),
+            keys=lambda content, _: (content,),
+            prepare=self.prepare,
+            forward=self.forward,
         )
-        return encode_features(images, features, (1,), FeatureCache(0) if cache is None else cache)
+        items = ((image, None) for image in images)
+        for part in encode_stream(items, encoding, FeatureCache(0) if cache is None else cache):
+            yield ImageFeatures.of(part, shape=(1,))
 
 
 def flat(parts: Iterator[ImageFeatures]) -> tuple[list[float], list[str], list[str | None]]:
@@ -197,19 +200,20 @@ def test_cached_images_are_not_decoded_again() -> None:
     assert found == list(range(50)) and again.prepared == 10
 
 
-class Lengths(Encoding):
+class Lengths:
     """An item of n units becomes their labels, doubled: many units, made as they are needed."""
 
     def __init__(self, size: int) -> None:
-        self.size = BatchSize(size, automatic=True)
         self.batches: list[int] = []
         self.made = 0
-
-    def keys(self, content: str, extra: int) -> tuple[str, ...]:
-        return (f"{content} {extra}",)
-
-    def prepare(self, loaded: Any) -> Any:
-        return None
+        self.encoding = Encoding(
+            size=BatchSize(size, automatic=True),
+            keys=lambda content, count: (f"{content} {count}",),
+            prepare=lambda loaded: None,
+            forward=lambda units: self.forward(units),
+            units=self.units,
+            arrays=self.arrays,
+        )
 
     def units(self, item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
         if item[1] < 0:
@@ -226,18 +230,18 @@ class Lengths(Encoding):
         self.batches.append(len(units))
         return [2 * unit for unit in units]
 
-    def arrays(self, keys: Sequence[str], units: Units, values: dict[int, Any]) -> dict[str, Floats]:
+    def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
         return {keys[0]: np.array([values[label] for label in sorted(values)], dtype=np.float32)}
 
 
 def test_units_of_many_items_fill_batches_together() -> None:
-    encoding = Lengths(4)
-    lengths = [1, 0, 3, 9, -1, 2, 9, 0, 5]
-    items = [(InputImage.of(grey(i), f"images[{i}]"), n) for i, n in enumerate(lengths)]
+    lengths = Lengths(4)
+    counts = [1, 0, 3, 9, -1, 2, 9, 0, 5]
+    items = [(InputImage.of(grey(i), f"images[{i}]"), n) for i, n in enumerate(counts)]
     items[6] = (InputImage.of(grey(3), "images[6]"), 9)  # equal to images[3] and its nine units
-    found = [each for part in encode_stream(items, encoding, FeatureCache(0)) for each in part]
-    assert encoding.batches == [4, 4, 4, 4, 4] and encoding.made == 20
-    for i, (n, each) in enumerate(zip(lengths, found, strict=True)):
+    found = [each for part in encode_stream(items, lengths.encoding, FeatureCache(0)) for each in part]
+    assert lengths.batches == [4, 4, 4, 4, 4] and lengths.made == 20
+    for i, (n, each) in enumerate(zip(counts, found, strict=True)):
         if n < 0:
             assert each.arrays is None and each.error == f"images[{i}]: fewer than no units"
         else:
@@ -246,12 +250,12 @@ def test_units_of_many_items_fill_batches_together() -> None:
 
 
 def test_an_item_with_more_units_than_a_batch_is_never_whole_in_memory() -> None:
-    encoding = Lengths(8)
+    lengths = Lengths(8)
     ahead: list[int] = []
-    forward = encoding.forward
-    encoding.forward = lambda units: ahead.append(encoding.made) or forward(units)  # type: ignore
+    forward = lengths.forward
+    lengths.forward = lambda units: ahead.append(lengths.made) or forward(units)  # type: ignore
     items = [(InputImage.of(grey(0)), 1000)]
-    ((found,),) = encode_stream(items, encoding, FeatureCache(0))
+    ((found,),) = encode_stream(items, lengths.encoding, FeatureCache(0))
     assert found.arrays is not None and len(found.arrays[found.keys[0]]) == 1000
     assert ahead == [8 * (batch + 1) for batch in range(125)]
 
@@ -296,9 +300,9 @@ class Sums:
     def image_features(self, states: Floats) -> Floats:
         return states[:, None]
 
-    def run_pairs(self, states: Floats, pairs: Sequence[tuple[int, Ids]]) -> Floats:
-        self.pairs.append([len(ids) for _, ids in pairs])
-        return np.float32([[states[position] + sum(ids)] for position, ids in pairs])
+    def run_pairs(self, states: Floats, pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
+        self.pairs.append([len(ids) for _, ids, _ in pairs])
+        return np.float32([[states[position] + sum(ids)] for position, ids, _ in pairs])
 
     def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
         return BatchSize(12, automatic=True), length
@@ -313,7 +317,7 @@ def test_an_image_runs_once_and_its_texts_packed_by_length() -> None:
 
     def run(texts: list[list[Ids]]) -> list[list[float] | None]:
         items = [(image, Tokens(own, [0] * len(own))) for image, own in zip(images, texts, strict=True)]
-        found = encode_stream(items, Pairs(encoder, BatchSize(2, automatic=True), None), cache)
+        found = encode_stream(items, Pairs(encoder, BatchSize(2, automatic=True), None).encoding(), cache)
         return [
             None
             if each.arrays is None
