@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-from capeval_core.encoders.preprocessing import Geometry
+from capeval_core.encoders.preprocessing import MaskTransform
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.canary import cosines
 from tests.golden import recipe
@@ -28,8 +28,8 @@ from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
 Array = NDArray[Any]
 
-# Geometry -> ends of the names of features, cosines and prepared masks.
-GEOMETRIES: dict[Geometry, tuple[str, str, str]] = {
+# Mask transform -> ends of the names of features, cosines and prepared masks.
+TRANSFORMS: dict[MaskTransform, tuple[str, str, str]] = {
     "released": ("", "", ""),
     "released_no_antialias": ("_mask_no_antialias", "_mask_no_antialias", "_no_antialias"),
     "square_crop": ("_square_crop", "_square_crop", "_square_crop"),
@@ -115,8 +115,8 @@ def run_case(folder: Path) -> Iterator[Comparison]:
         encoder = _opened(alpha, Path(place) / "tuned", base=base, **case.heads)
         plain = _opened(base, Path(place) / "plain", zero_mask=True, **case.heads)
     yield from _texts(case, encoder)
-    for geometry in GEOMETRIES:
-        yield from _images(case, encoder, geometry)
+    for transform in TRANSFORMS:
+        yield from _images(case, encoder, transform)
     if PLAIN in case.outputs:
         found = _features(case, plain, "released")
         yield compare(PLAIN, found, case.outputs[PLAIN], case.tolerance("features"))
@@ -141,51 +141,51 @@ def _texts(case: Case, encoder: AlphaClipEncoder) -> Iterator[Comparison]:
         yield compare("text_features", found, case.outputs["text_features"], case.tolerance("features"))
 
 
-def _images(case: Case, encoder: AlphaClipEncoder, geometry: Geometry) -> Iterator[Comparison]:
+def _images(case: Case, encoder: AlphaClipEncoder, transform: MaskTransform) -> Iterator[Comparison]:
     """Pixels, masks, features of every row and their cosines; then the same by regions."""
-    features, end, masks = GEOMETRIES[geometry]
-    seen = _features(case, encoder, geometry)
-    cosine = cosines(seen, encoder.encode_texts(case.texts).features)
+    features, end, masks = TRANSFORMS[transform]
+    image_features = _features(case, encoder, transform)
+    cosine = cosines(image_features, encoder.encode_texts(case.texts).features)
     ours = {
-        f"alpha{masks}": (np.concatenate([_alpha(row, encoder, geometry) for row in case.rows]), "alpha"),
-        f"image_features{features}": (seen, "features"),
+        f"alpha{masks}": (np.concatenate([_alpha(row, encoder, transform) for row in case.rows]), "alpha"),
+        f"image_features{features}": (image_features, "features"),
         f"cosine{end}": (cosine, "cosine"),
     }
-    if geometry != "released_no_antialias":
-        pixels = "pixels" + ("" if geometry == "released" else "_square_crop")
-        ours[pixels] = (_pixels(case, encoder, geometry), pixels)
+    if transform != "released_no_antialias":
+        pixels = "pixels" + ("" if transform == "released" else "_square_crop")
+        ours[pixels] = (_pixels(case, encoder, transform), pixels)
     for name, (found, tolerance) in ours.items():
         if name in case.outputs:
             yield compare(name, found, case.outputs[name], case.tolerance(tolerance))
-    if geometry == "released" and "logits_per_image" in case.outputs:
+    if transform == "released" and "logits_per_image" in case.outputs:
         scale = float(encoder.model.logit_scale.exp())
         theirs = case.outputs["logits_per_image"]
         yield compare("logits_per_image", scale * cosine, theirs, scale * case.tolerance("cosine"))
     if f"image_features{features}" in case.outputs:
-        yield _regions(case, encoder, geometry, f"image_features{features}")
+        yield _regions(case, encoder, transform, f"image_features{features}")
 
 
-def _features(case: Case, encoder: AlphaClipEncoder, geometry: Geometry) -> Array:
+def _features(case: Case, encoder: AlphaClipEncoder, transform: MaskTransform) -> Array:
     """Of every row, also under masks without a pixel."""
-    alphas = np.concatenate([_alpha(row, encoder, geometry) for row in case.rows])
+    alphas = np.concatenate([_alpha(row, encoder, transform) for row in case.rows])
     return encoder.encode_prepared(
-        _pixels(case, encoder, geometry), alphas, [image for image, _ in case.rows]
+        _pixels(case, encoder, transform), alphas, [image for image, _ in case.rows]
     )
 
 
-def _pixels(case: Case, encoder: AlphaClipEncoder, geometry: Geometry) -> Array:
-    return np.stack([encoder.preprocess(image.load(), geometry) for image in _shown(case)])
+def _pixels(case: Case, encoder: AlphaClipEncoder, transform: MaskTransform) -> Array:
+    return np.stack([encoder.preprocess(image.load(), transform) for image in _shown(case)])
 
 
-def _alpha(row: tuple[int, NDArray[np.bool_]], encoder: AlphaClipEncoder, geometry: Geometry) -> Array:
-    return encoder.preprocess_masks(row[1][None], geometry)
+def _alpha(row: tuple[int, NDArray[np.bool_]], encoder: AlphaClipEncoder, transform: MaskTransform) -> Array:
+    return encoder.preprocess_masks(row[1][None], transform)
 
 
 def _shown(case: Case) -> list[InputImage]:
     return [InputImage.of(case.folder / "inputs" / name, where=name) for name in case.images]
 
 
-def _regions(case: Case, encoder: AlphaClipEncoder, geometry: Geometry, name: str) -> Comparison:
+def _regions(case: Case, encoder: AlphaClipEncoder, transform: MaskTransform, name: str) -> Comparison:
     """Rows whose masks have a pixel that the image tower sees, by `encode_regions`."""
     rows: dict[int, list[int]] = {}
     for row, (image, mask) in enumerate(case.rows):
@@ -196,7 +196,7 @@ def _regions(case: Case, encoder: AlphaClipEncoder, geometry: Geometry, name: st
         encoder.encode_regions(
             [images[image] for image in rows],
             [np.stack([case.rows[row][1] for row in own]) for own in rows.values()],
-            geometry=geometry,
+            mask_transform=transform,
             cache=FeatureCache(0),
         )
     )

@@ -24,7 +24,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.blip2_model import matched_states
 from capeval_core.inputs.visual import InputImage
-from capeval_core.matching.cosine import unit
+from capeval_core.matching.cosine import best_query_cosine, unit
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -161,16 +161,16 @@ def _all(case: Case, encoder: Blip2Encoder) -> Iterator[Comparison]:
         "pixel_values", [encoder.preprocess(each) for each in images], theirs["pixel_values"], SCORES
     )
     states = encoder.states(np.stack([encoder.pixels(each) for each in images]))
-    (seen,) = encoder.encode_images(case.images, cache=FeatureCache(0))
-    said = encoder.encode_texts(case.texts, cache=FeatureCache(0)).features
+    (image_features,) = encoder.encode_images(case.images, cache=FeatureCache(0))
+    text_features = encoder.encode_texts(case.texts, cache=FeatureCache(0)).features
     first = torch.tensor([encoder.tokenizer.encode(case.texts[:1]).ids[0]] * len(states))
     with torch.inference_mode():
         hidden = matched_states(encoder.model, states, first)
     ours = {
         "itm_query_hidden_caption0": (hidden.numpy(), STATES),
         "image_embeds": (states.numpy(), STATES),
-        "itc_image_feats": (unit(seen.features), STATES),
-        "itc_text_feats": (unit(said), STATES),
+        "itc_image_feats": (unit(image_features.features), STATES),
+        "itc_text_feats": (unit(text_features), STATES),
         **{quantity: (found, SCORES) for quantity, found in _matched(case, encoder).items()},
     }
     for quantity, (found, tolerance) in ours.items():
@@ -181,7 +181,9 @@ def _all(case: Case, encoder: Blip2Encoder) -> Iterator[Comparison]:
 def _matched(case: Case, encoder: Blip2Encoder) -> dict[str, Array]:
     found = list(encoder.match(case.images, [case.texts] * len(case.images), cache=FeatureCache(0)))
     return {
-        "itc_images_x_captions": np.stack([part.itc for part in found]),
+        "itc_images_x_captions": np.stack(
+            [best_query_cosine(part.queries, part.text_features) for part in found]
+        ),
         "itm_logits": np.stack([part.logits for part in found]),
         "itm_scores": np.stack([part.itm for part in found]),
     }
