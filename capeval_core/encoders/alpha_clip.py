@@ -44,7 +44,7 @@ from capeval_core.encoders.transformer import run_vision
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
-from capeval_core.models.precision import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.weights.alpha_clip import AlphaClipConversion
@@ -113,8 +113,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         config = super().read_config(folder)
         if problems := [*config_problems(config), *mask_problems(config.get("mask"))]:
-            found = "; ".join(problems)
-            raise WeightsError(f"in the config, {found}: download or convert the weights again")
+            raise WeightsError(f"in the config, {'; '.join(problems)}: download or convert the weights again")
         return config
 
     def encode_images(
@@ -164,8 +163,8 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         >>> from capeval_core.synthetic import draw, masks, sample_scene
         >>> scene = sample_scene(np.random.default_rng(0))
         >>> encoder = AlphaClipEncoder.from_pretrained("tiny")
-        >>> (found,) = encoder.encode_regions([InputImage.of(draw(scene))], [masks(scene)])
-        >>> found.whole.shape, found.regions.shape == (len(scene.objects), 128), found.dropped
+        >>> (features,) = encoder.encode_regions([InputImage.of(draw(scene))], [masks(scene)])
+        >>> features.whole.shape, features.regions.shape == (len(scene.objects), 128), features.dropped
         ((128,), True, 0)
         """
         check_mask_transform(mask_transform)

@@ -44,8 +44,8 @@ from capeval_core.encoders.tokenizers import PAD, Tokens, WordPiece
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
-from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.blip2 import Blip2Conversion
 from capeval_core.weights.blip2_transformers import read_words, translate_transformers
 from capeval_core.weights.checksum import sha256_of
@@ -81,8 +81,8 @@ class Matches:
     def itm(self) -> Floats:
         """(n,) float32 probabilities that a caption belongs to the image.
 
-        >>> logits, nothing = np.float32([[0, 0], [200, 0], [0, np.log(3)]]), np.empty((3, 0), np.float32)
-        >>> Matches(nothing, nothing, logits, "", None, [0, 0, 0]).itm
+        >>> logits, empty = np.float32([[0, 0], [200, 0], [0, np.log(3)]]), np.empty((3, 0), np.float32)
+        >>> Matches(empty, empty, logits, "", None, [0, 0, 0]).itm
         array([0.5 , 0.  , 0.75], dtype=float32)
         """
         # Of the larger logit's side, so that the exponential never overflows.

@@ -20,7 +20,7 @@ from capeval_core.models.architecture import (
     shown,
     size_problems,
 )
-from capeval_core.models.precision import DTYPES
+from capeval_core.models.device import DTYPES
 from capeval_core.weights.blip2_transformers import empty_model
 
 _READ = {
@@ -65,11 +65,11 @@ def image_states(model: Any, pixels: Tensor) -> Tensor:
     return states
 
 
-def embedded(model: Any, ids: Tensor) -> Tensor:
+def embed_tokens(model: Any, ids: Tensor) -> Tensor:
     """(n, length, width) embeddings of token ids (n, length), before the first norm."""
-    places = model.embeddings.position_embeddings.weight[: ids.shape[1]]
-    words: Tensor = model.embeddings.word_embeddings(ids) + places
-    return words
+    positions = model.embeddings.position_embeddings.weight[: ids.shape[1]]
+    embedded: Tensor = model.embeddings.word_embeddings(ids) + positions
+    return embedded
 
 
 def query_states(model: Any, states: Tensor) -> Tensor:
@@ -81,24 +81,24 @@ def query_states(model: Any, states: Tensor) -> Tensor:
 
 def text_states(model: Any, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     """(n, width): the first token of each text, read without an image. mask: (n, length), true on tokens."""
-    return run_qformer(model.qformer, embedded(model, ids), queries=0, read=1, mask=mask)[:, 0]
+    return run_qformer(model.qformer, embed_tokens(model, ids), queries=0, read=1, mask=mask)[:, 0]
 
 
 def matched_states(
-    model: Any, states: Tensor, ids: Tensor, mask: Tensor | None = None, *, words: bool = False
+    model: Any, states: Tensor, ids: Tensor, mask: Tensor | None = None, *, with_text: bool = False
 ) -> Tensor:
     """(n, queries, width): the query tokens after looking at an image and its text together.
 
     states (images, patches + 1, width); ids (n, length) hold equally many texts per image, those of the
-    first image first; mask (n, length) is true on tokens, None where there is no padding. With `words` the
+    first image first; mask (n, length) is true on tokens, None where there is no padding. `with_text`: the
     states of the text's tokens follow.
     """
     queries = model.query_tokens.expand(len(ids), -1, -1)
     count = queries.shape[1]
     if mask is not None:
         mask = functional.pad(mask, (count, 0), value=True)
-    both = torch.cat([queries, embedded(model, ids)], dim=1)
-    read = both.shape[1] if words else count
+    both = torch.cat([queries, embed_tokens(model, ids)], dim=1)
+    read = both.shape[1] if with_text else count
     return run_qformer(model.qformer, both, queries=count, read=read, states=states, mask=mask)
 
 
@@ -117,36 +117,38 @@ def run_qformer(
     width), n being a multiple of the images. mask: (n, length), true where a token may be looked at.
     """
     x = qformer.layernorm(x)
-    seen_by = None if mask is None else mask[:, None, None, :]
+    attention_mask = None if mask is None else mask[:, None, None, :]
     layers = qformer.encoder.layer
     for depth, layer in enumerate(layers):
         rows = x[:, :read] if depth == len(layers) - 1 else x  # all that depends on these alone
-        rows = _attend(layer.attention, rows, x, seen_by)
+        rows = _attend(layer.attention, rows, x, attention_mask)
         if not queries:
             x = layer.feed_forward_chunk(rows)
             continue
-        asked = rows[:, :queries].contiguous()  # linear layers are slow on what is not
+        query_rows = rows[:, :queries].contiguous()  # linear layers are slow on what is not
         if layer.has_cross_attention and states is not None:
-            together = asked.reshape(len(states), -1, asked.shape[-1])
-            asked = _attend(layer.crossattention, together, states).view(asked.shape)
-        asked = layer.feed_forward_chunk_query(asked)
+            together = query_rows.reshape(len(states), -1, query_rows.shape[-1])
+            query_rows = _attend(layer.crossattention, together, states).view(query_rows.shape)
+        query_rows = layer.feed_forward_chunk_query(query_rows)
         if rows.shape[1] > queries:
-            asked = torch.cat([asked, layer.feed_forward_chunk(rows[:, queries:].contiguous())], dim=1)
-        x = asked
+            query_rows = torch.cat(
+                [query_rows, layer.feed_forward_chunk(rows[:, queries:].contiguous())], dim=1
+            )
+        x = query_rows
     return x
 
 
-def _attend(module: Any, x: Tensor, seen: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention of `x` to `seen`, with its projection, residual sum and norm."""
+def _attend(module: Any, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of `x` to `context`, with its projection, residual sum and norm."""
     attention = module.attention
     heads = attention.num_attention_heads
     query, keys, values = (
         projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
-        for projected in (attention.query(x), attention.key(seen), attention.value(seen))
+        for projected in (attention.query(x), attention.key(context), attention.value(context))
     )
     attended = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-    done: Tensor = module.output(attended.transpose(1, 2).flatten(2), x)
-    return done
+    output: Tensor = module.output(attended.transpose(1, 2).flatten(2), x)
+    return output
 
 
 def config_problems(config: dict[str, Any]) -> list[str]:

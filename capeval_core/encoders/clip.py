@@ -32,8 +32,8 @@ from capeval_core.encoders.transformer import KeyValues, run_pooled, run_prefix,
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
-from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.weights.convert import ClipConversion
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 from capeval_core.weights.open_clip_format import translate_open_clip
@@ -179,8 +179,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         else:
             config = super().read_config(folder)
         if problems := config_problems(config):
-            found = "; ".join(problems)
-            raise WeightsError(f"in the config, {found}: download or convert the weights again")
+            raise WeightsError(f"in the config, {'; '.join(problems)}: download or convert the weights again")
         return config
 
     def encode_images(

@@ -12,7 +12,7 @@ from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
 from capeval_core.models.architecture import check_tensors, is_number, scaling_problems, shown, size_problems
-from capeval_core.models.precision import DTYPES
+from capeval_core.models.device import DTYPES
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_CONFIG, TINY, WeightsError, read_json
 
@@ -101,11 +101,11 @@ def config_problems(config: dict[str, Any]) -> list[str]:
 
     Whether the architecture can be built and the tensors fit it is asked when they are loaded.
     """
-    problems = _architecture(config.get("architecture"))
+    problems = _architecture_problems(config.get("architecture"))
     activation = config.get("activation")
     if activation not in ("quick_gelu", "gelu"):
         problems.append(f"activation is {shown(activation)}, expected 'quick_gelu' or 'gelu'")
-    problems += _preprocessing(config.get("preprocessing"))
+    problems += _preprocessing_problems(config.get("preprocessing"))
     if not problems:
         built_for = config["architecture"]["vision"].get("image_size")
         size = config["preprocessing"]["image_size"]
@@ -137,29 +137,28 @@ def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
     return None
 
 
-def mask_problems(found: Any) -> list[str]:
+def mask_problems(scaling: Any) -> list[str]:
     """What is wrong with the scaling of masks in an Alpha-CLIP's config, in words."""
-    mean, std = _object(found).get("mean"), _object(found).get("std")
+    mean, std = _object(scaling).get("mean"), _object(scaling).get("std")
     if is_number(mean, -1e3, 1e3) and is_number(std, 1e-4, 1e3):
         return []
-    return [f"mask is {shown(found)}, expected the mean and the standard deviation (above 0) of masks"]
+    return [f"mask is {shown(scaling)}, expected the mean and the standard deviation (above 0) of masks"]
 
 
-def _architecture(found: Any) -> list[str]:
-    if not isinstance(found, dict):
+def _architecture_problems(architecture: Any) -> list[str]:
+    if not isinstance(architecture, dict):
         return ["architecture is missing"]
-    problems = [
-        f"architecture.{tower} is missing" for tower in ("vision", "text") if not _object(found.get(tower))
-    ]
-    if found.get("embed_dim") is None:
+    towers = {name: _object(architecture.get(name)) for name in ("vision", "text")}
+    problems = [f"architecture.{name} is missing" for name, tower in towers.items() if not tower]
+    if architecture.get("embed_dim") is None:
         problems.append("architecture.embed_dim is missing, expected a positive integer")
-    problems += size_problems(found, "architecture")
+    problems += size_problems(architecture, "architecture")
     if not problems:
-        problems += _heads(found["vision"], "vision") + _heads(found["text"], "text")
+        problems = [problem for name, tower in towers.items() for problem in _head_problems(tower, name)]
     return problems
 
 
-def _heads(tower: dict[str, Any], name: str) -> list[str]:
+def _head_problems(tower: dict[str, Any], name: str) -> list[str]:
     """Attention heads leave no trace in tensors, but share the width."""
     width = tower.get("width")
     share = tower.get("head_width") if name == "vision" else tower.get("heads")
@@ -169,19 +168,19 @@ def _heads(tower: dict[str, Any], name: str) -> list[str]:
     return [f"architecture.{name}.{key} is {share}, which does not divide the width {width}"]
 
 
-def _preprocessing(found: Any) -> list[str]:
-    if not isinstance(found, dict):
+def _preprocessing_problems(preprocessing: Any) -> list[str]:
+    if not isinstance(preprocessing, dict):
         return ["preprocessing is missing"]
     problems = []
-    if found.get("image_size") is None:
+    if preprocessing.get("image_size") is None:
         problems.append("preprocessing.image_size is missing, expected a positive integer")
-    problems += size_problems(found, "preprocessing") + scaling_problems(found)
-    if found.get("interpolation", "bicubic") not in _INTERPOLATIONS:
+    problems += size_problems(preprocessing, "preprocessing") + scaling_problems(preprocessing)
+    if preprocessing.get("interpolation", "bicubic") not in _INTERPOLATIONS:
         problems.append(
-            f"preprocessing.interpolation is {shown(found['interpolation'])}, but only "
+            f"preprocessing.interpolation is {shown(preprocessing['interpolation'])}, but only "
             f"{' and '.join(map(repr, _INTERPOLATIONS))} are known"
         )
-    if unknown := sorted(found.keys() - _PREPROCESSING):
+    if unknown := sorted(preprocessing.keys() - _PREPROCESSING):
         problems.append(f"preprocessing has {shown(', '.join(unknown))}, which is not known here")
     return problems
 

@@ -25,8 +25,8 @@ def dual_class(folder: WeightsFolder) -> type[DualEncoder]:
             ClipEncoder if is_plain(translate_open_clip(folder.config)["architecture"]) else OpenClipEncoder
         )
     kind = folder.config.get("encoder")
-    found = next((each for each in _CLASSES if each.kind == kind), None)
-    if found is None:
-        known = ", ".join(repr(each.kind) for each in _CLASSES)
-        raise WeightsError(f"weights {folder.name!r} are of encoder {kind!r}, expected one of {known}")
-    return found
+    by_kind = {encoder.kind: encoder for encoder in _CLASSES}
+    if not isinstance(kind, str) or kind not in by_kind:
+        expected = ", ".join(map(repr, by_kind))
+        raise WeightsError(f"weights {folder.name!r} are of encoder {kind!r}, expected one of {expected}")
+    return by_kind[kind]

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.models.architecture import check_tensors
-from capeval_core.models.precision import DTYPES
+from capeval_core.models.device import DTYPES
 from capeval_core.weights.eva_clip import STAND_IN, TEXT_KEYS, VISION_KEYS, EvaClipConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
@@ -229,10 +229,10 @@ def empty_eva_clip(config: dict[str, Any], dtype: str = "float32") -> CLIP:
 def _check_architecture(config: dict[str, Any]) -> None:
     problems = []
     for tower, known in (("vision", VISION_KEYS), ("text", TEXT_KEYS)):
-        found = config["architecture"][tower].keys()
-        if missing := sorted(known - found):
+        keys = config["architecture"][tower].keys()
+        if missing := sorted(known - keys):
             problems.append(f"architecture.{tower} lacks {', '.join(missing)}")
-        if unknown := sorted(found - known):
+        if unknown := sorted(keys - known):
             problems.append(f"architecture.{tower} has {', '.join(unknown)}, which EVA-CLIP does not have")
     norm = config["architecture"]["vision"].get("norm")
     if norm not in ("post", "pre"):

@@ -12,7 +12,7 @@ from torch import Tensor
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.clip_model import TEXT_KEYS, VISION_KEYS
 from capeval_core.models.architecture import check_tensors
-from capeval_core.models.precision import DTYPES
+from capeval_core.models.device import DTYPES
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 _TIMM_KEYS = {
@@ -80,7 +80,7 @@ def _own_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def is_plain(architecture: dict[str, Any]) -> bool:
     """Whether both towers are CLIP's own, so that `ClipEncoder` has shortcuts for them."""
     known = (("vision", VISION_KEYS), ("text", TEXT_KEYS))
-    return all(set(_told(architecture[tower])) <= keys for tower, keys in known)
+    return all(set(_set_values(architecture[tower])) <= keys for tower, keys in known)
 
 
 def build_open_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> CLIP:
@@ -127,7 +127,7 @@ def _built(config: dict[str, Any]) -> CLIP:
 
 
 def _check_architecture(architecture: dict[str, Any]) -> None:
-    vision, text = _told(architecture["vision"]), _told(architecture["text"])
+    vision, text = _set_values(architecture["vision"]), _set_values(architecture["text"])
     if text.pop("no_causal_mask", False):
         raise WeightsError("architecture.text.no_causal_mask is set, but CLIP's text tower is causal")
     if "timm_model_name" not in vision:
@@ -135,8 +135,8 @@ def _check_architecture(architecture: dict[str, Any]) -> None:
     if not re.fullmatch(r"[\w.]+", str(vision["timm_model_name"])):
         # timm would fetch the configuration of a model named `hf-hub:...`.
         raise WeightsError(f"architecture.vision.timm_model_name is {vision['timm_model_name']!r}, no name")
-    for tower, found, known in (("vision", vision, _TIMM_KEYS), ("text", text, TEXT_KEYS)):
-        if unknown := sorted(found.keys() - known):
+    for tower, section, known in (("vision", vision, _TIMM_KEYS), ("text", text, TEXT_KEYS)):
+        if unknown := sorted(section.keys() - known):
             raise WeightsError(
                 f"architecture.{tower} has {', '.join(unknown)}, which is not known here (known: "
                 f"{', '.join(sorted(known))})"
@@ -145,5 +145,5 @@ def _check_architecture(architecture: dict[str, Any]) -> None:
         raise WeightsError("architecture.text.vocab_size is not 49408, the size of CLIP's vocabulary")
 
 
-def _told(section: dict[str, Any]) -> dict[str, Any]:
+def _set_values(section: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if value is not None}

@@ -194,9 +194,9 @@ class _Flight:
                 entry, content = _Entry(item, (), error=content), ""
             else:
                 keys = self.encoding.keys(content, item[1])
-                known = self.entries.get(keys)
-                entry = known or self.entries.setdefault(keys, _Entry(item, keys))
-                if known is None:
+                equal = self.entries.get(keys)
+                entry = equal or self.entries.setdefault(keys, _Entry(item, keys))
+                if equal is None:
                     new.append(entry)
             self.in_order.append((item, content, entry))
         stored = self.cache.get({key: None for entry in new for key in entry.keys})
@@ -294,10 +294,10 @@ def with_extras(
     Raises:
         ValueError: there are more of one than of the other; `names` is what messages call the extras.
     """
-    nothing: Any = object()
-    for index, (image, extra) in enumerate(zip_longest(images, extras, fillvalue=nothing)):
-        if image is nothing or extra is nothing:
-            fewer, more = (names, "images") if extra is nothing else ("images", names)
+    missing: Any = object()
+    for index, (image, extra) in enumerate(zip_longest(images, extras, fillvalue=missing)):
+        if image is missing or extra is missing:
+            fewer, more = (names, "images") if extra is missing else ("images", names)
             raise ValueError(f"there are {index} {fewer} but more {more}: {hint}")
         yield image, extra
 

@@ -22,7 +22,7 @@ from capeval_core.matching import slices
 from capeval_core.matching.checks import Checks
 from capeval_core.matching.paths import PathName, find_path, place_of
 from capeval_core.matching.sets import Best, OddRowError, Pairs, Sets, expand
-from capeval_core.models.precision import exact_float32
+from capeval_core.models.device import exact_float32
 
 Numbers = Sequence[float] | NDArray[Any] | Tensor
 Whole = Sequence[int] | NDArray[Any] | Tensor

@@ -42,18 +42,16 @@ def size_problems(section: Any, where: str) -> list[str]:
         return []
     problems = []
     for name, value in section.items():
-        place = f"{where}.{name}" if where else str(name)
+        key = f"{where}.{name}" if where else str(name)
         if value is not None and name in _SIZES:
             stages = value if name == "layers" and isinstance(value, list) and len(value) == 4 else [value]
             if not all(is_whole(each, _SIZES[name]) for each in stages):
                 low, high = _SIZES[name][0], _SIZES[name][-1]
-                problems.append(f"{place} is {shown(value)}, expected a whole number from {low} to {high:,}")
+                problems.append(f"{key} is {shown(value)}, expected a whole number from {low} to {high:,}")
         elif value is not None and name in _FACTORS and not is_number(value, 0, _FACTORS[name]):
-            problems.append(
-                f"{place} is {shown(value)}, expected a number above 0, at most {_FACTORS[name]:g}"
-            )
+            problems.append(f"{key} is {shown(value)}, expected a number above 0, at most {_FACTORS[name]:g}")
         elif isinstance(value, Mapping):
-            problems += size_problems(value, place)
+            problems += size_problems(value, key)
     return problems
 
 
@@ -89,28 +87,28 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Refuse tensors whose names or shapes are not the expected ones; no value is looked at.
 
     Raises:
         WeightsError: some are missing, extra, misshaped or integers.
     """
     problems = []
-    if missing := sorted(expected.keys() - found.keys()):
+    if missing := sorted(expected.keys() - tensors.keys()):
         problems.append(f"{len(missing)} tensors are missing ({_some(missing)})")
-    if extra := sorted(found.keys() - expected.keys()):
+    if extra := sorted(tensors.keys() - expected.keys()):
         problems.append(f"{len(extra)} tensors are not part of the architecture ({_some(extra)})")
     shapes = [
-        f"{name} is {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
         for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
+        if name in tensors and tensors[name].shape != tensor.shape
     ]
     if shapes:
         problems.append(f"{len(shapes)} tensors have another shape ({_some(shapes)})")
     integers = [
         name
         for name, tensor in expected.items()
-        if name in found and tensor.is_floating_point() and not found[name].is_floating_point()
+        if name in tensors and tensor.is_floating_point() and not tensors[name].is_floating_point()
     ]
     if integers:
         problems.append(f"{len(integers)} tensors do not hold floating-point numbers ({_some(integers)})")

@@ -31,8 +31,8 @@ def cosines(image_features: NDArray[np.float32], text_features: NDArray[np.float
 
 def canary_problem(canary: Any) -> str | None:
     """What is wrong with a config's canary as such, in words; None: nothing."""
-    found = canary if isinstance(canary, dict) else {}
-    rows, tolerance = found.get("cosines"), found.get("tolerance")
+    content = canary if isinstance(canary, dict) else {}
+    rows, tolerance = content.get("cosines"), content.get("tolerance")
     if (
         isinstance(rows, list)
         and rows
@@ -45,18 +45,18 @@ def canary_problem(canary: Any) -> str | None:
     return "canary does not hold rows of cosines, and a tolerance from 0 to 1 per dtype"
 
 
-def check_canary(canary: dict[str, Any], found: NDArray[np.float32], dtype: str) -> None:
+def check_canary(canary: dict[str, Any], computed: NDArray[np.float32], dtype: str) -> None:
     """Refuse weights whose cosines are not those that were saved with them.
 
     Raises:
         WeightsError: some cosine differs by more than the tolerance of `dtype`, or there are not as many.
     """
     expected, tolerance = np.array(canary["cosines"], dtype=np.float32), canary["tolerance"][dtype]
-    if expected.shape != found.shape:
+    if expected.shape != computed.shape:
         raise WeightsError(
-            f"canary holds {expected.shape} cosines, expected {found.shape}: convert the weights again"
+            f"canary holds {expected.shape} cosines, expected {computed.shape}: convert the weights again"
         )
-    difference = float(np.abs(found - expected).max())
+    difference = float(np.abs(computed - expected).max())
     if not difference <= tolerance:
         raise WeightsError(
             f"the canary cosines are off by {difference:.2g} (at most {tolerance:g} is allowed): tensors, "

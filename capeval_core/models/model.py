@@ -1,4 +1,4 @@
-"""What every encoder is: weights in, features out, opened once, identified by a fingerprint."""
+"""The base of every network: weights in, features out, opened once, identified by a fingerprint."""
 
 from __future__ import annotations
 
@@ -149,10 +149,10 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         Raises:
             WeightsError: these are weights of another encoder, or the config lacks something.
         """
-        found = folder.config.get("encoder", folder.config.get("model_type"))
-        if found != cls.kind:
+        kind = folder.config.get("encoder", folder.config.get("model_type"))
+        if kind != cls.kind:
             raise WeightsError(
-                f"these are weights of encoder {found!r}, expected {cls.kind!r}: pass "
+                f"these are weights of encoder {kind!r}, expected {cls.kind!r}: pass "
                 "weights that were made for this metric"
             )
         return folder.config
@@ -169,7 +169,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """The encoder of a Hub repository (`org/name[@revision]`), a folder, or `"tiny"`; see `open`.
 
         Raises:
-            WeightsError: weights that cannot be had, read or trusted.
+            WeightsError: weights that could not be loaded, read or trusted.
         """
         # The mixin's own would ask the Hub for a repository called tiny, and knows no `@revision`.
         name = f"{fspath(weights)}@{revision}" if revision else weights

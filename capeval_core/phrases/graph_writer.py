@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.precision import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import TENSORS, WeightsError, check_finite
 from capeval_core.weights.foreign import download

@@ -12,8 +12,7 @@ from os import PathLike, fspath
 from typing import get_args
 
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.device import resolve_device
-from capeval_core.models.precision import DTYPES
+from capeval_core.models.device import DTYPES, resolve_device
 from capeval_core.phrases.graph import Style, phrases_of
 from capeval_core.phrases.graph_writer import (
     BEAMS,

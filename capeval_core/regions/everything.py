@@ -12,7 +12,7 @@ from PIL import Image
 
 from capeval_core.inputs.resizing import resized
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.precision import exact_float32
+from capeval_core.models.device import exact_float32
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam import Sam
 from capeval_core.regions.source import RegionSource

@@ -18,8 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.device import resolve_device
-from capeval_core.models.precision import exact_float32
+from capeval_core.models.device import exact_float32, resolve_device
 from capeval_core.regions.boxes import clipped, distinct
 from capeval_core.regions.source import Boxes, BoxSource
 from capeval_core.weights.checksum import file_checksum

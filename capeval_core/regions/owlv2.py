@@ -19,8 +19,7 @@ from PIL import Image
 
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import check_tensors, size_problems
-from capeval_core.models.device import resolve_device
-from capeval_core.models.precision import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact_float32, resolve_device
 from capeval_core.regions.boxes import clipped, distinct
 from capeval_core.regions.models import DETECTOR, needs_transformers, open_model
 from capeval_core.regions.source import Boxes, BoxSource

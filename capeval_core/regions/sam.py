@@ -19,8 +19,8 @@ from torch.nn import functional
 from capeval_core.inputs.resizing import resized
 from capeval_core.models.architecture import scaling_problems, shown, size_problems
 from capeval_core.models.canary import canary_images
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
-from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam_model import build, build_transformers, empty_transformers, fill, with_copy

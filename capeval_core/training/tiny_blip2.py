@@ -166,7 +166,7 @@ def _match(model: Any, questions: _Questions, states: Tensor, texts: Texts) -> t
         longest = int(lengths.max())
         ids = torch.from_numpy(texts.ids[some, :, :longest].reshape(len(lengths), longest))
         mask = np.arange(longest) < np.maximum(lengths, 1)[:, None]
-        hidden = matched_states(model, states[some], ids, torch.from_numpy(mask), words=True)
+        hidden = matched_states(model, states[some], ids, torch.from_numpy(mask), with_text=True)
         logits.append(model.itm_head(hidden[:, :QUERIES]).mean(1))
         asked = mask & (texts.told[some].reshape(-1) & (lengths > 0))[:, None]
         false = texts.false_words[some, :, :longest].reshape(len(lengths), longest)

@@ -23,7 +23,7 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.texts import common_prefix
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
-from capeval_core.models.precision import exact_float32
+from capeval_core.models.device import exact_float32
 from tests.counting import counted
 from tests.seeded import HEADS, encoder, release
 
