@@ -133,27 +133,30 @@ class PacS(CaptionMetric):
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         run: dict[str, Any] = {"cache": self.cache, "batch_size": self.options.batch_size}
         references = batch.references if self.needs_references else None
-        lengths = np.array(
-            [len(r) for r in references] if references else np.zeros(len(batch)), dtype=np.int64
-        )
-        ends = len(batch) + np.cumsum(lengths)
+        counts = np.array([len(row) for row in references or [[]] * len(batch)], dtype=np.int64)
+        ends = len(batch) + np.cumsum(counts)
         texts = batch.captions + [text for row in references or [] for text in row]
-        said = self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **run)
+        text_features = self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **run)
+        truncated = np.array(text_features.truncated)
         start = 0
-        for seen in self.encoder.encode_images(batch.images, **run):
-            part = slice(start, start + len(seen.keys))
-            of_references = slice(ends[start] - lengths[start], ends[part.stop - 1])
-            captions, nearby = said.features[part], said.features[of_references]
-            columns: dict[str, Any] = {"cosine": _nullable(paired_cosine(seen.features, captions))}
+        for images in self.encoder.encode_images(batch.images, **run):
+            part = slice(start, start + len(images.keys))
+            of_references = slice(ends[start] - counts[start], ends[part.stop - 1])
+            captions = text_features.features[part]
+            columns: dict[str, Any] = {"cosine": _nullable(paired_cosine(images.features, captions))}
             if references is not None:
-                values = grouped_cosine(captions, nearby, lengths[part])
-                offsets = np.concatenate([[0], np.cumsum(lengths[part])]).astype(np.int32)
-                columns["reference_cosines"] = pa.ListArray.from_arrays(offsets, values)
-            owners = np.repeat(np.arange(len(seen.keys)), lengths[part])
-            cut = np.array(said.truncated[part]) + np.bincount(
-                owners, said.truncated[of_references], len(seen.keys)
+                cosines = grouped_cosine(captions, text_features.features[of_references], counts[part])
+                offsets = np.concatenate([[0], np.cumsum(counts[part])]).astype(np.int32)
+                columns["reference_cosines"] = pa.ListArray.from_arrays(offsets, cosines)
+            captions_of_references = np.repeat(np.arange(len(images.keys)), counts[part])
+            common = common_columns(
+                batch,
+                part,
+                groups=images.keys,
+                errors=images.errors,
+                truncated=truncated[part]
+                + np.bincount(captions_of_references, truncated[of_references], len(images.keys)),
             )
-            common = common_columns(batch, part, groups=seen.keys, errors=seen.errors, truncated=cut)
             yield pa.table({**common, **columns}, schema=self.ROW)
             start = part.stop
 
