@@ -76,13 +76,15 @@ class Checks:
         chosen = {}
         for side, lengths, values in (("x", x_lengths, x_of_pair), ("y", y_lengths, y_of_pair)):
             sets = len(lengths) if lengths is not None else 0
-            found = np.arange(sets) if values is None else self._integers(f"{side}_of_pair", values)
-            if lengths is not None and found is not None:
-                for p in np.flatnonzero((found < 0) | (found >= sets)):
+            of_pair = np.arange(sets) if values is None else self._integers(f"{side}_of_pair", values)
+            if lengths is not None and of_pair is not None:
+                for p in np.flatnonzero((of_pair < 0) | (of_pair >= sets)):
                     self.problems.add(
-                        f"{side}_of_pair[{p}] is {found[p]}: there are {sets} {side} sets, counted from 0"
+                        f"{side}_of_pair[{p}] is {of_pair[p]}: there are {sets} {side} sets, counted from 0"
                     )
-                chosen[f"{sets} {side} sets" if values is None else f"{len(found)} in {side}_of_pair"] = found
+                chosen[f"{sets} {side} sets" if values is None else f"{len(of_pair)} in {side}_of_pair"] = (
+                    of_pair
+                )
         if len(chosen) < 2:
             return None
         x, y = chosen.values()

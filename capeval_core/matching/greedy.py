@@ -1,8 +1,8 @@
 """Greedy cosine matching of ragged sets: every row takes its most similar row of the other set.
 
 BERTScore matches tokens so (Zhang et al., ICLR 2020, https://arxiv.org/abs/1904.09675, section 3), EMScore
-words with frames (Shi et al., CVPR 2022, https://arxiv.org/abs/2111.08919), ViLBERTScore tokens that have
-seen the image (Lee et al., Eval4NLP 2020, https://aclanthology.org/2020.eval4nlp-1.4).
+words with frames (Shi et al., CVPR 2022, https://arxiv.org/abs/2111.08919), ViLBERTScore tokens in the
+light of the image (Lee et al., Eval4NLP 2020, https://aclanthology.org/2020.eval4nlp-1.4).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from capeval_core.matching import slices
 from capeval_core.matching.checks import Checks
-from capeval_core.matching.paths import PathName, find_path, place_of
+from capeval_core.matching.paths import PathName, find_path, matching_device
 from capeval_core.matching.sets import Best, OddRowError, Pairs, Sets, expand
 from capeval_core.models.device import exact_float32
 
@@ -65,14 +65,6 @@ class GreedyMatch:
         return GreedyMatch(**moved)
 
 
-@dataclass(frozen=True)
-class BestCosine:
-    """(n,) the largest cosine of each row with its group, and with which row of the group, counted from 0."""
-
-    cosine: Tensor
-    index: Tensor
-
-
 @torch.no_grad()
 def greedy_match(
     x: Tensor,
@@ -111,10 +103,10 @@ def greedy_match(
     not.
 
     >>> x, y = torch.eye(3), torch.tensor([[2.0, 0, 0], [1, 1, 0]])
-    >>> found = greedy_match(x, y, [3], [2], return_indices=True)
-    >>> [round(float(v), 4) for v in (found.precision, found.recall, found.f)]
+    >>> match = greedy_match(x, y, [3], [2], return_indices=True)
+    >>> [round(float(v), 4) for v in (match.precision, match.recall, match.f)]
     [0.569, 0.8536, 0.6828]
-    >>> found.x_indices  # row 2 of x is as far from both
+    >>> match.x_indices  # row 2 of x is as far from both
     tensor([0, 1, 0])
 
     Args:
@@ -157,20 +149,20 @@ def greedy_match(
     # The padding of one side takes part in the maxima of the other.
     x_floor, y_floor = checks.flags("y_padded", y_padded, pairs), checks.flags("x_padded", x_padded, pairs)
     rows = x_rows if x_rows is not None else torch.empty(0)
-    place = place_of(rows.device)
+    device = matching_device(rows.device)
     pair_rows = sum(float(sizes.mean()) for sizes in (x_sizes, y_sizes) if sizes is not None and len(sizes))
-    best_matches = find_path(path, place, rows.dtype, pair_rows, checks.problems)
+    best_matches = find_path(path, device, rows.dtype, pair_rows, checks.problems)
     checks.problems.raise_if_any()
     assert x_rows is not None and y_rows is not None and pairs is not None
     assert x_sizes is not None and y_sizes is not None
-    x_rows, y_rows = x_rows.to(place), y_rows.to(place)
+    x_rows, y_rows = x_rows.to(device), y_rows.to(device)
 
     def matched(x_sets: Sets, y_sets: Sets) -> GreedyMatch:
         x_side = _Side(x_sets, pairs.x, x_weight, x_floor, weighted_similarity)
         y_side = _Side(y_sets, pairs.y, y_weight, y_floor, weighted_similarity)
-        for part in _parts(x_side.lengths + y_side.lengths, ROWS_AT_ONCE[place.type]):
+        for part in _parts(x_side.lengths + y_side.lengths, ROWS_AT_ONCE[device.type]):
             chosen = Pairs(x_side.of_pair[part], y_side.of_pair[part])
-            with exact_float32(place):
+            with exact_float32(device):
                 of_x, of_y = best_matches(x_side.sets, y_side.sets, chosen, return_indices)
             x_side.take(of_x, part, return_maxima)
             y_side.take(of_y, part, return_maxima)
@@ -185,27 +177,6 @@ def greedy_match(
     x_sets, y_sets = checks.sets("x", x_rows, x_sizes), checks.sets("y", y_rows, y_sizes)
     checks.problems.raise_if_any()
     return matched(x_sets, y_sets)
-
-
-def best_cosine(x: Tensor, groups: Tensor, lengths: Whole, *, path: PathName | None = None) -> BestCosine:
-    """The largest cosine of each row of `x` (n, D) with the rows of its group, and with which: RefPAC-S's
-    nearest reference, for who has features at hand (the metric itself keeps all cosines in its rows).
-
-    `groups` (sum of lengths, D) holds the n groups one after the other. An empty group gives 0 and -1; all
-    else is defined, and refused, as by `greedy_match`, to which `groups` is y and `lengths` are y_lengths.
-
-    >>> best_cosine(torch.eye(2), torch.tensor([[1.0, 1], [3, 0], [1, 1]]), [2, 1])
-    BestCosine(cosine=tensor([1.0000, 0.7071]), index=tensor([1, 0]))
-
-    Raises:
-        ValueError, TypeError: as `greedy_match`; or there are not as many `lengths` as rows of `x`.
-    """
-    ones = [1] * (len(x) if isinstance(x, Tensor) and x.dim() else 0)
-    if isinstance(x, Tensor) and hasattr(lengths, "__len__") and len(lengths) != len(ones):
-        raise ValueError(f"lengths names {len(lengths)} groups, but x has {len(ones)} rows: one group a row")
-    found = greedy_match(x, groups, ones, lengths, return_indices=True, return_maxima=True, path=path)
-    assert found.x_maxima is not None and found.x_indices is not None
-    return BestCosine(found.x_maxima, found.x_indices)
 
 
 class _Side:

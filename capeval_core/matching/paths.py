@@ -6,10 +6,11 @@ import importlib.util
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from capeval_core.inputs.problems import Problems
-from capeval_core.matching import buckets, reference, slices
-from capeval_core.matching.sets import Path
+from capeval_core.matching import buckets, slices
+from capeval_core.matching.sets import Best, Pairs, Path, Sets
 from capeval_core.suggestion import did_you_mean
 
 PathName = Literal["reference", "slices", "buckets", "triton"]
@@ -21,8 +22,8 @@ GATHERED_FROM = 48
 """Rows of a pair, both sides, from which gathering them into buckets gains from a second thread."""
 
 
-def place_of(device: torch.device) -> torch.device:
-    """Where rows of this device are matched: an Apple GPU, for one, has no float64 to add up in."""
+def matching_device(device: torch.device) -> torch.device:
+    """The device on which rows of this one are matched: an Apple GPU has no float64 to add up in."""
     return device if device.type in ("cpu", "cuda") else torch.device("cpu")
 
 
@@ -33,7 +34,7 @@ def find_path(
     if name is None:
         name = _on_cpu(pair_rows) if device.type == "cpu" else _on_gpu(dtype)
     if name == "reference":
-        return reference.best_matches
+        return reference_matches
     if name in ("slices", "buckets"):
         if device.type != "cpu":
             problems.add(f"path={name!r}, but the rows are on {device}: move them with .cpu()")
@@ -42,14 +43,14 @@ def find_path(
         version = triton_version()
         if version is None:
             problems.add("path='triton', but triton is not installed: pip install triton (Linux only)")
-            return reference.best_matches
+            return reference_matches
         if version < OLDEST_TRITON:
             installed, oldest = (".".join(map(str, parts)) for parts in (version, OLDEST_TRITON))
             problems.add(
                 f"path='triton', but Triton {installed} is installed, with which matching is wrong: install "
                 f"at least {oldest}, or take path='reference'"
             )
-            return reference.best_matches
+            return reference_matches
         from capeval_core.matching import triton_kernels
 
         if device.type != "cuda" and not triton_kernels.INTERPRETED:
@@ -63,7 +64,7 @@ def find_path(
         return triton_kernels.best_matches
     known = ", ".join(get_args(PathName))
     problems.add(f"path={name!r} is not known{did_you_mean(str(name), get_args(PathName))} (known: {known})")
-    return reference.best_matches
+    return reference_matches
 
 
 def _on_cpu(pair_rows: float) -> PathName:
@@ -92,3 +93,27 @@ def triton_version() -> tuple[int, int] | None:
 
     major, minor = triton.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+def reference_matches(x: Sets, y: Sets, pairs: Pairs, with_indices: bool) -> tuple[Best, Best]:
+    """Plain matching, pair after pair: on any device, and in float64 the measure of the other paths."""
+    of_x, of_y = Best.of_nothing(x, pairs.x, with_indices), Best.of_nothing(y, pairs.y, with_indices)
+    x_ends, y_ends = x.lengths.cumsum(0).tolist(), y.lengths.cumsum(0).tolist()
+    x_at = y_at = 0
+    for i, j in zip(pairs.x.tolist(), pairs.y.tolist(), strict=True):
+        similarity = _scaled(x, i, x_ends) @ _scaled(y, j, y_ends).T
+        rows, columns = similarity.shape
+        if rows and columns:
+            for best, at, axis in ((of_x, x_at, 1), (of_y, y_at, 0)):
+                maxima, indices = similarity.max(axis)
+                best.maxima[at : at + len(maxima)] = maxima
+                if best.indices is not None:
+                    best.indices[at : at + len(maxima)] = indices
+        x_at, y_at = x_at + rows, y_at + columns
+    return of_x, of_y
+
+
+def _scaled(sets: Sets, which: int, ends: list[int]) -> Tensor:
+    """The rows of a set, scaled before they are multiplied: so no product leaves the range of numbers."""
+    part = slice(ends[which - 1] if which else 0, ends[which])
+    return sets.rows[part].to(sets.scale.dtype) * sets.scale[part, None]

@@ -67,8 +67,8 @@ class Best:
         """The answer for rows that meet an empty set, to be overwritten for all others."""
         size = int(sets.lengths[which].sum())
         device = sets.rows.device
-        found = torch.full((size,), -1, dtype=torch.int64, device=device) if indices else None
-        return cls(torch.zeros(size, dtype=sets.scale.dtype, device=device), found)
+        unmatched = torch.full((size,), -1, dtype=torch.int64, device=device) if indices else None
+        return cls(torch.zeros(size, dtype=sets.scale.dtype, device=device), unmatched)
 
 
 # A way of matching: x, y, pairs, whether indices are wanted -> the best of each side.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from capeval_core.matching import buckets, greedy, slices
 from capeval_core.matching.checks import Checks
-from capeval_core.matching.greedy import GreedyMatch, best_cosine, greedy_match
+from capeval_core.matching.greedy import GreedyMatch, greedy_match
 from capeval_core.matching.paths import PathName
 
 Doubles = NDArray[np.float64]
@@ -427,28 +427,6 @@ def test_threads_change_nothing(path: str) -> None:
     close(one.f, two.f, 1e-7)
     assert one.x_indices is not None and two.x_indices is not None
     assert torch.equal(one.x_indices, two.x_indices)
-
-
-@on_every_path
-@few
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 1000))
-def test_best_cosine(path: str, device: str, lengths: list[int], seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    x, groups = rng.normal(size=(len(lengths), 12)), [rng.normal(size=(n, 12)) for n in lengths]
-    found = best_cosine(
-        torch.from_numpy(x).float().to(device),
-        packed(groups).float().to(device),
-        lengths,
-        path=named(path),
-    )
-    tables = [cosines(x[i : i + 1], group)[0] for i, group in enumerate(groups)]
-    close(found.cosine, [table.max() if len(table) else 0 for table in tables])
-    assert found.index.tolist() == [int(table.argmax()) if len(table) else -1 for table in tables]
-
-
-def test_each_row_has_its_group() -> None:
-    with pytest.raises(ValueError, match="lengths names 2 groups, but x has 3 rows: one group a row"):
-        best_cosine(torch.ones(3, 4), torch.ones(2, 4), [1, 1])
 
 
 @pytest.mark.parametrize("path", get_args(PathName)[:3])
