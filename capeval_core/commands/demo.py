@@ -6,10 +6,10 @@ from os import PathLike
 
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
+from capeval_core.demo import KINDS, DemoItem, demo_set, score_kinds
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
 from capeval_core.statistics import LEAST_IMAGES
-from capeval_core.synthetic.demo import KINDS, DemoItem, demo_set, score_kinds
 
 METRICS = ("pacs", "refpacs")
 

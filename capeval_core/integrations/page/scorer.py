@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from capeval_core.demo import demo_set, score_kinds
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.seen import notes_on
 from capeval_core.metric import CaptionMetric, Published
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
-from capeval_core.synthetic.demo import demo_set, score_kinds
 from capeval_core.weights.folder import TINY
 
 LONGEST_TEXT = 20_000
