@@ -21,7 +21,8 @@ from capeval_core.phrases.consensus import consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.scores.eco_options import EcoOptions
 from capeval_core.scores.eco_ranking import Candidates, rank
-from capeval_core.synthetic import describe, foil, sample_scene
+from tools.captions import describe, foil
+from tools.scenes import sample_scene
 
 CHALLENGE = 20_000 * 60
 """Captions of NICE 2024: 20,000 images with about 60 each."""

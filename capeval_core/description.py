@@ -1,4 +1,4 @@
-"""What a metric is, in words: written once for the command line, `evaluate`, the documents and the page."""
+"""Descriptions of metrics in words, for the command line, `evaluate`, the documents and the page."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from capeval_core.weights.catalogue import WeightsEntry
 
 @dataclass(frozen=True)
 class MetricDescription:
-    """The class attributes of a metric, as people read them.
+    """A metric's class attributes in words.
 
-    name: as `load` knows it. title: as papers write it. summary: one sentence.
+    name: for `load`. title: as papers write it. summary: one sentence.
     range: of the score at the default options, e.g. `0 to 1.33`, or `relative`.
     better: `higher is better` or `lower is better`.
-    references: `with references` or `without references`. media: what it looks at, e.g. `image`.
-    weights: repository of the default weights. licence: of these weights, or `not stated`.
+    references: `with references` or `without references`. media: e.g. `image`.
+    weights: repository of the default weights, or `none`.
+    licence: of these weights, `not stated` or `none needed`.
     citation: authors, title and venue of the paper. address: its URL.
-    relative: why its scores have a meaning within one set only, None if they stand by themselves.
+    relative: why scores are comparable within one set only, None if they stand by themselves.
     """
 
     name: str
@@ -40,15 +41,15 @@ class MetricDescription:
 
 
 def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
-    """A metric in words.
+    """The description of a metric.
 
     >>> from capeval_core.registry import metric_class
-    >>> found = describe_metric(metric_class("refpacs"))
-    >>> found.range, found.better, found.references, found.licence
+    >>> refpacs = describe_metric(metric_class("refpacs"))
+    >>> refpacs.range, refpacs.better, refpacs.references, refpacs.licence
     ('0 to 1.33', 'higher is better', 'with references', 'not stated')
     """
     low, high = metric.range
-    citation, address = metric.paper.rsplit(" ", 1)
+    citation, _, address = metric.paper.rpartition(" ")
     return MetricDescription(
         name=metric.name,
         title=metric.title,
@@ -57,8 +58,8 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         better=f"{'higher' if metric.higher_is_better else 'lower'} is better",
         references=f"{'with' if metric.needs_references else 'without'} references",
         media=", ".join(metric.media),
-        weights=metric.default_weights.repository,
-        licence=licence_in_words(metric.default_weights),
+        weights=metric.default_weights.repository if metric.default_weights else "none",
+        licence=licence_in_words(metric.default_weights) if metric.default_weights else "none needed",
         citation=citation.rstrip(","),
         address=address,
         relative=metric.relative,
@@ -66,7 +67,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
 
 
 def describe_inputs(metric: type[CaptionMetric]) -> dict[str, str]:
-    """What `compute` of a metric's module takes, by argument.
+    """The arguments of `compute` in a metric's `evaluate` module.
 
     >>> from capeval_core.registry import metric_class
     >>> list(describe_inputs(metric_class("refpacs")))
@@ -83,7 +84,7 @@ def describe_inputs(metric: type[CaptionMetric]) -> dict[str, str]:
         inputs |= {
             "predictions": "pools, per image a list of candidate captions, any number each.",
             "images": inputs["images"].replace("one per caption", "one per pool"),
-            "per_caption": "`compute` also gives per image the choice, its score and all that is known of "
+            "per_caption": "`compute` also gives per image the choice, its score and all parts of "
             "every candidate, errors, the signature and counts.",
         }
     if not metric.needs_references:
@@ -92,5 +93,5 @@ def describe_inputs(metric: type[CaptionMetric]) -> dict[str, str]:
 
 
 def licence_in_words(weights: WeightsEntry) -> str:
-    """The licence of weights; silence of their authors is no permission, so it is said."""
+    """The licence of weights; `not stated` if their authors state none, which is no permission."""
     return weights.licence or "not stated"

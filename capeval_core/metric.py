@@ -95,8 +95,9 @@ class CaptionMetric(ABC):
     media: ClassVar[tuple[str, ...]] = ("image",)
     plots: ClassVar[bool] = False
     """Whether what `Result.explain` gives can be drawn, by its `plot()`."""
-    default_weights: ClassVar[WeightsEntry]
-    tiny: ClassVar[str]
+    default_weights: ClassVar[WeightsEntry | None] = None
+    """None: the metric has no weights."""
+    tiny: ClassVar[str | None] = None
     """Folder of the embedded small model that `weights="tiny"` means."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
@@ -111,13 +112,17 @@ class CaptionMetric(ABC):
         self._stores: dict[Path, RowStore] = {}
 
     @classmethod
-    @abstractmethod
     def encoder_class(cls) -> type[CheckedModel]:
-        """The class of the encoder that the option `weights` is for, which `capeval convert` makes."""
+        """The class of the encoder that the option `weights` is for, which `capeval convert` makes.
 
-    @abstractmethod
+        Raises:
+            ValueError: the metric has no weights.
+        """
+        raise ValueError(f"{cls.name} has no weights")
+
     def open_models(self) -> dict[str, Model]:
-        """Load every model that rows depend on; the keys are their names in the signature."""
+        """Load every model that rows depend on, by its name in the signature; none for a metric without."""
+        return {}
 
     @abstractmethod
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
@@ -132,6 +137,8 @@ class CaptionMetric(ABC):
 
     def weights_folder(self) -> WeightsFolder:
         """The folder that the option `weights` means, by default the metric's published weights."""
+        if self.default_weights is None or self.tiny is None:
+            raise ValueError(f"{self.name} has no weights")
         chosen = self.options.weights
         weights = self.default_weights.repository if chosen is None else chosen
         folder = open_weights(weights, metric=self.name, tiny=self.tiny)
@@ -219,9 +226,11 @@ class CaptionMetric(ABC):
         """Refuse options that cannot work, as far as that shows before any weights are opened.
 
         Raises:
-            ValueError, TypeError: the device is not there, no rows can be kept in the folder, or a prompt
-                leaves no room for a caption.
+            ValueError, TypeError: the device is not there, the metric has no weights, no rows can be kept in
+                the folder, or a prompt leaves no room for a caption.
         """
+        if options.weights is not None and cls.default_weights is None:
+            raise ValueError(f"weights={options.weights!r}: {cls.name} has no weights, leave the option out")
         if options.device is not None:
             from capeval_core.models.device import resolve_device
 

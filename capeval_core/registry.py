@@ -1,12 +1,29 @@
-"""The list of metrics, and the door to them."""
+"""Metrics and networks by name, and `load`.
+
+Installed packages add metrics through the entry-point group `capeval.metrics`:
+
+    [options.entry_points]
+    capeval.metrics =
+        mymetric = mypackage.module:MyMetric
+
+The name is the class's `name`, and the class is a `CaptionMetric`.
+"""
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from importlib import import_module
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from capeval_core.metric import CaptionMetric
 from capeval_core.suggestion import did_you_mean
+from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
+
+if TYPE_CHECKING:
+    from capeval_core.models.model import CheckedModel
 
 METRICS: dict[str, str] = {
     "pacs": "capeval_core.scores.pac:PacS",
@@ -17,17 +34,60 @@ METRICS: dict[str, str] = {
     "refhices": "capeval_core.scores.hice:RefHiceS",
     "eco": "capeval_core.scores.eco:Eco",
 }
-"""Every metric's name and class. To add a metric is to add its score file, module, card and a line here."""
+"""Name and class of every metric of this package."""
+
+NETWORKS: dict[str, str] = {
+    "clip": "capeval_core.encoders.clip:ClipEncoder",
+    "open_clip": "capeval_core.encoders.open_clip:OpenClipEncoder",
+    "eva_clip": "capeval_core.encoders.eva_clip:EvaClipEncoder",
+    "alpha_clip": "capeval_core.encoders.alpha_clip:AlphaClipEncoder",
+    "blip2": "capeval_core.encoders.blip2:Blip2Encoder",
+    "sam": "capeval_core.regions.sam:Sam",
+}
+"""Every network: its `kind`, which is `encoder` in the config of its weights, and its class."""
+
+GROUP = "capeval.metrics"
+"""The entry-point group of metrics in other packages."""
+_REQUIRED = ("title", "key", "summary", "paper", "range", "ROW")
+"""Class attributes that every metric states."""
+
+
+def list_metrics() -> list[str]:
+    """Names of all metrics: this package's, then those that other installed packages declare.
+
+    >>> list_metrics()
+    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'eco'...]
+    """
+    return [*METRICS, *_entry_points()]
+
+
+def metric_classes() -> dict[str, type[CaptionMetric]]:
+    """Every metric's class by name; one of another package that does not load is left out with a warning."""
+    classes = {name: metric_class(name) for name in METRICS}
+    for name, entry_point in _entry_points().items():
+        try:
+            classes[name] = _load_entry_point(entry_point)
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return classes
 
 
 def metric_class(name: str) -> type[CaptionMetric]:
-    """The class of a metric by name; an unknown name is an error with the nearest known one."""
-    if not isinstance(name, str) or name not in METRICS:
-        known = ", ".join(METRICS)
-        raise ValueError(f"unknown metric {name!r}{did_you_mean(str(name), METRICS)} (known: {known})")
-    module, _, class_name = METRICS[name].partition(":")
-    found: type[CaptionMetric] = getattr(import_module(module), class_name)
-    return found
+    """The class of a metric.
+
+    Raises:
+        ValueError: there is no such metric, or another package declares it and it cannot be used.
+    """
+    if isinstance(name, str) and name in METRICS:
+        class_: type[CaptionMetric] = _import_class(METRICS[name])
+        return class_
+    outside = _entry_points()
+    if not isinstance(name, str) or name not in outside:
+        names = [*METRICS, *outside]
+        raise ValueError(
+            f"unknown metric {name!r}{did_you_mean(str(name), names)} (known: {', '.join(names)})"
+        )
+    return _load_entry_point(outside[name])
 
 
 def load(name: str, **options: Any) -> CaptionMetric:
@@ -38,21 +98,101 @@ def load(name: str, **options: Any) -> CaptionMetric:
         **options: see `metric_class(name).Options`: `weights`, `device`, `dtype`, ...
 
     Raises:
-        ValueError: unknown metric or device, weights that cannot be had or read.
+        ValueError: unknown metric or device, or weights that could not be loaded.
         TypeError: unknown option, or a value of the wrong type.
 
     >>> metric = load("pacs", weights="tiny")
     >>> metric.signature()
     "capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
     """
-    found = metric_class(name)
-    return found(found.Options.of(name, options))
+    class_ = metric_class(name)
+    return class_(class_.Options.of(name, options))
 
 
-def list_metrics() -> list[str]:
-    """Names of all metrics.
+def network(kind: str) -> type[CheckedModel]:
+    """The class of a kind of network.
 
-    >>> list_metrics()
-    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'eco']
+    >>> network("sam").__name__
+    'Sam'
     """
-    return list(METRICS)
+    class_: type[CheckedModel] = _import_class(NETWORKS[kind])
+    return class_
+
+
+def network_of(folder: WeightsFolder) -> type[CheckedModel]:
+    """The class that opens a folder of weights, by the folder's config.
+
+    Raises:
+        WeightsError: the config names no network, or an unknown one.
+
+    >>> from capeval_core.weights.folder import open_weights
+    >>> network_of(open_weights("tiny", metric="eco", tiny="blip2")).__name__
+    'Blip2Encoder'
+    """
+    if folder.tensor_file.name == OPEN_CLIP_TENSORS:
+        from capeval_core.encoders.dual import dual_class
+
+        return dual_class(folder)
+    kind = folder.config.get("encoder")
+    if not isinstance(kind, str) or kind not in NETWORKS:
+        raise WeightsError(
+            f"weights {folder.name!r}: {CONFIG} has encoder {kind!r}, which is no network here"
+            f"{did_you_mean(str(kind), NETWORKS)} (known: {', '.join(NETWORKS)})"
+        )
+    return network(kind)
+
+
+def _import_class(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    """Metrics of other packages by name; a name with two owners is left out with a warning."""
+    try:
+        declared = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, _distribution(entry)))
+    except Exception as error:  # one damaged installation must not disable every metric
+        warnings.warn(f"the entry points of installed packages could not be read: {error}", stacklevel=3)
+        return {}
+    by_name: dict[str, EntryPoint] = {}
+    for name, group in groupby(declared, key=lambda entry: entry.name):
+        entries = list(group)
+        owners = ["capeval"] * (name in METRICS) + [_distribution(entry) for entry in entries]
+        if len(owners) == 1:
+            (by_name[name],) = entries
+        else:
+            kept = "capeval's is used" if name in METRICS else "none is used"
+            warnings.warn(
+                f"metric {name!r} is declared by {' and by '.join(owners)}: {kept}; uninstall one, "
+                "or ask its authors for another name",
+                stacklevel=3,
+            )
+    return by_name
+
+
+def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
+    """The class of a metric in another package.
+
+    Raises:
+        ValueError: names the distribution and the fault of its entry point.
+    """
+    declared = f"metric {entry.name!r} ({GROUP}: {entry.value}) of {_distribution(entry)}"
+    try:
+        class_ = entry.load()
+    except Exception as error:  # whatever the other package raises
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{declared} could not be imported ({reason}): update or uninstall it") from error
+    if not (isinstance(class_, type) and issubclass(class_, CaptionMetric)):
+        raise ValueError(f"{declared} is not a subclass of capeval_core.metric.CaptionMetric")
+    lacking = [name for name in _REQUIRED if not hasattr(class_, name)]
+    lacking += sorted(class_.__abstractmethods__) if inspect.isabstract(class_) else []
+    if lacking:
+        raise ValueError(f"{declared} lacks {', '.join(lacking)}")
+    if getattr(class_, "name", None) != entry.name:
+        raise ValueError(f"{declared} has another name in its class: {getattr(class_, 'name', None)!r}")
+    return class_
+
+
+def _distribution(entry: EntryPoint) -> str:
+    """Name and version of the installed package that declares an entry point."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"

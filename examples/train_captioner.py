@@ -6,7 +6,7 @@
 # keep the checkpoint that writes the best captions. It takes about a minute on a CPU, and needs no network:
 #
 #     pip install ".[trainer]"
-#     python examples/train_captioner.py
+#     python -m examples.train_captioner
 #
 # Nothing here is particular to drawn scenes. The last cell says what to change for a real captioner.
 
@@ -32,7 +32,8 @@ from transformers import (
 
 import capeval_core
 from capeval_core.integrations import CaptionMetrics
-from capeval_core.synthetic import describe, draw, sample_scene
+from tools.captions import describe
+from tools.scenes import draw, sample_scene
 
 parser = argparse.ArgumentParser(
     description="Train a small captioner and score its captions while it learns."

@@ -7,8 +7,8 @@ from pathlib import Path
 import evaluate
 import pytest
 
-from capeval_core.documents import CHECKOUT, documents
 from tests.snippets import run_snippets
+from tools.documents import CHECKOUT, documents
 
 PAGES = [path for path in documents() if path.parent != CHECKOUT and "```python" in path.read_text("utf-8")]
 

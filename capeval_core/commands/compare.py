@@ -7,7 +7,7 @@ from pathlib import Path
 
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import metric_classes
 from capeval_core.result import Result
 from capeval_core.statistics import p_in_words, signed
 
@@ -25,7 +25,8 @@ def run(arguments: list[str]) -> int:
     given = parser.read(arguments)
     a, b = read_result(given.a), read_result(given.b)
     test = a.compare(b)
-    title = metric_class(a.metric).title if a.metric in METRICS else a.metric
+    class_ = metric_classes().get(a.metric)
+    title = class_.title if class_ else a.metric
     low, high = signed(test.interval.low), signed(test.interval.high)
     rows = [
         [title, f"{test.means[0]:.4f} ({given.a})"],

@@ -14,8 +14,7 @@ from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.tables import paragraph, table
-from capeval_core.networks import network
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import METRICS, list_metrics, metric_class, network
 from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
@@ -60,7 +59,7 @@ def run(arguments: list[str]) -> int:
 def _encoder_of(name: str) -> type[CheckedModel]:
     if name in _KINDS:
         return network(_KINDS[name])
-    if name not in METRICS:
+    if name not in list_metrics():
         known = [*METRICS, *_KINDS]
         raise ValueError(f"unknown metric {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
     return metric_class(name).encoder_class()

@@ -6,10 +6,11 @@ from os import PathLike
 
 from capeval_core.commands.parser import Parser
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
+from capeval_core.demo import KINDS, DemoItem, demo_set, score_kinds
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
 from capeval_core.statistics import LEAST_IMAGES
-from capeval_core.synthetic.demo import KINDS, DemoItem, demo_set, score_kinds
+from capeval_core.weights.catalogue import PACS_B32
 
 METRICS = ("pacs", "refpacs")
 
@@ -81,7 +82,7 @@ def _mistakes(items: list[DemoItem], results: dict[str, dict[str, Result]]) -> l
 
 def _next_steps() -> list[str]:
     files = "--candidates captions.json --images images"
-    weights = metric_class("pacs").default_weights
+    weights = PACS_B32
     return [
         "`tiny` knows only such drawings. On yours CLIP-S, with its weights from the Hub:",
         f"  capeval score clips {files}",

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from capeval_core.commands.outputs import write
 from capeval_core.inputs.files.collection import Collection
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import metric_classes
 from capeval_core.result import Result, json_text
 
 FLAG = "--explain"
@@ -24,7 +24,7 @@ def make_folder(folder: Path, metric: type[CaptionMetric]) -> None:
         ValueError, OSError: this metric's explanations cannot be drawn, or the folder is none or not empty.
     """
     if not metric.plots:
-        able = ", ".join(name for name in METRICS if metric_class(name).plots)
+        able = ", ".join(name for name, class_ in metric_classes().items() if class_.plots)
         raise ValueError(
             f"{FLAG}: what explains {metric.name} cannot be drawn, only that of {able}; "
             "--evidence with --json writes it as numbers"

@@ -8,7 +8,7 @@ from capeval_core.commands.parser import Parser
 from capeval_core.commands.tables import paragraph, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import metric_classes
 from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS
 from capeval_core.weights.folder import TINY
@@ -20,7 +20,7 @@ def run(arguments: list[str]) -> int:
     if parser.read(arguments).json:
         print(json_text(catalogue()), end="")
         return 0
-    metrics = [metric_class(name) for name in METRICS]
+    metrics = list(metric_classes().values())
     print(_metrics_table(metrics))
     print("\n" + _weights_table(metrics))
     print("\n" + _papers(metrics))
@@ -29,10 +29,11 @@ def run(arguments: list[str]) -> int:
 
 def catalogue() -> dict[str, Any]:
     """Everything that the list knows, in JSON's types."""
+    metrics = metric_classes()
     return {
-        "metrics": [_described(metric_class(name)) for name in METRICS],
+        "metrics": [_described(metric) for metric in metrics.values()],
         "weights": [vars(entry) for entry in WEIGHTS],
-        "tiny": {name: metric_class(name).tiny for name in METRICS if _has_tiny(metric_class(name))},
+        "tiny": {name: metric.tiny for name, metric in metrics.items() if _has_tiny(metric)},
     }
 
 
@@ -46,8 +47,8 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
         "higher_is_better": metric.higher_is_better,
         "needs_references": metric.needs_references,
         "media": list(metric.media),
-        "default_weights": metric.default_weights.repository,
-        "licence": metric.default_weights.licence,
+        "default_weights": metric.default_weights.repository if metric.default_weights else None,
+        "licence": metric.default_weights.licence if metric.default_weights else None,
         "paper": metric.paper,
     }
 
@@ -79,4 +80,4 @@ def _papers(metrics: list[type[CaptionMetric]]) -> str:
 
 
 def _has_tiny(metric: type[CaptionMetric]) -> bool:
-    return (TINY / metric.tiny).is_dir()
+    return metric.tiny is not None and (TINY / metric.tiny).is_dir()

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from capeval_core.commands.interrupts import CURRENT
 from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import list_metrics, metric_class
 from capeval_core.weights.folder import open_unless_on_the_hub
 
 PORTS = range(1, 65_536)
@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
         prog="capeval page",
         description="Serve a page on this machine: drop an image, type a caption, see its score.",
     )
-    parser.add_argument("metric", metavar="METRIC", help=f"one of {', '.join(METRICS)}")
+    parser.add_argument("metric", metavar="METRIC", help=f"one of {', '.join(list_metrics())}")
     parser.add_argument(
         "--weights", help="chosen at first: Hub repository id, folder, or `tiny` (default: the metric's own)"
     )
@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
     metric = metric_class(given.metric)
     if given.port is not None and given.port not in PORTS:
         parser.error(f"--port {given.port}: expected a number from 1 to {PORTS[-1]}")
-    if given.weights is not None:
+    if given.weights is not None and metric.tiny is not None:
         with in_words_of_the_user(metric.Options):
             open_unless_on_the_hub(given.weights, metric=metric.name, tiny=metric.tiny)
     if find_spec("gradio") is None:

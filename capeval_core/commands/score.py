@@ -14,7 +14,7 @@ from capeval_core.commands.summary import interval_of, summary
 from capeval_core.commands.tables import paragraph, table
 from capeval_core.inputs.files.collection import Collection, read_collection
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import metric_class, metric_classes
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import Interval
 
@@ -115,15 +115,15 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
 
 
 def _introduce(arguments: list[str]) -> int:
-    metrics = [metric_class(name) for name in METRICS]
+    metrics = metric_classes()
     parser = Parser(
         prog="capeval score",
         usage="capeval score METRIC --candidates FILE --images FOLDER [options]",
         description="Score a file of captions against a folder of images.",
         epilog="metrics:\n"
-        + table([[metric.name, metric.summary] for metric in metrics], indent="  ")
+        + table([[metric.name, metric.summary] for metric in metrics.values()], indent="  ")
         + "\n\n`capeval score METRIC --help` shows all options.\n\n"
         + paragraph(FILES),
     )
     parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-    parser.error(f"the metric comes first: capeval score {{{','.join(METRICS)}}} ...")
+    parser.error(f"the metric comes first: capeval score {{{','.join(metrics)}}} ...")

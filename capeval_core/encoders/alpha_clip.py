@@ -160,12 +160,13 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             ValueError: an unknown `mask_transform`; more images than regions or fewer.
             MemoryError: the given `batch_size`, or a single row, does not fit into memory.
 
-        >>> from capeval_core.synthetic import draw, masks, sample_scene
-        >>> scene = sample_scene(np.random.default_rng(0))
+        >>> from capeval_core.demo import demo_set
         >>> encoder = AlphaClipEncoder.from_pretrained("tiny")
-        >>> (features,) = encoder.encode_regions([InputImage.of(draw(scene))], [masks(scene)])
-        >>> features.whole.shape, features.regions.shape == (len(scene.objects), 128), features.dropped
-        ((128,), True, 0)
+        >>> image, halves = InputImage.of(demo_set()[0].image), np.zeros((2, 192, 192), dtype=bool)
+        >>> halves[0, :96], halves[1, 96:] = True, True
+        >>> (features,) = encoder.encode_regions([image], [halves])
+        >>> features.whole.shape, features.regions.shape, features.dropped
+        ((128,), (2, 128), 0)
         """
         check_mask_transform(mask_transform)
         of_image = _Regions(self, mask_transform, self.images_per_batch(batch_size))

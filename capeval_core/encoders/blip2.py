@@ -227,12 +227,10 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             ValueError: more images than lists of captions, or fewer.
             MemoryError: the given `batch_size`, or a single item, does not fit into memory.
 
-        >>> from capeval_core.synthetic import describe, draw, sample_scene
-        >>> rng = np.random.default_rng(3)
-        >>> scene = sample_scene(rng)
+        >>> from capeval_core.demo import demo_set
+        >>> item = demo_set()[0]
         >>> blip2 = Blip2Encoder.from_pretrained("tiny")
-        >>> captions = [describe(scene, rng), "a dog on a beach"]
-        >>> (matches,) = blip2.match([InputImage.of(draw(scene))], [captions])
+        >>> (matches,) = blip2.match([InputImage.of(item.image)], [[item.good, item.unrelated]])
         >>> bool(matches.itm[0] > matches.itm[1])
         True
         """

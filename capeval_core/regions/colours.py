@@ -31,13 +31,10 @@ class ColourRegions(RegionSource):
     Touching objects of one colour are one region. Above 4 million pixels only every second one each way is
     looked at, or every third, and so on, which bounds memory. Any number of threads may use it.
 
-    >>> from capeval_core.synthetic.drawing import draw
-    >>> from capeval_core.synthetic.scenes import Scene, SceneObject
-    >>> square = SceneObject("square", "red", "large", (0.3, 0.3), 0.3)
-    >>> star = SceneObject("star", "blue", "large", (0.7, 0.7), 0.3)
-    >>> regions = ColourRegions().segment(draw(Scene((square, star), "mint")))
+    >>> from capeval_core.demo import demo_set
+    >>> regions = ColourRegions().segment(demo_set()[0].image)
     >>> len(regions), regions.boxes[0].tolist()
-    (2, [31.0, 31.0, 84.0, 84.0])
+    (3, [123.0, 11.0, 182.0, 66.0])
     """
 
     name = "colours"

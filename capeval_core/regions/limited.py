@@ -11,8 +11,8 @@ class LimitedRegions(RegionSource):
     """At most `most` regions of each image: those of the highest quality, in the order of the source.
 
     >>> from capeval_core.regions.colours import ColourRegions
-    >>> from capeval_core.synthetic import demo
-    >>> image = demo.demo_set()[0].image
+    >>> from capeval_core.demo import demo_set
+    >>> image = demo_set()[0].image
     >>> len(ColourRegions().segment(image)), len(LimitedRegions(ColourRegions(), 2).segment(image))
     (3, 2)
     """

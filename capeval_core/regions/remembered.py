@@ -19,7 +19,7 @@ class RememberedRegions(RegionSource):
     than anything else. Any number of threads may use it where they may use the source.
 
     >>> from capeval_core.regions.colours import ColourRegions
-    >>> from capeval_core.synthetic.demo import demo_set
+    >>> from capeval_core.demo import demo_set
     >>> source = RememberedRegions(ColourRegions())
     >>> image = InputImage.of(demo_set()[0].image)
     >>> source.segment(image) is source.segment(image)

@@ -38,7 +38,7 @@ class HiceExplanation(dict[str, Any]):
     phrases' precisions is more than `precision`.
 
     >>> import capeval_core
-    >>> from capeval_core.synthetic.demo import demo_set
+    >>> from capeval_core.demo import demo_set
     >>> metric = capeval_core.load("hices", weights="tiny", evidence=True)
     >>> item = demo_set()[0]
     >>> found = metric.score([item.good], [item.image]).explain(0)

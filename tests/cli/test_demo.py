@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from capeval_core.commands.demo import report
-from capeval_core.synthetic.demo import demo_set
+from capeval_core.demo import demo_set
 from tests.cli.conftest import Ran
 from tests.conftest import TINY
 

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 
 from capeval_core import publishing
 from capeval_core._version import __version__
-from capeval_core.networks import NETWORKS, network_of
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import METRICS, NETWORKS, metric_class, network_of
 from capeval_core.weights.catalogue import LICENCES, WEIGHTS
 from capeval_core.weights.folder import TINY, open_weights
 from tests import seeded

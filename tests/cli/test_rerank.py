@@ -18,8 +18,9 @@ import pytest
 import capeval_core
 from capeval_core.commands.rerank import Pools, submission
 from capeval_core.result import Result
-from capeval_core.synthetic import describe, draw, sample_scene
 from tests.cli.conftest import Ran, refuse_token
+from tools.captions import describe
+from tools.scenes import draw, sample_scene
 
 IDS = ["a.b", "42", "third"]
 NAMES = ["a.b.png", "COCO_val2014_000000000042.png", "third.png"]

@@ -21,7 +21,8 @@ from transformers import (
     set_seed,
 )
 
-from capeval_core.synthetic import describe, draw, sample_scene
+from tools.captions import describe
+from tools.scenes import draw, sample_scene
 
 SIDE = 48
 

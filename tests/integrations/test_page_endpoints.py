@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from capeval_core.demo import FOLDER, demo_set
 from capeval_core.registry import METRICS
-from capeval_core.synthetic.demo import FOLDER, demo_set
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
-from capeval_core.synthetic.demo import demo_set
+from capeval_core.demo import demo_set
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 

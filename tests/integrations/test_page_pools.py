@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from capeval_core.demo import demo_set
 from capeval_core.integrations.page import build, views
 from capeval_core.integrations.page.scorer import Scorer
 from capeval_core.integrations.page.words import in_words_of_the_page
-from capeval_core.synthetic.demo import demo_set
 
 SCENE = demo_set()[0]
 POOL = [SCENE.subtly_wrong, SCENE.good, *SCENE.references, SCENE.unrelated, "<b>shapes</b>"]

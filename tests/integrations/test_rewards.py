@@ -17,8 +17,9 @@ from PIL import Image
 import capeval_core
 from capeval_core.integrations import reward
 from capeval_core.integrations.rewards import ImageFirst
-from capeval_core.synthetic import describe, draw, foils, sample_scene
 from tests.counting import counted, watched
+from tools.captions import describe, foils
+from tools.scenes import draw, sample_scene
 
 CAPTIONS = ["a red circle", "two blue squares", "a star", "hearts"]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import configparser
 import importlib.util
-import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +20,7 @@ FOLDERS = {
     "hub_cards": "capeval_core/hub_cards",
 }
 """Where each folder of the checkout lies in the wheel."""
-FILES = ("pyproject.toml", "setup.cfg", "LICENSE", "README.md")
+FILES = ("pyproject.toml", "setup.cfg", "setup.py", "LICENSE", "README.md")
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("pip")
@@ -36,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a wheel of this checkout unpacks to."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
-    for name in FOLDERS:
+    for name in (*FOLDERS, "tools", "tests/tools"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         if (ROOT / name).is_file():
@@ -52,32 +50,29 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_every_source_file_is_there(installed: Path) -> None:
-    for source, package in FOLDERS.items():
-        files = {
-            path.relative_to(ROOT / source)
-            for path in (ROOT / source).rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts
-        }
-        missing = sorted(str(path) for path in files if not (installed / package / path).is_file())
-        assert not missing, f"{source}: not in the wheel"
-    assert not (installed / "metrics").exists()
-    assert not (installed / "tests").exists()
+def test_the_wheel_holds_every_file_of_its_folders_and_no_other(installed: Path) -> None:
+    expected = {
+        f"{package}/{path.relative_to(ROOT / source)}"
+        for source, package in FOLDERS.items()
+        for path in (ROOT / source).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    packed = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
+    about = {name for name in packed if ".dist-info/" in name or name.endswith(".whl")}
+    assert packed - about == expected
+    assert "capeval_core/weights/tiny/pacs/model.safetensors" in packed and "capeval_core/py.typed" in packed
+    assert not any(name.startswith(("tools/", "tests/", "benchmarks/", "metrics/")) for name in packed)
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout")
-def test_every_package_is_committed() -> None:
-    """One that only the working tree has would be built here, and fail to build in a clone."""
-    options = configparser.ConfigParser()
-    options.read(ROOT / "setup.cfg")
-    packages = options["options"]["packages"].split()
-    elsewhere = dict(line.split(" = ") for line in options["options"]["package_dir"].strip().splitlines())
+def test_every_folder_of_modules_is_a_committed_package() -> None:
+    """One without `__init__.py` is not in the wheel, and one that only this machine has not in a clone's."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    committed = set(listed.stdout.splitlines())
-    wanted = {f"{elsewhere.get(name, name.replace('.', '/'))}/__init__.py" for name in packages}
-    assert wanted <= committed
-    own = {path for path in committed if re.fullmatch(r"capeval_core/(\w+/)*__init__\.py", path)}
-    assert own <= wanted, "packages that setup.cfg does not name"
+    committed = {Path(line) for line in listed.stdout.splitlines()}
+    folders = {path.parent for path in committed if path.suffix == ".py" and path.parts[0] in FOLDERS}
+    packages = {folder for folder in folders if folder.parts[0] == "capeval_core" or len(folder.parts) == 1}
+    assert not [str(folder) for folder in packages if folder / "__init__.py" not in committed]
+    assert "setup.py" in {str(path) for path in committed}
 
 
 def test_a_metric_loads_from_its_installed_folder(installed: Path, weights: str, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capeval_core.phrases.chunks import chunks
-from capeval_core.synthetic.captions import describe, foils, read
-from capeval_core.synthetic.scenes import sample_scene
+from tools.captions import describe, foils, read
+from tools.scenes import sample_scene
 
 
 def texts(caption: str) -> list[str]:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from capeval_core.synthetic.drawing import draw
-from capeval_core.synthetic.scenes import sample_scene
+from tools.scenes import draw, sample_scene
 
 
 def save_sam(folder: Path, seed: int = 0) -> Path:

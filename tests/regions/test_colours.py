@@ -9,11 +9,10 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
+from capeval_core.demo import demo_set
 from capeval_core.regions import rle
 from capeval_core.regions.colours import ColourRegions, components, runs_of
-from capeval_core.synthetic.demo import demo_set
-from capeval_core.synthetic.drawing import draw, masks
-from capeval_core.synthetic.scenes import BACKGROUNDS, Scene, SceneObject, sample_scene
+from tools.scenes import BACKGROUNDS, Scene, SceneObject, draw, masks, sample_scene
 
 
 @pytest.mark.parametrize(("size", "least"), [(192, 0.8), (224, 0.8), (400, 0.85)])

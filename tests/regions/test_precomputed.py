@@ -79,8 +79,7 @@ def test_images_without_names_are_told_apart_by_content() -> None:
 
 
 def test_what_colours_found_can_be_kept(tmp_path: Path) -> None:
-    from capeval_core.synthetic.drawing import draw
-    from capeval_core.synthetic.scenes import sample_scene
+    from tools.scenes import draw, sample_scene
 
     draw(sample_scene(np.random.default_rng(1))).save(tmp_path / "a.png")
     made = ColourRegions().segment(tmp_path / "a.png")

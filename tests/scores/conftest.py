@@ -15,9 +15,10 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.scores.eco import Eco
-from capeval_core.synthetic import describe, draw, sample_scene
 from tests.seeded import blip2_weights
 from tests.seeded import encoder as seeded_clip
+from tools.captions import describe
+from tools.scenes import draw, sample_scene
 
 CANARY = 2
 """Images that run whenever weights are loaded."""

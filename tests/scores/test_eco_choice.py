@@ -20,8 +20,8 @@ from capeval_core.scores.eco_formulas import choose
 from capeval_core.scores.eco_options import EcoOptions
 from capeval_core.scores.eco_ranking import Candidates, Ranking, rank
 from capeval_core.scores.eco_rows import joined_rows
-from capeval_core.synthetic import draw, sample_scene
 from tests.scores.conftest import CANARY, Runs, opened
+from tools.scenes import draw, sample_scene
 
 
 @pytest.mark.parametrize(

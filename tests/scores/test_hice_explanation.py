@@ -15,6 +15,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
+from capeval_core.demo import demo_set
 from capeval_core.drawing.colours import PAPER, REGIONS, UNMENTIONED, WRONG, WRONG_GROUND
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.regions.regions import Regions
@@ -24,7 +25,6 @@ from capeval_core.result import plain
 from capeval_core.scores.hice import HiceS, RefHiceS
 from capeval_core.scores.hice_explanation import HiceExplanation
 from capeval_core.scores.hice_notes import verdict
-from capeval_core.synthetic.demo import demo_set
 from tests import seeded
 
 Floats = NDArray[np.float32]

@@ -12,7 +12,8 @@ from PIL import Image
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.result import Result
-from capeval_core.synthetic import KINDS, Scene, SceneObject, describe, draw, foil, sample_scene
+from tools.captions import KINDS, describe, foil
+from tools.scenes import Scene, SceneObject, draw, sample_scene
 
 NUMBERS = ("one", "two", "three", "four")
 

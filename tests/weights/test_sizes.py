@@ -19,9 +19,9 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.encoders.open_clip import OpenClipEncoder
 from capeval_core.models.model import CheckedModel
-from capeval_core.networks import network_of
 from capeval_core.regions.owlv2 import Owlv2Boxes
 from capeval_core.regions.sam import Sam, SamConversion
+from capeval_core.registry import network_of
 from capeval_core.weights.folder import TINY, WeightsError, open_weights
 from tests import seeded
 from tests.encoders import original_eva_clip, test_open_clip
@@ -370,7 +370,7 @@ def test_tensors_of_integers_are_refused(folders: dict[str, Path], tmp_path: Pat
 
 
 def test_all_networks_are_here() -> None:
-    from capeval_core.networks import NETWORKS
+    from capeval_core.registry import NETWORKS
 
     assert NETWORKS.keys() <= SETTINGS.keys()
     assert issubclass(OpenClipEncoder, CheckedModel) and issubclass(Blip2Encoder, CheckedModel)

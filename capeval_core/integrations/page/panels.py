@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from capeval_core.drawing.colours import region_colour
 from capeval_core.integrations.page.scale import number
 from capeval_core.integrations.page.scorer import Scored
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import metric_classes
 from capeval_core.scores.hice_card import judgement, not_judged
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Panel = Callable[[Scored], str]
 
 def parts(scored: Scored) -> str:
     """The components that the paper names."""
-    titles = {metric_class(name).key: metric_class(name).title for name in METRICS} | _NAMES
+    titles = {metric.key: metric.title for metric in metric_classes().values()} | _NAMES
     rows = {
         titles.get(name, name.replace("_", " ")): int(value) if name in _COUNTS else value
         for name, value in scored.parts.items()

@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from capeval_core.demo import demo_set, score_kinds
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.seen import notes_on
 from capeval_core.metric import CaptionMetric, Published
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
-from capeval_core.synthetic.demo import demo_set, score_kinds
 from capeval_core.weights.folder import TINY
 
 LONGEST_TEXT = 20_000
 """Characters of a caption and its references together: strangers use a page, and encoding takes its time."""
+NO_WEIGHTS = "none"
+"""The only choice of weights where a metric has none."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,11 @@ class Scorer:
 
     def __init__(self, name: str, weights: str | os.PathLike[str] | None = None) -> None:
         self.metric = metric_class(name)
-        published = self.metric.default_weights.repository
+        entry, tiny = self.metric.default_weights, self.metric.tiny
+        published = entry.repository if entry else NO_WEIGHTS
         self.first = published if weights is None else os.fspath(weights)
-        tiny = ["tiny"] if (TINY / self.metric.tiny).is_dir() else []
-        self.offered = tuple(dict.fromkeys([self.first, published, *tiny]))
+        demonstration = ["tiny"] if tiny is not None and (TINY / tiny).is_dir() else []
+        self.offered = tuple(dict.fromkeys([self.first, published, *demonstration]))
         """Nothing else is opened: a page is open to people whom its owner does not know."""
         self._opened: dict[str, tuple[CaptionMetric, Marks]] = {}
         self._busy = threading.Lock()
@@ -121,7 +124,7 @@ class Scorer:
 
     def _open(self, weights: str) -> tuple[CaptionMetric, Marks]:
         if weights not in self._opened:
-            metric = load(self.metric.name, weights=weights, evidence=True)
+            metric = load(self.metric.name, weights=None if weights == NO_WEIGHTS else weights, evidence=True)
             self._opened[weights] = metric, marks_of(metric)
         return self._opened[weights]
 

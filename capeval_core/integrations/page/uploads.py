@@ -10,8 +10,8 @@ from typing import Any
 from gradio.utils import get_upload_folder
 from PIL import Image
 
+from capeval_core.demo import FOLDER
 from capeval_core.inputs.decoding import Refused, open_image, readable_formats, refuse_crowded
-from capeval_core.synthetic.demo import FOLDER
 
 LARGEST = 25_000_000
 """Pixels of an image at most: a photograph of 24 megapixels; larger ones hold a page for a minute."""

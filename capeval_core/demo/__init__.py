@@ -1,0 +1,60 @@
+"""Images and captions of `capeval demo`: four drawn scenes with three captions and two references each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from capeval_core.metric import CaptionMetric
+    from capeval_core.result import Result
+
+FOLDER = Path(__file__).parent
+"""Where the packaged images and `demo.json` lie."""
+KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
+"""The kinds of captions, best first, and the field of `DemoItem` that holds each."""
+
+
+@dataclass(frozen=True)
+class DemoItem:
+    """One image with its captions, best first, and two references."""
+
+    id: str
+    image: Path
+    good: str
+    """True of the image."""
+    subtly_wrong: str
+    """The good caption with one word changed, so that it is false."""
+    changed: str
+    """What was changed: a colour, a shape, a count or a position."""
+    unrelated: str
+    """A true caption of another image."""
+    references: tuple[str, ...]
+    """Two more true captions."""
+
+
+def demo_set() -> list[DemoItem]:
+    """The packaged demo, read from disk.
+
+    >>> first = demo_set()[0]
+    >>> first.image.name, len(first.references)
+    ('0.png', 2)
+    """
+    items = json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))["items"]
+    return [
+        DemoItem(**{**item, "image": FOLDER / item["image"], "references": tuple(item["references"])})
+        for item in items
+    ]
+
+
+def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
+    """One result per kind of caption, of the same images (and references)."""
+    images = [item.image for item in items]
+    references = [item.references for item in items] if metric.needs_references else None
+    return {
+        kind: metric.score([getattr(item, field) for item in items], images, references)
+        for kind, field in KINDS.items()
+    }

@@ -1,0 +1,89 @@
+"""A metric of another package, installed: listed, loaded, scored, on the command line and on a page."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import capeval_core
+from capeval_core.cli import main
+from capeval_core.demo import demo_set
+from capeval_core.registry import METRICS, list_metrics, metric_classes
+from tests.outside import NAME, installed
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with installed(tmp_path_factory.mktemp("outside")) as folder:
+        yield folder
+
+
+def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) -> None:
+    assert list_metrics() == capeval_core.list_metrics() == [*METRICS, NAME]
+    assert list(metric_classes()) == [*METRICS, NAME]
+    metric = capeval_core.load(NAME)
+    items = demo_set()
+    result = metric.score([item.good for item in items], [item.image for item in items])
+    assert result.signature.startswith(f"capeval:{NAME}|package:capeval-colours@1.2|")
+    assert result.metric == NAME and all(0 <= score <= 1 for score in result.scores)
+    assert (
+        metric.score(["a red dog"], [items[0].image]).scores != metric.score(["dog"], [items[0].image]).scores
+    )
+    with pytest.raises(ValueError, match=f"unknown metric 'colour': did you mean '{NAME}'"):
+        capeval_core.load("colour")
+    with pytest.raises(ValueError, match="weights='tiny': colours has no weights, leave the option out"):
+        capeval_core.load(NAME, weights="tiny")
+    with pytest.raises(TypeError, match="colours has no option 'w'"):
+        capeval_core.load(NAME, w=2)
+
+
+def test_the_command_line_knows_it(outside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = demo_set()
+    (tmp_path / "captions.json").write_text(json.dumps({item.image.stem: item.good for item in items}))
+    files = ["--candidates", str(tmp_path / "captions.json"), "--images", str(items[0].image.parent)]
+    assert main(["score", NAME, *files, "--json", str(tmp_path / "out.json")]) == 0
+    expected = capeval_core.load(NAME).score([i.good for i in items], [i.image for i in items])
+    assert json.loads((tmp_path / "out.json").read_text())["scores"] == expected.scores
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "out.json"), str(tmp_path / "out.json")]) in (0, 1, 2)
+    assert main(["list"]) == 0
+    assert re.search(rf"^{NAME} +Colour-S +0-1 +no +image +none$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["list", "--json"]) == 0
+    (listed,) = [row for row in json.loads(capsys.readouterr().out)["metrics"] if row["name"] == NAME]
+    assert listed["default_weights"] is None and listed["licence"] is None
+    assert main(["score", NAME, "--help"]) == 0
+    assert "Colour-S" in capsys.readouterr().out
+    assert main(["convert", NAME, "x.pth", "--out", str(tmp_path / "w")]) == 2
+    assert "colours has no weights" in capsys.readouterr().err
+
+
+def test_its_page_offers_no_weights_and_scores(outside: Path) -> None:
+    pytest.importorskip("gradio")
+    from capeval_core.integrations.page import build
+    from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer
+
+    item = demo_set()[1]
+    assert "Colour-S" in json.dumps(build(NAME).get_config_file(), default=str)
+    scorer = Scorer(NAME)
+    assert scorer.offered == (NO_WEIGHTS,)
+    scored = scorer.score(str(item.image), "a red dog", [])
+    assert scored.result == capeval_core.load(NAME, evidence=True).score(["a red dog"], [str(item.image)])
+    assert scored.score == capeval_core.load(NAME).score(["a red dog"], [item.image]).mean
+
+
+def test_it_is_imported_only_when_it_is_used(outside: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(outside)!r}); import capeval_core\n"
+        "capeval_core.list_metrics(), capeval_core.registry.metric_class('pacs')\n"
+        "assert 'capeval_colours' not in sys.modules\n"
+        f"capeval_core.registry.metric_class({NAME!r})\n"
+        "assert 'capeval_colours' in sys.modules and 'torch' not in sys.modules\n"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)

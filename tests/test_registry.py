@@ -1,0 +1,166 @@
+"""Metrics and networks by name: this package's, and metrics that other packages declare."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import capeval_core
+from capeval_core.cli import main
+from capeval_core.models.model import CheckedModel
+from capeval_core.registry import (
+    METRICS,
+    NETWORKS,
+    list_metrics,
+    metric_class,
+    metric_classes,
+    network_of,
+)
+from capeval_core.weights.folder import WeightsError, WeightsFolder
+from tests.outside import on_path
+from tests.test_import import loaded
+
+# --- networks
+
+
+def networks(base: type[CheckedModel]) -> Iterator[type[CheckedModel]]:
+    for class_ in base.__subclasses__():
+        if "kind" in vars(class_) and class_.__module__.startswith("capeval_core."):
+            yield class_
+        yield from networks(class_)
+
+
+def test_every_network_is_listed_by_its_kind() -> None:
+    for room in ("encoders", "regions", "phrases"):
+        for module in pkgutil.iter_modules([f"{capeval_core.__path__[0]}/{room}"]):
+            import_module(f"capeval_core.{room}.{module.name}")
+    assert {
+        class_.kind: f"{class_.__module__}:{class_.__qualname__}" for class_ in networks(CheckedModel)
+    } == NETWORKS
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (
+            "eclip",
+            "weights 'mine': config.json has encoder 'eclip', which is no network here: did you mean '",
+        ),
+        (None, "config.json has encoder None, which is no network here (known: clip, open_clip, "),
+        (["clip"], "config.json has encoder ['clip'], which is no network here"),
+    ],
+)
+def test_a_config_that_names_no_network_is_refused(encoder: object, message: str) -> None:
+    config = {"format": 1} if encoder is None else {"format": 1, "encoder": encoder}
+    folder = WeightsFolder(Path("mine"), "mine", None, config, Path("mine/model.safetensors"), "")
+    with pytest.raises(WeightsError) as raised:
+        network_of(folder)
+    assert message in str(raised.value)
+
+
+def test_the_lists_need_no_model() -> None:
+    assert "torch" not in loaded("import capeval_core.registry as r; r.list_metrics()")
+
+
+# --- faults of other packages
+
+MODULE = """
+from capeval_core.metric import CaptionMetric, Values
+from capeval_core.rows import row_schema
+class Whole(CaptionMetric):
+    name = "mine"; title = "M"; key = "m"; summary = "s"; paper = "p"; range = (0.0, 1.0); ROW = row_schema()
+    def encode(self, batch): ...
+    def aggregate(self, rows): ...
+class Half(CaptionMetric):
+    name = "mine"; title = "M"
+    def aggregate(self, rows): ...
+class Renamed(Whole):
+    name = "yours"
+number = 7
+"""
+
+Declare = Callable[..., None]
+
+
+@pytest.fixture
+def declare(tmp_path: Path) -> Iterator[Declare]:
+    """Install a package that declares a metric, by its files on disk."""
+    (tmp_path / "someones.py").write_text(MODULE)
+
+    def write(entry: str, distribution: str = "someones-metrics") -> None:
+        about = tmp_path / f"{distribution.replace('-', '_')}-3.1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 3.1\n")
+        (about / "entry_points.txt").write_text(f"[capeval.metrics]\n{entry}\n")
+
+    with on_path(tmp_path):
+        yield write
+    sys.modules.pop("someones", None)
+
+
+def test_a_declared_class_is_found(declare: Declare) -> None:
+    declare("mine = someones:Whole")
+    assert list_metrics()[-1] == "mine" and metric_class("mine").__name__ == "Whole"
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (
+            "nowhere:Metric",
+            "could not be imported (ModuleNotFoundError: No module named 'nowhere'): update or",
+        ),
+        ("someones:Missing", "could not be imported (AttributeError: module 'someones' has no attribute"),
+        ("someones:number", "is not a subclass of capeval_core.metric.CaptionMetric"),
+        ("someones:CaptionMetric", "lacks title, key, summary, paper, range, ROW, aggregate, encode"),
+        ("someones:Half", "lacks key, summary, paper, range, ROW, encode"),
+        ("someones:Renamed", "has another name in its class: 'yours'"),
+    ],
+)
+def test_a_faulty_metric_is_an_error_that_names_its_package_and_breaks_no_other(
+    declare: Declare, value: str, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declare(f"mine = {value}")
+    message = f"metric 'mine' (capeval.metrics: {value}) of someones-metrics 3.1 {fault}"
+    with pytest.raises(ValueError) as raised:
+        capeval_core.load("mine")
+    assert str(raised.value).startswith(message)
+    with pytest.warns(UserWarning, match=re.escape(message)):
+        assert list(metric_classes()) == list(METRICS)
+    assert main(["list"]) == 0
+    out, err = capsys.readouterr()
+    assert "\nrefpacs " in out and f"warning: {message}" in err
+    assert main(["score", "mine", "--candidates", "x", "--images", "y"]) == 2
+    assert "someones-metrics 3.1" in capsys.readouterr().err
+
+
+def test_a_name_of_ours_stays_ours(declare: Declare) -> None:
+    declare("pacs = someones:Whole")
+    message = (
+        "metric 'pacs' is declared by capeval and by someones-metrics 3.1: capeval's is used; uninstall one"
+    )
+    with pytest.warns(UserWarning, match=message):
+        assert list_metrics() == list(METRICS)
+    assert metric_class("pacs").__module__ == "capeval_core.scores.pac"
+
+
+def test_a_name_of_two_packages_is_nobodys(declare: Declare) -> None:
+    declare("mine = someones:Whole")
+    declare("mine = someones:Renamed", "another")
+    with pytest.warns(UserWarning, match=r"by another 3\.1 and by someones-metrics 3\.1: none is used"):
+        assert list_metrics() == list(METRICS)
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="unknown metric 'mine'"):
+        metric_class("mine")
+
+
+def test_damaged_entry_points_of_any_package_break_none_of_ours(declare: Declare) -> None:
+    declare("no assignment at all")
+    with pytest.warns(UserWarning, match="entry points of installed packages could not be read"):
+        assert list_metrics() == list(METRICS)
+    assert metric_class("pacs").name == "pacs"

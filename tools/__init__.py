@@ -1,0 +1,1 @@
+"""Tools of a checkout, not installed: drawn scenes, trainings of the tiny models, generated documents."""

@@ -1,0 +1,285 @@
+"""Captions of drawn scenes: true ones, one-word foils that are false, and `holds`, which decides.
+
+`holds` reads the small language that `describe` writes: phrases such as "two small red stars on
+the left", and relations such as "to the left of" or "above" between two of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from tools.scenes import COLOURS, SHAPES, Scene, SceneObject
+
+KINDS: tuple[str, ...] = ("colour", "shape", "size", "count", "position", "relation")
+"""What a foil may change."""
+MARGIN = 0.08
+"""How far beyond the middle line a centre lies before a caption says so, as a share of the image's side."""
+
+_NUMBERS = {"a": 1, "one": 1, "two": 2, "three": 3, "four": 4}
+_SIZE_WORDS = {"small": "small", "little": "small", "large": "large", "big": "large"}
+_PLURALS = {shape: shape + ("es" if shape.endswith("s") else "s") for shape in SHAPES}
+_SHAPE_WORDS = {word: shape for shape, plural in _PLURALS.items() for word in (shape, plural)}
+_CORNERS = ("top left", "top right", "bottom left", "bottom right")
+_OPPOSITE = {
+    "left": "right",
+    "right": "left",
+    "top": "bottom",
+    "bottom": "top",
+    "above": "below",
+    "below": "above",
+}
+
+_PHRASE = (
+    rf"\b(?P<number>{'|'.join(_NUMBERS)}) (?:(?P<size>{'|'.join(_SIZE_WORDS)}) )?"
+    rf"(?P<colour>{'|'.join(COLOURS)}) (?P<shape>{'|'.join(_SHAPE_WORDS)})\b"
+)
+_POSITION = (
+    rf"\bin the (?P<corner>{'|'.join(_CORNERS)}) corner\b|\bon the (?P<across>left|right)(?: side)?\b"
+    r"|\b(?:at|near) the (?P<down>top|bottom)\b|\bin the (?P<middle>middle)\b"
+)
+_RELATION = r"\bto the (?P<beside>left|right) of\b|\b(?P<stacked>above|below)\b"
+_ELEMENT = re.compile(f"{_PHRASE}|(?:{_POSITION})(?P<fronted> there (?:is|are)| (?:is|are))?|{_RELATION}")
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """One phrase of a caption: "two small red stars on the left". What the caption leaves out is None."""
+
+    number: int
+    size: str | None
+    colour: str
+    shape: str
+    region: str | None = None
+
+    def fits(self, thing: SceneObject) -> bool:
+        return (
+            thing.colour == self.colour
+            and thing.shape == self.shape
+            and (self.size is None or thing.size == self.size)
+        )
+
+
+def describe(scene: Scene, rng: np.random.Generator) -> str:
+    """A true caption of the scene, in random words.
+
+    Every group is named with its count, colour and shape; sizes, positions in the image and the relation
+    between two single objects are mentioned now and then.
+
+    >>> from tools.scenes import sample_scene
+    >>> scene = sample_scene(np.random.default_rng(7))
+    >>> holds(scene, describe(scene, np.random.default_rng(0)))
+    True
+    """
+    groups = scene.groups()
+    groups = [groups[int(index)] for index in rng.permutation(len(groups))]
+    relation = None
+    if rng.random() < 0.4:
+        groups.sort(key=lambda group: len(group) > 1)  # single objects first: relations are between them
+        relation = _relation_words(groups, rng)
+    parts: list[str] = []
+    plural = len(groups[0]) > 1
+    if relation is not None:
+        parts.append(f"{_noun(groups[0], rng)} {relation} {_noun(groups[1], rng)}")
+        groups = groups[2:]
+    for group in groups:
+        noun, position = _noun(group, rng), _position_words(group, rng) if rng.random() < 0.6 else None
+        if position is None:
+            parts.append(noun)
+        elif rng.random() < 0.2 and not parts:
+            parts.append(f"{position} {'are' if len(group) > 1 else 'is'} {noun}")
+        else:
+            parts.append(f"{noun} {position}")
+    text = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+    if not re.match(r"(on|in|at|near) ", text):
+        opening = ("", "", "", "there are " if plural else "there is ", "a picture of ")[int(rng.integers(5))]
+        text = opening + text
+    return text + ("", "", "", "", " on a plain background")[int(rng.integers(5))]
+
+
+def _noun(group: tuple[SceneObject, ...], rng: np.random.Generator) -> str:
+    thing, count = group[0], len(group)
+    words = [("a", "two", "three", "four")[count - 1] if count > 1 or rng.random() < 0.85 else "one"]
+    if rng.random() < 0.6:
+        words.append((thing.size, "little" if thing.size == "small" else "big")[int(rng.random() < 0.3)])
+    words += [thing.colour, thing.shape if count == 1 else _PLURALS[thing.shape]]
+    return " ".join(words)
+
+
+def _position_words(group: tuple[SceneObject, ...], rng: np.random.Generator) -> str | None:
+    true = [
+        region
+        for region in ("left", "right", "top", "bottom", "middle", *_CORNERS)
+        if all(_depth(region, thing) >= MARGIN for thing in group)
+    ]
+    if not true:
+        return None
+    region = true[int(rng.integers(len(true)))]
+    if region in ("left", "right"):
+        return f"on the {region}" + ("", " side")[int(rng.random() < 0.25)]
+    if region in ("top", "bottom"):
+        return f"{('at', 'near')[int(rng.random() < 0.25)]} the {region}"
+    return f"in the {region}" + (" corner" if region in _CORNERS else "")
+
+
+def _relation_words(groups: list[tuple[SceneObject, ...]], rng: np.random.Generator) -> str | None:
+    """The relation of the first group to the second, where both are single objects."""
+    if len(groups) < 2 or len(groups[0]) > 1 or len(groups[1]) > 1:
+        return None
+    true = [
+        words
+        for name, words in (
+            ("left", "to the left of"),
+            ("right", "to the right of"),
+            ("above", "above"),
+            ("below", "below"),
+        )
+        if _apart(name, groups[0][0], groups[1][0]) >= MARGIN
+    ]
+    return true[int(rng.integers(len(true)))] if true else None
+
+
+def _depth(region: str, thing: SceneObject) -> float:
+    """How far inside the region the object's centre lies; negative outside."""
+    x, y = thing.centre
+    if region == "left":
+        return 0.5 - x
+    if region == "right":
+        return x - 0.5
+    if region == "top":
+        return 0.5 - y
+    if region == "bottom":
+        return y - 0.5
+    if region == "middle":
+        return 0.22 - max(abs(x - 0.5), abs(y - 0.5))
+    upright, across = region.split()
+    return min(_depth(upright, thing), _depth(across, thing)) - 0.1
+
+
+def _apart(relation: str, first: SceneObject, second: SceneObject) -> float:
+    """How far the first object's centre lies to that side of the second's."""
+    if relation in ("left", "right"):
+        step = second.centre[0] - first.centre[0]
+        return step if relation == "left" else -step
+    step = second.centre[1] - first.centre[1]
+    return step if relation == "above" else -step
+
+
+@lru_cache(maxsize=4096)
+def read(caption: str) -> tuple[tuple[Phrase, ...], tuple[tuple[int, str], ...]]:
+    """The phrases of a caption, and its relations as (index of the phrase before, name).
+
+    Raises ValueError for a caption that `describe` could not have written.
+    """
+    phrases: list[Phrase] = []
+    relations: list[tuple[int, str]] = []
+    ahead: str | None = None
+    for element in _ELEMENT.finditer(caption.lower()):
+        words = element.groupdict()
+        region = words["corner"] or words["across"] or words["down"] or words["middle"]
+        if words["colour"]:
+            size = _SIZE_WORDS[words["size"]] if words["size"] else None
+            number, shape = _NUMBERS[words["number"]], _SHAPE_WORDS[words["shape"]]
+            phrases.append(Phrase(number, size, words["colour"], shape, ahead))
+            ahead = None
+        elif region and words["fronted"]:
+            ahead = region
+        elif region and phrases:
+            last = phrases[-1]
+            phrases[-1] = Phrase(last.number, last.size, last.colour, last.shape, region)
+        elif phrases:
+            relations.append((len(phrases) - 1, words["beside"] or words["stacked"]))
+    if not phrases:
+        raise ValueError(
+            f"caption {caption!r} is not in the language of describe(): no phrase such as 'a red circle'"
+        )
+    return tuple(phrases), tuple(relations)
+
+
+def holds(scene: Scene, caption: str, margin: float = MARGIN) -> bool:
+    """Whether the caption is true of the scene.
+
+    "a red star on the left" holds if there is at least one such star there, "two red stars" if there are
+    exactly two. `margin` is how far inside a region, or to a side of the other object, a centre must lie; 0
+    accepts everything that could be called true, which is what a foil must fail. Raises ValueError for a
+    caption that `describe` could not have written.
+
+    >>> from tools.scenes import SceneObject
+    >>> scene = Scene((SceneObject("star", "red", "small", (0.2, 0.5), 0.15),), "white")
+    >>> holds(scene, "a small red star on the left"), holds(scene, "two red stars")
+    (True, False)
+    """
+    phrases, relations = read(caption)
+    for phrase in phrases:
+        count = sum(
+            phrase.fits(thing) and (phrase.region is None or _depth(phrase.region, thing) >= margin)
+            for thing in scene.objects
+        )
+        if count == 0 or (phrase.number > 1 and count != phrase.number):
+            return False
+    for before, relation in relations:
+        if before + 1 >= len(phrases):
+            raise ValueError(f"caption {caption!r} ends after a relation")
+        first, second = phrases[before], phrases[before + 1]
+        if not any(
+            first.fits(one) and second.fits(other) and _apart(relation, one, other) >= margin
+            for one in scene.objects
+            for other in scene.objects
+            if one is not other
+        ):
+            return False
+    return True
+
+
+def foils(scene: Scene, caption: str, kind: str) -> list[str]:
+    """Every caption that differs from this one in a single word of that kind and is false of the scene.
+
+    `kind` is one of `KINDS`. The list is empty where the caption has no such word.
+
+    >>> from tools.scenes import SceneObject
+    >>> scene = Scene((SceneObject("star", "red", "small", (0.2, 0.5), 0.15),), "white")
+    >>> foils(scene, "a red star on the left", "position")
+    ['a red star on the right']
+    """
+    return [text for text in _changes(caption, kind) if not holds(scene, text, margin=0.0)]
+
+
+def foil(scene: Scene, caption: str, kind: str, rng: np.random.Generator) -> str:
+    """A random one of `foils`; ValueError where there is none."""
+    changes = _changes(caption, kind)
+    for index in rng.permutation(len(changes)):
+        if not holds(scene, changes[int(index)], margin=0.0):
+            return changes[int(index)]
+    raise ValueError(f"no word of kind {kind!r} can be changed to make {caption!r} false of this scene")
+
+
+def _changes(caption: str, kind: str) -> list[str]:
+    """Every caption that differs in one word of that kind."""
+    if kind not in KINDS:
+        raise ValueError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
+    words = caption.split(" ")
+    changed = []
+    for index, word in enumerate(words):
+        bare = word.rstrip(",")
+        relational = bare in ("above", "below") or (index + 1 < len(words) and words[index + 1] == "of")
+        for other in _others(bare, kind, relational):
+            changed.append(" ".join([*words[:index], other + word[len(bare) :], *words[index + 1 :]]))
+    return changed
+
+
+def _others(word: str, kind: str, relational: bool) -> list[str]:
+    if kind == "colour" and word in COLOURS:
+        return [colour for colour in COLOURS if colour != word]
+    if kind == "shape" and word in _SHAPE_WORDS:
+        plural = word not in SHAPES
+        return [_PLURALS[shape] if plural else shape for shape in SHAPES if shape != _SHAPE_WORDS[word]]
+    if kind == "size" and word in _SIZE_WORDS:
+        return [other for other, size in _SIZE_WORDS.items() if size != _SIZE_WORDS[word]]
+    if kind == "count" and _NUMBERS.get(word, 1) > 1:
+        return [other for other, number in _NUMBERS.items() if number > 1 and other != word]
+    if kind == ("relation" if relational else "position") and word in _OPPOSITE:
+        return [_OPPOSITE[word]]
+    return []

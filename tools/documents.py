@@ -1,0 +1,251 @@
+"""Parts of documents that are written elsewhere: tables made from the classes, and shared paragraphs.
+
+    python -m tools.documents                 all documents of the checkout
+    python -m tools.documents README.md ...   these
+
+write them there. A document marks each place by two lines, `<!-- options pacs -->` and
+`<!-- /options pacs -->`: the name of a table, and what it is about. What stands between them is replaced.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from capeval_core.description import describe_inputs, describe_metric, licence_in_words
+from capeval_core.inputs.problems import Problems
+from capeval_core.options import describe_options
+from capeval_core.registry import METRICS, metric_class
+from capeval_core.rows import describe_columns
+from capeval_core.suggestion import did_you_mean
+from capeval_core.weights.catalogue import EVA_CLIP, NAMESPACE, WEIGHTS, WeightsEntry
+from capeval_core.writing import write_whole
+
+Row = list[str]
+CHECKOUT = Path(__file__).parents[1]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "metrics/*/README.md", "hub_cards/*.md", "docs/*.md")
+"""Where the documents of a checkout lie."""
+PARTS = CHECKOUT / "docs" / "parts"
+"""Paragraphs that documents share, a file for each."""
+
+
+def markdown(header: Row, rows: list[Row]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def metrics_table() -> str:
+    """Every metric: name, what it is, range, what it needs, default weights."""
+    rows = []
+    for name in METRICS:
+        metric = metric_class(name)
+        told = describe_metric(metric)
+        rows.append(
+            [
+                f"`{name}`",
+                f"[{told.title}]({told.address})",
+                told.summary,
+                f"{told.range}, {told.better}",
+                "yes" if metric.needs_references else "no",
+                f"`{told.weights}`",
+            ]
+        )
+    return markdown(["name", "metric", "what it is", "range", "references", "default weights"], rows)
+
+
+def facts_table(metric: str) -> str:
+    """What one metric is."""
+    found = metric_class(metric)
+    told = describe_metric(found)
+    rows = [
+        ["name", f"`{metric}`; in a result of `evaluate` the key is `{found.key}`"],
+        ["range", f"{told.range}, {told.better}"],
+        [
+            "compares a caption with",
+            "its image and the other candidates"
+            if found.pools
+            else "its image and its references"
+            if found.needs_references
+            else "its image",
+        ],
+        ["default weights", f"`{told.weights}`, licence {told.licence}"],
+        ["paper", f"[{told.citation}]({told.address})"],
+        *([["no comparisons", told.relative]] if told.relative else []),
+    ]
+    return markdown([told.title, told.summary], rows)
+
+
+def inputs_list(metric: str) -> str:
+    """What `compute` of a metric's module takes."""
+    told = describe_inputs(metric_class(metric))
+    return "\n".join(f"- `{name}`: {meaning}" for name, meaning in told.items())
+
+
+def options_table(metric: str) -> str:
+    """Every option of a metric: type, default and meaning."""
+    described = describe_options(metric_class(metric).Options)
+    rows = [[f"`{d.name}`", f"`{d.type}`", f"`{d.default!r}`", d.help] for d in described]
+    return markdown(["option", "type", "default", "meaning"], rows)
+
+
+def rows_table(metric: str) -> str:
+    """Every column of a metric's rows: type and meaning."""
+    described = describe_columns(metric_class(metric).ROW)
+    rows = [[f"`{d.name}`", f"`{d.type}`", d.meaning] for d in described]
+    return markdown(["column", "type", "meaning"], rows)
+
+
+def published_table(metric: str) -> str:
+    """What papers report for a metric."""
+    found = metric_class(metric)
+    rows = [[p.captions, f"{p.value:g}", p.dataset, f"`{p.weights}`", p.source] for p in found.published]
+    heading = ["captions", found.title, "images", "weights", "source"]
+    if any(p.settings for p in found.published):
+        rows = [[*row, p.settings or "default"] for row, p in zip(rows, found.published, strict=True)]
+        heading.append("settings")
+    return markdown(heading, rows)
+
+
+def weights_table() -> str:
+    """Every listed weights repository: what it is, where it comes from, and its licence."""
+    rows = [[f"`{w.repository}`", w.title, w.checkpoint or "as it is", licence_in_words(w)] for w in WEIGHTS]
+    return markdown(["repository", "weights", "original checkpoint", "licence"], rows)
+
+
+def origin_table(folder: str) -> str:
+    """Where weights of ours come from."""
+    entry = _own_weights(folder)
+    rows = [
+        ["original release", entry.original],
+        ["file", f"`{entry.checkpoint}`"],
+        ["licence", licence_in_words(entry)],
+        *[[name, f"`{value}`"] for name, value in entry.settings.items()],
+    ]
+    return markdown([entry.title, ""], rows)
+
+
+def convert_command(metric: str, folder: str) -> str:
+    """The command that makes weights of ours, as a block of code."""
+    name = metric if metric == EVA_CLIP else metric_class(metric).name
+    return f"```sh\n{_own_weights(folder).convert_command(name)}\n```"
+
+
+def part(name: str) -> str:
+    """Paragraphs that several documents share."""
+    known = {path.stem: path for path in sorted(PARTS.glob("*.md"))}
+    if name not in known:
+        raise ValueError(f"{PARTS} holds no part {name!r}{did_you_mean(name, known)}")
+    return known[name].read_text(encoding="utf-8").strip()
+
+
+def own_weights() -> dict[str, WeightsEntry]:
+    """Listed weights that are converted from an original and published by this project, by name."""
+    return {entry.folder: entry for entry in WEIGHTS if entry.checkpoint}
+
+
+def _own_weights(folder: str) -> WeightsEntry:
+    known = own_weights()
+    if folder not in known:
+        raise ValueError(f"no weights of {NAMESPACE} are named {folder!r}{did_you_mean(folder, known)}")
+    return known[folder]
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "metrics": metrics_table,
+    "facts": facts_table,
+    "inputs": inputs_list,
+    "options": options_table,
+    "rows": rows_table,
+    "published": published_table,
+    "weights": weights_table,
+    "origin": origin_table,
+    "convert": convert_command,
+    "part": part,
+}
+"""Every table by the name that markers use; a table's arguments follow it in the marker."""
+
+_MARKER = re.compile(r"^<!-- (?P<end>/?)(?P<call>[^\s/][^\n]*?) -->$", re.MULTILINE)
+
+
+def filled(text: str, name: str = "document") -> str:
+    """The document with everything that is marked as it should be.
+
+    Args:
+        text: of a Markdown document. name: of its file, for messages.
+
+    Raises:
+        ValueError: markers without a partner, or of unknown tables, metrics or weights, all of them at once.
+
+    >>> print(filled("<!-- convert pacs pacs-clip-vit-b-32 -->\\n<!-- /convert pacs pacs-clip-vit-b-32 -->"))
+    <!-- convert pacs pacs-clip-vit-b-32 -->
+    ```sh
+    capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu --out pacs-clip-vit-b-32
+    ```
+    <!-- /convert pacs pacs-clip-vit-b-32 -->
+    """
+    problems = Problems()
+
+    def complain(marker: re.Match[str], message: object) -> None:
+        problems.add(f"{name}:{text.count(chr(10), 0, marker.start()) + 1}: {message}")
+
+    written: list[str] = []
+    position = 0
+    opening: re.Match[str] | None = None
+    for marker in _MARKER.finditer(text):
+        if not marker["end"]:
+            if opening:
+                complain(opening, f"{opening[0]} has no end before {marker[0]}")
+            opening = marker
+            continue
+        if opening is None or opening["call"] != marker["call"]:
+            complain(marker, f"{marker[0]} has no beginning right before it")
+        else:
+            try:
+                written += [text[position : opening.end()], "\n", _table(opening["call"]), "\n"]
+            except ValueError as error:
+                complain(opening, error)
+            position = marker.start()
+        opening = None
+    if opening:
+        complain(opening, f"{opening[0]} has no end")
+    problems.raise_if_any()
+    return "".join([*written, text[position:]])
+
+
+def _table(call: str) -> str:
+    name, *arguments = call.split()
+    if name not in TABLES:
+        raise ValueError(
+            f"there is no table {name!r}{did_you_mean(name, TABLES)} (tables: {', '.join(TABLES)})"
+        )
+    signature = inspect.signature(TABLES[name])
+    if len(arguments) != len(signature.parameters):
+        expected = " ".join([name, *(parameter.upper() for parameter in signature.parameters)])
+        raise ValueError(f"<!-- {call} -->: expected <!-- {expected} -->")
+    return TABLES[name](*arguments)
+
+
+def documents() -> list[Path]:
+    """Every document of the checkout that this package lies in.
+
+    Raises:
+        FileNotFoundError: the package is installed, there is no checkout around it.
+    """
+    if not PARTS.is_dir():
+        raise FileNotFoundError(f"{CHECKOUT} is no checkout of the project: name the documents")
+    return [path for pattern in DOCUMENTS for path in sorted(CHECKOUT.glob(pattern))]
+
+
+def main(arguments: list[str]) -> None:
+    """Write the tables into the named documents, or into all."""
+    for path in map(Path, arguments) if arguments else documents():
+        text = path.read_text(encoding="utf-8")
+        write_whole(path, filled(text, str(path)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

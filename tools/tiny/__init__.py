@@ -1,0 +1,1 @@
+"""Trainings of the small models that ship with the package."""
