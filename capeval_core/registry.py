@@ -15,7 +15,7 @@ METRICS: dict[str, str] = {
     "refclips": "capeval_core.scores.clips:RefClipS",
     "hices": "capeval_core.scores.hice:HiceS",
     "refhices": "capeval_core.scores.hice:RefHiceS",
-    "eco": "capeval_core.scores.eco:Eco",
+    "eco": "capeval_core.scores.eco.metric:Eco",
 }
 """Every metric's name and class. To add a metric is to add its score file, module, card and a line here."""
 

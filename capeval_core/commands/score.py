@@ -15,6 +15,7 @@ from capeval_core.commands.tables import paragraph, table
 from capeval_core.inputs.files.collection import Collection, read_collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.reranking import Reranker
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import Interval
 
@@ -29,7 +30,7 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         return _introduce(arguments)
     metric = metric_class(arguments[0])
-    if metric.pools:
+    if issubclass(metric, Reranker):
         raise ValueError(
             f"{metric.name} chooses among several captions of each image: use `capeval rerank`, which "
             "writes the chosen ones"
@@ -54,11 +55,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Collection, Result]:
-    wanted = chosen(given, metric.Options)
+    keywords = chosen(given, metric.Options)
     if given.explain is not None:
-        wanted["evidence"] = True
+        keywords["evidence"] = True
     with in_words_of_the_user(metric.Options):
-        options = metric.Options.of(metric.name, wanted)
+        options = metric.Options.of(metric.name, keywords)
         metric.check_options(options)
     if given.references is not None and not metric.needs_references:
         complain(f"warning: {metric.name} needs no references: --references is ignored")
@@ -66,7 +67,8 @@ def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Coll
     collection = read_collection(given.candidates, given.images, given.references)
     with resumable(options), in_words_of_the_user(metric.Options, collection.ids):
         samples = metric.check_input(options, collection.captions, collection.images, collection.references)
-        result = metric(options).score_samples(samples, progress=True)
+        opened = metric(options).prepared(samples)
+        result = opened.combine(opened.encode_all(samples, progress=True), samples=samples)
     return collection, result
 
 

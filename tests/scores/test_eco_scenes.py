@@ -8,7 +8,7 @@ import pytest
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.result import Result
-from capeval_core.scores.eco_filters import PAPER, bad_format
+from capeval_core.scores.eco.ranking import PAPER, bad_format
 from capeval_core.synthetic import draw, holds, sample_scene
 from capeval_core.synthetic.pools import COUNTS, RIGHT, TERSE, UNRELATED, WORDY, describe_pool
 from capeval_core.synthetic.scenes import Scene
