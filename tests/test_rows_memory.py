@@ -64,7 +64,7 @@ def test_rows_are_counted_anew_after_each_return(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("capeval_core.rows._malloc_trim", lambda: returned.append)
     freed = FreedMemory()
     counts = []
-    for rows in (511, 1, 1, 510, 1):
-        freed.add(rows)
+    for count in (511, 1, 1, 510, 1):
+        freed.add(count)
         counts.append(len(returned))
     assert counts == [0, 1, 1, 1, 2]

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import capeval_core
-from capeval_core.commands.rerank import Pools, submission
+from capeval_core.commands.rerank import CandidateFile, submission
 from capeval_core.result import Result
 from capeval_core.synthetic import describe, draw, sample_scene
 from tests.cli.conftest import Ran, refuse_token
@@ -79,7 +79,7 @@ def test_the_choice_is_that_of_the_library(
 
 
 def test_the_first_candidate_is_a_choice_and_none_is_not() -> None:
-    pools = Pools(IDS, [Path("images", name) for name in NAMES], [["first", "second"]] * 3)
+    pools = CandidateFile(IDS, [Path("images", name) for name in NAMES], [["first", "second"]] * 3)
     result: Any = SimpleNamespace(parts={"caption": ["first", "", "second"], "choice": [0, -1, 1]})
     assert submission(pools, result) == f"filename,caption\n{NAMES[0]},first\n{NAMES[2]},second\n"
 

@@ -220,7 +220,7 @@ def _not_opened(name: str, problem: BaseException | str) -> str:
     """A problem with the weights of a member, in words about members."""
     return (
         f"members: {name!r} could not be opened. {problem}\n"
-        "Other weights are named in `members` too; to do without this member, name the others there."
+        "Other weights are named in `members`, too; to do without it, name the others there."
     )
 
 
