@@ -236,10 +236,9 @@ class CaptionMetric(ABC):
         """
         self.check_prepared(self.options)
         folder = self.options.rows if rows is None else rows
-        store = None if folder is None else self.store(folder, self.ROW, self.stamp())
         with (
             self.progress_bar(len(samples), progress) as bar,
-            self.collector(samples, self.ROW, store, bar) as collector,
+            self.collector(samples, self.ROW, folder, self.stamp(), bar) as collector,
         ):
             for window in collector.windows():
                 for table in self.encode(window):
@@ -251,9 +250,15 @@ class CaptionMetric(ABC):
         return tqdm(total=captions, desc=self.name, unit="caption", disable=None if shown else True)
 
     def collector(
-        self, samples: Samples, schema: pa.Schema, store: RowStore | None, bar: tqdm[Any]
+        self,
+        samples: Samples,
+        schema: pa.Schema,
+        folder: str | PathLike[str] | None,
+        stamp: Mapping[str, Any],
+        bar: tqdm[Any],
     ) -> RowCollector:
-        """An empty `RowCollector` by this metric's `on_error`."""
+        """A `RowCollector` of samples; `folder` and `stamp` are those of its store, if it has one."""
+        store = None if folder is None else self.store(folder, schema, stamp)
         return RowCollector(samples, schema, store, bar, refuse_errors=self.options.on_error == "raise")
 
     def store(self, folder: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> RowStore:

@@ -69,7 +69,7 @@ class Settings:
 
     @classmethod
     def of(cls: type[Self], whose: str, keywords: dict[str, Any]) -> Self:
-        """The options of keyword arguments; an unknown one is an error with the nearest known name."""
+        """Options from keyword arguments; an unknown name is an error with the nearest known one."""
         known = [spec.name for spec in fields(cls)]
         problems = Problems()
         for name in [name for name in keywords if name not in known]:

@@ -447,7 +447,7 @@ ALTERNATIVES: dict[str, Any] = {
     "consensus_weight": 2.0,
     "threshold": 0.5,
     "consensus": "cider_d",
-    "documents": "doc_image_all_pools",
+    "consensus_documents": "doc_image_all_pools",
     "prompt": "An image that shows ",
     "regions": "colours",
     "max_regions": 1,

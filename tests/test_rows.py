@@ -485,15 +485,16 @@ def test_each_row_has_the_key_of_its_own_content(weights: str, tmp_path: Path) -
     captions = [f"a circle number {i}" for i in range(5)]
     samples = metric.check(captions, [np.full((8, 8, 3), i * 40, np.uint8) for i in range(5)])
 
-    store = RowStore(tmp_path, metric.ROW, metric.stamp())
     with (
         metric.progress_bar(5, False) as bar,
-        metric.collector(samples, metric.ROW, store, bar) as collector,
+        metric.collector(samples, metric.ROW, tmp_path, metric.stamp(), bar) as collector,
     ):
         for window in collector.windows():
             for table in metric.encode(window):
                 for i in range(len(table)):
                     collector.add(table.slice(i, 1))
+    metric.flush()
+    store = RowStore(tmp_path, metric.ROW, metric.stamp())
     _, content = store.read()
     assert content == {i: content_key(samples, i) for i in range(5)}
     assert store.reuse(range(5), lambda row: content_key(samples, row))[1] == []

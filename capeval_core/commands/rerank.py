@@ -41,27 +41,28 @@ class CandidateFile:
 
 def run(arguments: list[str]) -> int:
     metric = metric_class(METRIC)
-    given = _parser(metric).read(arguments)
-    for flag, out in (("--out", given.out), ("--json", given.json)):  # now, not after hours
-        check_place(flag, out, given, ("candidates",))
-    if given.json is not None and given.out.resolve() == given.json.resolve():
-        raise ValueError(f"--out and --json are both {given.out}: name two files")
+    flags = _parser(metric).read(arguments)
+    for flag, out in (("--out", flags.out), ("--json", flags.json)):  # now, not after hours
+        check_place(flag, out, flags, ("candidates",))
+    if flags.json is not None and flags.out.resolve() == flags.json.resolve():
+        raise ValueError(f"--out and --json are both {flags.out}: name two files")
     with in_words_of_the_user(metric.Options):
-        options = metric.Options.of(METRIC, chosen(given, metric.Options))
+        options = metric.Options.of(METRIC, chosen(flags, metric.Options))
         metric.check_options(options)
-    file = _read(given.candidates, given.images)
+    file = _read(flags.candidates, flags.images)
     with resumable(options), in_words_of_the_user(metric.Options, file.ids):
         samples = metric.check_input(options, file.captions, file.images)
-        opened = metric(options).prepared(samples)
-        result = opened.combine(opened.encode_all(samples, progress=True), samples=samples)
+        opened = metric(options)
+        rows = opened.prepared(samples).encode_all(samples, progress=True)
+        result = opened.combine(rows, samples=samples)
     outputs = Outputs()
     with outputs.next():
-        write("--out", given.out, submission(file, result))
+        write("--out", flags.out, submission(file, result))
     with outputs.next():
-        if given.json is not None:
+        if flags.json is not None:
             content = {**result.to_dict(), "ids": file.ids}
-            write("--json", given.json, json_text(content))
-    print(_summary(metric, file, result, given.out))
+            write("--json", flags.json, json_text(content))
+    print(_summary(metric, file, result, flags.out))
     tell_failures(file.ids, result)
     outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1

@@ -70,7 +70,7 @@ def test_the_choice_is_that_of_the_library(
     assert content["ids"] == IDS and Result.from_dict(content) == expected
     assert ran.out.splitlines() == [
         f"ECO         {expected.mean:.4f} (mean total, comparable within this set only)",
-        "images    3 (0 failed)",
+        "images      3 (0 failed)",
         "candidates  18 (5 to 7 per image)",
         f"signature   {expected.signature}",
         f"chosen      {tmp_path / 'best.csv'}",
@@ -173,7 +173,7 @@ def test_wrong_pools_are_told_by_their_id(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--members", "pacs-tiny,nope"], "members: 'nope' cannot be opened"),
+        (["--members", "pacs-tiny,nope"], "members: 'nope' could not be opened"),
         (["--out", "best.json"], "is not a .csv file"),
         (["--out", "no/such/best.csv"], "there is no folder"),
         (["--threshold", "-1"], "--threshold -1"),

@@ -159,14 +159,12 @@ class Eco(Reranker):
         self, member: Member, pools: Pools, folder: str | PathLike[str] | None, bar: tqdm[Any]
     ) -> pa.Table:
         """Rows of one member; its encoder is in memory no longer than this runs."""
-        store = None
-        if folder is not None:
-            stamp = {"metric": self.name, "member": member.name, "weights": member.model.fingerprint}
-            stamp |= self.options.encoding()
-            store = self.store(Path(folder) / member.name, MEMBER_ROW, stamp)
+        folder = None if folder is None else Path(folder) / member.name
+        stamp = {"metric": self.name, "member": member.name, "weights": member.model.fingerprint}
+        stamp |= self.options.encoding()
         run = {"cache": self.cache, "batch_size": self.options.batch_size}
         encoder = None
-        with self.collector(pools, MEMBER_ROW, store, bar) as collector:
+        with self.collector(pools, MEMBER_ROW, folder, stamp, bar) as collector:
             for window in collector.windows():
                 if encoder is None:  # not where all rows are stored
                     encoder = member.open(self.options.device, self.options.dtype)
