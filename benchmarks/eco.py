@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from capeval_core.phrases.consensus import consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
-from capeval_core.scores.eco_options import EcoOptions
-from capeval_core.scores.eco_ranking import Candidates, rank
+from capeval_core.scores.eco.metric import EcoOptions
+from capeval_core.scores.eco.ranking import Candidates, rank
 from tools.captions import describe, foil
 from tools.scenes import sample_scene
 

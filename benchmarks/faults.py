@@ -237,7 +237,7 @@ def score_all(folder: Path, captions: int) -> None:
 
 def _kept(folder: Path) -> pa.Table:
     """The rows that a run left on disk."""
-    from capeval_core.rows import RowStore
+    from capeval_core.row_store import RowStore
 
     metric = opened()
     return RowStore(folder, metric.ROW, metric.stamp()).read()[0]

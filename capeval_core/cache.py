@@ -1,4 +1,4 @@
-"""Features that were computed already, bounded in memory and optionally kept on disk."""
+"""LRU cache of features, bounded in memory and optionally kept on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_BYTES = 512 << 20
 
 
 class FeatureCache:
-    """Feature rows by key; the least recently used ones leave when `max_bytes` is reached.
+    """LRU cache of features by key; the least recently used ones leave when `max_bytes` is reached.
 
     A key names everything that the feature depends on: the encoder's fingerprint (weights,
     preprocessing, dtype) and the content. So one cache serves any number of encoders and metrics.
@@ -61,8 +61,8 @@ class FeatureCache:
                 self._give_up(error)
 
     def get(self, keys: Iterable[str]) -> dict[str, Floats]:
-        """The features that are there; a key that is not there is left out."""
-        found: dict[str, Floats] = {}
+        """The features of these keys; a key without features is left out."""
+        features: dict[str, Floats] = {}
         missing: list[str] = []
         with self._lock:
             for key in keys:
@@ -71,7 +71,7 @@ class FeatureCache:
                     missing.append(key)
                 else:
                     self._rows.move_to_end(key)
-                    found[key] = row
+                    features[key] = row
             if self._disk and missing:
                 try:
                     from_disk = self._disk.get(missing)
@@ -79,8 +79,8 @@ class FeatureCache:
                     self._give_up(error)
                     from_disk = {}
                 self._remember(from_disk)
-                found.update(from_disk)
-        return found
+                features.update(from_disk)
+        return features
 
     def put(self, rows: Mapping[str, Floats]) -> None:
         """Keep these features, float32 arrays of any shape."""
@@ -125,12 +125,12 @@ class FeatureCache:
 
 
 def feature_key(fingerprint: str, dtype: str, kind: str, content: bytes) -> str:
-    """The key of a feature: the encoder that made it, what it is of (`image`, `text`), and the content."""
+    """The key of a feature: its encoder, the kind of its content (`image`, `text`), and a digest of that."""
     return f"{fingerprint}:{dtype}:{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
 def kind_of(key: str) -> str:
-    """What a feature is of, by its key; '' for a key of another make.
+    """The kind of content that a key names, '' for a key of another make.
 
     >>> kind_of(feature_key("1f3c", "float32", "text", b"a dog"))
     'text'
@@ -140,7 +140,7 @@ def kind_of(key: str) -> str:
 
 
 class RecentFeatures(FeatureCache):
-    """Features of the run that is going on and of the one before, however many.
+    """Cache of the features of the current run and of the one before, however many.
 
     For runs over the same images with ever new captions, as in training: what all runs need is never lost,
     whatever its size, and what only one run needed does not pile up.
@@ -160,11 +160,11 @@ class RecentFeatures(FeatureCache):
         self._used: set[str] = set()
 
     def get(self, keys: Iterable[str]) -> dict[str, Floats]:
-        """The features that are there; a key that is not there is left out."""
-        found = super().get(keys)
+        """The features of these keys; a key without features is left out."""
+        features = super().get(keys)
         with self._lock:
-            self._used.update(found)
-        return found
+            self._used.update(features)
+        return features
 
     def put(self, rows: Mapping[str, Floats]) -> None:
         """Keep these features, float32 arrays of any shape."""
@@ -173,7 +173,7 @@ class RecentFeatures(FeatureCache):
             self._used.update(rows)
 
     def forget_unused(self) -> None:
-        """End a run: forget what was neither asked for nor put since the end of the last one."""
+        """End a run: forget features that were neither read nor put since the end of the last one."""
         with self._lock:
             for key in self._rows.keys() - self._used:
                 self._bytes -= _cost(key, self._rows.pop(key))
@@ -184,7 +184,7 @@ class RecentFeatures(FeatureCache):
 
 
 def _cost(key: str, row: Floats) -> int:
-    return row.nbytes + len(key) + 300  # what the array and dictionary entry take beside the numbers
+    return row.nbytes + len(key) + 300  # the array and the dictionary entry, beside the numbers
 
 
 _FILE = "features.sqlite"
@@ -217,7 +217,7 @@ class _Disk:
         self._file = folder / _FILE
         try:
             self._connection = sqlite3.connect(self._file, timeout=60, check_same_thread=False)
-            self._connection.text_factory = bytes  # what a damaged page calls a text may not be one
+            self._connection.text_factory = bytes  # text in a damaged page may not be valid
             self._write_ahead()
             self._connection.execute(
                 "CREATE TABLE IF NOT EXISTS checked_features "
@@ -246,8 +246,8 @@ class _Disk:
         raise sqlite3.OperationalError("database is locked for a minute")
 
     def get(self, keys: list[str]) -> dict[str, Floats]:
-        found: dict[str, Floats] = {}
-        wanted = {key.encode(): key for key in keys}
+        features: dict[str, Floats] = {}
+        key_of = {key.encode(): key for key in keys}
         damaged = 0
         for start in range(0, len(keys), self._QUERY):
             part = keys[start : start + self._QUERY]
@@ -255,18 +255,20 @@ class _Disk:
             for stored_key, shape, value, digest in self._connection.execute(
                 f"SELECT key, shape, value, digest FROM checked_features WHERE key IN ({marks})", part
             ):
-                key = wanted.get(stored_key)
+                key = key_of.get(stored_key)
                 if key is None or not _is_whole(key, shape, value, digest):
                     damaged += 1
                     continue
-                found[key] = np.frombuffer(value, dtype="<f4").astype(np.float32).reshape(json.loads(shape))
+                features[key] = (
+                    np.frombuffer(value, dtype="<f4").astype(np.float32).reshape(json.loads(shape))
+                )
         if damaged:
             warnings.warn(
                 f"cache: {damaged:,} {'feature' if damaged == 1 else 'features'} in {self._file} "
                 f"{'is' if damaged == 1 else 'are'} damaged and computed again",
                 stacklevel=4,
             )
-        return found
+        return features
 
     def put(self, rows: Mapping[str, Floats]) -> None:
         stored = []
@@ -286,17 +288,17 @@ def _digest(key: str, shape: bytes, value: bytes) -> bytes:
 
 
 def _is_whole(key: str, shape: object, value: object, digest: object) -> bool:
-    """Whether a feature is what was stored; a damaged page may give anything instead of bytes."""
+    """Whether a feature is as it was stored; a damaged page may hold anything instead of bytes."""
     return isinstance(shape, bytes) and isinstance(value, bytes) and digest == _digest(key, shape, value)
 
 
 SHARED = FeatureCache()
-"""What metrics use when they are not given a cache: one for the process, so that they share features."""
+"""The cache of all metrics of the process that have no other."""
 _BY_FOLDER: WeakValueDictionary[Path, FeatureCache] = WeakValueDictionary()
 
 
 def shared_cache(cache: str | PathLike[str] | FeatureCache | None) -> FeatureCache:
-    """The cache that an option means: itself, the one of a folder (one per process), or the common one."""
+    """The cache of an option: itself, that of a folder (one per process), or the common one."""
     if isinstance(cache, FeatureCache):
         return cache
     if cache is None:

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from capeval_core.metric import CaptionMetric
+from capeval_core.reranking import Reranker
 from capeval_core.weights.catalogue import WeightsEntry
+
+_IMAGES = (
+    "images, one per {}: paths, bytes, PIL, numpy or torch arrays, `datasets` images or a whole `datasets` "
+    "column."
+)
 
 
 @dataclass(frozen=True)
 class MetricDescription:
     """A metric's class attributes in words.
 
-    name: for `load`. title: as papers write it. summary: one sentence.
+    name: as `load` knows it. title: as papers write it. summary: one sentence.
+    command: of `capeval` that scores with it.
     range: of the score at the default options, e.g. `0 to 1.33`, or `relative`.
     better: `higher is better` or `lower is better`.
-    references: `with references` or `without references`. media: e.g. `image`.
-    weights: repository of the default weights, or `none`.
-    licence: of these weights, `not stated` or `none needed`.
+    references: `with references` or `without references`. media: what it looks at, e.g. `image`.
+    compares: what a caption is compared with. mean: of which captions its value is the mean.
+    inputs: arguments of its module's `compute`, and their meaning. predictions: an example of the first.
+    weights: repository of the default weights, or `none`. licence: of these, `not stated` or `none needed`.
     citation: authors, title and venue of the paper. address: its URL.
-    relative: why scores are comparable within one set only, None if they stand by themselves.
+    relative: why its scores can be compared within one set only; None if with those of other sets, too.
     """
 
     name: str
     title: str
     summary: str
+    command: str
     range: str
     better: str
     references: str
     media: str
+    compares: str
+    mean: str
+    inputs: Mapping[str, str]
+    predictions: str
     weights: str
     licence: str
     citation: str
@@ -47,49 +61,54 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
     >>> refpacs = describe_metric(metric_class("refpacs"))
     >>> refpacs.range, refpacs.better, refpacs.references, refpacs.licence
     ('0 to 1.33', 'higher is better', 'with references', 'not stated')
+    >>> list(refpacs.inputs)
+    ['predictions', 'images', 'references', 'per_caption']
     """
     low, high = metric.range
     citation, _, address = metric.paper.rpartition(" ")
-    return MetricDescription(
+    inputs = {
+        "predictions": "captions, one string per row.",
+        "images": _IMAGES.format("caption"),
+        "references": "per caption a list of texts, or one text; any number each.",
+        "per_caption": "`compute` also gives scores, parts and errors per caption, the signature and counts.",
+    }
+    if not metric.needs_references:
+        del inputs["references"]
+    described = MetricDescription(
         name=metric.name,
         title=metric.title,
         summary=metric.summary,
-        range="relative" if metric.relative else f"{low:.3g} to {high:.3g}",
+        command="score",
+        range=f"{low:.3g} to {high:.3g}",
         better=f"{'higher' if metric.higher_is_better else 'lower'} is better",
         references=f"{'with' if metric.needs_references else 'without'} references",
         media=", ".join(metric.media),
+        compares="its image and its references" if metric.needs_references else "its image",
+        mean="captions that have a score",
+        inputs=inputs,
+        predictions="...",
         weights=metric.default_weights.repository if metric.default_weights else "none",
         licence=licence_in_words(metric.default_weights) if metric.default_weights else "none needed",
         citation=citation.rstrip(","),
         address=address,
-        relative=metric.relative,
     )
-
-
-def describe_inputs(metric: type[CaptionMetric]) -> dict[str, str]:
-    """The arguments of `compute` in a metric's `evaluate` module.
-
-    >>> from capeval_core.registry import metric_class
-    >>> list(describe_inputs(metric_class("refpacs")))
-    ['predictions', 'images', 'references', 'per_caption']
-    """
-    inputs = {
-        "predictions": "captions, one string per row.",
-        "images": "images, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images or "
-        "a whole `datasets` column.",
-        "references": "per caption a list of texts, or one text; any number each.",
-        "per_caption": "`compute` also gives scores, parts and errors per caption, the signature and counts.",
-    }
-    if metric.pools:
-        inputs |= {
-            "predictions": "pools, per image a list of candidate captions, any number each.",
-            "images": inputs["images"].replace("one per caption", "one per pool"),
-            "per_caption": "`compute` also gives per image the choice, its score and all parts of "
-            "every candidate, errors, the signature and counts.",
-        }
-    if not metric.needs_references:
-        del inputs["references"]
-    return inputs
+    if issubclass(metric, Reranker):
+        return replace(
+            described,
+            command="rerank",
+            range="relative",
+            compares="its image and the other candidates",
+            mean="chosen captions",
+            inputs={
+                "predictions": "pools, per image a list of candidate captions, any number each.",
+                "images": _IMAGES.format("pool"),
+                "per_caption": "`compute` also gives per image the choice, its score and those of every "
+                "candidate, errors, the signature and counts.",
+            },
+            predictions="[...], ...",
+            relative=metric.relative,
+        )
+    return described
 
 
 def licence_in_words(weights: WeightsEntry) -> str:

@@ -1,14 +1,15 @@
-"""The contract of every metric: from captions to rows, and from rows to a result."""
+"""The contract of every metric: check -> prepare -> encode -> aggregate."""
 
 from __future__ import annotations
 
+import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,20 +19,19 @@ from tqdm import tqdm
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
 from capeval_core.inputs.problems import folder_path
-from capeval_core.inputs.samples import Samples, check_samples, windows
-from capeval_core.memory import FreedMemory
+from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.options import CorpusOptions, CorpusStatistics
 from capeval_core.options import Options as CommonOptions
-from capeval_core.result import Counts, Result
-from capeval_core.rows import RowStore, canonical, check_folder, content_key
+from capeval_core.result import Counts, Published, Result, Values
+from capeval_core.row_store import RowStore, check_folder
+from capeval_core.rows import RowCollector, canonical
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
 if TYPE_CHECKING:
     from capeval_core.models.model import CheckedModel
 
-TEXTS_AT_ONCE = 65_536
-"""Captions and references that are encoded together, which bounds memory for any number of captions."""
-_TEXTS_BETWEEN_ROWS = 8_192  # where rows are kept on disk, so that a kill loses less
+Self = TypeVar("Self", bound="CaptionMetric")
 
 
 @dataclass(frozen=True)
@@ -42,40 +42,13 @@ class Model:
     fingerprint: str
 
 
-@dataclass(frozen=True)
-class Published:
-    """A value that a paper reports, so that a reader can place another one beside it.
-
-    captions: whose captions were scored. value: their mean. dataset: on which images. weights: with which
-    weights, a repository of the catalogue. source: paper and table. settings: what it was computed with
-    instead of the default options, in words; '' if those were the options.
-    """
-
-    captions: str
-    value: float
-    dataset: str
-    weights: str
-    source: str
-    settings: str = ""
-
-
-@dataclass(frozen=True)
-class Values:
-    """scores: (n,) float64, NaN where a row failed. parts: named components, (n,) each.
-
-    of: the place of each score's row, for a metric that does not score every row; None: every row has one.
-    """
-
-    scores: np.ndarray[Any, np.dtype[np.float64]]
-    parts: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
-    of: np.ndarray[Any, np.dtype[np.int64]] | None = None
-
-
 class CaptionMetric(ABC):
-    """A caption metric: what it is, and how captions become rows and rows a result.
+    """A caption metric: captions and images are checked and encoded to rows, rows are aggregated to scores.
 
     A subclass states the class attributes, opens its models in `open_models`, and implements `encode`
-    (neural, per caption) and `aggregate` (cheap, sees all rows).
+    (neural, per caption) and `aggregate` (cheap, sees all rows). If encoding needs statistics of the whole
+    corpus, its options are `CorpusOptions`, `prepare` makes the statistics, and `encode` reads them from
+    `options.statistics`.
     """
 
     name: ClassVar[str]
@@ -88,13 +61,9 @@ class CaptionMetric(ABC):
     range: ClassVar[tuple[float, float]]
     higher_is_better: ClassVar[bool] = True
     needs_references: ClassVar[bool] = False
-    pools: ClassVar[bool] = False
-    """Whether it takes a list of candidates per image, and scores the one that it chooses."""
-    relative: ClassVar[str | None] = None
-    """Why a score has a meaning within the set that was scored only; None if it stands by itself."""
     media: ClassVar[tuple[str, ...]] = ("image",)
     plots: ClassVar[bool] = False
-    """Whether what `Result.explain` gives can be drawn, by its `plot()`."""
+    """Whether the evidence that `Result.explain` returns has a `plot()`."""
     default_weights: ClassVar[WeightsEntry | None] = None
     """None: the metric has no weights."""
     tiny: ClassVar[str | None] = None
@@ -102,14 +71,14 @@ class CaptionMetric(ABC):
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
     published: ClassVar[tuple[Published, ...]] = ()
-    """What papers report for this metric, lowest first; each says how it differs from the default options."""
+    """Means that papers report for this metric, lowest first."""
 
     def __init__(self, options: CommonOptions) -> None:
         self.check_options(options)
         self.options = options
         self.cache = shared_cache(options.cache)
         self.models = self.open_models()
-        self._stores: dict[Path, RowStore] = {}
+        self._stores: dict[tuple[Path, str], RowStore] = {}
 
     @classmethod
     def encoder_class(cls) -> type[CheckedModel]:
@@ -124,6 +93,13 @@ class CaptionMetric(ABC):
         """Load every model that rows depend on, by its name in the signature; none for a metric without."""
         return {}
 
+    def prepare(self, texts: Sequence[str]) -> CorpusStatistics | None:
+        """Statistics of a corpus that encoding needs, from all its captions, then all its references.
+
+        No model runs. None: encoding needs none.
+        """
+        return None
+
     @abstractmethod
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         """Tables of schema `ROW` that cover the batch in order; a row does not depend on other rows."""
@@ -132,7 +108,7 @@ class CaptionMetric(ABC):
     def aggregate(self, rows: pa.Table) -> Values:
         """Scores and parts of rows that are sorted by index: the formula of the paper.
 
-        It sees all rows, so statistics of the corpus (idf, z-scores) are made here, of what rows hold.
+        It sees all rows, so statistics that follow from them (idf, z-scores) are made here.
         """
 
     def weights_folder(self) -> WeightsFolder:
@@ -151,16 +127,6 @@ class CaptionMetric(ABC):
             )
         return folder
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
-        """What `Result.explain` shows of each caption: by default its text, its image and its parts."""
-        return {
-            row: {"caption": sample.caption, "image": sample.image.name}
-            | {name: part[row] for name, part in parts.items()}
-            for row, sample in enumerate(samples)
-        }
-
     def score(
         self,
         captions: Sequence[str] | Sequence[Sequence[str]],
@@ -173,7 +139,7 @@ class CaptionMetric(ABC):
         """Score captions against their images (and references).
 
         Args:
-            captions: n texts; for a metric that chooses (`pools`), n lists of texts.
+            captions: n texts; for a `Reranker` n lists of candidates.
             images: n images, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images
                 or a whole `datasets` column. Equal images are encoded once.
             references: per caption a list of texts, or one text; any number each.
@@ -202,22 +168,15 @@ class CaptionMetric(ABC):
         if rows is not None:
             check_folder(rows)
         samples = self.check(captions, images, references)
-        return self.score_samples(samples, rows=rows, progress=progress)
-
-    def score_samples(
-        self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
-    ) -> Result:
-        """The result of input that `check` or `check_input` has found sound; the rest is as for `score`."""
-        encoded = self.encode_all(samples, rows=rows, progress=progress)
-        self.flush()
-        return self.combine(encoded, samples=samples)
+        table = self.prepared(samples).encode_all(samples, rows=rows, progress=progress)
+        return self.combine(table, samples=samples)
 
     def check(
         self, captions: Any, images: Any, references: Any = None, *, called: str = "captions"
     ) -> Samples:
-        """Everything that a user handed in, checked by this metric's needs and options.
+        """The input of `score`, checked by this metric's needs and options.
 
-        `called` is what messages call the captions. Errors are those of `score`, before any model runs.
+        `called` is the name of the captions in messages. Errors are those of `score`, before any model runs.
         """
         return self.check_input(self.options, captions, images, references, called=called)
 
@@ -239,25 +198,33 @@ class CaptionMetric(ABC):
             check_folder(options.rows)
 
     @classmethod
-    def check_input(
-        cls,
-        options: CommonOptions,
-        captions: Any,
-        images: Any,
-        references: Any = None,
-        *,
-        called: str = "captions",
-    ) -> Samples:
-        """What `check` does with these options, before any weights are opened."""
+    def check_input(cls, options: CommonOptions, *inputs: Any, called: str = "captions") -> Samples:
+        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`."""
         return check_samples(
-            captions,
-            images,
-            references,
+            *inputs,
             needs_references=cls.needs_references,
             on_error=options.on_error,
             empty=options.empty,
             called=called,
         )
+
+    @classmethod
+    def check_prepared(cls, options: CommonOptions) -> None:
+        """Refuse options by which no part of a corpus can be encoded, since its statistics are missing."""
+        if isinstance(options, CorpusOptions) and options.statistics is None:
+            raise ValueError(
+                f"{cls.name} needs statistics of the whole corpus before it encodes a part: make them by "
+                f"capeval_core.load({cls.name!r}, ...).prepare(captions + references) and pass statistics=..."
+            )
+
+    def prepared(self: Self, samples: Samples) -> Self:
+        """This metric with the statistics of a whole corpus, where it needs them and was opened without."""
+        if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:
+            return self
+        texts = [*samples.captions, *(text for row in samples.references or [] for text in row)]
+        prepared = object.__new__(type(self))  # the models stay open, which a new metric would open again
+        vars(prepared).update(vars(self), options=replace(self.options, statistics=self.prepare(texts)))
+        return prepared
 
     def encode_all(
         self,
@@ -266,60 +233,42 @@ class CaptionMetric(ABC):
         rows: str | PathLike[str] | None = None,
         progress: bool = False,
     ) -> pa.Table:
-        """Rows of checked samples, what `combine` makes a result of; a row's index is its sample's.
+        """Rows of checked samples, for `combine`; a row's index is its sample's.
 
         Args:
-            samples: as `check_samples` gives them; their indices may be a part of a larger input's.
+            samples: from `check`; their indices may be a part of a larger input's.
             rows, progress: as for `score`.
 
         Raises:
-            ValueError: an image broke after it was checked, and `on_error` is "raise".
+            ValueError: an image broke after it was checked, and `on_error` is "raise"; or the metric needs
+                statistics of the whole corpus.
         """
-        folder = rows if rows is not None else self.options.rows
-        with self.progress_bar(len(samples), progress) as bar:
-            store = None if folder is None else self.store(folder, self.ROW, self.stamp())
-            return self.fill(samples, self.encode, store, bar)
+        self.check_prepared(self.options)
+        folder = self.options.rows if rows is None else rows
+        with (
+            self.progress_bar(len(samples), progress) as bar,
+            self.collector(samples, self.ROW, folder, self.stamp(), bar) as collector,
+        ):
+            for window in collector.windows():
+                for table in self.encode(window):
+                    collector.add(table)
+        return collector.table()
 
     def progress_bar(self, captions: int, shown: bool) -> tqdm[Any]:
         """A bar of so many captions; it shows on a terminal only."""
         return tqdm(total=captions, desc=self.name, unit="caption", disable=None if shown else True)
 
-    def fill(
+    def collector(
         self,
         samples: Samples,
-        encode: Callable[[Samples], Iterator[pa.Table]],
-        store: RowStore | None,
+        schema: pa.Schema,
+        folder: str | PathLike[str] | None,
+        stamp: Mapping[str, Any],
         bar: tqdm[Any],
-    ) -> pa.Table:
-        """Rows of samples: those that the store has, and the others by `encode`, window by window.
-
-        Args:
-            encode: as the method.
-            store: keeps what is encoded, so that an interrupted run goes on where it stopped; None: nothing
-                is kept.
-        """
-        tables, texts, freed = [], TEXTS_AT_ONCE, FreedMemory()
-        if store is not None:
-            reused, missing = store.reuse(samples.indices, lambda row: content_key(samples, row))
-            bar.update(len(reused))
-            tables.append(reused)
-            samples, texts = samples.select(missing), _TEXTS_BETWEEN_ROWS
-        try:
-            for window in windows(samples, texts):
-                start = 0
-                for table in encode(window):
-                    if store is not None:
-                        store.append(table, [content_key(window, start + i) for i in range(len(table))])
-                    self._refuse_errors(table)
-                    tables.append(table)
-                    start += len(table)
-                    freed.add(len(table))
-                    bar.update(len(table))
-        except BaseException:
-            if store is not None:
-                store.flush()  # on errors and Ctrl-C too: nothing that was computed is lost
-            raise
-        return pa.concat_tables(tables)
+    ) -> RowCollector:
+        """A `RowCollector` of samples; `folder` and `stamp` are those of its store, if it has one."""
+        store = None if folder is None else self.store(folder, schema, stamp)
+        return RowCollector(samples, schema, store, bar, refuse_errors=self.options.on_error == "raise")
 
     def store(self, folder: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> RowStore:
         """The rows in a folder, opened once; `flush` writes them.
@@ -327,36 +276,30 @@ class CaptionMetric(ABC):
         Raises:
             TypeError, ValueError: the folder holds rows of another stamp, or is not a folder of rows.
         """
-        path = folder_path("rows", folder).resolve()
-        if path not in self._stores:
-            self._stores[path] = RowStore(folder, schema, stamp)
-        return self._stores[path]
+        key = folder_path("rows", folder).resolve(), json.dumps(stamp, sort_keys=True)
+        if key not in self._stores:
+            self._stores[key] = RowStore(folder, schema, stamp)
+        return self._stores[key]
 
     def flush(self) -> None:
-        """Write rows that are not on disk yet; `score` does it at its end."""
+        """Write rows that are not on disk yet; `combine` does it, too."""
         for store in self._stores.values():
             store.flush()
-
-    def _refuse_errors(self, table: pa.Table) -> None:
-        """An image that broke after it was checked: an error, unless the user wants NaN."""
-        if self.options.on_error == "raise" and table["error"].null_count < len(table):
-            reasons = table["error"].drop_null().to_pylist()
-            raise ValueError("\n".join(reasons))
 
     def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
         """The result of rows, gathered in any order and from any number of processes.
 
         Rows are sorted by index, and of several rows with one index the last counts.
         """
+        self.flush()
         rows = canonical(rows)
         values = self.aggregate(rows)
-        scored = rows if values.of is None else rows.take(pa.array(values.of, pa.int64()))
-        error = scored["error"].to_pylist()
+        scored = values.scored(rows)
         scores = [float(score) for score in values.scores]
-        failed = {
-            i: error[i] or "the score is not a finite number"
-            for i, s in enumerate(scores)
-            if not np.isfinite(s)
+        errors = {
+            i: error or "the score is not a finite number"
+            for i, (score, error) in enumerate(zip(scores, scored["error"].to_pylist(), strict=True))
+            if not np.isfinite(score)
         }
         parts = {
             name: part.tolist() if isinstance(part, np.ndarray) else list(part)
@@ -375,14 +318,23 @@ class CaptionMetric(ABC):
             signature=self.signature(rows),
             counts=Counts(
                 captions=len(scored),
-                failed=len(failed),
+                failed=len(errors),
                 truncated=int(np.count_nonzero(scored["truncated"].to_numpy())),
                 empty=int(np.count_nonzero(scored["empty"].to_numpy())),
             ),
-            errors=failed,
+            errors=errors,
             evidence=evidence,
-            relative=self.relative,
         )
+
+    def evidence_of(
+        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
+    ) -> dict[int, dict[str, Any]]:
+        """What `Result.explain` returns for each caption: by default its text, image and parts."""
+        return {
+            row: {"caption": sample.caption, "image": sample.image.name}
+            | {name: part[row] for name, part in parts.items()}
+            for row, sample in enumerate(samples)
+        }
 
     def signature(self, rows: pa.Table | None = None) -> str:
         """Everything that a score depends on, in one line; `rows` add the number of references."""

@@ -1,4 +1,4 @@
-"""Options as one frozen dataclass, from which everything that names them is generated."""
+"""Options as frozen dataclasses, from which keywords, flags, signatures and tables are generated."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -30,6 +31,7 @@ def option(
     encodes: bool = False,
     minimum: float | None = None,
     folder: bool = False,
+    flag: bool = True,
 ) -> Any:
     """A field of an options class.
 
@@ -38,9 +40,10 @@ def option(
     encodes: whether rows depend on it, so that rows on disk of another value are refused.
     minimum: the least number allowed.
     folder: whether a text is the path of a folder.
+    flag: whether the command line has a flag for it.
     """
-    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum, "folder": folder}
-    return field(default=default, metadata=metadata)
+    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum}
+    return field(default=default, metadata={**metadata, "folder": folder, "flag": flag})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,7 @@ class Settings:
 
     @classmethod
     def of(cls: type[Self], whose: str, keywords: dict[str, Any]) -> Self:
-        """The options of keyword arguments; an unknown one is an error with the nearest known name."""
+        """Options from keyword arguments; an unknown name is an error with the nearest known one."""
         known = [spec.name for spec in fields(cls)]
         problems = Problems()
         for name in [name for name in keywords if name not in known]:
@@ -82,7 +85,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """What every metric can be told; a metric adds its own."""
+    """The options of every metric; a metric adds its own."""
 
     weights: str | PathLike[str] | None = option(
         None,
@@ -119,13 +122,39 @@ class Options(Settings):
     )
 
     def encoding(self) -> dict[str, Any]:
-        """The options that rows depend on, and their values."""
-        return {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.metadata["encodes"]}
+        """The options that rows depend on, and their values in JSON's types."""
+        names = [spec.name for spec in fields(self) if spec.metadata["encodes"]]
+        return {name: _recorded(getattr(self, name)) for name in names}
 
     def signed(self) -> list[str]:
         """`name:value` of each option that moves the score, in the order of the class."""
-        signs = [(spec.metadata["sign"], getattr(self, spec.name)) for spec in fields(self)]
+        signs = [(spec.metadata["sign"], _recorded(getattr(self, spec.name))) for spec in fields(self)]
         return [f"{sign}:{_compact(value)}" for sign, value in signs if sign and value is not None]
+
+
+class CorpusStatistics(ABC):
+    """Statistics of a whole corpus that encoding needs, e.g. an idf table, made by `CaptionMetric.prepare`.
+
+    They can be pickled: processes that encode parts of one corpus share them.
+    """
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Digest of the content, for stamps of rows and signatures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(Options):
+    """The options of a metric whose encoding needs statistics of the whole corpus."""
+
+    statistics: CorpusStatistics | None = option(
+        None,
+        "statistics of a corpus, made by `prepare`; None: of the texts that are scored, all of them at once",
+        sign="statistics",
+        encodes=True,
+        flag=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -137,6 +166,7 @@ class OptionDescription:
     default: Any
     help: str
     choices: tuple[Any, ...]
+    flag: bool = True
 
 
 def describe_options(options: type[Settings]) -> list[OptionDescription]:
@@ -151,9 +181,8 @@ def describe_options(options: type[Settings]) -> list[OptionDescription]:
         members = _members(hints[spec.name])
         choices = tuple(m for m in members if not isinstance(m, type))
         names = [repr(m) if not isinstance(m, type) else _TYPE_NAMES.get(m, m.__name__) for m in members]
-        described.append(
-            OptionDescription(spec.name, " | ".join(names), spec.default, spec.metadata["help"], choices)
-        )
+        help, flag = spec.metadata["help"], spec.metadata["flag"]
+        described.append(OptionDescription(spec.name, " | ".join(names), spec.default, help, choices, flag))
     return described
 
 
@@ -218,6 +247,11 @@ def _shown(value: Any) -> str:
 def _is_recorded(spec: dataclasses.Field[Any]) -> bool:
     """Whether signatures or stamps have the value in them."""
     return spec.name == "weights" or spec.metadata["encodes"] or spec.metadata["sign"] is not None
+
+
+def _recorded(value: Any) -> Any:
+    """The value of an option as stamps and signatures hold it."""
+    return value.fingerprint if isinstance(value, CorpusStatistics) else value
 
 
 def _compact(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Lists of numbers of different lengths, one per row, and what rows are made of by them."""
+"""Ragged arrays: lists of numbers of different lengths, one per row."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Ragged:
         return maxima
 
     def argmax(self) -> Integers:
-        """(n,) place among `values` of each list's first maximum, -1 of an empty list."""
-        places = np.full(len(self.lengths), -1, dtype=np.int64)
+        """(n,) position in `values` of each list's first maximum, -1 of an empty list."""
+        positions = np.full(len(self.lengths), -1, dtype=np.int64)
         best = np.flatnonzero(self.values == self.max()[self.owner])[::-1]
-        places[self.owner[best]] = best  # the first of several is written last
-        return places
+        positions[self.owner[best]] = best  # the first of several is written last
+        return positions
 
     def joined(self, lengths: Integers) -> Ragged:
         """Consecutive lists joined: `lengths[i]` of them make list i."""
@@ -70,7 +70,7 @@ class Ragged:
 
 
 def inner(column: pa.ListArray | pa.ChunkedArray) -> tuple[pa.Array, Integers]:
-    """What the lists of a column hold, one after the other, and the length of each list."""
+    """The values of the lists of a column, one after the other, and the length of each list."""
     lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return lists.flatten(), lengths

@@ -32,7 +32,7 @@ METRICS: dict[str, str] = {
     "refclips": "capeval_core.scores.clips:RefClipS",
     "hices": "capeval_core.scores.hice:HiceS",
     "refhices": "capeval_core.scores.hice:RefHiceS",
-    "eco": "capeval_core.scores.eco:Eco",
+    "eco": "capeval_core.scores.eco.metric:Eco",
 }
 """Name and class of every metric of this package."""
 

@@ -1,4 +1,4 @@
-"""What comes out of every metric."""
+"""The result of every metric: scores and parts per caption, their mean, intervals, tests and signature."""
 
 from __future__ import annotations
 
@@ -10,13 +10,46 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from capeval_core.statistics import Clusters, Comparison, Interval, mean_interval, paired_comparison
 
 
 @dataclass(frozen=True)
+class Values:
+    """The scores that a metric's formula makes of rows.
+
+    scores: (n,) float64, NaN where a row failed. parts: named components, (n,) each.
+    """
+
+    scores: np.ndarray[Any, np.dtype[np.float64]]
+    parts: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
+
+    def scored(self, rows: pa.Table) -> pa.Table:
+        """The row of each score: all of them, in order."""
+        return rows
+
+
+@dataclass(frozen=True)
+class Published:
+    """A mean that a paper reports, to compare another one with.
+
+    captions: whose captions were scored. value: their mean. dataset: on which images. weights: with which
+    weights, a repository of the catalogue. source: paper and table. settings: the options that differed from
+    the defaults, in words; '' if none did.
+    """
+
+    captions: str
+    value: float
+    dataset: str
+    weights: str
+    source: str
+    settings: str = ""
+
+
+@dataclass(frozen=True)
 class Counts:
-    """How many captions there are, and how many of them are special.
+    """The number of captions, and of those that failed, were truncated or are empty.
 
     captions: all. failed: without a finite score (see `Result.errors`). truncated: longer than the text
     encoder reads, counting a caption's references. empty: scored although they are empty.
@@ -39,8 +72,8 @@ class Result:
     signature: everything that the numbers depend on; two results are comparable if it is equal.
     counts: failures, truncated and empty captions.
     errors: index of each failed caption and why.
-    relative: why a score has a meaning within this very set only, so that there is no interval and no
-        comparison; None for metrics whose scores stand by themselves.
+    relative: why scores can be compared within this set only, so that interval() and compare() are undefined;
+        None where they can be compared with those of other sets.
     """
 
     metric: str
@@ -55,10 +88,8 @@ class Result:
     relative: str | None = None
 
     def __repr__(self) -> str:
-        found = (
-            f"{self.key}={self.mean:.4f}, {self.counts.captions:,} captions, {self.counts.failed:,} failed"
-        )
-        return f"Result({found}, signature={self.signature!r})"
+        counts = f"{self.counts.captions:,} captions, {self.counts.failed:,} failed"
+        return f"Result({self.key}={self.mean:.4f}, {counts}, signature={self.signature!r})"
 
     @property
     def mean(self) -> float:
@@ -97,7 +128,7 @@ class Result:
         return paired_comparison(self._clusters(), other._clusters(), level=level)
 
     def explain(self, index: int) -> Mapping[str, Any]:
-        """Where caption `index`'s score comes from.
+        """The evidence of the score of caption `index`.
 
         Raises:
             ValueError: the evidence was not kept. IndexError: no such caption.
@@ -151,9 +182,9 @@ class Result:
             relative=saved.get("relative"),
         )
 
-    def _refuse_relative(self, asked: str) -> None:
+    def _refuse_relative(self, method: str) -> None:
         if self.relative is not None:
-            raise ValueError(f"{asked} says nothing of {self.metric}: {self.relative}")
+            raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
 
     def _clusters(self) -> Clusters:
         return Clusters.of(self.scores, self.groups)
@@ -176,7 +207,7 @@ def json_text(content: Any) -> str:
 
 
 def _check_types(saved: Mapping[str, Any]) -> None:
-    """Refuse what is no result before anything is computed with it."""
+    """Refuse a value that is no result before anything is computed with it."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"expected an object, found {_shown(saved)}")
     fields = {"metric": str, "key": str, "signature": str, "scores": list, "groups": list}

@@ -1,42 +1,32 @@
-"""Rows of plain numbers, one per caption: what encoding leaves and scores are made of."""
+"""Row schemas of per-caption statistics, and the collection of rows while they are encoded."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
-import tempfile
-import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
+from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
+from tqdm import tqdm
 
-from capeval_core.inputs.problems import folder_path
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.visual import ImageError
-from capeval_core.shards import (
-    STAMP,
-    DamagedError,
-    is_foreign,
-    members,
-    read_shard,
-    read_stamp,
-    stamp_of_shards,
-    write_shard,
-    write_stamp,
-)
-from capeval_core.writing import PARTIAL
 
+if TYPE_CHECKING:
+    from capeval_core.row_store import RowStore
+
+TEXTS_AT_ONCE = 65_536
+"""Captions and references that are encoded together, which bounds memory for any number of captions."""
+_TEXTS_BETWEEN_SHARDS = 8_192  # where rows are stored on disk, so that a kill loses less
 _MEANING = "meaning"  # key of a column's metadata
-_CONTENT = "content"
 
 
 def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
@@ -53,10 +43,6 @@ COMMON = (
     column("empty", pa.bool_(), 'whether the caption is empty, which `empty="score"` allows'),
 )
 """The columns that every metric's rows begin with."""
-
-
-_NEVER_NULL = (*(spec.name for spec in COMMON if spec.name != "error"), _CONTENT)
-_LARGEST_INDEX = 1 << 48  # more captions than any input has
 
 
 def row_schema(*own: pa.Field) -> pa.Schema:
@@ -95,7 +81,7 @@ def common_columns(
     errors: list[str | None],
     truncated: NDArray[np.integer[Any]],
 ) -> dict[str, Any]:
-    """The common columns for a part of a batch; an encoder knows the keyword arguments."""
+    """The common columns for a part of a batch; the keyword arguments come from the encoder."""
     captions = batch.captions[part]
     references = [[]] * len(captions) if batch.references is None else batch.references[part]
     return {
@@ -109,7 +95,7 @@ def common_columns(
 
 
 def content_key(samples: Samples, row: int) -> str:
-    """Key of what row `row` was made from."""
+    """Key of the caption, image and references of row `row`."""
     references = samples.references[row] if samples.references else []
     try:
         image = samples.images[row].key
@@ -126,213 +112,103 @@ def canonical(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(len(index) - 1 - last_reversed)).combine_chunks()
 
 
-def check_folder(path: str | PathLike[str]) -> Path:
-    """The folder that `rows=` means, if rows can be kept there; it changes nothing on the disk.
+class RowCollector:
+    """The rows of samples: those that a store has, and the others as they are encoded, window by window.
 
-    A folder that holds rows passes even where it is read-only: they can be reused.
-
-    Raises:
-        TypeError, ValueError: no path, a file, a folder of something else, or a place where nothing can be
-            written.
-    """
-    folder = folder_path("rows", path)
-    shown, existing = f"rows={str(folder)!r}", folder
-    try:
-        if folder.is_dir():
-            if is_foreign(folder):
-                raise ValueError(f"{shown} is a folder of something else: pass an empty or new one")
-            stamp = folder / STAMP
-            if stamp.exists() and not stamp.is_file():
-                raise ValueError(
-                    f"{shown}: {STAMP} there is no regular file: delete it, or pass another folder"
-                )
-            if any(path.suffix != PARTIAL for path in folder.iterdir()):
-                return folder
-        elif folder.exists() and not folder.is_dir():  # another run may have made it at this moment
-            raise ValueError(f"{shown} is a file: pass a folder for the rows")
-        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        with tempfile.TemporaryFile(dir=existing) as probe:
-            probe.write(bytes(4096))
-    except OSError as error:
-        what = "nothing can be written there" if existing == folder else "no folder can be made there"
-        raise ValueError(f"{shown}: {what} ({error.strerror}): pass another folder") from error
-    return folder
-
-
-class RowStore:
-    """Rows on disk, so that an interrupted run loses next to nothing.
-
-    The folder holds Parquet shards and a stamp of everything that encoding depends on; it refuses
-    to be opened with another stamp. Each row carries a key of its caption, image and references,
-    so a row is only reused for the very same content. A shard's name holds a digest of the file, and its
-    metadata the stamp: damage is noticed and costs the shard's own rows, and a lost stamp is made again.
-
-    A disk that fills up or turns read-only costs one warning: from then on rows are in memory only.
+        with RowCollector(samples, schema, store, bar, refuse_errors=True) as collector:
+            for window in collector.windows():
+                for table in encode(window):
+                    collector.add(table)
+        rows = collector.table()
 
     Args:
-        path: folder, made if it does not exist.
+        samples: checked input; a row's index is its sample's.
         schema: of the rows.
-        stamp: settings and fingerprints, in JSON's types.
-
-    Raises:
-        TypeError, ValueError: the folder holds rows of other settings, or `check_folder` refuses it.
+        store: keeps what is encoded, so that an interrupted run goes on where it stopped; None: nothing is
+            kept.
+        bar: counts rows.
+        refuse_errors: whether a row with an error ends the run.
     """
 
-    _SECONDS, _ROWS = 5.0, 65_536  # a shard is written after this long or this many rows
+    def __init__(
+        self,
+        samples: Samples,
+        schema: pa.Schema,
+        store: RowStore | None,
+        bar: tqdm[Any],
+        *,
+        refuse_errors: bool,
+    ) -> None:
+        self._tables = [schema.empty_table()]
+        self._missing, self._texts = samples, TEXTS_AT_ONCE
+        self._added = 0
+        self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
+        self._memory = FreedMemory()
+        if store is not None:
+            reused, missing = store.reuse(samples.indices, lambda row: content_key(samples, row))
+            self._tables.append(reused)
+            self._missing, self._texts = samples.select(missing), _TEXTS_BETWEEN_SHARDS
+            bar.update(len(reused))
 
-    def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
-        self.path = check_folder(path)
-        self.schema = schema
-        self._waiting: list[pa.Table] = []
-        self._rows: list[pa.Table] = []  # everything that this store has read or been given
-        self._known: dict[int, str] | None = None  # content of each index's row, read when it is first needed
-        self._written_at = time.monotonic()
-        self._writable = True
-        columns = ", ".join(f"{field.name} {field.type}" for field in schema)
-        self._stamp: dict[str, Any] = json.loads(json.dumps({**stamp, "columns": columns}))
-        self._claim()
+    def windows(self) -> Iterator[Samples]:
+        """The samples that have no row yet, as many at once as memory allows."""
+        return windows(self._missing, self._texts)
 
-    def _claim(self) -> None:
-        note = self.path / STAMP
-        found, whole = read_stamp(note)
-        if not whole:
-            from_shards = stamp_of_shards(self.path)
-            found, whole = read_stamp(note)  # another run may have claimed the folder in the meantime
-        if not whole:
-            if from_shards is not None or (found is None and note.exists()):
-                warnings.warn(f"rows: {note} is lost or damaged, it is made again", stacklevel=5)
-            found = from_shards or found
-        if found is not None:
-            self._refuse_other_settings(found, self.path)
-        for member in [] if found is not None else members(self.path):
-            # The folder of a metric that keeps rows in folders below it, which lost its own stamp.
-            self._refuse_other_settings({**self._stamp, "metric": member.get("metric")}, self.path)
-        if whole:
-            return
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_stamp(self.path, self._stamp)
-        except OSError as error:
-            self._give_up(error)
-
-    def _refuse_other_settings(self, found: Mapping[str, Any], where: Path) -> None:
-        differing = [
-            f"{key}: {found.get(key)!r} there, {self._stamp.get(key)!r} now"
-            for key in sorted(found.keys() | self._stamp.keys())
-            if found.get(key) != self._stamp.get(key)
-            and (key != "columns" or found.get("metric") == self._stamp.get("metric"))
-        ]
-        if differing:
-            raise ValueError(
-                f"rows={str(where)!r} holds rows of other settings ({'; '.join(differing)}): "
-                "pass another folder, or the same settings"
-            )
-
-    def reuse(self, indices: Sequence[int], content: Callable[[int], str]) -> tuple[pa.Table, list[int]]:
-        """The stored rows of these indices, and the places of those that have none of the same content.
-
-        `content` gives the key of what stands at a place; it is only asked where there is a row.
-        """
-        known = self._contents()
-        reused = {row for row, i in enumerate(indices) if i in known and known[i] == content(row)}
-        missing = [row for row in range(len(indices)) if row not in reused]
-        if not reused:
-            return self.schema.empty_table(), missing
-        self._rows = [canonical(pa.concat_tables(self._rows))]
-        wanted = pa.array([indices[row] for row in reused], pa.int64())
-        return self._rows[0].filter(pc.is_in(self._rows[0]["index"], wanted)), missing
-
-    def _contents(self) -> dict[int, str]:
-        if self._known is None:
-            rows, self._known = self.read()
-            self._rows = [rows]
-        return self._known
-
-    def append(self, rows: pa.Table, content: Sequence[str]) -> None:
-        """Keep rows; `content` names each one's caption, image and references.
-
-        A row with an error is written, but not reused.
-        """
-        known = self._contents()
-        self._rows.append(rows)
-        for index, key, error in zip(
-            rows["index"].to_pylist(), content, rows["error"].to_pylist(), strict=True
-        ):
-            known.pop(index, None)
-            if error is None:
-                known[index] = key
-        self._waiting.append(rows.append_column(_CONTENT, pa.array(content, pa.string())))
-        waited = time.monotonic() - self._written_at
-        if waited > self._SECONDS or sum(map(len, self._waiting)) >= self._ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the rows that are still in memory."""
-        if self._waiting and self._writable:
-            try:
-                write_shard(self.path, pa.concat_tables(self._waiting), self._stamp)
-            except OSError as error:
-                self._give_up(error)
-        self._waiting = []
-        self._written_at = time.monotonic()
-
-    def _give_up(self, error: OSError) -> None:
-        """Rows on disk are no reason to lose a run: go on in memory."""
-        self._writable = False
-        warnings.warn(
-            f"rows={str(self.path)!r} cannot be written any more ({error.strerror}): rows that are not there "
-            "yet are kept in memory only, and a later run computes them again",
-            stacklevel=4,
-        )
-
-    def read(self) -> tuple[pa.Table, dict[int, str]]:
-        """All rows on disk without an error, one per index, and the content key of each index.
+    def add(self, table: pa.Table) -> None:
+        """The next rows, in the order of the windows.
 
         Raises:
-            ValueError: a shard holds rows of other settings.
+            ValueError: an image broke after it was checked, and `refuse_errors`.
         """
-        self.flush()
-        schema = self.schema.append(pa.field(_CONTENT, pa.string()))
-        shards = [self._shard(path, schema) for path in sorted(self.path.glob("*.parquet"))]
-        stored = canonical(pa.concat_tables([schema.empty_table(), *shards]))
-        stored = stored.filter(pc.is_null(stored["error"]))
-        content = dict(zip(stored["index"].to_pylist(), stored[_CONTENT].to_pylist(), strict=True))
-        return stored.drop_columns([_CONTENT]), content
+        if self._store is not None:
+            positions = range(self._added, self._added + len(table))
+            self._store.append(table, [content_key(self._missing, row) for row in positions])
+        if self._refuse_errors and table["error"].null_count < len(table):
+            raise ValueError("\n".join(table["error"].drop_null().to_pylist()))
+        self._tables.append(table)
+        self._added += len(table)
+        self._memory.add(len(table))
+        self._bar.update(len(table))
 
-    def _shard(self, path: Path, schema: pa.Schema) -> pa.Table:
-        try:
-            table, stamp = read_shard(path)
-            self._refuse_other_settings(stamp, path)
-            return _as_rows(table, schema)
-        except DamagedError as error:
-            warnings.warn(
-                f"rows: {path} {error}: what it held is computed again, and the file can be deleted",
-                stacklevel=2,
-            )
-            return schema.empty_table()
+    def table(self) -> pa.Table:
+        """All rows, in no certain order."""
+        return pa.concat_tables(self._tables)
 
-    def __enter__(self) -> RowStore:
+    def __enter__(self) -> RowCollector:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.flush()  # on errors and Ctrl-C too: nothing that was computed is lost
+        if error is not None and self._store is not None:
+            self._store.flush()  # on Ctrl-C too: nothing that was computed is lost
 
 
-def _as_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A shard's table as rows of a schema.
+class FreedMemory:
+    """Returns freed pages to the system, every so many rows of a long run.
 
-    Raises:
-        DamagedError: it lacks columns, has others of a name, or has rows that belong to no caption.
+    Decoded images of many sizes come and go in several threads, and glibc keeps the holes that they leave,
+    about 30 KB for each further image. Its settings are the host program's and stay as they are. Nothing
+    happens with another C library.
     """
-    try:
-        rows = table.select(schema.names).cast(schema)
-    except (pa.ArrowException, KeyError, ValueError) as error:
-        raise DamagedError(f"does not hold these columns ({str(error).strip(chr(39))})") from error
-    for name in _NEVER_NULL:
-        if rows[name].null_count:
-            raise DamagedError(f"has rows without {name}")
-    if len(rows) and not 0 <= pc.min(rows["index"]).as_py() <= pc.max(rows["index"]).as_py() < _LARGEST_INDEX:
-        raise DamagedError("has rows whose index is that of no caption")
-    return rows
+
+    _ROWS = 512  # between two returns: what piles up in between is some tens of megabytes
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def add(self, rows: int) -> None:
+        """Count rows that have been made."""
+        self._rows += rows
+        trim = _malloc_trim()
+        if self._rows >= self._ROWS and trim is not None:
+            trim(0)
+            self._rows = 0
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim

@@ -69,12 +69,12 @@ class Comparison:
 
     @property
     def test(self) -> str:
-        """What the p-value comes from."""
+        """The name of the test."""
         return TEST
 
     @property
     def verdict(self) -> str:
-        """What interval and p-value say, in words."""
+        """The outcome of interval and p-value, in words."""
         level = f"{100 * self.interval.level:.12g}%"
         if self.interval.low > 0 or self.interval.high < 0:
             than = "higher" if self.difference > 0 else "lower"

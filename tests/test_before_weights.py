@@ -10,6 +10,7 @@ import pytest
 
 import capeval_core
 from capeval_core.registry import metric_class
+from capeval_core.reranking import Reranker
 from tests.counting import counted
 from tests.test_contract import EVERY, opened, score
 
@@ -50,7 +51,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_weights_are_opened(tmp_p
 def test_input_is_checked_without_weights(name: str, images: list[Path]) -> None:
     metric = metric_class(name)
     options = metric.Options.of(name, {"weights": ABSENT})
-    texts = [["a dog", ""]] if metric.pools else [""]
+    texts = [["a dog", ""]] if issubclass(metric, Reranker) else [""]
     message = refusal(lambda: metric.check_input(options, texts, [*images[:1], "no-such.png"]))
     assert "captions[0]" in message and "no-such.png" in message and "weights" not in message
 

@@ -26,13 +26,16 @@ from capeval_core.inputs.samples import check_samples
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 from capeval_core.weights.catalogue import WeightsEntry
 from tests.counting import counted
 
 EVERY = pytest.mark.parametrize("name", METRICS)
-EACH = pytest.mark.parametrize("name", [name for name in METRICS if not metric_class(name).pools])
+EACH = pytest.mark.parametrize(
+    "name", [name for name in METRICS if not issubclass(metric_class(name), Reranker)]
+)
 """Metrics that score each caption by itself; those that choose have their own tests of the same."""
 CLOSE = 1e-6
 
@@ -70,7 +73,7 @@ def score(metric: CaptionMetric, images: list[Any], only: list[int] | None = Non
     """Score the captions above (or only some) on their images; in pools, for a metric that chooses."""
     chosen = range(len(CAPTIONS)) if only is None else only
     return metric.score(
-        [pool_of(i) for i in chosen] if metric.pools else [CAPTIONS[i] for i in chosen],
+        [pool_of(i) for i in chosen] if isinstance(metric, Reranker) else [CAPTIONS[i] for i in chosen],
         [images[SHOWN[i]] for i in chosen],
         [REFERENCES[i] for i in chosen] if metric.needs_references else None,
         **more,
@@ -381,7 +384,7 @@ def test_a_image_that_breaks_after_the_check_is_an_error(
     samples = metric.check(CAPTIONS, shown, references)
     late.unlink()
     with pytest.raises(ValueError, match=r"images\[2\]: there is no file"):
-        metric.score_samples(samples)
+        metric.encode_all(samples)
 
 
 @EACH
@@ -444,7 +447,7 @@ ALTERNATIVES: dict[str, Any] = {
     "consensus_weight": 2.0,
     "threshold": 0.5,
     "consensus": "cider_d",
-    "documents": "doc_image_all_pools",
+    "consensus_documents": "doc_image_all_pools",
     "prompt": "An image that shows ",
     "regions": "colours",
     "max_regions": 1,
@@ -618,7 +621,7 @@ def test_what_was_computed_before_an_error_is_kept(
     name: str, weights: str, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two captions at a time; the third window dies.
-    monkeypatch.setattr("capeval_core.metric._TEXTS_BETWEEN_ROWS", 2)
+    monkeypatch.setattr("capeval_core.rows._TEXTS_BETWEEN_SHARDS", 2)
     metric = opened(name, weights)
     calls = 0
 

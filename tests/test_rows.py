@@ -25,10 +25,9 @@ from hypothesis import strategies as st
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.samples import Samples
 from capeval_core.registry import METRICS
-from capeval_core.rows import COMMON, RowStore, canonical, check_folder, content_key, row_schema
-from capeval_core.shards import read_shard, write_shard
+from capeval_core.row_store import RowStore, check_folder, read_shard, write_shard
+from capeval_core.rows import COMMON, canonical, content_key, row_schema
 from tests.small_disk import fill
 
 SCHEMA = row_schema(pa.field("cosine", pa.float32()), pa.field("near", pa.list_(pa.float32())))
@@ -423,7 +422,7 @@ def test_a_folder_where_nothing_can_be_written_passes_with_rows_only(
     def refuse(**_: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("capeval_core.rows.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("capeval_core.row_store.tempfile.TemporaryFile", refuse)
     (tmp_path / ".0.partial").write_bytes(b"")  # what a kill left holds nothing to reuse
     with pytest.raises(ValueError, match=r"nothing can be written there \(Read-only file system\)"):
         check_folder(tmp_path)
@@ -486,13 +485,16 @@ def test_each_row_has_the_key_of_its_own_content(weights: str, tmp_path: Path) -
     captions = [f"a circle number {i}" for i in range(5)]
     samples = metric.check(captions, [np.full((8, 8, 3), i * 40, np.uint8) for i in range(5)])
 
-    def one_by_one(batch: Samples) -> Iterator[pa.Table]:
-        for table in metric.encode(batch):
-            yield from (table.slice(i, 1) for i in range(len(table)))
-
+    with (
+        metric.progress_bar(5, False) as bar,
+        metric.collector(samples, metric.ROW, tmp_path, metric.stamp(), bar) as collector,
+    ):
+        for window in collector.windows():
+            for table in metric.encode(window):
+                for i in range(len(table)):
+                    collector.add(table.slice(i, 1))
+    metric.flush()
     store = RowStore(tmp_path, metric.ROW, metric.stamp())
-    with metric.progress_bar(5, False) as bar:
-        metric.fill(samples, one_by_one, store, bar)
     _, content = store.read()
     assert content == {i: content_key(samples, i) for i in range(5)}
     assert store.reuse(range(5), lambda row: content_key(samples, row))[1] == []
@@ -549,7 +551,6 @@ DAMAGED_TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
     "an index that does not fit": lambda table: table.set_column(
         0, "index", pa.array([2**64 - 1], pa.uint64())
     ),
-    "an index of no caption": lambda table: table.set_column(0, "index", pa.array([2**62])),
     "an index below 0": lambda table: table.set_column(0, "index", pa.array([-1])),
     "no index": lambda table: table.set_column(0, "index", pa.array([None], pa.int64())),
     "no content": lambda table: table.set_column(
@@ -557,6 +558,17 @@ DAMAGED_TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
     ),
     "a column twice": lambda table: table.append_column("cosine", table["cosine"]),
 }
+
+
+def test_rows_of_any_rank_are_stored(tmp_path: Path) -> None:
+    """evaluate numbers the rows of process r from r times 2**40."""
+    store = opened(tmp_path)
+    indices = [0, 300 * 2**40, 2**63 - 1]
+    store.append(rows(*indices), ["a", "b", "c"])
+    store.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert opened(tmp_path).read()[0]["index"].to_pylist() == indices
 
 
 @pytest.mark.parametrize("damage", DAMAGED_TABLES)

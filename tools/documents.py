@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from capeval_core.description import describe_inputs, describe_metric, licence_in_words
+from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.inputs.problems import Problems
 from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class
@@ -66,11 +66,7 @@ def facts_table(metric: str) -> str:
         ["range", f"{told.range}, {told.better}"],
         [
             "compares a caption with",
-            "its image and the other candidates"
-            if found.pools
-            else "its image and its references"
-            if found.needs_references
-            else "its image",
+            told.compares,
         ],
         ["default weights", f"`{told.weights}`, licence {told.licence}"],
         ["paper", f"[{told.citation}]({told.address})"],
@@ -81,7 +77,7 @@ def facts_table(metric: str) -> str:
 
 def inputs_list(metric: str) -> str:
     """What `compute` of a metric's module takes."""
-    told = describe_inputs(metric_class(metric))
+    told = describe_metric(metric_class(metric)).inputs
     return "\n".join(f"- `{name}`: {meaning}" for name, meaning in told.items())
 
 

@@ -22,15 +22,15 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("a", metavar="A.json", type=Path, help="the first system")
     parser.add_argument("b", metavar="B.json", type=Path, help="the second system")
-    given = parser.read(arguments)
-    a, b = read_result(given.a), read_result(given.b)
+    flags = parser.read(arguments)
+    a, b = read_result(flags.a), read_result(flags.b)
     test = a.compare(b)
     class_ = metric_classes().get(a.metric)
     title = class_.title if class_ else a.metric
     low, high = signed(test.interval.low), signed(test.interval.high)
     rows = [
-        [title, f"{test.means[0]:.4f} ({given.a})"],
-        ["", f"{test.means[1]:.4f} ({given.b})"],
+        [title, f"{test.means[0]:.4f} ({flags.a})"],
+        ["", f"{test.means[1]:.4f} ({flags.b})"],
         ["difference", signed(test.difference)],
         ["interval", f"{low} to {high} ({test.interval.level:.0%})"],
         ["test", f"{p_in_words(test.p_value, test.interval.level)}, {test.test}"],

@@ -14,6 +14,7 @@ from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.tables import paragraph, table
+from capeval_core.description import describe_metric
 from capeval_core.registry import METRICS, list_metrics, metric_class, network
 from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
@@ -102,7 +103,7 @@ def _told(name: str, out: Path, architecture: str, notes: list[str]) -> str:
     elif name == EVA_CLIP:
         members = shlex.quote(f"{out},blip2-itc")
         command = f"capeval rerank {files} --out best.csv --members {members}"
-    elif metric_class(name).pools:
+    elif describe_metric(metric_class(name)).command == "rerank":
         command = f"capeval rerank {files} --out best.csv --weights {shlex.quote(str(out))}"
     else:
         files += " --references references.json" if metric_class(name).needs_references else ""

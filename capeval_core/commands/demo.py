@@ -68,16 +68,16 @@ def _means_table(results: dict[str, dict[str, Result]], titles: list[str]) -> st
 
 def _mistakes(items: list[DemoItem], results: dict[str, dict[str, Result]]) -> list[str]:
     """Where a caption that is not true has the best score of its image, which a metric may give."""
-    found = [
+    mistakes = [
         f"{metric_class(name).title} of {item.image.name}"
         for name in METRICS
         for i, item in enumerate(items)
         if max(KINDS, key=lambda kind: results[name][kind].scores[i]) != "good"
     ]
-    if not found:
+    if not mistakes:
         return []
-    told = f"A wrong caption wins in {', '.join(found)}: single scores err, means of many captions less."
-    return [paragraph(told), ""]
+    text = f"A wrong caption wins in {', '.join(mistakes)}: single scores err, means of many captions less."
+    return [paragraph(text), ""]
 
 
 def _next_steps() -> list[str]:

@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> int:
 
 
 def catalogue() -> dict[str, Any]:
-    """Everything that the list knows, in JSON's types."""
+    """The list in JSON's types."""
     metrics = metric_classes()
     return {
         "metrics": [_described(metric) for metric in metrics.values()],
@@ -56,10 +56,10 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
 def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["METRIC", "TITLE", "RANGE", "REFS", "MEDIA", "DEFAULT WEIGHTS"]]
     for m in metrics:
-        told = describe_metric(m)
+        described = describe_metric(m)
+        extent = "-" if described.relative else described.range.replace(" to ", "-")
         needs = "yes" if m.needs_references else "no"
-        extent = "-" if m.relative else told.range.replace(" to ", "-")
-        rows.append([m.name, m.title, extent, needs, told.media, told.weights])
+        rows.append([m.name, m.title, extent, needs, described.media, described.weights])
     return table(rows)
 
 
@@ -75,8 +75,8 @@ def _papers(metrics: list[type[CaptionMetric]]) -> str:
     papers: dict[str, list[str]] = {}
     for metric in metrics:
         papers.setdefault(metric.paper, []).append(metric.name)
-    told = [", ".join(names) + "\n" + paragraph(paper, indent="  ") for paper, names in papers.items()]
-    return "\n".join(["PAPERS", *told])
+    lines = [", ".join(names) + "\n" + paragraph(paper, indent="  ") for paper, names in papers.items()]
+    return "\n".join(["PAPERS", *lines])
 
 
 def _has_tiny(metric: type[CaptionMetric]) -> bool:

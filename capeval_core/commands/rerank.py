@@ -31,8 +31,8 @@ NAMED_IDS = 5
 
 
 @dataclass(frozen=True)
-class Pools:
-    """Candidates by image, in the file's order."""
+class CandidateFile:
+    """The candidates of each image, in the file's order."""
 
     ids: list[str]
     images: list[Path]
@@ -41,35 +41,37 @@ class Pools:
 
 def run(arguments: list[str]) -> int:
     metric = metric_class(METRIC)
-    given = _parser(metric).read(arguments)
-    for flag, out in (("--out", given.out), ("--json", given.json)):  # now, not after hours
-        check_place(flag, out, given, ("candidates",))
-    if given.json is not None and given.out.resolve() == given.json.resolve():
-        raise ValueError(f"--out and --json are both {given.out}: name two files")
+    flags = _parser(metric).read(arguments)
+    for flag, out in (("--out", flags.out), ("--json", flags.json)):  # now, not after hours
+        check_place(flag, out, flags, ("candidates",))
+    if flags.json is not None and flags.out.resolve() == flags.json.resolve():
+        raise ValueError(f"--out and --json are both {flags.out}: name two files")
     with in_words_of_the_user(metric.Options):
-        options = metric.Options.of(METRIC, chosen(given, metric.Options))
+        options = metric.Options.of(METRIC, chosen(flags, metric.Options))
         metric.check_options(options)
-    pools = _read(given.candidates, given.images)
-    with resumable(options), in_words_of_the_user(metric.Options, pools.ids):
-        samples = metric.check_input(options, pools.captions, pools.images)
-        result = metric(options).score_samples(samples, progress=True)
+    file = _read(flags.candidates, flags.images)
+    with resumable(options), in_words_of_the_user(metric.Options, file.ids):
+        samples = metric.check_input(options, file.captions, file.images)
+        opened = metric(options)
+        rows = opened.prepared(samples).encode_all(samples, progress=True)
+        result = opened.combine(rows, samples=samples)
     outputs = Outputs()
     with outputs.next():
-        write("--out", given.out, submission(pools, result))
+        write("--out", flags.out, submission(file, result))
     with outputs.next():
-        if given.json is not None:
-            content = {**result.to_dict(), "ids": pools.ids}
-            write("--json", given.json, json_text(content))
-    print(_summary(metric, pools, result, given.out))
-    tell_failures(pools.ids, result)
+        if flags.json is not None:
+            content = {**result.to_dict(), "ids": file.ids}
+            write("--json", flags.json, json_text(content))
+    print(_summary(metric, file, result, flags.out))
+    tell_failures(file.ids, result)
     outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
 
 
-def submission(pools: Pools, result: Result) -> str:
+def submission(file: CandidateFile, result: Result) -> str:
     """The chosen captions as CSV: file name and caption of each image that has one."""
-    chosen = zip(pools.images, result.parts["caption"], result.parts["choice"], strict=True)
-    return _csv([COLUMNS, *((image.name, caption) for image, caption, place in chosen if place >= 0)])
+    choices = zip(file.images, result.parts["caption"], result.parts["choice"], strict=True)
+    return _csv([COLUMNS, *((image.name, caption) for image, caption, choice in choices if choice >= 0)])
 
 
 def _csv(rows: Iterable[Iterable[str]]) -> str:
@@ -78,32 +80,32 @@ def _csv(rows: Iterable[Iterable[str]]) -> str:
     return text.getvalue()
 
 
-def _read(candidates: Path, images: Path) -> Pools:
+def _read(candidates: Path, images: Path) -> CandidateFile:
     collection = read_collection(candidates, images, wide=True)
-    gathered: dict[str, list[str]] = {}
-    shown: dict[str, Path] = {}
+    captions: dict[str, list[str]] = {}
+    paths: dict[str, Path] = {}
     for image_id, caption, image in zip(collection.ids, collection.captions, collection.images, strict=True):
-        gathered.setdefault(image_id, []).append(caption)
-        shown[image_id] = image
-    left = sum(bare(name) != name for name in names_in(images)) - len(
-        {image for image in shown.values() if image.parent == images}
+        captions.setdefault(image_id, []).append(caption)
+        paths[image_id] = image
+    unused = sum(bare(name) != name for name in names_in(images)) - len(
+        {image for image in paths.values() if image.parent == images}
     )
-    if left > 0:
-        what = f"{left:,} images of {images} have" if left > 1 else f"one image of {images} has"
-        complain(f"warning: {what} no candidates in {candidates}")
-    if all(len(captions) == 1 for captions in gathered.values()):
+    if unused > 0:
+        subject = f"{unused:,} images of {images} have" if unused > 1 else f"one image of {images} has"
+        complain(f"warning: {subject} no candidates in {candidates}")
+    if all(len(pool) == 1 for pool in captions.values()):
         raise ValueError(
             f"--candidates {candidates}: every image has one candidate, so there is nothing to choose: "
             "give {image id: [captions]}, or score them with `capeval score`"
         )
-    return Pools(list(gathered), list(shown.values()), list(gathered.values()))
+    return CandidateFile(list(captions), list(paths.values()), list(captions.values()))
 
 
-def _summary(metric: type[CaptionMetric], pools: Pools, result: Result, out: Path) -> str:
-    sizes = sorted(map(len, pools.captions))
+def _summary(metric: type[CaptionMetric], file: CandidateFile, result: Result, out: Path) -> str:
+    sizes = sorted(map(len, file.captions))
     extent = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
     gave_way = [rule for rule in result.parts["gave_way"] if rule]
-    doubtful = [image_id for image_id, yes in zip(pools.ids, result.parts["doubtful"], strict=True) if yes]
+    doubtful = [image_id for image_id, yes in zip(file.ids, result.parts["doubtful"], strict=True) if yes]
     rows = [
         [metric.title, f"{result.mean:.4f} (mean total, comparable within this set only)"],
         ["images", f"{len(sizes):,} ({result.counts.failed:,} failed)"],
@@ -116,9 +118,9 @@ def _summary(metric: type[CaptionMetric], pools: Pools, result: Result, out: Pat
             3, ["filters", f"not applied to {len(gave_way):,} pools, of which they would have left nobody"]
         )
     if doubtful:
-        which = ", ".join(map(repr, doubtful[:NAMED_IDS])) + (", ..." if len(doubtful) > NAMED_IDS else "")
+        names = ", ".join(map(repr, doubtful[:NAMED_IDS])) + (", ..." if len(doubtful) > NAMED_IDS else "")
         rows.insert(
-            3, ["doubtful", f"{len(doubtful):,} choices match far worse than another candidate: {which}"]
+            3, ["doubtful", f"{len(doubtful):,} choices match far worse than another candidate: {names}"]
         )
     return table(rows, width=WHOLE_LINES)
 
@@ -144,7 +146,7 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
     files.add_argument(
         "--out", metavar="BEST.csv", type=_table_file, required=True, help="write the chosen captions"
     )
-    files.add_argument("--json", metavar="OUT", type=Path, help="write all that is known of every candidate")
+    files.add_argument("--json", metavar="OUT", type=Path, help="write the scores of every candidate")
     add_flags(parser, metric.Options)
     return parser
 

@@ -15,6 +15,7 @@ from capeval_core.commands.tables import paragraph, table
 from capeval_core.inputs.files.collection import Collection, read_collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class, metric_classes
+from capeval_core.reranking import Reranker
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import Interval
 
@@ -29,44 +30,46 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         return _introduce(arguments)
     metric = metric_class(arguments[0])
-    if metric.pools:
+    if issubclass(metric, Reranker):
         raise ValueError(
             f"{metric.name} chooses among several captions of each image: use `capeval rerank`, which "
             "writes the chosen ones"
         )
-    given = _parser(metric).read(arguments[1:])
-    check_place("--json", given.json, given, ("candidates", "references"))  # now, not after hours
-    if given.explain is not None:
-        make_folder(given.explain, metric)
-    collection, result = _score(metric, given)
+    flags = _parser(metric).read(arguments[1:])
+    check_place("--json", flags.json, flags, ("candidates", "references"))  # now, not after hours
+    if flags.explain is not None:
+        make_folder(flags.explain, metric)
+    collection, result = _score(metric, flags)
     interval = interval_of(result)
     outputs = Outputs()
     with outputs.next():
-        if given.json is not None:
-            _write(given.json, collection, result, interval)
+        if flags.json is not None:
+            _write(flags.json, collection, result, interval)
     print(summary(metric.title, result, interval), flush=True)  # whatever a full disk did to the file
     tell_failures(collection.ids, result)
     with outputs.next():
-        if given.explain is not None:
-            print(write_explanations(given.explain, collection, result))
+        if flags.explain is not None:
+            print(write_explanations(flags.explain, collection, result))
     outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
 
 
-def _score(metric: type[CaptionMetric], given: argparse.Namespace) -> tuple[Collection, Result]:
-    wanted = chosen(given, metric.Options)
-    if given.explain is not None:
-        wanted["evidence"] = True
+def _score(metric: type[CaptionMetric], flags: argparse.Namespace) -> tuple[Collection, Result]:
+    keywords = chosen(flags, metric.Options)
+    if flags.explain is not None:
+        keywords["evidence"] = True
     with in_words_of_the_user(metric.Options):
-        options = metric.Options.of(metric.name, wanted)
+        options = metric.Options.of(metric.name, keywords)
         metric.check_options(options)
-    if given.references is not None and not metric.needs_references:
+    if flags.references is not None and not metric.needs_references:
         complain(f"warning: {metric.name} needs no references: --references is ignored")
-        given.references = None
-    collection = read_collection(given.candidates, given.images, given.references)
+        flags.references = None
+    collection = read_collection(flags.candidates, flags.images, flags.references)
     with resumable(options), in_words_of_the_user(metric.Options, collection.ids):
         samples = metric.check_input(options, collection.captions, collection.images, collection.references)
-        result = metric(options).score_samples(samples, progress=True)
+        opened = metric(options)
+        rows = opened.prepared(samples).encode_all(samples, progress=True)
+        result = opened.combine(rows, samples=samples)
     return collection, result
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 from capeval_core.inputs.images import check_decodable, check_images
@@ -11,6 +14,33 @@ from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.texts import rows_of, text_of, warn_of_written_lists
 
 
+@dataclass(frozen=True)
+class Pools(Samples):
+    """Checked pools, one row per candidate.
+
+    `candidates` holds the position of each in the pool of its image, whose first candidate has the index
+    `index - candidate`.
+    """
+
+    candidates: Sequence[int]
+
+    @property
+    def places(self) -> list[int]:
+        """Of a whole input, which of its images each row is about: that of its pool."""
+        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
+
+    @property
+    def starts(self) -> list[int]:
+        """Rows at which another pool begins: one per image, at least one where there are rows."""
+        first = [index - candidate for index, candidate in zip(self.indices, self.candidates, strict=True)]
+        return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
+
+    def select(self, rows: Iterable[int]) -> Pools:
+        """The given rows, in the given order."""
+        rows = list(rows)
+        return Pools(**{**vars(super().select(rows)), "candidates": [self.candidates[row] for row in rows]})
+
+
 def check_pools(
     captions: Any,
     images: Any,
@@ -18,7 +48,7 @@ def check_pools(
     on_error: Literal["raise", "nan"] = "raise",
     empty: Literal["error", "score"] = "error",
     called: str = "captions",
-) -> Samples:
+) -> Pools:
     """Check pools and their images, and raise all complaints at once.
 
     captions: per image a list of candidates, one or more, each pool of any size.
@@ -57,7 +87,7 @@ def check_pools(
     kept = [text for pool in pools for text in pool]
     warn_of_written_lists(kept, called)
     shown = [image for image in images or [] if image is not None]
-    return Samples(
+    return Pools(
         captions=kept,
         images=[image for image, pool in zip(shown, pools, strict=True) for _ in pool],
         references=None,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 from capeval_core.inputs.images import check_decodable, check_images
@@ -28,25 +27,20 @@ class Samples:
     """Checked input. All sequences have one entry per caption.
 
     `indices` holds each row's place in the input as it was handed in: a window or a selection keeps it.
-    `candidates` holds its place in its image's pool, where captions came in pools: the first candidate of
-    a pool has the index `index - candidate`. None where they did not.
     """
 
     captions: list[str]
     images: Sequence[InputImage]
     references: list[list[str]] | None
     indices: Sequence[int]
-    candidates: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.captions)
 
     @property
     def places(self) -> list[int]:
-        """Of a whole input, which of its images each row is about: its own, or that of its pool."""
-        if self.candidates is None:
-            return list(range(len(self)))
-        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
+        """Of a whole input, which of its images each row is about."""
+        return list(range(len(self)))
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[row] for row in range(len(self)))
@@ -64,12 +58,12 @@ class Samples:
     def select(self, rows: Iterable[int]) -> Samples:
         """The given rows, in the given order. `rows` count within these samples; `indices` stay global."""
         rows = list(rows)
-        return Samples(
+        return replace(
+            self,
             captions=[self.captions[row] for row in rows],
             images=[self.images[row] for row in rows],
             references=None if self.references is None else [self.references[row] for row in rows],
             indices=[self.indices[row] for row in rows],
-            candidates=None if self.candidates is None else [self.candidates[row] for row in rows],
         )
 
 

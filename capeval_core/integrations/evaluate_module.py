@@ -21,7 +21,7 @@ import evaluate
 import pyarrow as pa
 from datasets import Features, Value
 
-from capeval_core.description import describe_inputs, describe_metric
+from capeval_core.description import describe_metric
 from capeval_core.inputs.problems import Problems
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.visual import InputImage
@@ -48,7 +48,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             `device`, ...). The weights are opened now.
 
     Raises:
-        TypeError, ValueError: an unknown keyword, or an option's value that is none.
+        TypeError, ValueError: an unknown keyword, or a wrong value of an option.
     """
 
     metric_name: ClassVar[str]
@@ -67,10 +67,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
                 f"config_name={config_name!r}: these modules have no configurations; did you mean "
                 f"weights={config_name!r}?"
             )
-        self._told_about_references = False
+        self._warned_of_references = False
         self._images_added = 0
         super().__init__(config_name, timeout=timeout, **own)
-        _ = self.metric  # now: what is wrong with the weights must not be told after an epoch of training
+        _ = self.metric  # now: wrong weights must not wait for the end of an epoch of training
 
     @classmethod
     def metric_type(cls) -> type[CaptionMetric]:
@@ -109,20 +109,15 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         The plural names `predictions`, `images`, `references` mean the same here: one caption, one
         image, and the references of this one caption. Many captions are faster in one `add_batch`.
         """
-        given = {"predictions": prediction, "images": image, "references": reference}
-        twice = [name for name in plural if given.get(name) is not None]
+        inputs = {"predictions": prediction, "images": image, "references": reference}
+        twice = [name for name in plural if inputs.get(name) is not None]
         if twice:
             raise TypeError(f"add: pass {twice[0][:-1]} or {twice[0]}, not both")
-        given |= {name: plural.pop(name) for name in list(plural) if name in given}
+        inputs |= {name: plural.pop(name) for name in list(plural) if name in inputs}
         self._refuse_unknown("add", plural, ("prediction", "image", "reference"))
-        references = given["references"]
-        self.add_batch(
-            predictions=[given["predictions"]],
-            images=[given["images"]],
-            references=[references]
-            if references is not None or self.metric_type().needs_references
-            else None,
-        )
+        if inputs["references"] is None and not self.metric_type().needs_references:
+            del inputs["references"]
+        self.add_batch(**{name: [value] for name, value in inputs.items()})
 
     def add_batch(
         self,
@@ -137,21 +132,28 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         A batch without any rows is welcome: with `num_process` a process may have none.
 
         Raises:
-            ValueError, TypeError: everything that is wrong with the batch; nothing of it is added then.
+            ValueError, TypeError: everything that is wrong with the batch, of which nothing is added then; or
+                the metric needs statistics of the whole corpus: pass `evaluate.load(..., statistics=...)`.
         """
         self._refuse_unknown("add_batch", unknown, ("predictions", "images", "references"))
+        self._add(predictions, images, references)
+
+    def _add(self, predictions: Any, images: Any, references: Any, *, whole: bool = False) -> None:
+        """Check, encode and store rows; `whole`: they are all that `compute` combines."""
         metric = self.metric_type()
         if references is not None and not metric.needs_references:
-            if not self._told_about_references:
+            if not self._warned_of_references:
                 _warn(f"{metric.name} needs no references: they are ignored")
-                self._told_about_references = True
+                self._warned_of_references = True
             references = None
-        if all(_has_no_rows(given) for given in (predictions, images, references or [])):
+        if all(_has_no_rows(column) for column in (predictions, images, references or [])):
             self._open_writer()
             return
         samples = self.metric.check(predictions, images, references, called="predictions")
+        opened = self.metric.prepared(samples) if whole else self.metric
+        opened.check_prepared(opened.options)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
-        rows = self.metric.encode_all(self._placed(samples))
+        rows = opened.encode_all(self._numbered(samples))
         columns = {name: pa.nulls(len(rows)) for name in self.features}
         columns["predictions"] = rows.to_struct_array()
         table = pa.table(columns)
@@ -183,9 +185,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         """
         self._refuse_unknown("compute", unknown, ("predictions", "images", "references", "per_caption"))
         metric = self.metric_type()
-        given = (predictions, images, references if metric.needs_references else None)
-        if any(value is not None for value in given):
-            self.add_batch(predictions=predictions, images=images, references=references)
+        inputs = (predictions, images, references if metric.needs_references else None)
+        if any(column is not None for column in inputs):
+            whole = self.writer is None and self.num_process == 1
+            self._add(predictions, images, references, whole=whole)
         self._open_writer()  # a process that never added takes part with no rows
         self.metric.flush()
         try:
@@ -219,18 +222,18 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             self._init_writer()
             self._images_added = 0
 
-    def _placed(self, samples: Samples) -> Samples:
-        """The batch at its place in everything that is added, which rows and late messages go by."""
+    def _numbered(self, samples: Samples) -> Samples:
+        """The batch with its numbers among all that was added, for rows and late messages."""
         start = len(self)
         of_process = f" of process {self.process_id}" if self.process_id else ""
-        places = [self._images_added + i for i in samples.places]
-        self._images_added = places[-1] + 1
+        numbers = [self._images_added + i for i in samples.places]
+        self._images_added = numbers[-1] + 1
         return replace(
             samples,
             indices=[self.process_id * RANK_STRIDE + start + i for i in samples.indices],
             images=[
-                InputImage(f"images[{place}]{of_process}", image.source)
-                for place, image in zip(places, samples.images, strict=True)
+                InputImage(f"images[{number}]{of_process}", image.source)
+                for number, image in zip(numbers, samples.images, strict=True)
             ],
         )
 
@@ -239,10 +242,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         options = [described.name for described in describe_options(type(self.options))]
         for name in unknown:
             if name in options:
-                mend = f": it is an option of the metric, pass it to evaluate.load(..., {name}=...)"
+                fix = f": it is an option of the metric, pass it to evaluate.load(..., {name}=...)"
             else:
-                mend = f"{did_you_mean(name, known)} (arguments: {', '.join(known)})"
-            problems.add(f"{self.metric_name}.{method} has no argument {name!r}{mend}", kind=TypeError)
+                fix = f"{did_you_mean(name, known)} (arguments: {', '.join(known)})"
+            problems.add(f"{self.metric_name}.{method} has no argument {name!r}{fix}", kind=TypeError)
         problems.raise_if_any()
 
 
@@ -260,7 +263,7 @@ def _warn_of_failures(result: Result) -> None:
     _warn(
         f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score and "
         f"are left out of the mean; the first is predictions[{first}] ({result.errors[first]}), "
-        "per_caption=True tells all"
+        "per_caption=True returns all"
     )
 
 
@@ -273,7 +276,7 @@ def _warn(message: str) -> None:
 
 
 def _features(metric: type[CaptionMetric]) -> Features:
-    """What the Arrow cache holds: the metric's row under the first input, nothing under the others.
+    """Columns of the Arrow cache: the metric's row under the first input, nulls under the others.
 
     evaluate wants a column for each input by its name, and hands over inputs by these names.
     """
@@ -284,8 +287,8 @@ def _features(metric: type[CaptionMetric]) -> Features:
 
 def _inputs_description(metric: type[CaptionMetric]) -> str:
     example = "references=[[...], ...], " if metric.needs_references else ""
-    scored = "chosen captions" if metric.pools else "captions that have a score"
-    inputs = [f"{name}: {meaning}" for name, meaning in describe_inputs(metric).items()]
+    described = describe_metric(metric)
+    inputs = [f"{name}: {meaning}" for name, meaning in described.inputs.items()]
     options = [
         f"{option.name} ({option.type}, default {option.default!r}): {option.help}"
         for option in describe_options(metric.Options)
@@ -294,13 +297,13 @@ def _inputs_description(metric: type[CaptionMetric]) -> str:
     sections = {
         "Inputs:": inputs,
         "Result:": [
-            f"{metric.key}: mean over all {scored}.",
+            f"{metric.key}: mean over all {described.mean}.",
             "with per_caption=True also per_caption, signature, and counts: captions, failed, truncated "
             "(longer than the text encoder reads, references too), empty.",
         ],
         "Example:": [
             f'>>> metric = evaluate.load("metrics/{metric.name}", weights="tiny")',
-            f">>> metric.compute(predictions=[{'[...], ...' if metric.pools else '...'}], images=[...], "
+            f">>> metric.compute(predictions=[{described.predictions}], images=[...], "
             f"{example}per_caption=True)",
         ],
         "Options, keywords of `evaluate.load`:": options,

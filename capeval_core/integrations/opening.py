@@ -12,6 +12,7 @@ from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
 from capeval_core.registry import metric_class
+from capeval_core.reranking import Reranker
 
 _WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
 
@@ -59,10 +60,12 @@ def choose_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) 
             found = type(one)
         else:
             found = metric_class(one if isinstance(one, str) else one["name"])
-        if found.relative is not None:
+        if issubclass(found, Reranker):
             problems.add(f"metrics[{i}]: {found.name} is no measure of training, {found.relative}")
     problems.raise_if_any()
     chosen = [_chosen(one, options, cache) for one in listed]
+    for one in chosen:
+        one.metric.check_prepared(one.options)
     keys = [one.metric.key for one in chosen]
     for i, key in enumerate(keys):
         if key in keys[:i]:

@@ -1,4 +1,4 @@
-"""Work shared by the processes of a distributed training: each does its part, all have the whole."""
+"""Work shared by the processes of a distributed training: each does its part, all get the whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def processes() -> tuple[int, int]:
 def own_device() -> str | None:
     """The GPU of this process where several share a machine, e.g. `cuda:1`; None: let the metric choose.
 
-    Known before the Trainer makes it the current one, which may be after the metrics are opened.
+    It is read before the Trainer makes it the current one, which may be after the metrics are opened.
     """
     import torch
 
@@ -38,7 +38,7 @@ def share(count: int) -> range:
 
 
 def gather_tables(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
-    """Tables that `work` gives here, each with those of the same place in all other processes.
+    """Tables that `work` returns here, each with those of the same position in all other processes.
 
     Every process must call this. One that fails takes part nevertheless, so that no other waits for it.
 
@@ -60,12 +60,12 @@ def gather_tables(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
     distributed.all_gather_object(gathered, (tables, failure and f"{type(failure).__name__}: {failure}"))
     if failure is not None:
         raise failure
-    for other, (_, told) in enumerate(gathered):
-        if told is not None:
-            raise RuntimeError(f"process {other} of {size} could not score its captions: {told}")
+    for process, (_, message) in enumerate(gathered):
+        if message is not None:
+            raise RuntimeError(f"process {process} of {size} could not score its captions: {message}")
     return [
-        pa.concat_tables([pa.ipc.open_stream(parts[place]).read_all() for parts, _ in gathered])
-        for place in range(len(tables))
+        pa.concat_tables([pa.ipc.open_stream(parts[i]).read_all() for parts, _ in gathered])
+        for i in range(len(tables))
     ]
 
 

@@ -27,10 +27,11 @@ def reward(metric: Any, **options: Any) -> Reward:
     Args:
         metric: a name, a dict such as `{"name": "pacs", "w": 2.5}`, or a metric of `capeval_core.load`.
         **options: of a metric given by name: `weights`, `device`, `batch_size`, ... Empty captions are
-            scored as the bare prompt: `empty="score"` unless told otherwise.
+            scored as the bare prompt: `empty="score"` is the default here.
 
     Raises:
-        TypeError, ValueError: a metric or an option that does not exist; weights that cannot be had.
+        TypeError, ValueError: a metric or an option that does not exist; weights that could not be loaded;
+            no `statistics` for a metric that needs those of the whole corpus.
 
     >>> import torch
     >>> rewards = reward("pacs", weights="tiny")
@@ -41,7 +42,7 @@ def reward(metric: Any, **options: Any) -> Reward:
 
 
 class Reward:
-    """What `reward` gives; a picklable function of captions and images."""
+    """The reward function that `reward` makes; it can be pickled."""
 
     def __init__(self, metric: Any, options: Mapping[str, Any]) -> None:
         chosen = choose_metrics(metric, options, ImageFirst())
@@ -113,7 +114,7 @@ class ImageFirst(FeatureCache):
         self._texts = FeatureCache(text_bytes)
 
     def get(self, keys: Iterable[str]) -> dict[str, Floats]:
-        """The features that are there; a key that is not there is left out."""
+        """The features of these keys; a key without features is left out."""
         keys = list(keys)
         texts = [key for key in keys if kind_of(key) == "text"]
         return self._texts.get(texts) | super().get(key for key in keys if kind_of(key) != "text")
@@ -133,7 +134,7 @@ class ImageFirst(FeatureCache):
 
 
 def _texts(completions: Sequence[Any]) -> Sequence[Any]:
-    """Captions of completions; what is neither a text nor a conversation is left for the metric's check."""
+    """Captions of completions; other values than texts and conversations are left for the metric's check."""
     if isinstance(completions, (str, Mapping)) or not isinstance(completions, Sequence):
         return completions
     return [_last_message(completion) for completion in completions]
@@ -149,19 +150,19 @@ def _last_message(completion: Any) -> Any:
 
 
 def _in_memory(images: Any) -> Any:
-    """Images with those on a device copied from there once: their pixels are looked at several times."""
+    """Images, copied from a device once: their pixels are read several times."""
     if type(images).__module__ == "torch" and hasattr(images, "cpu"):
         return images.detach().cpu()
     if not isinstance(images, (list, tuple)):
         return images
     problems = Problems()
-    found = []
+    copied = []
     for i, one in enumerate(images):
         if isinstance(one, (list, tuple)):
             if len(one) != 1:
                 problems.add(f"images[{i}] has {len(one)} images: a caption is scored with exactly one")
                 continue
             one = one[0]
-        found.append(one.detach().cpu() if type(one).__module__ == "torch" and hasattr(one, "cpu") else one)
+        copied.append(one.detach().cpu() if type(one).__module__ == "torch" and hasattr(one, "cpu") else one)
     problems.raise_if_any()
-    return found
+    return copied

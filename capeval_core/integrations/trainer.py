@@ -51,13 +51,14 @@ class CaptionMetrics:
             row's labels, decoded, are its only reference.
         metrics: names, dicts such as `{"name": "pacs", "w": 2.5}`, or metrics of `capeval_core.load`.
         **options: of all metrics that are given by name, e.g. `weights`, `device`, `batch_size`. Empty
-            captions are scored as the bare prompt: `empty="score"` unless told otherwise.
+            captions are scored as the bare prompt: `empty="score"` is the default here.
 
     Raises:
         TypeError, ValueError: everything that is wrong with images and references, before training starts;
-            a metric or an option that does not exist; weights that cannot be had.
+            a metric or an option that does not exist; weights that could not be loaded; no `statistics` for a
+            metric that needs those of the whole corpus.
 
-    The order matters: captions meet images by their place. `train_sampling_strategy="group_by_length"`
+    The order matters: captions meet images by their position. `train_sampling_strategy="group_by_length"`
     reorders evaluation sets too, so it cannot be used.
 
     >>> import numpy as np
@@ -114,8 +115,7 @@ class CaptionMetrics:
 
         Raises:
             TypeError, ValueError: logits where token ids are expected, a number of captions that is not the
-                number of images, labels that belong to other images. What was kept of this evaluation is
-                forgotten.
+                number of images, labels that belong to other images. The batches before are then forgotten.
         """
         batches, self._batches = self._batches if compute_result is not None else [], []
         batches.append(rows_of(evaluation, self.processor))
@@ -127,7 +127,7 @@ class CaptionMetrics:
         tables = gather_tables(lambda: [self._encode(metric, samples) for metric in self.metrics])
         self.captions = samples.captions
         self.results = {
-            metric.name: metric.combine(table, samples=_seen_by(metric, samples))
+            metric.name: metric.combine(table, samples=_samples_for(metric, samples))
             for metric, table in zip(self.metrics, tables, strict=True)
         }
         self.cache.forget_unused()
@@ -138,15 +138,15 @@ class CaptionMetrics:
         return {result.key: result.mean for result in self.results.values()}
 
     def __repr__(self) -> str:
-        told = [f"images: {len(self._images):,}"]
+        inputs = [f"images: {len(self._images):,}"]
         if self._compares:
-            told.append(f"references: {'labels' if self._references is None else 'given'}")
-        return f"CaptionMetrics({'; '.join([*told, *map(shown, self.metrics)])})"
+            inputs.append(f"references: {'labels' if self._references is None else 'given'}")
+        return f"CaptionMetrics({'; '.join([*inputs, *map(shown, self.metrics)])})"
 
     def _check(
         self, images: Any, references: Any, chosen: Sequence[ChosenMetric]
     ) -> tuple[list[InputImage], list[list[str]] | None]:
-        """Images and references of the evaluation set, by the options of the metrics that look at them."""
+        """Images and references of the evaluation set, checked by the options of the metrics."""
         problems = Problems()
         if isinstance(images, Mapping):
             problems.add(
@@ -164,11 +164,11 @@ class CaptionMetrics:
         elif references is not None:
             names = ", ".join(one.metric.name for one in chosen)
             warnings.warn(f"{names}: no references are needed, they are ignored", stacklevel=3)
-        known = [image for image in images or [] if image is not None]
+        checked = [image for image in images or [] if image is not None]
         if any(one.options.on_error == "raise" for one in chosen):
-            check_decodable(known, problems)
+            check_decodable(checked, problems)
         problems.raise_if_any()
-        return known, compared
+        return checked, compared
 
     def _samples(self, rows: list[Row]) -> Samples:
         """The evaluation set with the captions of these rows."""
@@ -194,7 +194,7 @@ class CaptionMetrics:
         )
 
     def _compare_with_first(self, labels: list[str]) -> None:
-        """Labels tell whether captions meet their own images, as far as that can be told."""
+        """Labels show whether captions meet their own images, as far as labels can."""
         if self._labels is None:
             if self._references is not None:
                 _refuse_misplaced(labels, self._references)
@@ -208,7 +208,7 @@ class CaptionMetrics:
 
     def _encode(self, metric: CaptionMetric, samples: Samples) -> pa.Table:
         """Rows of this process's share of the captions."""
-        part = _seen_by(metric, samples).select(share(len(samples)))
+        part = _samples_for(metric, samples).select(share(len(samples)))
         if not len(part):
             return metric.ROW.empty_table()
         table = metric.encode_all(part)
@@ -216,12 +216,12 @@ class CaptionMetrics:
         return table
 
 
-def _seen_by(metric: CaptionMetric, samples: Samples) -> Samples:
+def _samples_for(metric: CaptionMetric, samples: Samples) -> Samples:
     return samples if metric.needs_references else replace(samples, references=None)
 
 
 def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
-    """Labels that are references of other images tell that the evaluation set has another order."""
+    """Labels that are references of other images show that the evaluation set has another order."""
     everywhere = {text.strip() for texts in references for text in texts}
     own = [label in {text.strip() for text in texts} for label, texts in zip(labels, references, strict=True)]
     elsewhere = [not at_home and label in everywhere for label, at_home in zip(labels, own, strict=True)]
@@ -239,7 +239,7 @@ def _warn_of_empty(captions: list[str]) -> None:
     if empty > len(captions) / 2:
         warnings.warn(
             f"{empty:,} of {len(captions):,} captions are empty: their scores are those of the bare prompt "
-            "and say little of the captioner; is it untrained, or max_new_tokens too small?",
+            "and say little about the captioner; is it untrained, or max_new_tokens too small?",
             stacklevel=3,
         )
 
@@ -250,6 +250,6 @@ def _warn_of_failures(result: Result) -> None:
         warnings.warn(
             f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score "
             f"and are left out of the mean; the first is row {index} ({reason}), "
-            f".results[{result.metric!r}].errors tells all",
+            f".results[{result.metric!r}].errors has all",
             stacklevel=3,
         )

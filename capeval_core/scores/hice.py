@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.visual import InputImage
-from capeval_core.metric import CaptionMetric, Model, Published, Values
+from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.source import PhraseSource, phrase_opener
 from capeval_core.regions.limited import LimitedRegions
 from capeval_core.regions.remembered import RememberedRegions
 from capeval_core.regions.segment import region_opener
 from capeval_core.regions.source import RegionSource
+from capeval_core.result import Published, Values
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.scores.hice_formulas import Doubles, each_reference, harmonic_mean, image_text, text_text
 from capeval_core.scores.hice_options import HiceOptions, RefHiceOptions

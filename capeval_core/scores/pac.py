@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
-from capeval_core.metric import CaptionMetric, Model, Published, Values
+from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
+from capeval_core.result import Published, Values
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.weights.catalogue import PACS_B32
 from capeval_core.weights.constants import PROMPT

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from capeval_core.rows import RowStore
+from capeval_core.row_store import RowStore
 from tests.cli.conftest import CAPTIONS, Ran
 from tests.small_disk import fill
 

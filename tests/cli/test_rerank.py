@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import capeval_core
-from capeval_core.commands.rerank import Pools, submission
+from capeval_core.commands.rerank import CandidateFile, submission
 from capeval_core.result import Result
 from tests.cli.conftest import Ran, refuse_token
 from tools.captions import describe
@@ -71,7 +71,7 @@ def test_the_choice_is_that_of_the_library(
     assert content["ids"] == IDS and Result.from_dict(content) == expected
     assert ran.out.splitlines() == [
         f"ECO         {expected.mean:.4f} (mean total, comparable within this set only)",
-        "images    3 (0 failed)",
+        "images      3 (0 failed)",
         "candidates  18 (5 to 7 per image)",
         f"signature   {expected.signature}",
         f"chosen      {tmp_path / 'best.csv'}",
@@ -80,7 +80,7 @@ def test_the_choice_is_that_of_the_library(
 
 
 def test_the_first_candidate_is_a_choice_and_none_is_not() -> None:
-    pools = Pools(IDS, [Path("images", name) for name in NAMES], [["first", "second"]] * 3)
+    pools = CandidateFile(IDS, [Path("images", name) for name in NAMES], [["first", "second"]] * 3)
     result: Any = SimpleNamespace(parts={"caption": ["first", "", "second"], "choice": [0, -1, 1]})
     assert submission(pools, result) == f"filename,caption\n{NAMES[0]},first\n{NAMES[2]},second\n"
 
@@ -174,7 +174,7 @@ def test_wrong_pools_are_told_by_their_id(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--members", "pacs-tiny,nope"], "members: 'nope' cannot be opened"),
+        (["--members", "pacs-tiny,nope"], "members: 'nope' could not be opened"),
         (["--out", "best.json"], "is not a .csv file"),
         (["--out", "no/such/best.csv"], "there is no folder"),
         (["--threshold", "-1"], "--threshold -1"),

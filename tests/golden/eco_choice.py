@@ -7,9 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from capeval_core.scores import eco_filters
-from capeval_core.scores.eco_options import EcoOptions
-from capeval_core.scores.eco_ranking import Candidates, Ranking, rank
+from capeval_core.scores.eco.metric import EcoOptions
+from capeval_core.scores.eco.ranking import (
+    PAPER,
+    RELEASED,
+    Candidates,
+    Ranking,
+    bad_format,
+    better_half,
+    rank,
+)
 from tests.golden.comparison import Comparison, compare
 
 TOLERANCE = 1e-9
@@ -59,20 +66,20 @@ def ranked(
 
 def _filters(case: dict[str, Any]) -> Iterator[Comparison]:
     found = case["filters"]
-    for name, rules in (("code", eco_filters.RELEASED), ("paper", eco_filters.PAPER)):
+    for name, rules in (("code", RELEASED), ("paper", PAPER)):
         wrong = 0
         for entry in found["bad_format"]:
-            ours = [eco_filters.bad_format(caption, rules) is None for caption in entry["input"]]
+            ours = [bad_format(caption, rules) is None for caption in entry["input"]]
             wrong += ours != entry[f"kept_by_{name}_rule"]
         yield Comparison(f"format_{name}_rule", float(wrong), 0.0)
     wrong = 0
     for entry in found["bad_format"]:
-        kept = [text for text in entry["input"] if eco_filters.bad_format(text, eco_filters.RELEASED) is None]
+        kept = [text for text in entry["input"] if bad_format(text, RELEASED) is None]
         wrong += (kept or entry["input"]) != entry["output"]
     yield Comparison("format_filter_code", float(wrong), 0.0)
     wrong = defined = 0
     for entry in found["itm"]:
-        places = eco_filters.better_half(entry["scores"], "down")
+        places = better_half(entry["scores"], "down")
         wrong += [entry["captions"][place] for place in places] != entry["output"]
     yield Comparison("itm_filter_code", float(wrong), 0.0)
     wrong = 0

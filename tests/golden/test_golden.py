@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capeval_core.scores.eco_options import EcoOptions
+from capeval_core.scores.eco.metric import EcoOptions
 from tests.golden.__main__ import find_module, main
 from tests.golden.comparison import UnreadableCaseError, compare
 

@@ -23,12 +23,13 @@ from PIL import Image
 import capeval_core
 from capeval_core.options import describe_options
 from capeval_core.registry import metric_class
+from capeval_core.reranking import Reranker
 from tests.counting import counted
 from tests.integrations.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 NAMES = capeval_core.list_metrics()
-OF_CAPTIONS = [name for name in NAMES if not metric_class(name).pools]
+OF_CAPTIONS = [name for name in NAMES if not issubclass(metric_class(name), Reranker)]
 CAPTIONS = ["a red circle", "two blue squares", "a small green star", "a red circle", "hearts", "nothing"]
 REFERENCES = [
     ["a circle", "a red disc"],

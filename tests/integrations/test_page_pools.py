@@ -36,7 +36,7 @@ def test_all_candidates_are_told_and_the_choice_is_marked(shown: str) -> None:
 
 
 def test_it_draws_no_scale_and_says_why(shown: str) -> None:
-    assert 'class="scale"' not in shown and "z-scores of the very set" in shown
+    assert 'class="scale"' not in shown and "z-scores within one set" in shown
     metric = Scorer("eco", "tiny").metric
     assert 'class="scale"' not in views.empty(metric, Scorer("eco", "tiny").score(
         str(SCENE.image), POOL, []).marks)  # fmt: skip

@@ -14,7 +14,7 @@ from PIL import Image
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.scores.eco import Eco
+from capeval_core.scores.eco.metric import Eco
 from tests.seeded import blip2_weights
 from tests.seeded import encoder as seeded_clip
 from tools.captions import describe

@@ -29,9 +29,9 @@ from capeval_core.integrations.trainer import CaptionMetrics
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.result import Result
 from capeval_core.rows import canonical
-from capeval_core.scores.eco_ensembles import PRESETS, member_names
-from capeval_core.scores.eco_options import EcoOptions
-from capeval_core.scores.eco_ranking import Candidates, rank
+from capeval_core.scores.eco.members import PRESETS, member_names
+from capeval_core.scores.eco.metric import EcoOptions
+from capeval_core.scores.eco.ranking import Candidates, rank
 from capeval_core.weights.catalogue import ECO_MEMBERS
 from capeval_core.weights.folder import WeightsError
 from tests.encoders.test_eva_clip import release
@@ -52,7 +52,7 @@ def assert_same_rows(found: pa.Table, expected: pa.Table) -> None:
 def plainly(rows: pa.Table, options: EcoOptions) -> list[tuple[int, float]]:
     """ECO of rows as the paper words it: the choice of each pool and its total."""
     released = options.compat == "released"
-    assert not released and options.documents == "doc_caption_within_pool"
+    assert not released and options.consensus_documents == "doc_caption_within_pool"
     table = rows.sort_by("index").to_pylist()
     pools: dict[int, list[dict[str, Any]]] = {}
     for row in table:
@@ -167,7 +167,7 @@ def test_the_value_is_the_members_own_cosine(matcher: str, scenes: Any) -> None:
     cosines = (said * seen).sum(1) / np.linalg.norm(said, axis=1) / np.linalg.norm(seen, axis=1)
     values = np.array(rows["values"].to_pylist())
     assert np.allclose(values[:, 0], cosines, atol=1e-6)
-    images = [samples.images[row] for row, c in enumerate(samples.candidates or []) if c == 0]
+    images = [samples.images[row] for row, c in enumerate(samples.candidates) if c == 0]
     matches = list(blip2.match(images, scenes[0], cache=FeatureCache(0)))
     assert np.allclose(values[:, 1], np.concatenate([each.itc for each in matches]), atol=1e-6)
     assert np.allclose(rows["itm"], np.concatenate([each.itm for each in matches]), atol=1e-6)
@@ -207,9 +207,9 @@ def test_a_killed_run_goes_on_inside_a_member(
     whole = opened(matcher)
     samples = whole.check(*scenes)
     expected = whole.encode_all(samples)
-    monkeypatch.setattr("capeval_core.metric._TEXTS_BETWEEN_ROWS", 4)
-    table = "capeval_core.scores.eco_members._table"
-    from capeval_core.scores.eco_members import _table
+    monkeypatch.setattr("capeval_core.rows._TEXTS_BETWEEN_SHARDS", 4)
+    table = "capeval_core.scores.eco.members._member_rows"
+    from capeval_core.scores.eco.members import _member_rows
 
     calls = 0
 
@@ -218,7 +218,7 @@ def test_a_killed_run_goes_on_inside_a_member(
         calls += 1
         if calls == 12:  # in the middle of the second member
             raise KeyboardInterrupt
-        return _table(*given, **columns)
+        return _member_rows(*given, **columns)
 
     monkeypatch.setattr(table, die)
     with pytest.raises(KeyboardInterrupt):
@@ -229,7 +229,7 @@ def test_a_killed_run_goes_on_inside_a_member(
     }
     n = sum(map(len, scenes[0]))
     assert kept["blip2-itc"] == n and 0 < kept["pacs-tiny"] < n
-    monkeypatch.setattr(table, _table)
+    monkeypatch.setattr(table, _member_rows)
     runs.images.clear()
     found = opened(matcher).encode_all(samples, rows=tmp_path)
     assert_same_rows(found, expected)
@@ -255,7 +255,7 @@ def test_batches_and_processes_combine_to_the_same(matcher: str, scenes: Any) ->
     expected = metric.score(*scenes)
     order = np.random.default_rng(0).permutation(len(samples)).tolist()
     shares = [sorted(order[:9]), sorted(order[9:])]  # pools are cut, too
-    tables = [table for share in shares for table in metric.encode(samples.select(share))]
+    tables = [metric.encode_all(samples.select(share)) for share in shares]
     gathered = pa.concat_tables(tables[::-1])
     assert_same_rows(gathered, metric.encode_all(samples))
     found = metric.combine(gathered)
@@ -342,7 +342,7 @@ def test_options_move_the_total_as_they_say() -> None:
     near = rank(candidates, ["a"], EcoOptions(threshold=100.0))
     assert near.chosen == [0, 0]
     for documents in ("doc_caption_all_pools", "doc_image_all_pools", "doc_leave_one_out_all_pools"):
-        other = rank(candidates, ["a"], EcoOptions(documents=documents))
+        other = rank(candidates, ["a"], EcoOptions(consensus_documents=documents))
         assert other.consensus[0] != usual.consensus[0]
     ensemble_only = rank(candidates, ["a"], EcoOptions(consensus_weight=0.0))
     assert np.allclose(ensemble_only.total[[0, 1]], 3.52 * ensemble_only.ensemble[[0, 1]])
@@ -366,11 +366,13 @@ def test_a_candidate_without_a_finite_value_is_left_out_alone() -> None:
 
 def test_equal_rules_have_equal_signatures(matcher: str) -> None:
     usual = opened(matcher).signature()
-    assert "|consensus:cider|documents:doc_caption_within_pool|" in usual
+    assert "|consensus:cider|consensus_documents:doc_caption_within_pool|" in usual
     assert opened(matcher, consensus="cider").signature() == usual
     released = opened(matcher, compat="released").signature()
     assert "|consensus:tfidf|v:" in released
-    assert opened(matcher, compat="released", documents="doc_image_all_pools").signature() == released
+    assert (
+        opened(matcher, compat="released", consensus_documents="doc_image_all_pools").signature() == released
+    )
 
 
 @pytest.mark.parametrize(
@@ -417,9 +419,9 @@ def test_members_have_names_and_presets() -> None:
 @pytest.mark.parametrize(
     ("members", "said"),
     [
-        (["pacs-tiny", "nope"], "members: 'nope' cannot be opened.*neither known"),
+        (["pacs-tiny", "nope"], "members: 'nope' could not be opened.*neither known"),
         (["pacs-tin"], "nor a folder: did you mean 'pacs-tiny'"),
-        (["./no-folder"], "members: './no-folder' cannot be opened"),
+        (["./no-folder"], "members: './no-folder' could not be opened"),
         (["pacs-tiny", "pacs-tiny"], "'pacs-tiny' comes twice"),
         ([], "names none"),
         ("pacs-tiny,,", "names none"),
@@ -448,7 +450,9 @@ def test_a_member_of_another_kind_is_named(matcher: str, seeded: str, tmp_path: 
     config = json.loads((Path(seeded) / "config.json").read_text())
     write_config(tmp_path, {**config, "encoder": "sam"})
     (tmp_path / "model.safetensors").symlink_to(Path(seeded) / "model.safetensors")
-    with pytest.raises(WeightsError, match=r"members: '.*' cannot be opened.*'sam', expected one of 'clip'"):
+    with pytest.raises(
+        WeightsError, match=r"members: '.*' could not be opened.*'sam', expected one of 'clip'"
+    ):
         opened(matcher, [str(tmp_path)])
 
 
@@ -463,7 +467,7 @@ def test_a_member_whose_tensors_are_broken_is_named_when_it_runs(
     whole = (Path(seeded) / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-1000])
     metric = opened(matcher, [str(folder), "blip2-itc"])
-    with pytest.raises(WeightsError, match=r"members: 'cut' cannot be opened[^\n]*\n.*without it"):
+    with pytest.raises(WeightsError, match=r"members: 'cut' could not be opened[^\n]*\n.*without it"):
         metric.score(*scenes, rows=tmp_path / "rows")
     # What ran before it is kept.
     shards = (tmp_path / "rows" / "blip2-itc").glob("*.parquet")
@@ -473,10 +477,14 @@ def test_a_member_whose_tensors_are_broken_is_named_when_it_runs(
 def test_nothing_is_said_beyond_the_set(matcher: str, scenes: Any) -> None:
     result = opened(matcher).score(*scenes)
     for ask in (result.interval, lambda: result.compare(result)):
-        with pytest.raises(ValueError, match="z-scores of the very set"):
+        with pytest.raises(
+            ValueError, match=r"\(\) is undefined for eco: its totals are z-scores within one set"
+        ):
             ask()
     kept = Result.from_dict(json.loads(json.dumps(result.to_dict())))
-    with pytest.raises(ValueError, match="z-scores of the very set"):
+    with pytest.raises(
+        ValueError, match=r"\(\) is undefined for eco: its totals are z-scores within one set"
+    ):
         kept.interval()
     with pytest.raises(ValueError, match=r"no measure of training.*z-scores"):
         reward(opened(matcher))

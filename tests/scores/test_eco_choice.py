@@ -15,11 +15,11 @@ from PIL import Image
 from capeval_core.cache import FeatureCache
 from capeval_core.phrases.consensus import consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.reranking import pools_of
 from capeval_core.result import Result
-from capeval_core.scores.eco_formulas import choose
-from capeval_core.scores.eco_options import EcoOptions
-from capeval_core.scores.eco_ranking import Candidates, Ranking, rank
-from capeval_core.scores.eco_rows import joined_rows
+from capeval_core.scores.eco.formulas import choose
+from capeval_core.scores.eco.metric import EcoOptions, joined_rows
+from capeval_core.scores.eco.ranking import Candidates, Ranking, rank
 from tests.scores.conftest import CANARY, Runs, opened
 from tools.scenes import draw, sample_scene
 
@@ -254,16 +254,15 @@ def test_a_caption_that_one_member_alone_cuts_is_counted(matcher: str, scenes: A
     narrow = min(limits.values())
     caption = " ".join(["a dog"] * (narrow // 2 + 4))
     samples = metric.check([[caption, DOG]], scenes[1][:1])
+    run = {"cache": FeatureCache(), "batch_size": None}
     tables = {
-        member.name: pa.concat_tables(
-            member.encoding("cpu", "float32", {"cache": FeatureCache(), "batch_size": None})(samples)
-        )
+        member.name: pa.concat_tables(member.rows(member.open("cpu", "float32"), pools_of(samples), run))
         for member in metric.members
     }
     cut = {name: table["truncated"].to_pylist() for name, table in tables.items()}
     assert sorted(count[0] > 0 for count in cut.values()) == [False, True] and limits["blip2-itc"] == narrow
     for order in (list(tables), list(tables)[::-1]):  # whichever member comes first
-        rows = joined_rows(samples, {name: tables[name] for name in order}, metric.ensemble)
+        rows = joined_rows(pools_of(samples), {name: tables[name] for name in order}, metric.ensemble)
         assert rows["truncated"].to_pylist() == cut["blip2-itc"]
     with pytest.warns(UserWarning, match="cannot tell"):
         assert metric.score([[caption]], scenes[1][:1]).counts.truncated == 1

@@ -8,7 +8,7 @@ import pytest
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.result import Result
-from capeval_core.scores.eco_filters import PAPER, bad_format
+from capeval_core.scores.eco.ranking import PAPER, bad_format
 from tools.captions import holds
 from tools.scenes import Scene, draw, sample_scene
 from tools.sets import COUNTS, RIGHT, TERSE, UNRELATED, WORDY, describe_pool

@@ -136,7 +136,7 @@ def test_windows_of_texts_change_nothing(
     references = [["one"], ["one", "two", "three", "four"], ["one"], ["a", "b"], ["c"]]
     usual = load("refpacs", weights).score(captions, images[:5], references)
     for texts in (1, 3, 4):
-        monkeypatch.setattr("capeval_core.metric.TEXTS_AT_ONCE", texts)
+        monkeypatch.setattr("capeval_core.rows.TEXTS_AT_ONCE", texts)
         found = load("refpacs", weights).score(captions, images[:5], references)
         assert found.scores == pytest.approx(usual.scores, abs=1e-6)
         assert found.groups == usual.groups

@@ -20,6 +20,7 @@ from capeval_core.integrations.page import views
 from capeval_core.integrations.page.scorer import Scorer, published_marks
 from capeval_core.integrations.page.uploads import KEPT, uploaded_image
 from capeval_core.integrations.page.words import in_words_of_the_page
+from capeval_core.reranking import Reranker
 from capeval_core.weights.folder import WeightsError
 
 LARGEST_UPLOAD = "20mb"
@@ -97,7 +98,7 @@ class _Page:
             placeholder="# Drop an image here\nor click to choose one",
             elem_id="image",
         )
-        pools = self.scorer.metric.pools
+        pools = issubclass(self.scorer.metric, Reranker)
         self.caption = gr.Textbox(
             label="Captions to choose from, one per line" if pools else "Caption",
             lines=6 if pools else 2,
@@ -138,7 +139,7 @@ class _Page:
             list(KINDS),
             value=next(iter(KINDS)),
             label="Examples, each with a caption that is",
-            visible=not self.scorer.metric.pools,
+            visible=not issubclass(self.scorer.metric, Reranker),
             elem_id="kind",
         )
         with gr.Row(elem_id="examples"):
@@ -229,7 +230,7 @@ class _Page:
         for name, value in given.items():
             if not isinstance(value, str) and (value is not None or name == "weights"):
                 raise ValueError(f"{name}: expected a text, found {described(value)}")
-        texts = lines_of(caption) if self.scorer.metric.pools else caption or ""
+        texts = lines_of(caption) if issubclass(self.scorer.metric, Reranker) else caption or ""
         return uploaded_image(image), texts, lines_of(references), weights
 
     def _filled(self, index: int) -> Any:
@@ -248,7 +249,7 @@ class _Page:
         if index is None:
             return gr.skip()
         item = demo_set()[index]
-        if self.scorer.metric.pools:
+        if issubclass(self.scorer.metric, Reranker):
             told = [getattr(item, field) for field in KINDS.values()]
             return "\n".join([*item.references, *told])
         return getattr(item, KINDS[kind])

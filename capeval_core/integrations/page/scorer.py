@@ -11,9 +11,10 @@ from typing import Any
 from capeval_core.demo import demo_set, score_kinds
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.seen import notes_on
-from capeval_core.metric import CaptionMetric, Published
+from capeval_core.metric import CaptionMetric
 from capeval_core.registry import load, metric_class
-from capeval_core.result import Result
+from capeval_core.reranking import Reranker
+from capeval_core.result import Published, Result
 from capeval_core.weights.folder import TINY
 
 LONGEST_TEXT = 20_000
@@ -118,7 +119,7 @@ class Scorer:
         with self._busy:
             metric, marks = self._open(weights)
             result = metric.combine(metric.encode_all(samples), samples=samples)
-        notes = [] if image is None else notes_on(image, square=not self.metric.pools)
+        notes = [] if image is None else notes_on(image, square=not issubclass(self.metric, Reranker))
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(self.metric, scored, result, result.explain(0), marks, notes)
 
@@ -134,7 +135,7 @@ def marks_of(metric: CaptionMetric) -> Marks:
 
     The demo's captions are scored now, with the metric's own weights.
     """
-    if metric.relative:
+    if isinstance(metric, Reranker):
         return Marks((), "")
     published = published_marks(type(metric), [model.label for model in metric.models.values()])
     if published.values:

@@ -9,6 +9,7 @@ from capeval_core.integrations.page.panels import panels
 from capeval_core.integrations.page.scale import number, scale
 from capeval_core.integrations.page.scorer import Marks, Scored
 from capeval_core.metric import CaptionMetric
+from capeval_core.reranking import Reranker
 
 TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
@@ -28,7 +29,9 @@ def heading(metric: type[CaptionMetric]) -> str:
 
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     """Before the first score: the scale, with what is known of it already."""
-    needs = "an image and captions to choose from" if metric.pools else "an image and a caption"
+    needs = (
+        "an image and captions to choose from" if issubclass(metric, Reranker) else "an image and a caption"
+    )
     if metric.needs_references:
         needs = "an image, a caption and references"
     return _place(
@@ -51,13 +54,14 @@ def score(scored: Scored, weights: str) -> str:
     if scored.result.errors:
         return problem(scored.result.errors[0])
     notes = [scored.marks.source]
-    if scored.metric.relative:
+    if issubclass(scored.metric, Reranker):
         notes.append(f"Compare totals of these captions only: {scored.metric.relative}.")
     notes += scored.notes
     if weights == "tiny":
         notes.append(TINY_KNOWS)
+    verb = "chooses" if issubclass(scored.metric, Reranker) else "of"
     return _place(
-        f'<p class="what">{escape(scored.metric.title)} {"chooses" if scored.metric.pools else "of"}</p>'
+        f'<p class="what">{escape(scored.metric.title)} {verb}</p>'
         f'<blockquote title="{escape(scored.caption)}">{escape(scored.caption)}</blockquote>'
         f"{_cut(scored)}"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
@@ -68,14 +72,14 @@ def score(scored: Scored, weights: str) -> str:
 def _cut(scored: Scored) -> str:
     if not scored.result.counts.truncated:
         return ""
-    text = "A caption" if scored.metric.pools else "The caption"
+    text = "A caption" if issubclass(scored.metric, Reranker) else "The caption"
     text += " or a reference" if scored.metric.needs_references else ""
     return f'<p class="warning">{text} is longer than the text encoder reads: its end was cut off.</p>'
 
 
 def _scale(metric: type[CaptionMetric], marks: Marks, score: float | None = None) -> str:
     """Scores that are relative to their set lie on no scale."""
-    return "" if metric.relative else scale(metric, marks.values, score)
+    return "" if issubclass(metric, Reranker) else scale(metric, marks.values, score)
 
 
 def problem(message: str) -> str:

@@ -89,7 +89,7 @@ def total(
 
 
 def choose(captions: Sequence[str], totals: Sequence[float], threshold: float = THRESHOLD) -> int:
-    """Place of the chosen caption: the best, or the runner-up where it is close and has fewer words.
+    """Position of the chosen caption: the best, or the runner-up where it is close and has fewer words.
 
     The runner-up is the best one with another text: copies of the best are no alternative to it.
 
@@ -98,8 +98,8 @@ def choose(captions: Sequence[str], totals: Sequence[float], threshold: float = 
     >>> choose(["a dog runs on the wide beach", "a dog runs"], [1.4, 1.0])
     0
     """
-    order = sorted(range(len(captions)), key=lambda place: -totals[place])
+    order = sorted(range(len(captions)), key=lambda position: -totals[position])
     best = order[0]
-    second = next((place for place in order if captions[place] != captions[best]), best)
+    second = next((position for position in order if captions[position] != captions[best]), best)
     close = totals[best] - totals[second] < threshold
     return second if close and len(captions[second].split()) < len(captions[best].split()) else best

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import capeval_core
-from capeval_core import memory
-from capeval_core.memory import FreedMemory
+from capeval_core import rows
+from capeval_core.rows import FreedMemory
 
 PROGRAM = """
 import ctypes
 from pathlib import Path
-from capeval_core.memory import FreedMemory
+from capeval_core.rows import FreedMemory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -50,7 +50,7 @@ def test_holes_between_what_stays_are_given_back_after_many_rows() -> None:
 
 def test_a_run_gives_memory_back_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    monkeypatch.setattr(memory, "_malloc_trim", lambda: trims.append)
+    monkeypatch.setattr(rows, "_malloc_trim", lambda: trims.append)
     grey = np.full((8, 8, 3), 128, "uint8")
     metric = capeval_core.load("clips", weights="tiny", device="cpu")
     metric.score(["a wall"] * 500, [grey] * 500)
@@ -61,10 +61,10 @@ def test_a_run_gives_memory_back_while_it_goes_on(monkeypatch: pytest.MonkeyPatc
 
 def test_rows_are_counted_anew_after_each_return(monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[int] = []
-    monkeypatch.setattr("capeval_core.memory._malloc_trim", lambda: returned.append)
+    monkeypatch.setattr("capeval_core.rows._malloc_trim", lambda: returned.append)
     freed = FreedMemory()
     counts = []
-    for rows in (511, 1, 1, 510, 1):
-        freed.add(rows)
+    for count in (511, 1, 1, 510, 1):
+        freed.add(count)
         counts.append(len(returned))
     assert counts == [0, 1, 1, 1, 2]

@@ -1,0 +1,1 @@
+"""ECO, a paper in four modules: formulas, members of the ensemble, ranking of a set, and the metric."""

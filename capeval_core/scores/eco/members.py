@@ -1,0 +1,231 @@
+"""The members of ECO's ensemble: chosen by name, opened one at a time, each encoding candidates to rows."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from capeval_core.inputs.pools import Pools
+from capeval_core.matching.cosine import best_query_cosine, paired_cosine
+from capeval_core.metric import Model
+from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.suggestion import did_you_mean
+from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
+from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.blip2 import Blip2Encoder
+    from capeval_core.encoders.dual import DualEncoder
+
+MATCHER = "blip2-itc"
+"""The member that is the contrast of the model which also filters."""
+PRESETS: dict[str, tuple[str, ...]] = {
+    "paper": ("eva-clip-18b", "metaclip-bigg", "mobileclip-b", "openclip-bigg", MATCHER),
+    "small": ("eva02-l14", "metaclip-l14", "mobileclip-b", "openclip-l14", MATCHER),
+    "tiny": ("pacs-tiny", "alpha-clip-tiny", MATCHER),
+}
+"""`small` has the paper's five families in sizes of which each fits into 8 GB of a GPU."""
+_TINY = {"pacs-tiny": "pacs", "alpha-clip-tiny": "hices"}
+
+MEMBER_ROW = row_schema(
+    column("value", pa.float32(), "cosine of candidate and image"),
+    column("itm", pa.float32(), "probability that they match, null for a dual encoder"),
+)
+
+
+@dataclass(frozen=True)
+class Member(ABC):
+    """A model that gives every candidate a value; its weights are on disk, not in memory yet.
+
+    name: in options, in the signature, and of its folder of rows. folder: its weights.
+    """
+
+    name: str
+    folder: WeightsFolder
+
+    @abstractmethod
+    def encoder_class(self) -> Any:
+        """The class of its encoder."""
+
+    @abstractmethod
+    def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
+        """Tables of schema `MEMBER_ROW` that cover the batch in order; `run` is for the encoder."""
+
+    @property
+    def model(self) -> Model:
+        """Its label in the signature, and the fingerprint in stamps of its rows."""
+        fingerprint = self.encoder_class().fingerprint_of(self.folder)
+        return Model(self.folder.label(fingerprint), fingerprint)
+
+    def open(self, device: str | None, dtype: str) -> Any:
+        """Its encoder, in memory."""
+        import torch
+
+        try:
+            with torch.device("cpu"):  # whatever a program that builds a model of its own has set
+                return self.encoder_class().open(self.folder, device=device, dtype=dtype)
+        except (WeightsError, MemoryError) as error:
+            raise type(error)(_not_opened(self.name, error)) from error
+
+
+class Dual(Member):
+    """A dual encoder: cosine of image and candidate, behind the prompt that its weights name."""
+
+    def encoder_class(self) -> type[DualEncoder]:
+        from capeval_core.encoders.dual import dual_class
+
+        return dual_class(self.folder)
+
+    def rows(self, encoder: DualEncoder, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
+        prompt = self.folder.config.get("constants", {}).get("prompt", "")
+        texts = encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **run)
+        starts = batch.starts
+        sizes = np.diff([*starts, len(batch)])
+        pool = 0
+        # One image per pool, whose features all its candidates share.
+        for images in encoder.encode_images([batch.images[start] for start in starts], **run):
+            lengths = sizes[pool : pool + len(images.keys)]
+            part = slice(starts[pool], starts[pool] + int(lengths.sum()))
+            yield _member_rows(
+                batch,
+                part,
+                groups=_repeated(images.keys, lengths),
+                errors=_repeated(images.errors, lengths),
+                truncated=np.array(texts.truncated[part]),
+                value=paired_cosine(np.repeat(images.features, lengths, axis=0), texts.features[part]),
+                itm=np.full(int(lengths.sum()), np.nan, dtype=np.float32),
+            )
+            pool += len(images.keys)
+
+
+class Matcher(Member):
+    """BLIP-2: its contrast (ITC, the best query token's cosine) and its matching (ITM), in one pass."""
+
+    def encoder_class(self) -> type[Blip2Encoder]:
+        from capeval_core.encoders.blip2 import Blip2Encoder
+
+        return Blip2Encoder
+
+    def rows(self, encoder: Blip2Encoder, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
+        starts = batch.starts
+        pools = [batch.captions[a:b] for a, b in zip(starts, [*starts[1:], len(batch)], strict=True)]
+        images = [batch.images[start] for start in starts]
+        for start, match in zip(starts, encoder.match(images, pools, **run), strict=True):
+            n = len(match.logits)
+            yield _member_rows(
+                batch,
+                slice(start, start + n),
+                groups=[match.key] * n,
+                errors=[match.error] * n,
+                truncated=np.array(match.truncated),
+                value=best_query_cosine(match.queries, match.text_features),
+                itm=match.itm,
+            )
+
+
+def open_members(
+    members: str | Sequence[str] | None, matcher: Matcher
+) -> tuple[list[Member], tuple[str, ...]]:
+    """The matcher that filters first, then the others; and the names of the ensemble, in its order.
+
+    Raises:
+        ValueError: no member, one twice, or one called as the option `weights`.
+        WeightsError: weights that could not be loaded; names the member.
+    """
+    opened: list[Member] = [matcher]
+    ensemble = []
+    for name in member_names(members, tiny=matcher.folder.name == "tiny"):
+        if name != MATCHER:
+            try:
+                opened.append(_member(name))
+            except WeightsError as error:
+                raise WeightsError(_not_opened(name, error)) from error
+        ensemble.append(opened[-1].name if name != MATCHER else MATCHER)
+    names = [member.name for member in opened]
+    if twice := sorted({name for listed in (ensemble, names) for name in listed if listed.count(name) > 1}):
+        raise ValueError(
+            f"members: {', '.join(map(repr, twice))} comes twice: name each member once (a folder is "
+            "called by its last part)"
+        )
+    if "weights" in ensemble:  # as the signature calls the matcher that filters
+        raise ValueError("members: a folder called 'weights' cannot be told from the option: rename it")
+    return opened, tuple(ensemble)
+
+
+def member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[str]:
+    """The members that an option names.
+
+    >>> member_names("small", tiny=False)
+    ['eva02-l14', 'metaclip-l14', 'mobileclip-b', 'openclip-l14', 'blip2-itc']
+    >>> member_names("mobileclip-b, blip2-itc", tiny=False)
+    ['mobileclip-b', 'blip2-itc']
+    """
+    if members is None:
+        members = "tiny" if tiny else "paper"
+    if isinstance(members, str):
+        members = PRESETS.get(members) or members.split(",")
+    names = [str(name).strip() for name in members]
+    if not names or not all(names):
+        known = ", ".join([*PRESETS, *ECO_MEMBERS, *_TINY, MATCHER])
+        raise ValueError(
+            f"members={members!r} names none: expected one or more of {known}, Hub ids or folders"
+        )
+    return names
+
+
+def check_members(members: str | Sequence[str] | None) -> None:
+    """Refuse names that can be no member's, before any weights are opened.
+
+    Raises:
+        ValueError: no name at all. WeightsError: neither a known name, nor a Hub id, nor a folder.
+    """
+    known = [*ECO_MEMBERS, *_TINY, MATCHER]
+    for name in [] if members is None else member_names(members, tiny=False):
+        if name not in known and "/" not in name and not Path(name).expanduser().is_dir():
+            problem = f"It is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
+            raise WeightsError(_not_opened(name, f"{problem}{did_you_mean(name, known)}"))
+
+
+def _member(name: str) -> Member:
+    from capeval_core.encoders.blip2 import Blip2Encoder
+
+    tiny, metric, weights = "", "eco", name
+    if not Path(name).expanduser().is_dir():
+        if name in _TINY:
+            weights, tiny = "tiny", _TINY[name]
+        elif name in ECO_MEMBERS:
+            entry = ECO_MEMBERS[name]
+            weights, metric = entry.repository, EVA_CLIP if entry.checkpoint else "eco"
+    folder = open_weights(weights, metric=metric, tiny=tiny)
+    if weights == name:  # a folder or a Hub id: its name has to fit into signatures and paths
+        name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
+    if Blip2Encoder.reads(folder):
+        return Matcher(name, folder)
+    member = Dual(name, folder)
+    member.encoder_class()  # refuses other encoders now, not after hours
+    return member
+
+
+def _not_opened(name: str, problem: BaseException | str) -> str:
+    """A problem with the weights of a member, in words about members."""
+    return (
+        f"members: {name!r} could not be opened. {problem}\n"
+        "Other weights are named in `members`, too; to do without it, name the others there."
+    )
+
+
+def _repeated(values: Sequence[Any], lengths: NDArray[np.int64]) -> list[Any]:
+    return [value for value, n in zip(values, lengths, strict=True) for _ in range(n)]
+
+
+def _member_rows(batch: Pools, part: slice, *, value: Any, itm: Any, **common: Any) -> pa.Table:
+    own = {"value": pa.array(value, mask=np.isnan(value)), "itm": pa.array(itm, mask=np.isnan(itm))}
+    return pa.table({**common_columns(batch, part, **common), **own}, schema=MEMBER_ROW)
