@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
-from capeval_core.inputs.problems import folder_path
+from capeval_core.errors import folder_path
 from capeval_core.inputs.samples import Samples, check_samples, windows
 from capeval_core.memory import FreedMemory
 from capeval_core.options import Options as CommonOptions
@@ -205,14 +205,12 @@ class CaptionMetric(ABC):
         self.flush()
         return self.combine(encoded, samples=samples)
 
-    def check(
-        self, captions: Any, images: Any, references: Any = None, *, called: str = "captions"
-    ) -> Samples:
+    def check(self, captions: Any, images: Any, references: Any = None) -> Samples:
         """Everything that a user handed in, checked by this metric's needs and options.
 
-        `called` is what messages call the captions. Errors are those of `score`, before any model runs.
+        Errors are those of `score`, before any model runs.
         """
-        return self.check_input(self.options, captions, images, references, called=called)
+        return self.check_input(self.options, captions, images, references)
 
     @classmethod
     def check_options(cls, options: CommonOptions) -> None:
@@ -231,13 +229,7 @@ class CaptionMetric(ABC):
 
     @classmethod
     def check_input(
-        cls,
-        options: CommonOptions,
-        captions: Any,
-        images: Any,
-        references: Any = None,
-        *,
-        called: str = "captions",
+        cls, options: CommonOptions, captions: Any, images: Any, references: Any = None
     ) -> Samples:
         """What `check` does with these options, before any weights are opened."""
         return check_samples(
@@ -247,7 +239,7 @@ class CaptionMetric(ABC):
             needs_references=cls.needs_references,
             on_error=options.on_error,
             empty=options.empty,
-            called=called,
+            media=cls.media,
         )
 
     def encode_all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from capeval_core.suggestion import did_you_mean
+from capeval_core.errors import did_you_mean
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 
 if TYPE_CHECKING:

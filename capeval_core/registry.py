@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from capeval_core.errors import did_you_mean
 from capeval_core.metric import CaptionMetric
-from capeval_core.suggestion import did_you_mean
 
 METRICS: dict[str, str] = {
     "pacs": "capeval_core.scores.pac:PacS",

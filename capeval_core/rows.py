@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.inputs.problems import folder_path
+from capeval_core.errors import folder_path, wrong_option
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.visual import ImageError
 from capeval_core.shards import (
@@ -136,26 +136,26 @@ def check_folder(path: str | PathLike[str]) -> Path:
             written.
     """
     folder = folder_path("rows", path)
-    shown, existing = f"rows={str(folder)!r}", folder
+    rows, existing = str(folder), folder
     try:
         if folder.is_dir():
             if is_foreign(folder):
-                raise ValueError(f"{shown} is a folder of something else: pass an empty or new one")
+                raise wrong_option("rows", rows, "a folder of something else", "pass an empty or new one")
             stamp = folder / STAMP
             if stamp.exists() and not stamp.is_file():
-                raise ValueError(
-                    f"{shown}: {STAMP} there is no regular file: delete it, or pass another folder"
-                )
+                found = f"{STAMP} there is no regular file"
+                raise wrong_option("rows", rows, found, "delete it, or pass another folder", verb="")
             if any(path.suffix != PARTIAL for path in folder.iterdir()):
                 return folder
         elif folder.exists() and not folder.is_dir():  # another run may have made it at this moment
-            raise ValueError(f"{shown} is a file: pass a folder for the rows")
+            raise wrong_option("rows", rows, "a file", "pass a folder for the rows")
         existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         with tempfile.TemporaryFile(dir=existing) as probe:
             probe.write(bytes(4096))
     except OSError as error:
         what = "nothing can be written there" if existing == folder else "no folder can be made there"
-        raise ValueError(f"{shown}: {what} ({error.strerror}): pass another folder") from error
+        found = f"{what} ({error.strerror})"
+        raise wrong_option("rows", rows, found, "pass another folder", verb="") from error
     return folder
 
 
@@ -223,10 +223,9 @@ class RowStore:
             and (key != "columns" or found.get("metric") == self._stamp.get("metric"))
         ]
         if differing:
-            raise ValueError(
-                f"rows={str(where)!r} holds rows of other settings ({'; '.join(differing)}): "
-                "pass another folder, or the same settings"
-            )
+            others = f"rows of other settings ({'; '.join(differing)})"
+            fix = "pass another folder, or the same settings"
+            raise wrong_option("rows", str(where), others, fix, verb="holds")
 
     def reuse(self, indices: Sequence[int], content: Callable[[int], str]) -> tuple[pa.Table, list[int]]:
         """The stored rows of these indices, and the places of those that have none of the same content.

@@ -14,9 +14,9 @@ from capeval_core.commands.flags import add_flags, chosen
 from capeval_core.commands.messages import in_words_of_the_user
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.tables import paragraph, table
+from capeval_core.errors import did_you_mean
 from capeval_core.networks import network
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
 from capeval_core.writing import sync

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from capeval_core.commands.tables import terminal_width
-from capeval_core.suggestion import did_you_mean
+from capeval_core.errors import did_you_mean
 
 _IN_OUR_WORDS = [
     (re.compile(r"^argument (\S+): invalid int value: '(.*)'$"), r"\1 \2: expected a whole number"),

@@ -15,9 +15,8 @@ from capeval_core.commands.outputs import Outputs, check_place, resumable, tell_
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.score import FILES
 from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
-from capeval_core.inputs.files.collection import read_collection
-from capeval_core.inputs.folder import names_in
-from capeval_core.inputs.names import bare
+from capeval_core.inputs.collection import read_collection
+from capeval_core.inputs.folder import bare, names_in
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
 from capeval_core.result import Result, json_text

@@ -12,7 +12,7 @@ from capeval_core.commands.outputs import Outputs, check_place, resumable, tell_
 from capeval_core.commands.parser import Parser, complain
 from capeval_core.commands.summary import interval_of, summary
 from capeval_core.commands.tables import paragraph, table
-from capeval_core.inputs.files.collection import Collection, read_collection
+from capeval_core.inputs.collection import Collection, read_collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.result import Result, json_text

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.inputs.resizing import resized
+from capeval_core.inputs.decoding import resized
 from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
 
 INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}

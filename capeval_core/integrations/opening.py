@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.problems import Problems, described
+from capeval_core.errors import Problems, described
 from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options

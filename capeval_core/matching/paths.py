@@ -7,10 +7,9 @@ from typing import Literal, get_args
 
 import torch
 
-from capeval_core.inputs.problems import Problems
+from capeval_core.errors import Problems, did_you_mean
 from capeval_core.matching import buckets, reference, slices
 from capeval_core.matching.sets import Path
-from capeval_core.suggestion import did_you_mean
 
 PathName = Literal["reference", "slices", "buckets", "triton"]
 

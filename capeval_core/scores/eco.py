@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.inputs.pools import check_pools
-from capeval_core.inputs.rgb import in_rgb
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Samples, check_pool_samples, in_rgb
 from capeval_core.metric import CaptionMetric, Model, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.rows import RowStore
@@ -88,10 +86,10 @@ class Eco(CaptionMetric):
         captions: Any,
         images: Any,
         references: Any = None,
-        *,
-        called: str = "captions",
     ) -> Samples:
-        samples = check_pools(captions, images, on_error=options.on_error, empty=options.empty, called=called)
+        samples = check_pool_samples(
+            captions, images, on_error=options.on_error, empty=options.empty, media=cls.media
+        )
         return in_rgb(samples) if options.compat == "released" else samples
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.scores.eco_members import MATCHER, Dual, Matcher, Member, cannot_open
-from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, open_weights
 
@@ -39,7 +39,7 @@ def open_members(
         try:
             members.append(_member(name))
         except WeightsError as error:
-            raise WeightsError(cannot_open(name, error)) from error
+            raise cannot_open(name, error) from error
         called.append(members[-1].name)
     named = [member.name for member in members]
     if twice := sorted({name for each in (called, named) for name in each if each.count(name) > 1}):
@@ -67,9 +67,8 @@ def member_names(chosen: str | Sequence[str] | None, *, tiny: bool) -> list[str]
     names = [str(name).strip() for name in chosen]
     if not names or not all(names):
         known = ", ".join([*PRESETS, *ECO_MEMBERS, *_TINY, MATCHER])
-        raise ValueError(
-            f"members={chosen!r} names none: expected one or more of {known}, Hub ids or folders"
-        )
+        fix = f"expected one or more of {known}, Hub ids or folders"
+        raise wrong_option("members", chosen, "it names none", fix, verb="")
     return names
 
 
@@ -82,8 +81,8 @@ def check_members(chosen: str | Sequence[str] | None) -> None:
     known = [*ECO_MEMBERS, *_TINY, MATCHER]
     for name in [] if chosen is None else member_names(chosen, tiny=False):
         if name not in known and "/" not in name and not Path(name).expanduser().is_dir():
-            wrong = f"it is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
-            raise WeightsError(cannot_open(name, WeightsError(f"{wrong}{did_you_mean(name, known)}")))
+            found = f"it is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
+            raise cannot_open(name, WeightsError(f"{found}{did_you_mean(name, known)}"))
 
 
 def _member(name: str) -> Member:

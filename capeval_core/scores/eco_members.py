@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from capeval_core.errors import Piece, Problem, Setting, pieces_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.metric import Model
@@ -73,7 +73,7 @@ class Member(ABC):
             with torch.device("cpu"):  # whatever a program that builds a model of its own has set
                 return self.open(device, dtype)
         except (WeightsError, MemoryError) as error:
-            raise type(error)(cannot_open(self.name, error)) from error
+            raise cannot_open(self.name, error) from error
 
 
 class Dual(Member):
@@ -156,10 +156,24 @@ def pool_starts(batch: Samples) -> list[int]:
     return [row for row in range(len(batch)) if row == 0 or first[row] != first[row - 1]]
 
 
-def cannot_open(name: str, error: BaseException) -> str:
-    """A complaint about weights, in words about members."""
-    said = re.sub(r"pass weights=('(?!tiny)[^']+')", r"name \1 in `members` instead", str(error))
-    return f"members: {name!r} cannot be opened. {said}\nTo do without it, name the others in `members`."
+def cannot_open(name: str, error: WeightsError | MemoryError) -> WeightsError | MemoryError:
+    """An error about weights as one about the member of that name."""
+    begins = f"members: {name!r} cannot be opened"
+    ends = "\nTo do without it, name the others in `members`."
+    if isinstance(error, MemoryError):
+        return MemoryError(f"{begins}: {error}{ends}")
+
+    def of_member(piece: Piece) -> Piece:
+        if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
+            return f"name {piece.value!r} in `members` instead"
+        return piece
+
+    def of_members(problem: Problem) -> Problem:
+        changed = problem.changed(of_member, problem.argument)
+        return replace(changed, source=begins, fix=(*pieces_of(changed.fix), ends))
+
+    error.change(of_members)
+    return error
 
 
 def _repeated(values: Sequence[Any], lengths: NDArray[np.int64]) -> list[Any]:

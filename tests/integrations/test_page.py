@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 
 import capeval_core
-from capeval_core.inputs.problems import SHOWN
+from capeval_core.errors import SHOWN
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.scores.hice_explanation import HiceExplanation
 from capeval_core.synthetic.demo import demo_set

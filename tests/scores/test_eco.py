@@ -23,7 +23,7 @@ from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.dual import dual_class, whole_images
 from capeval_core.encoders.eva_clip import EvaClipEncoder
-from capeval_core.inputs.pools import check_pools
+from capeval_core.inputs.samples import check_pool_samples
 from capeval_core.integrations.rewards import reward
 from capeval_core.integrations.trainer import CaptionMetrics
 from capeval_core.phrases.ptb import ptb_tokens
@@ -389,12 +389,12 @@ def test_equal_rules_have_equal_signatures(matcher: str) -> None:
 )
 def test_wrong_pools_are_told_by_their_place(captions: Any, said: str, images: list[Path]) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
-        check_pools(captions, images[:2])
+        check_pool_samples(captions, images[:2])
 
 
 def test_all_problems_are_told_at_once(images: list[Path]) -> None:
     with pytest.raises(ValueError) as caught:
-        check_pools([["a", ""], "b"], [images[0], "no-such.png"])
+        check_pool_samples([["a", ""], "b"], [images[0], "no-such.png"])
     for told in ("captions[0][1]", "captions[1]", "images[1]"):
         assert told in str(caught.value)
 

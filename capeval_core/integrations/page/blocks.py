@@ -14,7 +14,7 @@ import gradio as gr
 from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 
-from capeval_core.inputs.problems import described
+from capeval_core.errors import described
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.scorer import Scorer, published_marks
 from capeval_core.integrations.page.uploads import KEPT, uploaded_image
