@@ -11,8 +11,8 @@ from capeval_core.errors import Problems, wrong_option
 from capeval_core.inputs.media import check_decodable, check_visuals
 from capeval_core.inputs.sources import InRgb, Source
 from capeval_core.inputs.texts import (
+    check_candidates,
     check_captions,
-    check_pools,
     check_references,
     other_length,
     warn_of_written_lists,
@@ -35,25 +35,20 @@ class Samples:
 
     `images` holds visuals of the media that the metric takes: `InputImage`, `InputFrames` or `InputBoxes`.
     `indices` holds each row's position in the input as it was handed in: a window or a selection keeps it.
-    `candidates` holds its position in its image's pool, where captions came in pools: the first candidate of
-    a pool has the index `index - candidate`. None where they did not.
     """
 
     captions: list[str]
     images: Sequence[Any]
     references: list[list[str]] | None
     indices: Sequence[int]
-    candidates: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.captions)
 
     @property
     def places(self) -> list[int]:
-        """Of a whole input, which of its images each row is about: its own, or that of its pool."""
-        if self.candidates is None:
-            return list(range(len(self)))
-        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
+        """Of a whole input, which of its images each row is about."""
+        return list(range(len(self)))
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[row] for row in range(len(self)))
@@ -71,13 +66,45 @@ class Samples:
     def select(self, rows: Iterable[int]) -> Samples:
         """The given rows, in the given order. `rows` count within these samples; `indices` stay global."""
         rows = list(rows)
-        return Samples(
+        return replace(
+            self,
             captions=[self.captions[row] for row in rows],
             images=[self.images[row] for row in rows],
             references=None if self.references is None else [self.references[row] for row in rows],
             indices=[self.indices[row] for row in rows],
-            candidates=None if self.candidates is None else [self.candidates[row] for row in rows],
         )
+
+
+@dataclass(frozen=True)
+class Pools(Samples):
+    """Checked pools of candidates, one row per candidate.
+
+    `candidates` holds the position of each in the pool of its image, whose first candidate has the index
+    `index - candidate`.
+    """
+
+    candidates: Sequence[int]
+
+    @property
+    def places(self) -> list[int]:
+        """Of a whole input, which of its images each row is about: that of its pool."""
+        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
+
+    @property
+    def starts(self) -> list[int]:
+        """Rows at which another pool begins: one per image, at least one where there are rows."""
+        first = [index - candidate for index, candidate in zip(self.indices, self.candidates, strict=True)]
+        return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
+
+    def select(self, rows: Iterable[int]) -> Pools:
+        """The given rows, in the given order."""
+        rows = list(rows)
+        return Pools(**{**vars(super().select(rows)), "candidates": [self.candidates[row] for row in rows]})
+
+
+def candidates_of(samples: Samples) -> Sequence[int]:
+    """The position of each row's caption in its pool; 0 where captions do not come in pools."""
+    return samples.candidates if isinstance(samples, Pools) else [0] * len(samples)
 
 
 OnError = Literal["raise", "nan"]
@@ -135,14 +162,14 @@ def check_samples(
     return Samples(checked, visuals, compared, range(len(checked)))
 
 
-def check_pool_samples(
+def check_pools(
     captions: Any,
     images: Any,
     *,
     on_error: OnError = "raise",
     empty: Empty = "error",
     media: Sequence[str] = ("image",),
-) -> Samples:
+) -> Pools:
     """Check pools of candidates and their images, and raise all problems at once.
 
     captions: per image a list of candidates, one or more, each pool of any size.
@@ -153,17 +180,17 @@ def check_pool_samples(
 
     >>> import numpy as np
     >>> grey = np.full((4, 6), 128, dtype="uint8")
-    >>> samples = check_pool_samples([["a wall", "grey"], ["a door"]], [grey, grey])
+    >>> samples = check_pools([["a wall", "grey"], ["a door"]], [grey, grey])
     >>> samples.captions, samples.candidates
     (['a wall', 'grey', 'a door'], [0, 1, 0])
-    >>> check_pool_samples([["a wall", ""], "a door"], [grey, grey])
+    >>> check_pools([["a wall", ""], "a door"], [grey, grey])
     Traceback (most recent call last):
     capeval_core.errors.InputError: 2 problems with the input:
       captions[0][1] is empty: write a caption, leave it out or pass empty="score"
       captions[1] is a single string: pass the list of its candidates, ['a door', ...]
     """
     problems = _check_choices(on_error, empty)
-    pools = check_pools(captions, empty, problems)
+    pools = check_candidates(captions, empty, problems)
     rows = None if pools is None else len(pools)
     fix = "give each image one pool, a list of its candidates"
     visuals = _check_visuals(images, rows, fix, media, problems)
@@ -172,7 +199,7 @@ def check_pool_samples(
     problems.raise_if_any()
     texts = [text for pool in pools or [] for text in pool]
     warn_of_written_lists(texts)
-    return Samples(
+    return Pools(
         captions=texts,
         images=[visual for visual, pool in zip(visuals, pools or [], strict=True) for _ in pool],
         references=None,

@@ -76,7 +76,7 @@ def warn_of_written_lists(captions: Sequence[str]) -> None:
         )
 
 
-def check_pools(captions: Any, empty: str, problems: Problems) -> list[list[str]] | None:
+def check_candidates(captions: Any, empty: str, problems: Problems) -> list[list[str]] | None:
     """The candidates of each image; None if there are no rows at all."""
     rows = _rows_of(captions, "captions", "lists of candidate captions", problems)
     if rows is None:

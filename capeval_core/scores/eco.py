@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.inputs.samples import Samples, check_pool_samples, in_rgb
+from capeval_core.inputs.samples import Samples, candidates_of, check_pools, in_rgb
 from capeval_core.metric import CaptionMetric, Model, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.rows import RowStore
@@ -87,7 +87,7 @@ class Eco(CaptionMetric):
         images: Any,
         references: Any = None,
     ) -> Samples:
-        samples = check_pool_samples(
+        samples = check_pools(
             captions, images, on_error=options.on_error, empty=options.empty, media=cls.media
         )
         return in_rgb(samples) if options.compat == "released" else samples
@@ -187,7 +187,7 @@ def doubtful_choices(ranking: Ranking) -> str:
 
 
 def _firsts(samples: Samples) -> list[bool]:
-    return [candidate == 0 for candidate in samples.candidates or [0] * len(samples)]
+    return [candidate == 0 for candidate in candidates_of(samples)]
 
 
 def _free_device_memory() -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.errors import Piece, Problem, Setting, pieces_of
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Pools, Samples
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.metric import Model
 from capeval_core.rows import column, common_columns, row_schema
@@ -150,10 +150,7 @@ class Matcher(Member):
 
 def pool_starts(batch: Samples) -> list[int]:
     """Rows at which another pool begins: one per image, at least one per batch."""
-    if batch.candidates is None:
-        return list(range(len(batch)))
-    first = [index - candidate for index, candidate in zip(batch.indices, batch.candidates, strict=True)]
-    return [row for row in range(len(batch)) if row == 0 or first[row] != first[row - 1]]
+    return batch.starts if isinstance(batch, Pools) else list(range(len(batch)))
 
 
 def cannot_open(name: str, error: WeightsError | MemoryError) -> WeightsError | MemoryError:

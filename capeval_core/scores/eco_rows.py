@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Samples, candidates_of
 from capeval_core.rows import canonical, column, row_schema
 from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW
 
@@ -33,7 +33,7 @@ def joined_rows(samples: Samples, tables: Mapping[str, pa.Table], ensemble: Sequ
     cut = [table["truncated"].to_numpy() for table in aligned.values()]
     columns["truncated"] = pa.array(np.max(cut, axis=0), pa.int32())
     own = {
-        "candidate": pa.array(samples.candidates or [0] * len(samples), pa.int32()),
+        "candidate": pa.array(candidates_of(samples), pa.int32()),
         "caption": pa.array(samples.captions, pa.string()),
         "values": pa.ListArray.from_arrays(offsets, flat.ravel()),
         "itm": first["itm"],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from capeval_core.inputs.samples import check_pool_samples, check_samples
+from capeval_core.inputs.samples import check_pools, check_samples
 from capeval_core.inputs.visual import ImageError, InputImage
 
 GREY = np.full((4, 6), 128, "uint8")
@@ -118,7 +118,7 @@ def test_odd_values_are_refused_by_the_argument_and_the_index(
 @pytest.mark.parametrize("name", [name for name in ODD if name not in ("broken rows", "itself")])
 def test_odd_pools_are_refused_by_their_index(name: str) -> None:
     with pytest.raises((ValueError, TypeError), match=r"captions\[0\]"):
-        check_pool_samples([ODD[name]()], [GREY])
+        check_pools([ODD[name]()], [GREY])
 
 
 def test_rows_may_be_images_already() -> None:

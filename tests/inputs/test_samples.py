@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from capeval_core.inputs.samples import Samples, check_pool_samples, check_samples
+from capeval_core.inputs.samples import Samples, check_pools, check_samples
 from capeval_core.inputs.visual import ImageError, InputImage
 from tests.inputs.photographs import encoded, photograph, turned
 
@@ -119,7 +119,7 @@ def test_images_and_captions_left_over_are_both_refused(captions: int, images: i
     with pytest.raises(
         ValueError, match=r"len\(captions\)=\d but len\(images\)=\d: give each image one pool"
     ):
-        check_pool_samples([["a", "b"]] * captions, [GREY] * images, on_error=on_error)  # type: ignore[arg-type]
+        check_pools([["a", "b"]] * captions, [GREY] * images, on_error=on_error)  # type: ignore[arg-type]
 
 
 def test_unknown_options_are_refused() -> None:
@@ -264,7 +264,7 @@ def test_late_images_are_checked_by_any_number_of_threads(
     monkeypatch.setattr(os, "cpu_count", lambda: processors)
     images: list[Any] = [np.full((3, 3 + i // 200), i % 200, "uint8") for i in range(2200)]
     images[1024], images[1500], images[2199] = jpeg[:900], tmp_path / "no.jpg", np.full((3, 3), np.nan)
-    check: Any = check_pool_samples if pools else checked
+    check: Any = check_pools if pools else checked
     with pytest.raises(ImageError) as caught:
         check([["a"]] * 2200 if pools else ["a"] * 2200, images)
     lines = str(caught.value).split("\n  ")

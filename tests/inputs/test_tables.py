@@ -15,7 +15,7 @@ import pytest
 
 from capeval_core.errors import FileError
 from capeval_core.inputs.collection import Collection, read_candidates, read_collection, read_references
-from capeval_core.inputs.samples import check_pool_samples, check_samples
+from capeval_core.inputs.samples import check_pools, check_samples
 
 LISTS = [["a dog", "it's a dog"], ['a "big" cat', "a cat, black\nand white"], ["one"]]
 IDS = ["x", "y", "z"]
@@ -224,7 +224,7 @@ def test_captions_that_were_lists_are_scored_with_one_warning() -> None:
         assert check_samples(texts, [grey] * 3, needs_references=False).captions == texts
     assert len(caught) == 1
     with pytest.warns(UserWarning, match="2 of 3 captions are lists written as text") as caught:
-        assert check_pool_samples([texts], [grey]).captions == texts
+        assert check_pools([texts], [grey]).captions == texts
     assert len(caught) == 1
 
 

@@ -23,7 +23,7 @@ from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.dual import dual_class, whole_images
 from capeval_core.encoders.eva_clip import EvaClipEncoder
-from capeval_core.inputs.samples import check_pool_samples
+from capeval_core.inputs.samples import check_pools
 from capeval_core.integrations.rewards import reward
 from capeval_core.integrations.trainer import CaptionMetrics
 from capeval_core.phrases.ptb import ptb_tokens
@@ -167,7 +167,7 @@ def test_the_value_is_the_members_own_cosine(matcher: str, scenes: Any) -> None:
     cosines = (said * seen).sum(1) / np.linalg.norm(said, axis=1) / np.linalg.norm(seen, axis=1)
     values = np.array(rows["values"].to_pylist())
     assert np.allclose(values[:, 0], cosines, atol=1e-6)
-    images = [samples.images[row] for row, c in enumerate(samples.candidates or []) if c == 0]
+    images = [samples.images[row] for row, c in enumerate(samples.candidates) if c == 0]
     matches = list(blip2.match(images, scenes[0], cache=FeatureCache(0)))
     assert np.allclose(values[:, 1], np.concatenate([each.itc for each in matches]), atol=1e-6)
     assert np.allclose(rows["itm"], np.concatenate([each.itm for each in matches]), atol=1e-6)
@@ -389,12 +389,12 @@ def test_equal_rules_have_equal_signatures(matcher: str) -> None:
 )
 def test_wrong_pools_are_told_by_their_place(captions: Any, said: str, images: list[Path]) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
-        check_pool_samples(captions, images[:2])
+        check_pools(captions, images[:2])
 
 
 def test_all_problems_are_told_at_once(images: list[Path]) -> None:
     with pytest.raises(ValueError) as caught:
-        check_pool_samples([["a", ""], "b"], [images[0], "no-such.png"])
+        check_pools([["a", ""], "b"], [images[0], "no-such.png"])
     for told in ("captions[0][1]", "captions[1]", "images[1]"):
         assert told in str(caught.value)
 
