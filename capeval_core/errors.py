@@ -279,6 +279,9 @@ class ProblemsError(Exception):
     def __str__(self) -> str:
         return Words().message(self.problems)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def change(self, change: Callable[[Problem], Problem]) -> None:
         """Change each of its problems."""
         self.problems = self.problems.changed(change)

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from capeval_core.commands.flags import add_flags, chosen
-from capeval_core.commands.messages import in_words_of_the_user
-from capeval_core.commands.parser import Parser, complain
-from capeval_core.commands.tables import paragraph, table
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.errors import did_you_mean
 from capeval_core.networks import network
 from capeval_core.registry import METRICS, metric_class

@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from capeval_core.commands.flags import add_flags, chosen
-from capeval_core.commands.messages import in_words_of_the_user
-from capeval_core.commands.outputs import Outputs, check_place, resumable, tell_failures, write
-from capeval_core.commands.parser import Parser, complain
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
+from capeval_core.commands.interrupts import resumable
+from capeval_core.commands.outputs import Outputs, check_place, tell_failures, write
 from capeval_core.commands.score import FILES
-from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.inputs.collection import read_collection
 from capeval_core.inputs.folder import bare, names_in
 from capeval_core.metric import CaptionMetric
@@ -50,7 +49,7 @@ def run(arguments: list[str]) -> int:
         metric.check_options(options)
     pools = _read(given.candidates, given.images)
     with resumable(options), in_words_of_the_user(metric.Options, pools.ids):
-        samples = metric.check_input(options, pools.captions, pools.images)
+        samples = with_ids(metric.check_input(options, pools.captions, pools.images), pools.ids)
         result = metric(options).score_samples(samples, progress=True)
     outputs = Outputs()
     with outputs.next():
@@ -60,7 +59,7 @@ def run(arguments: list[str]) -> int:
             content = {**result.to_dict(), "ids": pools.ids}
             write("--json", given.json, json_text(content))
     print(_summary(metric, pools, result, given.out))
-    tell_failures(pools.ids, result)
+    tell_failures(result)
     outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
 

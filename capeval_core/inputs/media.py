@@ -162,7 +162,8 @@ class Row(Source[Any]):
         try:
             value = self.rows[self.index]
         except Exception as error:  # the rows' own code may fail in any way, and costs this row only
-            raise Refused(f"it cannot be fetched ({type(error).__name__}: {error})") from None
+            found = f"({type(error).__name__}: {error})"
+            raise Refused(found, verb="cannot be fetched") from None
         return source_of(value, self.media)[1]
 
 

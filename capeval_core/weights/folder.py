@@ -242,7 +242,7 @@ def _unavailable(repository: str, metric: str, reason: str) -> WeightsError:
     hint = "" if entry else _did_you_mean(repository)
     ways: list[Piece] = []
     if entry:
-        ways += [entry.how_to_convert(metric), Setting("weights", entry.folder, "and pass "), ".\n"]
+        ways += [entry.how_to_convert(metric) + "and ", Setting("weights", entry.folder, "pass "), ".\n"]
     tiny = Setting("weights", "tiny", "pass ")
     ways += ["To try the library without real weights, ", tiny, " (it knows only synthetic scenes)."]
     found = f"weights {repository!r} could not be loaded ({reason}){hint}"
