@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.inputs.problems import folder_path
+from capeval_core.errors import folder_path, wrong_option
 
 Floats = NDArray[np.float32]
 DEFAULT_BYTES = 512 << 20
@@ -207,13 +207,12 @@ class _Disk:
 
     def __init__(self, folder: Path) -> None:
         if folder.is_file():
-            raise ValueError(f"cache={str(folder)!r} is a file: pass a folder for the features")
+            raise wrong_option("cache", str(folder), "a file", "pass a folder for the features")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(
-                f"cache={str(folder)!r}: no folder can be made there ({error.strerror})"
-            ) from error
+            found = f"no folder can be made there ({error.strerror})"
+            raise wrong_option("cache", str(folder), found, verb="") from error
         self._file = folder / _FILE
         try:
             self._connection = sqlite3.connect(self._file, timeout=60, check_same_thread=False)
@@ -228,10 +227,9 @@ class _Disk:
         except sqlite3.DatabaseError as error:
             if _is_damage(error):
                 raise
-            raise ValueError(
-                f"cache={str(folder)!r}: {_FILE} cannot be used ({error}): delete it if it is damaged, "
-                "or pass another folder"
-            ) from error
+            found = f"{_FILE} cannot be used ({error})"
+            fix = "delete it if it is damaged, or pass another folder"
+            raise wrong_option("cache", str(folder), found, fix, verb="") from error
 
     def _write_ahead(self) -> None:
         # Of processes that make the file at the same time, SQLite refuses all but one without waiting.

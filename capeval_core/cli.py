@@ -11,9 +11,8 @@ from typing import TextIO
 
 from capeval_core._version import __version__
 from capeval_core.commands.interrupts import INTERRUPTED, watched
-from capeval_core.commands.parser import Parser, complain
-from capeval_core.commands.tables import table
-from capeval_core.suggestion import did_you_mean
+from capeval_core.commands.terminal import Parser, complain, table
+from capeval_core.errors import did_you_mean
 
 COMMANDS: dict[str, str] = {
     "demo": "score packaged images with a small packaged model, without a network",

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
-from capeval_core.inputs.problems import folder_path
+from capeval_core.errors import folder_path
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.options import CorpusOptions, CorpusStatistics
 from capeval_core.options import Options as CommonOptions
@@ -171,14 +171,12 @@ class CaptionMetric(ABC):
         table = self.prepared(samples).encode_all(samples, rows=rows, progress=progress)
         return self.combine(table, samples=samples)
 
-    def check(
-        self, captions: Any, images: Any, references: Any = None, *, called: str = "captions"
-    ) -> Samples:
+    def check(self, captions: Any, images: Any, references: Any = None) -> Samples:
         """The input of `score`, checked by this metric's needs and options.
 
-        `called` is the name of the captions in messages. Errors are those of `score`, before any model runs.
+        Errors are those of `score`, before any model runs.
         """
-        return self.check_input(self.options, captions, images, references, called=called)
+        return self.check_input(self.options, captions, images, references)
 
     @classmethod
     def check_options(cls, options: CommonOptions) -> None:
@@ -198,14 +196,14 @@ class CaptionMetric(ABC):
             check_folder(options.rows)
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, called: str = "captions") -> Samples:
+    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
         """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`."""
         return check_samples(
             *inputs,
             needs_references=cls.needs_references,
             on_error=options.on_error,
             empty=options.empty,
-            called=called,
+            media=cls.media,
         )
 
     @classmethod

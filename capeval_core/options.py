@@ -16,9 +16,18 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.problems import Problems, folder_path, has_nul, nul_in, shown_number
+from capeval_core.errors import (
+    NUL,
+    Kind,
+    Problem,
+    Problems,
+    ProblemsError,
+    did_you_mean,
+    folder_path,
+    has_nul,
+    which_choice,
+)
 from capeval_core.inputs.texts import valid_unicode
-from capeval_core.suggestion import did_you_mean, which_choice
 
 Self = TypeVar("Self", bound="Settings")
 
@@ -208,28 +217,30 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
     accepted = (*types, int) if float in types else types
     fits = isinstance(value, accepted) and (bool in types or not isinstance(value, bool))
     minimum: float | None = spec.metadata["minimum"]
+
+    def wrong(found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError) -> None:
+        problems.add(Problem(spec.name, None, found, fix, verb, value, kind))
+
     if isinstance(value, str) and choices:
         if value not in choices:
             expected = " or ".join(map(repr, choices))
-            problems.add(f"{spec.name}={value!r}: expected {expected}{which_choice(value, choices)}")
+            wrong("", f"expected {expected}{which_choice(value, choices)}", verb="")
     elif not fits:
         expected = " or ".join([*map(repr, choices), *(_TYPE_NAMES.get(t, t.__name__) for t in types)])
-        problems.add(f"{spec.name}={_shown(value)}: expected {expected}", kind=TypeError)
+        wrong("", f"expected {expected}", verb="", kind=TypeError)
     elif isinstance(value, int) and not _fits(value, as_float=float in types):
-        problems.add(f"{spec.name}={_shown(value)} is too large a number: pass a smaller one")
+        wrong("too large a number", "pass a smaller one")
     elif isinstance(value, (str, PathLike)) and PathLike in types and has_nul(value):
-        problems.add(nul_in(spec.name, value))
+        wrong(*NUL, verb="has")
     elif isinstance(value, (str, PathLike)) and _is_recorded(spec) and not valid_unicode(str(value)):
-        problems.add(f"{spec.name}={value!r} is not valid Unicode, so no file can record it: rename it")
+        wrong("not valid Unicode, so no file can record it", "rename it")
     elif minimum is not None and value is not None and not minimum <= value < float("inf"):
-        problems.add(f"{spec.name}={value!r}: expected a number of at least {minimum:g}")
+        wrong("", f"expected a number of at least {minimum:g}", verb="")
     elif spec.metadata["folder"] and isinstance(value, (str, PathLike)):
         try:
             folder_path(spec.name, value)
-        except ValueError as error:
-            problems.add(str(error))
-        except TypeError as error:
-            problems.add(str(error), kind=TypeError)
+        except ProblemsError as error:
+            problems.extend(error.problems)
 
 
 def _fits(value: int, *, as_float: bool) -> bool:
@@ -238,10 +249,6 @@ def _fits(value: int, *, as_float: bool) -> bool:
         return math.isfinite(float(value)) if as_float else abs(value) < 1 << 63
     except OverflowError:
         return False
-
-
-def _shown(value: Any) -> str:
-    return shown_number(value) if isinstance(value, int) else repr(value)
 
 
 def _is_recorded(spec: dataclasses.Field[Any]) -> bool:

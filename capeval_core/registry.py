@@ -18,8 +18,8 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from capeval_core.errors import did_you_mean
 from capeval_core.metric import CaptionMetric
-from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 
 if TYPE_CHECKING:

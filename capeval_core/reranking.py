@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.inputs.pools import Pools, check_pools
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Pools, Samples, check_pools
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Result, Values
@@ -42,9 +41,9 @@ class Reranker(CaptionMetric):
     """Why scores can be compared within one set only."""
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, called: str = "captions") -> Samples:
+    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
         captions, images = inputs[:2]
-        return check_pools(captions, images, on_error=options.on_error, empty=options.empty, called=called)
+        return check_pools(captions, images, on_error=options.on_error, empty=options.empty, media=cls.media)
 
     def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
         return replace(super().combine(rows, samples=samples), relative=self.relative)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from capeval_core.inputs.problems import folder_path
+from capeval_core.errors import folder_path, wrong_option
 from capeval_core.rows import COMMON, canonical
 from capeval_core.writing import PARTIAL, write_whole
 
@@ -42,26 +42,26 @@ def check_folder(path: str | PathLike[str]) -> Path:
             written.
     """
     folder = folder_path("rows", path)
-    shown, existing = f"rows={str(folder)!r}", folder
+    rows, existing = str(folder), folder
     try:
         if folder.is_dir():
             if is_foreign(folder):
-                raise ValueError(f"{shown} is a folder of something else: pass an empty or new one")
+                raise wrong_option("rows", rows, "a folder of something else", "pass an empty or new one")
             stamp = folder / STAMP
             if stamp.exists() and not stamp.is_file():
-                raise ValueError(
-                    f"{shown}: {STAMP} there is no regular file: delete it, or pass another folder"
-                )
+                found = f"{STAMP} there is no regular file"
+                raise wrong_option("rows", rows, found, "delete it, or pass another folder", verb="")
             if any(path.suffix != PARTIAL for path in folder.iterdir()):
                 return folder
         elif folder.exists() and not folder.is_dir():  # another run may have made it at this moment
-            raise ValueError(f"{shown} is a file: pass a folder for the rows")
+            raise wrong_option("rows", rows, "a file", "pass a folder for the rows")
         existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         with tempfile.TemporaryFile(dir=existing) as probe:
             probe.write(bytes(4096))
     except OSError as error:
         problem = "nothing can be written there" if existing == folder else "no folder can be made there"
-        raise ValueError(f"{shown}: {problem} ({error.strerror}): pass another folder") from error
+        found = f"{problem} ({error.strerror})"
+        raise wrong_option("rows", rows, found, "pass another folder", verb="") from error
     return folder
 
 
@@ -129,10 +129,9 @@ class RowStore:
             and (key != "columns" or stored.get("metric") == self._stamp.get("metric"))
         ]
         if differing:
-            raise ValueError(
-                f"rows={str(path)!r} holds rows of other settings ({'; '.join(differing)}): "
-                "pass another folder, or the same settings"
-            )
+            others = f"rows of other settings ({'; '.join(differing)})"
+            fix = "pass another folder, or the same settings"
+            raise wrong_option("rows", str(path), others, fix, verb="holds")
 
     def reuse(self, indices: Sequence[int], content: Callable[[int], str]) -> tuple[pa.Table, list[int]]:
         """The stored rows of these indices, and the positions of those without a row of the same content.

@@ -16,11 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from capeval_core.description import describe_metric, licence_in_words
-from capeval_core.inputs.problems import Problems
+from capeval_core.errors import Problems, did_you_mean
 from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.rows import describe_columns
-from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import EVA_CLIP, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
 

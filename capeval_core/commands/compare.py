@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from capeval_core.commands.parser import Parser, complain
-from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.registry import metric_classes
 from capeval_core.result import Result
 from capeval_core.statistics import p_in_words, signed

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from capeval_core.commands.flags import add_flags, chosen
-from capeval_core.commands.messages import in_words_of_the_user
-from capeval_core.commands.parser import Parser, complain
-from capeval_core.commands.tables import paragraph, table
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.description import describe_metric
+from capeval_core.errors import did_you_mean
 from capeval_core.registry import METRICS, list_metrics, metric_class, network
-from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
 from capeval_core.writing import sync

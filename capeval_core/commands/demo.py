@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 
-from capeval_core.commands.parser import Parser
-from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
 from capeval_core.demo import KINDS, DemoItem, demo_set, score_kinds
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result

@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from capeval_core.commands.outputs import write
-from capeval_core.inputs.files.collection import Collection
+from capeval_core.inputs.collection import Collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_classes
 from capeval_core.result import Result, json_text

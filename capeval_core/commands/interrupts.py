@@ -14,7 +14,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from capeval_core.options import Options
 
 INTERRUPTED = 130
 """Exit status of an interrupted command, as shells report it."""
@@ -122,3 +125,17 @@ def _is_handled(error: BaseException | None) -> bool:
             return True
         error = error.__context__
     return False
+
+
+@contextmanager
+def resumable(options: Options) -> Iterator[None]:
+    """Let an interrupted run say how it goes on."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt) and not CURRENT.asked:
+            raise
+        how = "interrupted; with --rows FOLDER a run can be resumed"
+        if options.rows is not None:
+            how = f"interrupted; rows are kept in {options.rows}: run the same command again to resume"
+        raise KeyboardInterrupt(how) from None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capeval_core.commands.parser import Parser
-from capeval_core.commands.tables import paragraph, table
+from capeval_core.commands.terminal import Parser, paragraph, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_classes

@@ -1,4 +1,4 @@
-"""Files that commands write: whether they can be written is told before the work, not after it."""
+"""The results of a command: a summary on the terminal, and files that are there as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,14 +8,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from capeval_core.commands.interrupts import CURRENT
-from capeval_core.commands.messages import places_named
-from capeval_core.commands.parser import complain
-from capeval_core.options import Options
+from capeval_core.commands.terminal import WHOLE_LINES, complain, table
 from capeval_core.result import Result
+from capeval_core.statistics import Interval
 from capeval_core.writing import write_whole
 
 _FAILURES_SHOWN = 20
+
+
+def summary(title: str, result: Result, interval: Interval | str) -> str:
+    """Mean, interval (or why there is none), counts and signature in four lines."""
+    counts = result.counts
+    special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
+    rows = [
+        [title, f"{result.mean:.4f}" if counts.failed < counts.captions else "n/a"],
+        ["interval", _bounds(interval) if isinstance(interval, Interval) else f"none: {interval}"],
+        ["captions", f"{counts.captions:,} ({special})"],
+        ["signature", result.signature],
+    ]
+    return table(rows, width=WHOLE_LINES)
+
+
+def interval_of(result: Result) -> Interval | str:
+    """The interval of a result's mean, or the reason why it has none, e.g. too few images."""
+    try:
+        return result.interval()
+    except ValueError as error:
+        return str(error)
+
+
+def _bounds(interval: Interval) -> str:
+    extent = f"({interval.level:.0%}, {interval.images:,} images)"
+    return f"{interval.low:.4f} to {interval.high:.4f} {extent}"
 
 
 def check_place(flag: str, out: Path | None, given: argparse.Namespace, read: tuple[str, ...]) -> None:
@@ -71,24 +95,12 @@ class Outputs:
             raise self._failure
 
 
-@contextmanager
-def resumable(options: Options) -> Iterator[None]:
-    """Let an interrupted run say how it goes on."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt) and not CURRENT.asked:
-            raise
-        how = "interrupted; with --rows FOLDER a run can be resumed"
-        if options.rows is not None:
-            how = f"interrupted; rows are kept in {options.rows}: run the same command again to resume"
-        raise KeyboardInterrupt(how) from None
-
-
-def tell_failures(ids: list[str], result: Result) -> None:
+def tell_failures(result: Result) -> None:
+    """Say which captions failed and why, the first of them."""
     if not result.errors:
         return
-    reasons = places_named("\n".join(list(result.errors.values())[:_FAILURES_SHOWN]), ids)
     more = len(result.errors) - _FAILURES_SHOWN
-    lines = [f"{len(result.errors):,} of {result.counts.captions:,} captions failed:", *reasons.split("\n")]
+    lines = [f"{len(result.errors):,} of {result.counts.captions:,} captions failed:"]
+    for reason in list(result.errors.values())[:_FAILURES_SHOWN]:
+        lines += reason.split("\n")
     complain("\n  ".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from capeval_core.commands.arguments import in_words_of_the_user
 from capeval_core.commands.interrupts import CURRENT
-from capeval_core.commands.messages import in_words_of_the_user
-from capeval_core.commands.parser import Parser
+from capeval_core.commands.terminal import Parser
 from capeval_core.registry import list_metrics, metric_class
 from capeval_core.weights.folder import open_unless_on_the_hub
 

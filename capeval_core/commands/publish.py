@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from capeval_core import publishing
-from capeval_core.commands.parser import Parser
-from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
 from capeval_core.publishing import PYPI, Publication, Pushed
 from capeval_core.registry import METRICS
 from capeval_core.weights.catalogue import NAMESPACE

@@ -9,15 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from capeval_core.commands.flags import add_flags, chosen
-from capeval_core.commands.messages import in_words_of_the_user
-from capeval_core.commands.outputs import Outputs, check_place, resumable, tell_failures, write
-from capeval_core.commands.parser import Parser, complain
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
+from capeval_core.commands.interrupts import resumable
+from capeval_core.commands.outputs import Outputs, check_place, tell_failures, write
 from capeval_core.commands.score import FILES
-from capeval_core.commands.tables import WHOLE_LINES, paragraph, table
-from capeval_core.inputs.files.collection import read_collection
-from capeval_core.inputs.folder import names_in
-from capeval_core.inputs.names import bare
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.inputs.collection import read_collection
+from capeval_core.inputs.folder import bare, names_in
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
 from capeval_core.result import Result, json_text
@@ -51,7 +49,7 @@ def run(arguments: list[str]) -> int:
         metric.check_options(options)
     file = _read(flags.candidates, flags.images)
     with resumable(options), in_words_of_the_user(metric.Options, file.ids):
-        samples = metric.check_input(options, file.captions, file.images)
+        samples = with_ids(metric.check_input(options, file.captions, file.images), file.ids)
         opened = metric(options)
         rows = opened.prepared(samples).encode_all(samples, progress=True)
         result = opened.combine(rows, samples=samples)
@@ -63,7 +61,7 @@ def run(arguments: list[str]) -> int:
             content = {**result.to_dict(), "ids": file.ids}
             write("--json", flags.json, json_text(content))
     print(_summary(metric, file, result, flags.out))
-    tell_failures(file.ids, result)
+    tell_failures(result)
     outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
-from capeval_core.commands.flags import add_flags, chosen
-from capeval_core.commands.messages import in_words_of_the_user
-from capeval_core.commands.outputs import Outputs, check_place, resumable, tell_failures, write
-from capeval_core.commands.parser import Parser, complain
-from capeval_core.commands.summary import interval_of, summary
-from capeval_core.commands.tables import paragraph, table
-from capeval_core.inputs.files.collection import Collection, read_collection
+from capeval_core.commands.interrupts import resumable
+from capeval_core.commands.outputs import Outputs, check_place, interval_of, summary, tell_failures, write
+from capeval_core.commands.terminal import Parser, complain, paragraph, table
+from capeval_core.inputs.collection import Collection, read_collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class, metric_classes
 from capeval_core.reranking import Reranker
@@ -46,7 +44,7 @@ def run(arguments: list[str]) -> int:
         if flags.json is not None:
             _write(flags.json, collection, result, interval)
     print(summary(metric.title, result, interval), flush=True)  # whatever a full disk did to the file
-    tell_failures(collection.ids, result)
+    tell_failures(result)
     with outputs.next():
         if flags.explain is not None:
             print(write_explanations(flags.explain, collection, result))
@@ -68,6 +66,7 @@ def _score(metric: type[CaptionMetric], flags: argparse.Namespace) -> tuple[Coll
     with resumable(options), in_words_of_the_user(metric.Options, collection.ids):
         samples = metric.check_input(options, collection.captions, collection.images, collection.references)
         opened = metric(options)
+        samples = with_ids(samples, collection.ids)
         rows = opened.prepared(samples).encode_all(samples, progress=True)
         result = opened.combine(rows, samples=samples)
     return collection, result

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.inputs.resizing import resized
+from capeval_core.inputs.decoding import resized
 from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
 
 MaskTransform = Literal["square_crop", "released", "released_no_antialias"]

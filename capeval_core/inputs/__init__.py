@@ -1,0 +1,1 @@
+"""Whatever a user hands in, checked once: captions, references, images and other visuals; files of them."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from capeval_core.errors import described
 from capeval_core.inputs.decoding import Refused, refuse_size
-from capeval_core.inputs.problems import described
 from capeval_core.inputs.sources import Pixels
 
 if TYPE_CHECKING:
@@ -48,22 +48,22 @@ def source_of_array(value: Any) -> FromArray:
     import numpy as np
 
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise Refused("the numpy array has masked pixels, and an image has none: pass array.filled(value)")
+        raise Refused("the numpy array has masked pixels, and an image has none", "pass array.filled(value)")
     try:
         array = np.asarray(value)
     except Exception as error:  # an array interface of the user's own may fail in any way
-        raise Refused(f"is {described(value)} that numpy cannot read ({error})", joint=" ") from None
+        raise Refused(f"{described(value)} that numpy cannot read ({error})", verb="is") from None
     shape: tuple[int, ...] = array.shape
     refuse_dtype(array.dtype.name, "numpy array")
     if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
         refuse_no_pixels(shape, "numpy array")
         return FromArray(array, "array", shape)
-    mend = "expected (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)"
+    fix = "expected (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)"
     if len(shape) == 3 and shape[0] in (1, 3, 4):
-        mend += "; this looks like channels first: pass array.transpose(1, 2, 0)"
+        fix += "; this looks like channels first: pass array.transpose(1, 2, 0)"
     elif len(shape) == 4:
-        mend += "; this looks like a batch: pass array[0]"
-    raise Refused(f"the numpy array has shape {shape}: {mend}")
+        fix += "; this looks like a batch: pass array[0]"
+    raise Refused(f"the numpy array has shape {shape}", fix)
 
 
 def source_of_tensor(value: Any) -> FromArray:
@@ -76,14 +76,14 @@ def source_of_tensor(value: Any) -> FromArray:
     last = len(shape) == 3 and shape[2] in (1, 3, 4)
     if first and last:
         raise Refused(
-            f"the tensor's shape {shape} can be read as (C, H, W) and as (H, W, C): "
-            "pass a numpy array (H, W, C)"
+            f"the tensor's shape {shape} can be read as (C, H, W) and as (H, W, C)",
+            "pass a numpy array (H, W, C)",
         )
     if not (first or last or len(shape) == 2):
-        mend = "; this looks like a batch: pass tensor[0]" if len(shape) == 4 else ""
-        raise Refused(
-            f"the tensor has shape {shape}: expected (3, H, W), (1, H, W), (H, W) or (H, W, 3){mend}"
-        )
+        fix = "expected (3, H, W), (1, H, W), (H, W) or (H, W, 3)"
+        if len(shape) == 4:
+            fix += "; this looks like a batch: pass tensor[0]"
+        raise Refused(f"the tensor has shape {shape}", fix)
     refuse_no_pixels(shape, "tensor")
     if first:
         tensor = tensor.permute(1, 2, 0)
@@ -96,12 +96,12 @@ def source_of_tensor(value: Any) -> FromArray:
 def refuse_storage(tensor: Any) -> None:
     """Refuse tensors whose numbers do not lie in one block of memory, or nowhere."""
     if tensor.is_nested:
-        raise Refused("the tensor is a nested tensor: pass the tensors that it holds, one per image")
+        raise Refused("the tensor is a nested tensor", "pass the tensors that it holds, one per image")
     if tensor.device.type == "meta":
-        raise Refused("the tensor is on the meta device, where tensors have no data: pass one with pixels")
+        raise Refused("the tensor is on the meta device, where tensors have no data", "pass one with pixels")
     layout = str(tensor.layout).rpartition(".")[2]
     if layout != "strided":
-        raise Refused(f"the tensor has the layout {layout}: pass tensor.to_dense()")
+        raise Refused(f"the tensor has the layout {layout}", "pass tensor.to_dense()")
 
 
 def refuse_no_pixels(shape: tuple[int, ...], kind: str) -> None:
@@ -113,14 +113,14 @@ def refuse_dtype(dtype: str, kind: str) -> None:
     if dtype == "uint8" or dtype.startswith(("float", "bfloat")):
         return
     if dtype == "bool":
-        mend = "for a mask of black and white pass it as uint8 times 255"
+        fix = "for a mask of black and white pass it as uint8 times 255"
     elif dtype == "uint16":
-        mend = "divide by 65535 to get floats"
+        fix = "divide by 65535 to get floats"
     elif dtype.startswith(("int", "uint")):
-        mend = "if the values are 0 to 255, convert it to uint8"
+        fix = "if the values are 0 to 255, convert it to uint8"
     else:
-        mend = "convert it"
-    raise Refused(f"the {kind} has dtype {dtype}: expected uint8, or float in [0, 1]; {mend}")
+        fix = "convert it"
+    raise Refused(f"the {kind} has dtype {dtype}", f"expected uint8, or float in [0, 1]; {fix}")
 
 
 def as_uint8(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
@@ -132,12 +132,11 @@ def as_uint8(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
     low, high = float(array.min()), float(array.max())  # NaN passes through min
     if not np.isfinite([low, high]).all():
         found = "NaN" if np.isnan([low, high]).any() else "infinite values"
-        raise Refused(f"the {kind} of floats has {found}: expected values in [0, 1]")
+        raise Refused(f"the {kind} of floats has {found}", "expected values in [0, 1]")
     if low < -ROUNDING or high > 1 + ROUNDING:
-        mend = "divide by 255" if low >= 0 else "pass the pixels as they were before normalisation"
-        raise Refused(
-            f"the {kind} of floats has values from {low:.4g} to {high:.4g}: expected [0, 1]; {mend}"
-        )
+        fix = "divide by 255" if low >= 0 else "pass the pixels as they were before normalisation"
+        found = f"the {kind} of floats has values from {low:.4g} to {high:.4g}"
+        raise Refused(found, f"expected [0, 1]; {fix}")
     wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
     rounded: np.ndarray[Any, Any] = np.rint(np.clip(wide, 0, 1) * 255).astype(np.uint8)
     return rounded

@@ -1,15 +1,17 @@
-"""Bytes to a PIL image, and which images are refused and why."""
+"""Bytes to a PIL image: which formats are opened, the bounds of what is read, and resizing."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import IO
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from capeval_core.inputs.parts import crowded
+from capeval_core.errors import Detail, Index, InputError, Kind, Problem, Text
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 """What is opened, in Pillow's names: what sets of captions are published in and what cameras, browsers and
@@ -35,25 +37,59 @@ SIGNATURES = {
 STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
 # Several images in one file that are not frames: a phone's depth map or thumbnail.
 NOT_FRAMES = {"MPO"}
-BOMB = "scale it down, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image"
+BOMB: Text = (
+    "scale it down",
+    Detail(", or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image"),
+)
+SCANS = 100
+"""Of a JPEG at most: each is decoded over the whole image. Progressive files have some ten."""
+FEW = 1_000
+"""Parts that any file may have: Pillow reads each in Python."""
+SHORTEST = 256
+"""Bytes that parts must have on average in files of more than `FEW`: encoders write kilobytes at a time."""
+COMMENT_BLOCKS = 1_000
+"""Of a GIF at most, each of up to 255 bytes: Pillow copies the comment once for each."""
 
 
-class ImageError(ValueError):
-    """An image cannot be used. The message begins with its place, e.g. `images[17]: `."""
+class ImageError(InputError):
+    """An image, or another visual, cannot be used. The message begins with its place, e.g. `images[17]: `."""
 
 
-class Refused(Exception):  # noqa: N818  (a reason on its way to InputImage, which knows the place)
-    """Why a source is no image, without its place: `joint` is what stands between the two."""
+class Refused(Exception):  # noqa: N818  (on its way to who knows which argument it is)
+    """Why a value is no visual, as a problem without its argument.
+
+    index: where in the value, e.g. `("bytes",)` or `(7,)`; the rest is as for `Problem`.
+    """
 
     def __init__(
-        self, reason: str, joint: str = ": ", kind: type[ValueError] | type[TypeError] = ImageError
+        self,
+        found: Text,
+        fix: Text = "",
+        *,
+        verb: str = "",
+        index: tuple[int | str, ...] = (),
+        kind: Kind = ImageError,
     ) -> None:
-        super().__init__(reason)
-        self.joint = joint
-        self.kind = kind
+        super().__init__(found, fix)
+        self._problem = Problem("", index or None, found, fix, verb, kind=kind)
 
-    def at(self, where: str) -> str:
-        return f"{where}{self.joint}{self}"
+    @property
+    def is_type_error(self) -> bool:
+        return issubclass(self._problem.kind, TypeError)
+
+    def problem(self, argument: str, index: Index = None) -> Problem:
+        """The problem with an argument, at an index of it."""
+        steps = () if index is None else index if isinstance(index, tuple) else (index,)
+        whole = (*steps, *(self._problem.index or ()))  # type: ignore[misc]
+        return replace(self._problem, argument=argument, index=whole or None)
+
+    def within(self, index: int | str) -> Refused:
+        """The same about a value that holds this one at that index."""
+        self._problem = self.problem("", (index,))
+        return self
+
+    def __str__(self) -> str:
+        return str(InputError(replace(self._problem, index=None)))
 
 
 def open_image(file: str | IO[bytes]) -> Image.Image:
@@ -67,8 +103,9 @@ def readable_formats() -> list[str]:
     return [form for form in FORMATS if form in Image.OPEN]
 
 
-def not_opened(name: str, form: str) -> str:
-    return f"{name} is in the format {form}, which is not opened: convert it to one of {OPENED}"
+def other_format(name: str, form: str, more: str = "") -> Refused:
+    found = f"{name} is in the format {form}, which is not opened"
+    return Refused(found, f"convert it to one of {OPENED}{more}")
 
 
 def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
@@ -86,13 +123,13 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
             raise
         except UnidentifiedImageError:
             if form := format_of(data):
-                raise Refused(not_opened(name, form)) from None
+                raise other_format(name, form) from None
             raise Refused(
                 f"{name} is not an image that Pillow can read, or its header is truncated"
             ) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            said = " ".join(str(error).split()).rstrip(".")
-            raise Refused(f"{name} is too large to trust ({said}): {BOMB}") from None
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise Refused(f"{name} is too large to trust ({reason})", BOMB) from None
         except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
             raise undecodable(name, error) from None
 
@@ -119,13 +156,13 @@ def refuse_format(image: Image.Image, name: str) -> None:
     unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
     known = form is None or form in readable_formats() or form in NOT_FRAMES
     if isinstance(image, ImageFile.ImageFile) and not known and unread:
-        raise Refused(f"{not_opened(name, str(form))}, or .load() it first")
+        raise other_format(name, str(form), ", or .load() it first")
 
 
 def refuse_crowded(data: bytes, name: str) -> None:
     """Refuse, before Pillow opens it, a small file that would take minutes."""
     if many := crowded(data):
-        raise Refused(f"{name} has {many}, which would take minutes: save it again as a plain image")
+        raise Refused(f"{name} has {many}, which would take minutes", "save it again as a plain image")
 
 
 def refuse_unfit(image: Image.Image, name: str) -> None:
@@ -133,7 +170,7 @@ def refuse_unfit(image: Image.Image, name: str) -> None:
     refuse_size(*image.size, name)
     # Not `n_frames`: to count them Pillow reads a whole GIF, and a TIFF in quadratic time.
     if image.format not in NOT_FRAMES and getattr(image, "is_animated", False):
-        raise Refused(f"{name} has more than one frame: save one of them as an image")
+        raise Refused(f"{name} has more than one frame", "save one of them as an image")
 
 
 def refuse_size(width: int, height: int, name: str) -> None:
@@ -141,23 +178,25 @@ def refuse_size(width: int, height: int, name: str) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
         raise Refused(
-            f"{name} is {size} = {width * height:,} pixels (a decompression bomb?), "
-            f"the limit is {limit:,}: {BOMB}"
+            f"{name} is {size} = {width * height:,} pixels (a decompression bomb?), the limit is {limit:,}",
+            BOMB,
         )
     if min(width, height) <= 1:
-        raise Refused(f"{name} is {size} pixels: an image needs at least 2 on each side")
+        raise Refused(f"{name} is {size} pixels", "an image needs at least 2 on each side")
     if max(width, height) > STEEPEST * min(width, height):
-        raise Refused(f"{name} is {size} pixels: one side is more than {STEEPEST} times the other, crop it")
+        raise Refused(
+            f"{name} is {size} pixels", f"one side is more than {STEEPEST} times the other, crop it"
+        )
 
 
 def undecodable(name: str, error: Exception) -> Refused:
     """Pillow's complaint in the one form `cannot decode 'x.jpg' (truncated)`."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    if "truncated" in said.lower() or isinstance(error, EOFError):
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if "truncated" in reason.lower() or isinstance(error, EOFError):
         return Refused(f"cannot decode {name} (truncated)")
     if isinstance(error, MemoryError):
         return Refused(f"cannot decode {name} (out of memory)")
-    return Refused(f"cannot decode {name} (truncated or damaged: {said})")
+    return Refused((f"cannot decode {name} (truncated or damaged", Detail(f": {reason}"), ")"))
 
 
 def pixel_key(image: Image.Image) -> str:
@@ -173,3 +212,100 @@ def pixel_key(image: Image.Image) -> str:
 
 def quoted(path: str) -> str:
     return repr(path if len(path) <= 200 else f"{path[:80]}...{path[-80:]}")
+
+
+_PREMULTIPLIED = {"RGBA": "RGBa", "LA": "La"}
+
+
+def resized(image: Image.Image, size: tuple[int, int], method: Image.Resampling) -> Image.Image:
+    """`image.resize(size, method)` as Pillow did it before 13: first to the width, then to the height.
+
+    Pillow rounds to 8 bits between its two passes, and 13 takes the height of a tall image first, which
+    moves pixels by a level or two. Published scores were computed with older versions.
+
+    >>> resized(Image.new("RGB", (40, 90)), (20, 30), Image.Resampling.BICUBIC).size
+    (20, 30)
+    """
+    if image.mode in _PREMULTIPLIED:  # as Pillow does, but for both passes at once
+        blended = image.convert(_PREMULTIPLIED[image.mode])
+        return resized(blended, size, method).convert(image.mode)
+    return image.resize((size[0], image.height), method).resize(size, method)
+
+
+_JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff])")
+_SCAN_END = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
+_SOS, _EOI = 0xDA, 0xD9
+_ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
+
+
+def crowded(data: bytes) -> str | None:
+    """What the file of an image has too many of, in words; None where all is well, or for other formats."""
+    most = max(FEW, len(data) // SHORTEST)
+    if data.startswith(b"\xff\xd8"):
+        scans = 0
+        for number, marker in enumerate(_jpeg_markers(data)):
+            scans += marker == _SOS
+            if scans > SCANS:
+                return f"more than {SCANS} scans"
+            if number >= most:
+                return f"more than {most:,} segments"
+    elif data.startswith(b"\x89PNG"):
+        for number, _ in enumerate(_png_chunks(data)):
+            if number >= most:
+                return f"more than {most:,} chunks"
+    elif data.startswith(b"GIF8"):
+        for number, _ in enumerate(_gif_comment_blocks(data)):
+            if number >= COMMENT_BLOCKS:
+                return f"a comment of more than {COMMENT_BLOCKS:,} blocks"
+    return None
+
+
+def _jpeg_markers(data: bytes) -> Iterator[int]:
+    """Markers up to the end of the image, as libjpeg comes upon them: bytes between segments are skipped.
+
+    Not a count of FF DA: metadata, thumbnails and the film behind a phone's photograph have these bytes too.
+    """
+    position, scan = 2, False
+    while found := (_SCAN_END if scan else _JPEG_MARKER).search(data, position):
+        marker, position = found[1][0], found.end()
+        yield marker
+        if marker == _EOI:
+            return
+        scan = marker == _SOS
+        if marker not in _ALONE:
+            position += int.from_bytes(data[position : position + 2], "big")
+
+
+def _png_chunks(data: bytes) -> Iterator[int]:
+    """Where each chunk begins."""
+    position = 8
+    while position + 8 <= len(data):
+        yield position
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+
+
+def _gif_comment_blocks(data: bytes) -> Iterator[int]:
+    """Where each block of a comment begins, before the second frame: an animation is refused anyway."""
+    frames, position = 0, 13 + _colours(data[10:11])
+    while frames < 2 and position < len(data):
+        kind, label = data[position], data[position + 1 : position + 2]
+        position += 1
+        if kind == 0x2C:
+            frames += 1
+            position += 10 + _colours(data[position + 8 : position + 9])
+        elif kind == 0x21:
+            position += 1
+        elif kind == 0x3B:
+            return
+        else:
+            continue  # Pillow skips what it does not know
+        while position < len(data) and data[position]:
+            if kind == 0x21 and label == b"\xfe":
+                yield position
+            position += 1 + data[position]
+        position += 1
+
+
+def _colours(flags: bytes) -> int:
+    """Bytes of the colour table that flags announce."""
+    return 3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0

@@ -1,19 +1,102 @@
-"""Images in a folder, found by their ids.
+"""Image ids, and the images of a folder or other entries that they mean.
 
-An id is looked up among the names of the folder's files (see `names`). It may also be a path, `dogs/42.jpg`,
-from the folder of images or from where that folder lies; its last part is looked up in the same way.
+The field writes the same image as `42`, `000000000042`, `COCO_val2014_000000000042`, with or without `.jpg`.
+An id means, in this order: the entry of exactly that name, the entry of that name but for an image's
+extension, the entry of the same COCO number. Two entries at one step are an ambiguity, never a silent choice.
+
+Among images an id may also be a path, `dogs/42.jpg`, from the folder of images or from where that folder
+lies; its last part is looked up in the same way.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from capeval_core.inputs.names import NAMED, Names, bare, only_matches
-from capeval_core.inputs.problems import FileError, Problems, has_nul, nul_in
+from capeval_core.errors import FileError, Problems, file_problem, refuse_nul
 from capeval_core.inputs.texts import valid_unicode
+
+EXTENSIONS = {
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".avif", ".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm"),
+}
+COCO_NUMBER = re.compile(r"(?:COCO_[A-Za-z0-9]+_)?([0-9]{1,18})")
+NAMED = 5
+
+
+class Names:
+    """Entries that can be found under the several ways to write an image id.
+
+    >>> names = Names(["COCO_val2014_000000000042.jpg", "a.b.jpg", "c.jpg", "c.png"])
+    >>> names.find("42"), names.find("a.b"), names.find("c.png"), names.find("c"), names.find("d")
+    (['COCO_val2014_000000000042.jpg'], ['a.b.jpg'], ['c.png'], ['c.jpg', 'c.png'], [])
+    """
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self.entries = sorted(entries)
+        self._exact = set(self.entries)
+        self._bare: defaultdict[str, list[str]] = defaultdict(list)
+        self._number: defaultdict[int, list[str]] = defaultdict(list)
+        for entry in self.entries:
+            self._bare[bare(entry)].append(entry)
+            number = coco_number(entry)
+            if number is not None:
+                self._number[number].append(entry)
+
+    def find(self, image_id: str) -> list[str]:
+        """The entries that the id can mean: one is a match, none a miss, several an ambiguity."""
+        if image_id in self._exact:
+            return [image_id]
+        for stem in (image_id, bare(image_id)):
+            if stem in self._bare:
+                return self._bare[stem]
+        number = coco_number(image_id)
+        return [] if number is None else self._number.get(number, [])
+
+
+def bare(name: str) -> str:
+    """The name without an image's extension; other dots belong to the name."""
+    stem, extension = os.path.splitext(name)  # noqa: PTH122
+    return stem if extension.lower() in EXTENSIONS else name
+
+
+def coco_number(name: str) -> int | None:
+    match = COCO_NUMBER.fullmatch(bare(name))
+    return int(match[1]) if match else None
+
+
+def only_matches(
+    source: Path, matches: dict[str, list[str]], lacking: str, problems: Problems
+) -> dict[str, str]:
+    """The one entry that each id means, of those that it can mean; note ids that mean several, or none.
+
+    source: the file or folder of the entries. lacking: what ids without one have, e.g. `no image`.
+    """
+    matched: dict[str, str] = {}
+    missing: list[str] = []
+    for image_id, entries in matches.items():
+        if len(entries) == 1:
+            matched[image_id] = entries[0]
+        elif entries:
+            several = " and ".join(map(repr, entries))
+            found = f"the id {image_id!r} is ambiguous, it can mean {several}"
+            problems.add(file_problem(source, found))
+        else:
+            missing.append(image_id)
+    if missing:
+        problems.add(file_problem(source, f"{_counted(missing, len(matches))} {lacking}"))
+    return matched
+
+
+def _counted(ids: list[str], total: int) -> str:
+    """`2 of 9 ids ('a', 'b') have`"""
+    more = ", ..." if len(ids) > NAMED else ""
+    have = "has" if len(ids) == 1 else "have"
+    return f"{len(ids):,} of {total:,} ids ({', '.join(map(repr, ids[:NAMED]))}{more}) {have}"
 
 
 def find_images(folder: str | os.PathLike[str], ids: Iterable[str] | None = None) -> dict[str, Path]:
@@ -30,12 +113,12 @@ def find_images(folder: str | os.PathLike[str], ids: Iterable[str] | None = None
     if ids is None:
         images = [name for name in names.entries if bare(name) != name]
         if not images:
-            raise FileError(f"{folder}: holds no image{_examples(names.entries)}")
+            raise FileError(file_problem(folder, f"holds no image{_examples(names.entries)}"))
         ids = dict.fromkeys(bare(name) for name in images)
     problems = Problems()
-    found = match_images(folder, names, list(ids), problems)
+    paths = match_images(folder, names, list(ids), problems)
     problems.raise_if_any()
-    return found
+    return paths
 
 
 def match_images(
@@ -47,8 +130,8 @@ def match_images(
 ) -> dict[str, Path]:
     """The image of every id; note what is missing or ambiguous.
 
-    file_names: the file that an id, of these or others, was said to mean. It counts and not the id, unless
-        none of these files is there: then the images were renamed, and a warning says that ids are used.
+    file_names: the file that an id, of these or others, means by an annotation. It counts and not the id,
+        unless none of these files is there: then the images were renamed, and a warning says so.
     """
     paths = _Paths(folder)
 
@@ -74,17 +157,17 @@ def match_images(
         "extension, its path from that folder, or its COCO number"
     )
     before = len(problems)
-    found = only_matches(folder, matches, lacking, problems)
+    matched = only_matches(folder, matches, lacking, problems)
     if renamed and len(problems) == before:
         warnings.warn(
             f"{folder}: none of the file_names that {len(used):,} of {len(ids):,} ids are given, such as "
             f"{(file_names or {})[used[0]]!r}, is there: the images of these ids themselves are used",
             stacklevel=3,
         )
-    for name in found.values():
+    for name in matched.values():
         if not valid_unicode(name):  # it could not be written into any file of results
-            problems.add(f"{folder}: the name of {name!a} is not UTF-8: rename that file", kind=FileError)
-    return {image_id: folder / name for image_id, name in found.items()}
+            problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
+    return {image_id: folder / name for image_id, name in matched.items()}
 
 
 def _refuse_absent(
@@ -92,14 +175,14 @@ def _refuse_absent(
 ) -> None:
     """Note file names that are not in a folder which has others of them."""
     if ids:
-        shown = ", ".join(f"{file_names[image_id]!r} of id {image_id!r}" for image_id in ids[:NAMED])
+        examples = ", ".join(f"{file_names[image_id]!r} of id {image_id!r}" for image_id in ids[:NAMED])
         more = ", ..." if len(ids) > NAMED else ""
-        problems.add(
-            f"{folder}: {len(ids):,} of {total:,} file_names ({shown}{more}) "
-            f"{'is' if len(ids) == 1 else 'are'} not there{_examples(names.entries)}: put these images "
-            "there, correct the file_name, or leave it out to have the id used",
-            kind=FileError,
+        found = (
+            f"{len(ids):,} of {total:,} file_names ({examples}{more}) "
+            f"{'is' if len(ids) == 1 else 'are'} not there{_examples(names.entries)}"
         )
+        fix = "put these images there, correct the file_name, or leave it out to have the id used"
+        problems.add(file_problem(folder, found, fix))
 
 
 class _Paths:
@@ -111,37 +194,36 @@ class _Paths:
 
     def find(self, image_id: str) -> list[str]:
         """The files that the id can mean, as paths from the folder."""
-        place, _, name = image_id.rpartition("/")
-        if not place:
+        parent, _, name = image_id.rpartition("/")
+        if not parent:
             return []
-        if place not in self._below:
-            self._below[place] = self._listed(PurePosixPath(place))
-        listed = self._below[place]
+        if parent not in self._below:
+            self._below[parent] = self._listed(PurePosixPath(parent))
+        listed = self._below[parent]
         return [] if listed is None else [f"{listed[0]}/{entry}" for entry in listed[1].find(name)]
 
-    def _listed(self, place: PurePosixPath) -> tuple[str, Names] | None:
-        if place.is_absolute() or ".." in place.parts:
+    def _listed(self, parent: PurePosixPath) -> tuple[str, Names] | None:
+        if parent.is_absolute() or ".." in parent.parts:
             return None
-        known = [place]
-        if place.parts[:1] == (self.folder.absolute().name,):
-            known.append(PurePosixPath(*place.parts[1:]))
-        below = next((path for path in known if (self.folder / path).is_dir()), None)
+        candidates = [parent]
+        if parent.parts[:1] == (self.folder.absolute().name,):
+            candidates.append(PurePosixPath(*parent.parts[1:]))
+        below = next((path for path in candidates if (self.folder / path).is_dir()), None)
         return None if below is None else (str(below), Names(names_in(self.folder / below)))
 
 
 def names_in(folder: Path) -> list[str]:
     """The names of the visible files directly in a folder."""
-    if has_nul(folder):
-        raise FileError(nul_in(None, folder))
+    refuse_nul(folder)
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
     except FileNotFoundError:
-        raise FileError(f"{folder}: there is no such folder") from None
+        raise FileError(file_problem(folder, "there is no such folder")) from None
     except NotADirectoryError:
-        raise FileError(f"{folder}: is a file, expected a folder of images") from None
+        raise FileError(file_problem(folder, "is a file, expected a folder of images")) from None
     except OSError as error:
-        raise FileError(f"{folder}: cannot be read ({error.strerror})") from None
+        raise FileError(file_problem(folder, f"cannot be read ({error.strerror})")) from None
 
 
 def _examples(names: list[str]) -> str:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal, overload
 
-from capeval_core.inputs.images import check_decodable, check_images
-from capeval_core.inputs.problems import Problems
-from capeval_core.inputs.texts import check_captions, check_references, warn_of_written_lists
-from capeval_core.inputs.visual import InputImage
+from capeval_core.errors import Problems, wrong_option
+from capeval_core.inputs.media import check_decodable, check_visuals
+from capeval_core.inputs.sources import InRgb, Source
+from capeval_core.inputs.texts import (
+    check_candidates,
+    check_captions,
+    check_references,
+    other_length,
+    warn_of_written_lists,
+)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One caption with its image and, for metrics that need them, its references."""
+    """One caption with its image, or another visual, and for metrics that need them its references."""
 
     index: int
     caption: str
-    image: InputImage
+    image: Any
     references: list[str] | None
 
 
@@ -26,11 +33,12 @@ class Sample:
 class Samples:
     """Checked input. All sequences have one entry per caption.
 
-    `indices` holds each row's place in the input as it was handed in: a window or a selection keeps it.
+    `images` holds visuals of the media that the metric takes: `InputImage`, `InputFrames` or `InputBoxes`.
+    `indices` holds each row's position in the input as it was handed in: a window or a selection keeps it.
     """
 
     captions: list[str]
-    images: Sequence[InputImage]
+    images: Sequence[Any]
     references: list[list[str]] | None
     indices: Sequence[int]
 
@@ -67,30 +75,67 @@ class Samples:
         )
 
 
+@dataclass(frozen=True)
+class Pools(Samples):
+    """Checked pools of candidates, one row per candidate.
+
+    `candidates` holds the position of each in the pool of its image, whose first candidate has the index
+    `index - candidate`.
+    """
+
+    candidates: Sequence[int]
+
+    @property
+    def places(self) -> list[int]:
+        """Of a whole input, which of its images each row is about: that of its pool."""
+        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
+
+    @property
+    def starts(self) -> list[int]:
+        """Rows at which another pool begins: one per image, at least one where there are rows."""
+        first = [index - candidate for index, candidate in zip(self.indices, self.candidates, strict=True)]
+        return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
+
+    def select(self, rows: Iterable[int]) -> Pools:
+        """The given rows, in the given order."""
+        rows = list(rows)
+        return Pools(**{**vars(super().select(rows)), "candidates": [self.candidates[row] for row in rows]})
+
+
+def candidates_of(samples: Samples) -> Sequence[int]:
+    """The position of each row's caption in its pool; 0 where captions do not come in pools."""
+    return samples.candidates if isinstance(samples, Pools) else [0] * len(samples)
+
+
+OnError = Literal["raise", "nan"]
+Empty = Literal["error", "score"]
+
+
 def check_samples(
     captions: Any,
     images: Any,
     references: Any = None,
     *,
     needs_references: bool,
-    on_error: Literal["raise", "nan"] = "raise",
-    empty: Literal["error", "score"] = "error",
-    called: str = "captions",
+    on_error: OnError = "raise",
+    empty: Empty = "error",
+    media: Sequence[str] = ("image",),
 ) -> Samples:
-    """Check everything that a user hands in, and raise all complaints at once.
+    """Check everything that a user hands in, and raise all problems at once.
 
     captions: one string per row (list, tuple, numpy array, pandas Series, a column of a dataset).
-    images: one image per row, each anything that `InputImage.of` takes; also an array (N, H, W, C), a
-        tensor (N, 3, H, W), or the image column of a dataset, which is read row by row and not by its own
-        decoder (that one applies the EXIF orientation, the published metrics do not).
+    images: one visual per row, each anything that `InputImage.of` takes, or `InputFrames.of` or
+        `InputBoxes.of` by `media`; also an array (N, H, W, C), a tensor (N, 3, H, W), or the image column of
+        a dataset, which is read row by row and not by its own decoder (that one applies the EXIF
+        orientation, the published metrics do not).
     references: per row a list of strings, of any length above zero, or one bare string. Ignored unless
         `needs_references`.
-    on_error: "raise" decodes every distinct image now; "nan" leaves the images to `InputImage.load`, so that
-        a broken file costs its own row later. What can never work (lengths, types, None) raises with both.
+    on_error: "raise" decodes every distinct visual now; "nan" leaves them to their `load`, so that a broken
+        file costs its own row later. What can never work (lengths, types, None) raises with both.
     empty: "error" refuses empty and whitespace-only captions and references; "score" lets them through.
-    called: what messages call the captions, where a user knows them by another name.
+    media: the kinds of visuals that the metric takes: "image", "video", "boxes".
 
-    Raises ValueError or TypeError; several problems make one exception that lists them.
+    Raises InputError or InputTypeError, which are ValueError and TypeError, with all problems.
 
     >>> import numpy as np
     >>> grey = np.full((4, 6), 128, dtype="uint8")
@@ -99,37 +144,96 @@ def check_samples(
     (2, 'grey', [1])
     >>> check_samples(["a wall", ""], [grey], needs_references=False)
     Traceback (most recent call last):
-    ValueError: 2 problems with the input:
+    capeval_core.errors.InputError: 2 problems with the input:
       captions[1] is empty: write a caption or pass empty="score"
       len(captions)=2 but len(images)=1: give one image per caption, and repeat it for further captions
     """
-    if on_error not in ("raise", "nan"):
-        raise ValueError(f'on_error={on_error!r}: expected "raise" or "nan"')
-    if empty not in ("error", "score"):
-        raise ValueError(f'empty={empty!r}: expected "error" or "score"')
-    problems = Problems()
-    texts = check_captions(captions, empty, problems, called)
-    images = check_images(images, problems)
-    if texts is not None and images is not None and (texts or images) and len(texts) != len(images):
-        problems.add(
-            f"len({called})={len(texts)} but len(images)={len(images)}: "
-            "give one image per caption, and repeat it for further captions"
-        )
-    compared: list[list[str]] | None = None
-    if needs_references:
-        count = None if texts is None else len(texts)
-        compared = check_references(references, count, empty, problems, called)
-    if images is not None and on_error == "raise":
-        check_decodable([image for image in images if image is not None], problems)
+    problems = _check_choices(on_error, empty)
+    texts = check_captions(captions, empty, problems)
+    rows = None if texts is None else len(texts)
+    fix = "give one image per caption, and repeat it for further captions"
+    visuals = _check_visuals(images, rows, fix, media, problems)
+    compared = check_references(references, rows, empty, problems) if needs_references else None
+    if on_error == "raise":
+        check_decodable(visuals, problems)
     problems.raise_if_any()
-    kept = [text for text in texts or [] if text is not None]
-    warn_of_written_lists(kept, called)
-    return Samples(
-        captions=kept,
-        images=[image for image in images or [] if image is not None],
-        references=compared,
-        indices=range(len(texts or [])),
+    checked = [text for text in texts or [] if text is not None]
+    warn_of_written_lists(checked)
+    return Samples(checked, visuals, compared, range(len(checked)))
+
+
+def check_pools(
+    captions: Any,
+    images: Any,
+    *,
+    on_error: OnError = "raise",
+    empty: Empty = "error",
+    media: Sequence[str] = ("image",),
+) -> Pools:
+    """Check pools of candidates and their images, and raise all problems at once.
+
+    captions: per image a list of candidates, one or more, each pool of any size.
+    images, on_error, empty, media, and errors: as for `check_samples`.
+
+    Returns:
+        One row per candidate, pool after pool, with its position in the pool in `candidates`.
+
+    >>> import numpy as np
+    >>> grey = np.full((4, 6), 128, dtype="uint8")
+    >>> samples = check_pools([["a wall", "grey"], ["a door"]], [grey, grey])
+    >>> samples.captions, samples.candidates
+    (['a wall', 'grey', 'a door'], [0, 1, 0])
+    >>> check_pools([["a wall", ""], "a door"], [grey, grey])
+    Traceback (most recent call last):
+    capeval_core.errors.InputError: 2 problems with the input:
+      captions[0][1] is empty: write a caption, leave it out or pass empty="score"
+      captions[1] is a single string: pass the list of its candidates, ['a door', ...]
+    """
+    problems = _check_choices(on_error, empty)
+    pools = check_candidates(captions, empty, problems)
+    rows = None if pools is None else len(pools)
+    fix = "give each image one pool, a list of its candidates"
+    visuals = _check_visuals(images, rows, fix, media, problems)
+    if on_error == "raise":
+        check_decodable(visuals, problems)
+    problems.raise_if_any()
+    texts = [text for pool in pools or [] for text in pool]
+    warn_of_written_lists(texts)
+    return Pools(
+        captions=texts,
+        images=[visual for visual, pool in zip(visuals, pools or [], strict=True) for _ in pool],
+        references=None,
+        indices=range(len(texts)),
+        candidates=[candidate for pool in pools or [] for candidate in range(len(pool))],
     )
+
+
+def _check_choices(on_error: str, empty: str) -> Problems:
+    if on_error not in ("raise", "nan"):
+        raise wrong_option("on_error", on_error, "", 'expected "raise" or "nan"', verb="")
+    if empty not in ("error", "score"):
+        raise wrong_option("empty", empty, "", 'expected "error" or "score"', verb="")
+    return Problems()
+
+
+def _check_visuals(
+    images: Any, rows: int | None, fix: str, media: Sequence[str], problems: Problems
+) -> list[Any]:
+    """A visual per row, None where the value can be none."""
+    visuals = check_visuals(images, problems, media)
+    if rows is not None and visuals is not None and (rows or visuals) and rows != len(visuals):
+        problems.add(other_length("captions", rows, "images", len(visuals), fix))
+    return visuals or []
+
+
+def in_rgb(samples: Samples) -> Samples:
+    """The same samples, their images converted to RGB."""
+    sources: dict[int, Source[Any]] = {}  # images that share a source still do
+    images = [
+        type(image)(image.where, sources.setdefault(id(image.source), InRgb(image.source)))
+        for image in samples.images
+    ]
+    return replace(samples, images=images)
 
 
 def windows(samples: Samples, texts: int) -> Iterator[Samples]:

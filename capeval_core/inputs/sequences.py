@@ -1,9 +1,9 @@
-"""Sequences of any make as rows: lists, arrays, columns of tables; and the mend for what has no rows."""
+"""Sequences of any make as rows: lists, arrays, columns of tables and of a `datasets.Dataset`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, overload
 
 
 def as_list(value: Any) -> list[Any] | None:
@@ -31,12 +31,19 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
     return tuple(shape) if isinstance(shape, tuple) else None
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether this is a torch tensor, without importing torch."""
+    module = type(value).__module__.partition(".")[0]
+    return module == "torch" and hasattr(value, "is_floating_point") and not isinstance(value, type)
+
+
 def is_table(value: Any) -> bool:
     """A pandas or polars DataFrame, or a whole Dataset: its columns are not rows."""
     return hasattr(value, "columns") or hasattr(value, "column_names")
 
 
 def how_to_list(value: Any) -> str:
+    """The fix for what has no rows, behind the words for what is expected."""
     if isinstance(value, Mapping):
         return ", one per row in the order of the images"
     if isinstance(value, Iterator):
@@ -46,3 +53,58 @@ def how_to_list(value: Any) -> str:
     if type(value).__module__.partition(".")[0] == "datasets":
         return ", a streamed dataset has no length, pass list(...) of it"
     return ""
+
+
+def is_dataset_column(value: Any) -> bool:
+    """Whether this is the column of a `datasets.Dataset` (datasets 4 and later), without importing it."""
+    return (
+        type(value).__module__.partition(".")[0] == "datasets"
+        and isinstance(value, Sequence)
+        and hasattr(value, "column_name")
+        and hasattr(value, "source")
+    )
+
+
+class UndecodedColumn(Sequence[Any]):
+    """Rows as stored, one at a time: a dict for an Image feature, a str for paths, None for a missing one.
+
+    Decoding by `datasets` turns a photograph upright (EXIF) and converts modes; the published metrics see the
+    file as it is. So the rows are taken from the Arrow table beneath: {"bytes", "path"} as stored.
+    """
+
+    def __init__(self, table: Any, names: list[str]) -> None:
+        self.table = table
+        self.names = names
+
+    @classmethod
+    def of(cls, column: Any) -> Sequence[Any]:
+        """The stored rows behind a column; the column itself where its rows are not stored as images.
+
+        The latter are columns behind a transform of the user's own (`with_transform`), and features that hold
+        arrays.
+        """
+        names = [column.column_name]
+        root = column.source
+        while is_dataset_column(root):
+            names.insert(0, root.column_name)
+            root = root.source
+        transformed = root.format["type"] == "custom"
+        if transformed or type(column.features).__name__ not in ("Image", "Value"):
+            untouched: Sequence[Any] = column
+            return untouched
+        return cls(root.with_format("arrow").select_columns([names[0]]), names)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, row: int) -> Any: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Any]: ...
+    def __getitem__(self, row: int | slice) -> Any:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(len(self)))]
+        value = self.table[row].column(self.names[0])[0].as_py()
+        for name in self.names[1:]:
+            value = None if value is None else value[name]
+        return value

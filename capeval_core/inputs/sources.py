@@ -1,4 +1,4 @@
-"""Where an image's pixels come from: a file, bytes, or an open PIL image."""
+"""Where the pixels of an image come from: a file, bytes, an open PIL image; and their conversion to RGB."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import stat
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from PIL import Image
 
@@ -23,9 +24,11 @@ from capeval_core.inputs.decoding import (
 
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 
+Loaded = TypeVar("Loaded", covariant=True)
 
-class Source(ABC):
-    """Where an image's pixels come from. The key is kept, bytes and pixels are not."""
+
+class Source(ABC, Generic[Loaded]):
+    """Where a visual comes from. The key is kept, bytes and pixels are not."""
 
     __slots__ = ("_key",)
 
@@ -41,11 +44,11 @@ class Source(ABC):
     def key(self) -> str: ...
 
     @abstractmethod
-    def decode(self, reduced: bool = False) -> Image.Image:
-        """The image, or Refused. With `reduced` it is only valid or not: its size may be smaller."""
+    def decode(self, reduced: bool = False) -> Loaded:
+        """The content, or Refused. With `reduced` it only shows whether it can be had: it may be smaller."""
 
 
-class Encoded(Source):
+class Encoded(Source[Image.Image]):
     """An image as the bytes of a file."""
 
     __slots__ = ()
@@ -80,26 +83,7 @@ class OnDisk(Encoded):
         return quoted(self.path)
 
     def read(self) -> bytes:
-        try:
-            status = os.stat(self.path)  # noqa: PTH116  (a Path per image costs more than the call)
-            if stat.S_ISDIR(status.st_mode):
-                raise Refused(f"{self.name} is a folder: pass the path of one image")
-            if not stat.S_ISREG(status.st_mode):
-                raise Refused(f"{self.name} is not a regular file")
-            if status.st_size > LONGEST_FILE:
-                raise Refused(f"{self.name} has {status.st_size:,} bytes: too many for one image")
-            data = Path(self.path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            mend = ": ~ is not expanded, write the whole path" if self.path.startswith("~") else ""
-            raise Refused(f"there is no file {self.name}{mend}") from None
-        except PermissionError:
-            raise Refused(f"cannot read {self.name} (permission denied)") from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise Refused(f"cannot read {self.name} ({reason})") from None
-        if not data:
-            raise Refused(f"{self.name} is empty (zero bytes)")
-        return data
+        return read_file(self.path)
 
 
 class InMemory(Encoded):
@@ -122,7 +106,31 @@ class InMemory(Encoded):
         return self.data
 
 
-class Pixels(Source):
+def read_file(path: str, what: str = "image") -> bytes:
+    """The bytes of a regular file that is not empty and not too long; Refused otherwise."""
+    name = quoted(path)
+    try:
+        status = os.stat(path)  # noqa: PTH116  (a Path per image costs more than the call)
+        if stat.S_ISDIR(status.st_mode):
+            raise Refused(f"{name} is a folder", f"pass the path of one {what}")
+        if not stat.S_ISREG(status.st_mode):
+            raise Refused(f"{name} is not a regular file")
+        if status.st_size > LONGEST_FILE:
+            raise Refused(f"{name} has {status.st_size:,} bytes", f"too many for one {what}")
+        data = Path(path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
+        raise Refused(f"there is no file {name}", fix) from None
+    except PermissionError:
+        raise Refused(f"cannot read {name} (permission denied)") from None
+    except (OSError, ValueError) as error:
+        raise Refused(f"cannot read {name} ({getattr(error, 'strerror', None) or error})") from None
+    if not data:
+        raise Refused(f"{name} is empty (zero bytes)")
+    return data
+
+
+class Pixels(Source[Image.Image]):
     """An image that is already decoded, or that an open PIL image decodes by itself."""
 
     __slots__ = ()
@@ -158,8 +166,8 @@ class FromPIL(Pixels):
         width, height = self.value.size
         filename = getattr(self.value, "filename", "")
         known = filename and isinstance(filename, (str, bytes, Path))
-        told = f" of {quoted(os.fsdecode(filename))}" if known else ""
-        return f"the PIL image{told} ({self.value.mode}, {width}x{height})"
+        origin = f" of {quoted(os.fsdecode(filename))}" if known else ""
+        return f"the PIL image{origin} ({self.value.mode}, {width}x{height})"
 
     def image(self) -> Image.Image:
         with _loading:
@@ -173,7 +181,7 @@ class FromPIL(Pixels):
                 return self.value.copy()
             except Exception as error:
                 if closed or "closed image" in str(error):
-                    raise Refused(f"{self.name} is closed: pass its path, or .load() it in time") from None
+                    raise Refused(f"{self.name} is closed", "pass its path, or .load() it in time") from None
                 raise undecodable(self.name, error) from None
 
 
@@ -181,3 +189,38 @@ def is_closed(image: Image.Image) -> bool:
     """Whether pixels are still to be read (there are tiles) from a file that is no longer open."""
     handle = getattr(image, "fp", None)
     return bool(getattr(image, "tile", None)) and (handle is None or bool(getattr(handle, "closed", False)))
+
+
+class InRgb(Source[Image.Image]):
+    """An image of any mode, converted to RGB when it is decoded.
+
+    An image that is in RGB keeps its key, so that its features and rows serve both ways; any other mode has
+    a key of its own, since a resize before the conversion gives other pixels than one after it.
+    """
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Source[Image.Image]) -> None:
+        super().__init__()
+        self.source = source
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def key(self) -> str:
+        if self._key is None:
+            try:
+                mode = self.source.decode().mode
+            except Refused:  # reported when it is loaded, at its own index
+                return self.source.key
+            self._key = self.source.key if mode == "RGB" else f"rgb-{self.source.key}"
+        return self._key
+
+    def decode(self, reduced: bool = False) -> Image.Image:
+        image = self.source.decode(reduced)
+        try:
+            return image.convert("RGB")
+        except ValueError as error:  # e.g. no way from the mode La to RGB
+            raise Refused(f"cannot convert {self.name} ({image.mode}) to RGB: {error}") from None

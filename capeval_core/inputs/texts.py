@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from capeval_core.inputs.problems import Problems, described
+from capeval_core.errors import Argument, Index, Problem, Problems, Setting, described
 from capeval_core.inputs.sequences import as_list, how_to_list
 
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -55,107 +55,150 @@ def read_written_list(text: str) -> list[Any] | None:
     return None
 
 
-def check_captions(
-    captions: Any, empty: str, problems: Problems, called: str = "captions"
-) -> list[str | None] | None:
-    """One entry per caption, None where it is unusable; None if there are no rows at all to speak of."""
-    rows = rows_of(captions, called, "strings", problems)
+def check_captions(captions: Any, empty: str, problems: Problems) -> list[str | None] | None:
+    """One entry per caption, None where it is unusable; None if there are no rows at all."""
+    rows = _rows_of(captions, "captions", "strings", problems)
     if rows is None:
         return None
     if not rows:
-        problems.add(f"{called} is empty: there is nothing to score")
-    mend = "write a caption"
-    return [text_of(row, f"{called}[{i}]", mend, empty, problems) for i, row in enumerate(rows)]
+        problems.add(Problem("captions", None, "empty", "there is nothing to score"))
+    return [_text_of(row, "captions", i, "write a caption", empty, problems) for i, row in enumerate(rows)]
 
 
-def warn_of_written_lists(captions: Sequence[str], called: str = "captions") -> None:
+def warn_of_written_lists(captions: Sequence[str]) -> None:
     """Warn once of captions that once were lists: they are scored as they are, a captioner may write one."""
-    places = [i for i, caption in enumerate(captions) if is_written_list(caption)]
-    if places:
+    lists = [caption for caption in captions if is_written_list(caption)]
+    if lists:
         warnings.warn(
-            f"{len(places):,} of {len(captions):,} {called} are lists written as text, such as "
-            f"{captions[places[0]][:40]!r}, and are scored as they are: pass one caption per row if they "
-            "were lists",
+            f"{len(lists):,} of {len(captions):,} captions are lists written as text, such as "
+            f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists",
             stacklevel=3,
         )
 
 
-def check_references(
-    references: Any, captions: int | None, empty: str, problems: Problems, called: str = "captions"
-) -> list[list[str]] | None:
-    """Per caption its references; ragged lists and bare strings are welcome."""
-    if references is None:
-        problems.add(
-            "references is missing: this metric compares each caption with its references, "
-            'pass references=[["...", "..."], ...]'
-        )
-        return None
-    rows = rows_of(references, "references", "lists of strings", problems)
+def check_candidates(captions: Any, empty: str, problems: Problems) -> list[list[str]] | None:
+    """The candidates of each image; None if there are no rows at all."""
+    rows = _rows_of(captions, "captions", "lists of candidate captions", problems)
     if rows is None:
         return None
-    checked = [_references_of(row, f"references[{i}]", empty, problems) for i, row in enumerate(rows)]
-    if captions is not None and len(rows) != captions:
-        mend = "give one list of references per caption"
-        if rows and all(len(row) == captions for row in checked):
-            mend += "; these look transposed, pass list(zip(*references))"
-        problems.add(f"len({called})={captions} but len(references)={len(rows)}: {mend}")
-    return checked
+    if not rows:
+        problems.add(Problem("captions", None, "empty", "there is nothing to score"))
+    return [_pool_of(row, i, empty, problems) for i, row in enumerate(rows)]
 
 
-def _references_of(row: Any, where: str, empty: str, problems: Problems) -> list[str]:
-    if isinstance(row, str) and is_written_list(row):
-        problems.add(f"{where} is a list written as text: pass the list, ast.literal_eval(references[...])")
-        return []
+def _pool_of(row: Any, index: int, empty: str, problems: Problems) -> list[str]:
     if isinstance(row, str):
-        text = text_of(row, where, "write the reference", empty, problems)
-        return [] if text is None else [text]
+        short = row if len(row) <= 40 else row[:37] + "..."
+        fix = f"pass the list of its candidates, [{short!r}, ...]"
+        problems.add(Problem("captions", index, "a single string", fix, kind=TypeError))
+        return []
+    fix = "every image needs at least one candidate"
     if row is None:
-        problems.add(f"{where} is empty: every caption needs at least one reference, found None")
+        problems.add(Problem("captions", index, "None", fix))
         return []
     values = as_list(row)
     if values is None:
-        problems.add(f"{where} is {described(row)}: expected a list of strings or one string", kind=TypeError)
+        expected = "expected a list of candidate captions"
+        problems.add(Problem("captions", index, described(row), expected, kind=TypeError))
         return []
     if not values:
-        problems.add(f"{where} is empty: every caption needs at least one reference")
-    texts = [
-        text_of(value, f"{where}[{j}]", "write the reference or leave it out", empty, problems)
-        for j, value in enumerate(values)
-    ]
-    return [text for text in texts if text is not None]
+        problems.add(Problem("captions", index, "empty", fix))
+    return _texts_of(values, "captions", index, "write a caption, leave it out", empty, problems)
 
 
-def rows_of(value: Any, argument: str, of: str, problems: Problems) -> list[Any] | None:
-    """The rows of a text argument, or None with the complaint noted."""
+def check_references(
+    references: Any, rows: int | None, empty: str, problems: Problems, per: str = "captions"
+) -> list[list[str]] | None:
+    """The references of each caption; ragged lists and bare strings are welcome.
+
+    rows: how many there should be, as many as there are in the argument `per`; None: that is not known.
+    """
+    if references is None:
+        fix = 'this metric compares each caption with its references, pass references=[["...", "..."], ...]'
+        problems.add(Problem("references", None, "missing", fix))
+        return None
+    listed = _rows_of(references, "references", "lists of strings", problems)
+    if listed is None:
+        return None
+    checked = [_references_of(row, i, empty, problems) for i, row in enumerate(listed)]
+    if rows is not None and len(listed) != rows:
+        fix = "give one list of references per caption"
+        if listed and all(len(row) == rows for row in checked):
+            fix += "; these look transposed, pass list(zip(*references))"
+        problems.add(other_length(per, rows, "references", len(listed), fix))
+    return checked
+
+
+def other_length(argument: str, length: int, other: str, other_length: int, fix: str) -> Problem:
+    """The problem of two arguments that should have as many rows."""
+    found = ("len(", Argument(argument), f")={length} but len(", Argument(other), f")={other_length}")
+    return Problem("", None, found, fix, verb="")
+
+
+def _references_of(row: Any, index: int, empty: str, problems: Problems) -> list[str]:
+    if isinstance(row, str) and is_written_list(row):
+        fix = "pass the list, ast.literal_eval(references[...])"
+        problems.add(Problem("references", index, "a list written as text", fix))
+        return []
+    if isinstance(row, str):
+        text = _text_of(row, "references", index, "write the reference", empty, problems)
+        return [] if text is None else [text]
+    fix = "every caption needs at least one reference"
+    if row is None:
+        problems.add(Problem("references", index, "empty", f"{fix}, found None"))
+        return []
+    values = as_list(row)
+    if values is None:
+        expected = "expected a list of strings or one string"
+        problems.add(Problem("references", index, described(row), expected, kind=TypeError))
+        return []
+    if not values:
+        problems.add(Problem("references", index, "empty", fix))
+    return _texts_of(values, "references", index, "write the reference or leave it out", empty, problems)
+
+
+def _rows_of(value: Any, argument: str, of: str, problems: Problems) -> list[Any] | None:
+    """The rows of a text argument, or None with the problem noted."""
     if value is None:
-        problems.add(f"{argument} is missing: pass a list of {of}")
+        problems.add(Problem(argument, None, "missing", f"pass a list of {of}"))
         return None
     if isinstance(value, str):
-        problems.add(f"{argument} is a single string: pass a list, {argument}=[...]", kind=TypeError)
+        fix = ("pass a list, ", Argument(argument), "=[...]")
+        problems.add(Problem(argument, None, "a single string", fix, kind=TypeError))
         return None
     rows = as_list(value)
     if rows is None:
-        problems.add(
-            f"{argument} is {described(value)}: expected a list of {of}{how_to_list(value)}", TypeError
-        )
+        expected = f"expected a list of {of}{how_to_list(value)}"
+        problems.add(Problem(argument, None, described(value), expected, kind=TypeError))
     return rows
 
 
-def text_of(value: Any, where: str, mend: str, empty: str, problems: Problems) -> str | None:
+def _texts_of(
+    values: list[Any], argument: str, index: int, fix: str, empty: str, problems: Problems
+) -> list[str]:
+    """Those of several texts of a row that are usable."""
+    texts = [_text_of(value, argument, (index, j), fix, empty, problems) for j, value in enumerate(values)]
+    return [text for text in texts if text is not None]
+
+
+def _text_of(value: Any, argument: str, index: Index, fix: str, empty: str, problems: Problems) -> str | None:
     if isinstance(value, str):
         if empty == "error" and not value.strip():
             found = "empty (only whitespace)" if value else "empty"
-            problems.add(f'{where} is {found}: {mend} or pass empty="score"')
+            option = Setting("empty", "score", " or pass ")
+            problems.add(Problem(argument, index, found, (fix, option)))
         elif not value.isascii() and not valid_unicode(value):
-            problems.add(f"{where} is not valid Unicode (a lone surrogate): {value[:40]!a}")
+            found = f"not valid Unicode (a lone surrogate): {value[:40]!a}"
+            problems.add(Problem(argument, index, found))
         else:
             return str(value)  # numpy's str_ is a str, but not a plain one
         return None
     if value is None:
-        problems.add(f"{where} is None: {mend}")
+        problems.add(Problem(argument, index, "None", fix))
     else:
-        told = ", decode it first" if isinstance(value, (bytes, bytearray)) else ""
-        problems.add(f"{where} is {described(value)}: expected a string{told}", kind=TypeError)
+        expected = "expected a string"
+        expected += ", decode it first" if isinstance(value, (bytes, bytearray)) else ""
+        problems.add(Problem(argument, index, described(value), expected, kind=TypeError))
     return None
 
 

@@ -22,14 +22,12 @@ import pyarrow as pa
 from datasets import Features, Value
 
 from capeval_core.description import describe_metric
-from capeval_core.inputs.problems import Problems
+from capeval_core.errors import Problems, did_you_mean, renamed
 from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.visual import InputImage
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.registry import metric_class
 from capeval_core.result import Result
-from capeval_core.suggestion import did_you_mean
 
 ONE_DAY = 86_400.0
 """Seconds that processes wait for each other. evaluate's own 100 are gone while the last shard is encoded."""
@@ -149,7 +147,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if all(_has_no_rows(column) for column in (predictions, images, references or [])):
             self._open_writer()
             return
-        samples = self.metric.check(predictions, images, references, called="predictions")
+        with renamed(captions="predictions"):
+            samples = self.metric.check(predictions, images, references)
         opened = self.metric.prepared(samples) if whole else self.metric
         opened.check_prepared(opened.options)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
@@ -232,7 +231,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             samples,
             indices=[self.process_id * RANK_STRIDE + start + i for i in samples.indices],
             images=[
-                InputImage(f"images[{number}]{of_process}", image.source)
+                image.at(f"images[{number}]{of_process}")
                 for number, image in zip(numbers, samples.images, strict=True)
             ],
         )

@@ -1,4 +1,4 @@
-"""Metrics for training: opened from whatever a user names them by, empty captions allowed."""
+"""Metrics for training, by name, by name with options, or open already; empty captions are allowed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.problems import Problems, described
+from capeval_core.errors import Kind, Problem, Problems, described
 from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
@@ -28,27 +28,32 @@ class ChosenMetric:
         return self.metric(self.options)
 
 
-def choose_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) -> list[ChosenMetric]:
-    """Metrics in the order of `given`, each with `empty="score"`: a young captioner may say nothing.
+def choose_metrics(metrics: Any, options: Mapping[str, Any], cache: FeatureCache) -> list[ChosenMetric]:
+    """Metrics in their order, each with `empty="score"`: a young captioner may write nothing.
 
     Args:
-        given: a name, a dict with `name` and options, a metric that is open already, or a list of those.
+        metrics: a name, a dict with `name` and options, a metric that is open already, or a list of those.
         options: of every metric that is given by name; a dict's own come first.
-        cache: for the metrics that are told no other one.
+        cache: for the metrics that have no other one.
 
     Raises:
-        TypeError, ValueError: none is given, or something else; two give the same key; one's scores are
+        TypeError, ValueError: there is none, or something else; two have the same key; one's scores are
             relative to their set; one has no such option.
     """
-    listed = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
+    listed = [metrics] if single else metrics
     problems = Problems()
+
+    def wrong(i: int, found: str, fix: str, verb: str = "is", kind: Kind = ValueError) -> None:
+        problems.add(Problem("metrics", None if single else i, found, fix, verb, kind=kind))
+
     if not listed:
-        problems.add("metrics is empty: name at least one")
+        problems.add(Problem("metrics", None, "empty", "name at least one"))
     for i, one in enumerate(listed):
         if not isinstance(one, (str, Mapping, CaptionMetric)):
-            problems.add(f"metrics[{i}] is {described(one)}: expected {_WAYS}", TypeError)
+            wrong(i, described(one), f"expected {_WAYS}", kind=TypeError)
         elif isinstance(one, Mapping) and "name" not in one:
-            problems.add(f'metrics[{i}] has no "name": expected {_WAYS}')
+            wrong(i, 'no "name"', f"expected {_WAYS}", "has")
     if options and listed and all(isinstance(one, CaptionMetric) for one in listed):
         problems.add(
             f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load",
@@ -57,11 +62,11 @@ def choose_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) 
     problems.raise_if_any()
     for i, one in enumerate(listed):
         if isinstance(one, CaptionMetric):
-            found = type(one)
+            metric = type(one)
         else:
-            found = metric_class(one if isinstance(one, str) else one["name"])
-        if issubclass(found, Reranker):
-            problems.add(f"metrics[{i}]: {found.name} is no measure of training, {found.relative}")
+            metric = metric_class(one if isinstance(one, str) else one["name"])
+        if issubclass(metric, Reranker):
+            wrong(i, f"{metric.name} is no measure of training, {metric.relative}", "", "")
     problems.raise_if_any()
     chosen = [_chosen(one, options, cache) for one in listed]
     for one in chosen:
@@ -69,21 +74,19 @@ def choose_metrics(given: Any, options: Mapping[str, Any], cache: FeatureCache) 
     keys = [one.metric.key for one in chosen]
     for i, key in enumerate(keys):
         if key in keys[:i]:
-            problems.add(
-                f"metrics[{i}] gives {key} as metrics[{keys.index(key)}] does: name each metric once"
-            )
+            wrong(i, f"{key} as metrics[{keys.index(key)}] does", "name each metric once", "gives")
     problems.raise_if_any()
     return chosen
 
 
 def _chosen(
-    given: str | Mapping[str, Any] | CaptionMetric, options: Mapping[str, Any], cache: FeatureCache
+    metric: str | Mapping[str, Any] | CaptionMetric, options: Mapping[str, Any], cache: FeatureCache
 ) -> ChosenMetric:
-    if isinstance(given, CaptionMetric):
+    if isinstance(metric, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
-        kept = given.options
+        kept = metric.options
         return ChosenMetric(
-            type(given),
+            type(metric),
             replace(
                 kept,
                 empty="score",
@@ -91,11 +94,11 @@ def _chosen(
                 device=own_device() if kept.device is None else kept.device,
             ),
         )
-    own = {"name": given} if isinstance(given, str) else dict(given)
+    own = {"name": metric} if isinstance(metric, str) else dict(metric)
     name = own.pop("name")
-    told: dict[str, Any] = {"empty": "score", **options, **own}
+    keywords: dict[str, Any] = {"empty": "score", **options, **own}
     for option, default in (("cache", cache), ("device", own_device())):
-        if told.get(option) is None:
-            told[option] = default
-    metric = metric_class(name)
-    return ChosenMetric(metric, metric.Options.of(name, told))
+        if keywords.get(option) is None:
+            keywords[option] = default
+    class_ = metric_class(name)
+    return ChosenMetric(class_, class_.Options.of(name, keywords))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from capeval_core.cache import DEFAULT_BYTES, FeatureCache, Floats, kind_of
-from capeval_core.inputs.problems import Problems
+from capeval_core.errors import Problems
 from capeval_core.integrations.opening import choose_metrics
 from capeval_core.metric import CaptionMetric
 

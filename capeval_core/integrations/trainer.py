@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.cache import RecentFeatures
-from capeval_core.inputs.images import check_decodable, check_images
-from capeval_core.inputs.problems import Problems, described
+from capeval_core.errors import Problems, described, renamed
+from capeval_core.inputs.media import check_decodable, check_visuals
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_captions, check_references
 from capeval_core.inputs.visual import InputImage
@@ -154,27 +154,27 @@ class CaptionMetrics:
                 TypeError,
             )
             problems.raise_if_any()
-        images = check_images(images, problems)
+        images = check_visuals(images, problems)
         if images == []:
             problems.add("images is empty: there is nothing to caption")
         compared = None
         if references is not None and self._compares:
             count = None if images is None else len(images)
-            compared = check_references(references, count, self._empty, problems, called="images")
+            compared = check_references(references, count, self._empty, problems, per="images")
         elif references is not None:
             names = ", ".join(one.metric.name for one in chosen)
             warnings.warn(f"{names}: no references are needed, they are ignored", stacklevel=3)
-        checked = [image for image in images or [] if image is not None]
         if any(one.options.on_error == "raise" for one in chosen):
-            check_decodable(checked, problems)
+            check_decodable(images or [], problems)
         problems.raise_if_any()
-        return checked, compared
+        return [image for image in images or [] if image is not None], compared
 
     def _samples(self, rows: list[Row]) -> Samples:
         """The evaluation set with the captions of these rows."""
         problems = Problems()
-        captions = check_captions([row.caption for row in rows], self._empty, problems, "predictions")
-        problems.raise_if_any()
+        captions = check_captions([row.caption for row in rows], self._empty, problems)
+        with renamed(captions="predictions"):
+            problems.raise_if_any()
         labels = [row.label for row in rows if row.label is not None]
         references = self._references
         if references is None and self._compares:

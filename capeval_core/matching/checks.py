@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.inputs.problems import Problems
+from capeval_core.errors import Problems
 from capeval_core.matching.sets import Pairs, Sets, ordinary
 
 Integers = NDArray[np.int64]

@@ -8,10 +8,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from capeval_core.inputs.problems import Problems
+from capeval_core.errors import Problems, did_you_mean
 from capeval_core.matching import buckets, slices
 from capeval_core.matching.sets import Best, Pairs, Path, Sets
-from capeval_core.suggestion import did_you_mean
 
 PathName = Literal["reference", "slices", "buckets", "triton"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from capeval_core.suggestion import did_you_mean
+from capeval_core.errors import Setting, did_you_mean, wrong_option
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -27,17 +27,20 @@ def resolve_device(name: str | None) -> torch.device:
     except RuntimeError as error:
         meant = "cuda" if name.lower().startswith("gpu") else name
         hint = did_you_mean(meant, ["cpu", "cuda", "cuda:0", "mps", "xpu"])
-        raise ValueError(f"device={name!r} is not a device{hint}") from error
+        raise wrong_option("device", name, f"not a device{hint}") from error
+    on_cpu = Setting("device", "cpu", "pass ")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f'device={name!r}, but no CUDA GPU can be used here: pass device="cpu"')
+        raise wrong_option("device", name, "no CUDA GPU can be used here", on_cpu, verb="")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device={name!r}, but there are {torch.cuda.device_count()} CUDA GPUs here")
+        found = f"there are {torch.cuda.device_count()} CUDA GPUs here"
+        raise wrong_option("device", name, found, verb="")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f'device={name!r}, but this machine has no Apple GPU: pass device="cpu"')
+        raise wrong_option("device", name, "this machine has no Apple GPU", on_cpu, verb="")
     if device.type == "xpu" and not torch.xpu.is_available():
-        raise ValueError(f'device={name!r}, but this machine has no Intel GPU: pass device="cpu"')
+        raise wrong_option("device", name, "this machine has no Intel GPU", on_cpu, verb="")
     if device.type not in ("cpu", "cuda", "mps", "xpu"):
-        raise ValueError(f"device={name!r} cannot run the encoders: use cpu, cuda, mps or xpu")
+        fix = "use cpu, cuda, mps or xpu"
+        raise wrong_option("device", name, "the encoders", fix, verb="cannot run")
     return device
 
 

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.suggestion import did_you_mean
+from capeval_core.errors import did_you_mean
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

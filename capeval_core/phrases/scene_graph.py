@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from os import PathLike, fspath
 from typing import get_args
 
+from capeval_core.errors import did_you_mean
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, resolve_device
 from capeval_core.phrases.graph import Style, phrases_of
@@ -26,7 +27,6 @@ from capeval_core.phrases.graph_writer import (
 )
 from capeval_core.phrases.phrases import Phrases
 from capeval_core.phrases.sentences import sentences
-from capeval_core.suggestion import did_you_mean
 
 
 class FactualParser:

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from capeval_core.inputs.files.parsing import read_json
-from capeval_core.inputs.problems import FileError, Problems
+from capeval_core.errors import FileError, Problems, did_you_mean, wrong_option
+from capeval_core.inputs.json_files import load_json
 from capeval_core.phrases.chunks import chunks
 from capeval_core.phrases.graph import Style
 from capeval_core.phrases.phrases import Phrases
-from capeval_core.suggestion import did_you_mean
 
 
 @runtime_checkable
@@ -82,10 +81,11 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
         return lambda **run: given
     if isinstance(spec, PhraseSource):
         return lambda **run: spec
-    raise TypeError(
-        f"phrases={spec!r}: expected 'factual', 'chunks', a Hub id or folder of a parser, a JSON file, "
+    fix = (
+        "expected 'factual', 'chunks', a Hub id or folder of a parser, a JSON file, "
         "or a mapping {caption: [phrases]}"
     )
+    raise wrong_option("phrases", spec, "", fix, verb="", kind=TypeError)
 
 
 def _opener_named(name: str) -> Callable[..., PhraseSource]:
@@ -96,10 +96,11 @@ def _opener_named(name: str) -> Callable[..., PhraseSource]:
         return lambda **run: given
     known = name == "factual" or "/" in name or Path(name).expanduser().is_dir()
     if not known:
-        raise ValueError(
-            f"phrases={name!r}: expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a "
+        fix = (
+            "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a "
             f"parser, or a JSON file{did_you_mean(name, ['factual', 'chunks'])}"
         )
+        raise wrong_option("phrases", name, "", fix, verb="")
     from capeval_core.phrases.graph_writer import FACTUAL
     from capeval_core.phrases.scene_graph import FactualParser
 
@@ -108,13 +109,12 @@ def _opener_named(name: str) -> Callable[..., PhraseSource]:
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
     try:
-        given = read_json(path.expanduser(), once="give all phrases of a caption in one list")
+        given = load_json(path.expanduser(), once="give all phrases of a caption in one list")
     except FileError as error:
-        raise ValueError(f"phrases={str(path)!r}: {error}") from error
+        raise wrong_option("phrases", str(path), str(error), verb="") from error
     if not isinstance(given, dict):
-        raise ValueError(
-            f"phrases={str(path)!r} holds a {type(given).__name__}: expected {{caption: [phrases]}}"
-        )
+        fix = "expected {caption: [phrases]}"
+        raise wrong_option("phrases", str(path), f"a {type(given).__name__}", fix, verb="holds")
     return given
 
 

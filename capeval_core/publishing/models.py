@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from capeval_core._version import __version__
+from capeval_core.errors import did_you_mean
 from capeval_core.publishing.publication import (
     CARD,
     Publication,
@@ -17,7 +18,6 @@ from capeval_core.publishing.publication import (
     shipped,
 )
 from capeval_core.registry import METRICS, network_of
-from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, restriction_of
 from capeval_core.weights.constants import LICENCE_NOT_STATED
 from capeval_core.weights.folder import (

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.inputs.resizing import resized
+from capeval_core.inputs.decoding import resized
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.device import exact_float32
 from capeval_core.regions.regions import Regions

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.inputs.files.parsing import read_json
-from capeval_core.inputs.names import Names
-from capeval_core.inputs.problems import FileError, Problems
+from capeval_core.errors import FileError, Problems
+from capeval_core.inputs.folder import Names
+from capeval_core.inputs.json_files import load_json
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk
 from capeval_core.inputs.visual import InputImage
 from capeval_core.regions import rle
@@ -101,7 +101,7 @@ class PrecomputedRegions(RegionSource):
             FileError: the file cannot be read as any of these.
         """
         path = Path(path)
-        content = read_json(path, once="give all regions of an image in one list")
+        content = load_json(path, once="give all regions of an image in one list")
         name = f"precomputed:{path.name}"
         try:
             return cls(_by_image(content), name=name)

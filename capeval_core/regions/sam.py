@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.inputs.resizing import resized
+from capeval_core.inputs.decoding import resized
 from capeval_core.models.architecture import scaling_problems, shown, size_problems
 from capeval_core.models.canary import canary_images
 from capeval_core.models.device import DTYPES, exact_float32

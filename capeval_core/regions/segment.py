@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.source import RegionSource
-from capeval_core.suggestion import did_you_mean
 
 SOURCES = {
     "objects": "masks of what OWLv2 takes for objects, by SAM (or the segmenter after a colon)",
@@ -63,14 +63,15 @@ def region_opener(spec: RegionSpec) -> RegionOpener:
         given = PrecomputedRegions(spec)
         return lambda device, dtype: given
     if not isinstance(spec, str | os.PathLike):
-        raise TypeError(f"regions={spec!r}: expected {_expected()}")
+        raise wrong_option("regions", spec, "", f"expected {_expected()}", verb="", kind=TypeError)
     name = os.fspath(spec)
     if Path(name).suffix.lower() == ".json":
         given = PrecomputedRegions.read(Path(name).expanduser())
         return lambda device, dtype: given
     kind, colon, weights = name.partition(":")
     if kind not in SOURCES or (colon and (not weights or kind == "colours")):
-        raise ValueError(f"regions={name!r}: expected {_expected()}{did_you_mean(kind, SOURCES)}")
+        fix = f"expected {_expected()}{did_you_mean(kind, SOURCES)}"
+        raise wrong_option("regions", name, "", fix, verb="")
     if kind == "colours":
         return lambda device, dtype: ColourRegions()
     weights, threshold = _threshold_in(name, kind, weights)
@@ -87,18 +88,19 @@ def _threshold_in(name: str, kind: str, weights: str) -> tuple[str, float | None
         return weights, None
     if found["setting"] != "threshold":
         hint = did_you_mean(found["setting"], ["threshold"])
-        raise ValueError(f"regions={name!r}: {kind} has no setting {found['setting']!r}{hint}")
+        raise wrong_option("regions", name, f"{kind} has no setting {found['setting']!r}{hint}", verb="")
     if kind == "everything":
-        raise ValueError(
-            f"regions={name!r}: 'everything' has no boxes that a threshold could drop: leave it out, or take "
-            "'objects' or 'rectangles'"
+        fix = "leave it out, or take 'objects' or 'rectangles'"
+        raise wrong_option(
+            "regions", name, "'everything' has no boxes that a threshold could drop", fix, verb=""
         )
     try:
         threshold = float(found["value"])
     except ValueError:
         threshold = -1.0
     if not 0 <= threshold <= 1:
-        raise ValueError(f"regions={name!r}: expected a threshold from 0 to 1, as in '{kind}:threshold=0.2'")
+        fix = f"expected a threshold from 0 to 1, as in '{kind}:threshold=0.2'"
+        raise wrong_option("regions", name, "", fix, verb="")
     return found["weights"] or "", threshold
 
 

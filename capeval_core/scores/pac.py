@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from capeval_core.errors import wrong_option
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
 from capeval_core.metric import CaptionMetric, Model
@@ -213,10 +214,9 @@ def _check_prompt(prompt: str, tokenizer: ClipTokenizer) -> None:
     ids = tokenizer.encode([prompt]).ids[0]
     if len(ids) >= tokenizer.context_length:
         shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
-        raise ValueError(
-            f"prompt={shown!r} fills all {tokenizer.context_length} token ids that the text encoder reads "
-            "and leaves no room for a caption: shorten it"
-        )
+        found = f"all {tokenizer.context_length} token ids that the text encoder reads"
+        fix = "it leaves no room for a caption, shorten it"
+        raise wrong_option("prompt", shown, found, fix, verb="fills")
 
 
 def _nullable(values: NDArray[np.float32]) -> pa.Array:

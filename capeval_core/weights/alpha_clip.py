@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from capeval_core.errors import Setting, in_file, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.adapters import is_adapter
 from capeval_core.weights.architecture import expected_shapes, read_architecture
@@ -73,7 +74,7 @@ class AlphaClipConversion(Conversion):
             expected = _expected(architecture)
             tensors, filled = complete(tensors, expected, called="Alpha-CLIP")
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise in_file(path, error) from error
         # Of the text tower the base has told already, of the image tower perhaps.
         sizes = [note for note in sizes if not note.startswith("text heads")]
         notes = list(dict.fromkeys([*notes, *sizes, *filled]))
@@ -110,9 +111,8 @@ class AlphaClipConversion(Conversion):
     def _plain(self, path: Path) -> tuple[Tensors, _Base, list[str]]:
         """A plain CLIP with a mask channel of zeros; what is known of it; notes."""
         if self.base is not None:
-            raise ValueError(
-                f"base={fspath(self.base)!r}: with zero_mask the checkpoint is the plain CLIP, pass no base"
-            )
+            found = "with zero_mask the checkpoint is the plain CLIP"
+            raise wrong_option("base", fspath(self.base), found, "pass no base", verb="")
         base = self._read_file(path)
         kernel = base.tensors["visual.conv1.weight"]
         note = "the mask channel is zero, as asked for: masks change nothing, these are the features of CLIP"
@@ -125,7 +125,7 @@ class AlphaClipConversion(Conversion):
         try:
             tower, notes = _image_tower(content)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise in_file(path, error) from error
         if self.base is None:
             raise ValueError(
                 f"{path} holds the image tower alone: pass base, the CLIP that it was tuned from and whose "
@@ -154,21 +154,22 @@ class AlphaClipConversion(Conversion):
         try:
             folder = open_weights(name, metric="clips", tiny="pacs")
         except WeightsError as error:
-            raise ValueError(str(error).replace("weights=", "base=")) from error
+            error.change(lambda problem: problem.renamed({"weights": "base"}))
+            raise
         config = folder.config
         if folder.tensor_file.name == OPEN_CLIP_TENSORS:
             config = translate_open_clip(config)
         if config.get("encoder") != "clip":
-            raise ValueError(
-                f"base={name!r} holds weights of encoder {config.get('encoder')!r}, expected those of a CLIP"
-            )
+            kind = f"weights of encoder {config.get('encoder')!r}, expected those of a CLIP"
+            raise wrong_option("base", name, kind, verb="holds")
         activation, heads = config.get("activation"), config["architecture"]["text"].get("heads")
         for option_name, given, found in (
             ("activation", self.activation, activation),
             ("text_heads", self.text_heads, heads),
         ):
             if given not in (None, found):
-                raise ValueError(f"{option_name}={given!r}, but base={name!r} says {found!r}: leave it out")
+                other = ("another than ", Setting("base", name), f" says: {found!r}")
+                raise wrong_option(option_name, given, other, "leave it out")
         tensors, notes = as_float32(folder.tensors())
         return _Base(folder.name, tensors, str(activation), heads, notes)
 

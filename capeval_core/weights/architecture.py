@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from open_clip.model import CLIP
 
+from capeval_core.errors import Argument, InputError, Problem, wrong_option
+
 Shape = tuple[int, ...]
 
 # CLIP's towers have attention heads of this width, up to ViT-L/14; wider ones differ (80, 88, 104, ...).
@@ -49,7 +51,7 @@ def read_text(shapes: Mapping[str, Shape], text_heads: int | None = None) -> tup
         heads = _heads(width, HEAD_WIDTH, "text", "text_heads")
         note = f"text heads: {heads} (width {width} / {HEAD_WIDTH}; not visible in the tensors)"
     elif text_heads < 1 or width % text_heads:
-        raise ValueError(f"text_heads={text_heads} does not divide the text width {width}")
+        raise wrong_option("text_heads", text_heads, f"the text width {width}", verb="does not divide")
     else:
         heads, note = text_heads, f"text heads: {text_heads}, as given"
     text = {
@@ -75,11 +77,12 @@ def _read_vit(shapes: Mapping[str, Shape], head_width: int | None) -> tuple[dict
     positions, _ = shape_of(shapes, "visual.positional_embedding", 2)
     grid = side_of(positions - 1, "visual.positional_embedding")
     if head_width is None and width > WIDEST_REGULAR:
-        raise ValueError(
-            f"the vision tower is {width} wide: above {WIDEST_REGULAR} the attention heads of published "
-            f"models are not {HEAD_WIDTH} wide (ViT-H 80, ViT-g 88, ViT-bigG 104), and the tensors cannot "
-            "tell; pass head_width=N"
+        fix = (
+            f"above {WIDEST_REGULAR} the attention heads of published models are not {HEAD_WIDTH} wide "
+            "(ViT-H 80, ViT-g 88, ViT-bigG 104), and the tensors cannot tell; pass ",
+            Argument("head_width"),
         )
+        raise InputError(Problem("", None, f"the vision tower is {width} wide", fix, verb=""))
     heads = _heads(width, head_width or HEAD_WIDTH, "vision", "head_width", given=head_width is not None)
     vision = {
         "image_size": grid * patch,
@@ -146,11 +149,10 @@ def side_of(positions: int, name: str) -> int:
 def _heads(width: int, head_width: int, tower: str, option: str, given: bool = False) -> int:
     if head_width < 1 or width % head_width:
         if given:
-            raise ValueError(f"{option}={head_width} does not divide the {tower} width {width}")
-        raise ValueError(
-            f"the {tower} tower is {width} wide, no multiple of {head_width}: the number of heads cannot be "
-            f"told from the tensors, pass {option}=N"
-        )
+            raise wrong_option(option, head_width, f"the {tower} width {width}", verb="does not divide")
+        found = f"the {tower} tower is {width} wide, no multiple of {head_width}"
+        fix = ("the number of heads cannot be told from the tensors, pass ", Argument(option))
+        raise InputError(Problem("", None, found, fix, verb=""))
     return width // head_width
 
 

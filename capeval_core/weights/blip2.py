@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from capeval_core.errors import wrong_option
 from capeval_core.options import option
 from capeval_core.weights.blip2_transformers import CONTEXT, empty_model, preprocessing, read_words
 from capeval_core.weights.catalogue import BLIP2
@@ -122,7 +123,7 @@ class Blip2Conversion(Conversion):
         tower = read_checkpoint(Path(self.vision).expanduser())
         blocks = [int(found[1]) for name in tower if (found := re.match(r"blocks\.(\d+)\.", name))]
         if not blocks:
-            raise ValueError(f"vision={self.vision!r} is no such tower: it holds {name_some(tower)}")
+            raise wrong_option("vision", self.vision, f"no such tower: it holds {name_some(tower)}")
         last = max(blocks)
         kept = {
             _TOWER + name: tensor
@@ -187,10 +188,9 @@ class Blip2Conversion(Conversion):
         if len(words) == rows - 1 and _DEC not in words:
             words.append(_DEC)  # the start mark of captioning, which BLIP-2 adds to BERT's words
         if len(words) != rows:
-            raise ValueError(
-                f"vocabulary={self.vocabulary!r} has {len(words)} words, but the model knows {rows}, {_DEC} "
-                "included: pass that of bert-base-uncased"
-            )
+            found = f"{len(words)} words, but the model knows {rows}, {_DEC} included"
+            fix = "pass that of bert-base-uncased"
+            raise wrong_option("vocabulary", self.vocabulary, found, fix, verb="has")
         return words, f"words: {file.name}, sha256 {sha256_of(file)[:12]}..."
 
 

@@ -86,19 +86,18 @@ class WeightsEntry:
         return f"capeval convert {metric} {self.checkpoint}{flags} --out {self.folder}"
 
     def how_to_convert(self, metric: str) -> str:
-        """The exact way to these weights when the Hub repository cannot be had here."""
+        """How to get these weights where the Hub repository could not be loaded."""
         if self.checkpoint is None:
             return (
                 f"Where there is a network, download it with\n"
                 f"    hf download {self.repository} --local-dir {self.folder}\n"
-                f"copy the folder here, and pass weights={self.folder!r}."
+                f"copy the folder here, "
             )
         return (
             f"The original release is {self.checkpoint} at\n"
             f"    {self.original}\n"
             f"Download it, run\n"
             f"    {self.convert_command(metric)}\n"
-            f"and pass weights={self.folder!r}."
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from capeval_core.errors import InputError, Problem, Setting, in_file, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.adapters import Adapters, is_adapter, merge_adapters
 from capeval_core.weights.architecture import expected_shapes, read_architecture
@@ -90,9 +91,9 @@ def read_release(
             an argument has to say. The message names the file and the mend.
     """
     if activation is not None and activation not in get_args(Activation):
-        raise ValueError(f"activation={activation!r}: choose 'quick_gelu' or 'gelu'")
+        raise wrong_option("activation", activation, "", "choose 'quick_gelu' or 'gelu'", verb="")
     if adapters not in get_args(Adapters):
-        raise ValueError(f"adapters={adapters!r}: choose 'released', 'all' or 'none'")
+        raise wrong_option("adapters", adapters, "", "choose 'released', 'all' or 'none'", verb="")
     path = Path(path)
     content = read_checkpoint(path)
     try:
@@ -108,7 +109,7 @@ def read_release(
         tensors, filled = complete(merged.tensors, expected_shapes(architecture))
         found, evidence = _tell_activation(list(content), activation)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise in_file(path, error) from error
     if isinstance(architecture["vision"]["layers"], list):
         evidence += "; it concerns the text tower, the ResNet has ReLU"
     notes = [*notes, *widened, *merged.notes, *sizes, evidence, *filled]
@@ -220,12 +221,13 @@ def _tell_activation(names: list[str], given: Activation | None) -> tuple[Activa
             "open_clip, whose models have the exact GELU unless built with quick_gelu; if this one holds "
             "OpenAI's weights, convert it again with activation='quick_gelu'"
         )
-    raise ValueError(
+    found = (
         "the activation cannot be told: shapes do not show it, and the order of the tensors is neither that "
-        "of OpenAI's code nor that of open_clip (they are sorted by name or mixed). Pass "
-        "activation='quick_gelu' (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's "
-        "own)"
+        "of OpenAI's code nor that of open_clip (they are sorted by name or mixed). "
     )
+    released = Setting("activation", "quick_gelu", "Pass ")
+    more = " (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's own)"
+    raise InputError(Problem("", None, (found, released, more), verb=""))
 
 
 def _block_orders(names: Iterable[str]) -> set[tuple[str, ...]]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from capeval_core.errors import in_file, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.architecture import (
     Shape,
@@ -83,7 +84,7 @@ class EvaClipConversion(Conversion):
             tensors, _ = complete(tensors, _expected(architecture), called="EVA-CLIP")
             tensors = {name: _alone(checked_floats(name, tensor)) for name, tensor in tensors.items()}
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise in_file(path, error) from error
         stored = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
         notes = [*notes, *told, f"tensors are kept in {' and '.join(stored)}, as released"]
         return Release(self._config(path, size, architecture, notes), tensors, notes)
@@ -120,10 +121,9 @@ class EvaClipConversion(Conversion):
         embed_dim, _ = shape_of(shapes, "visual.head.weight", 2)
         text, about_text = read_text(shapes, self.text_heads)
         if width % self.head_width:
-            raise ValueError(
-                f"head_width={self.head_width} does not divide the width {width} of the image tower: pass "
-                "the width of its heads"
-            )
+            found = f"the width {width} of the image tower"
+            fix = "pass the width of its heads"
+            raise wrong_option("head_width", self.head_width, found, fix, verb="does not divide")
         norm = self.norm or ("pre" if width == _PRE_NORM_WIDTH else "post")
         vision = {
             "image_size": side_of(positions - 1, "visual.pos_embed") * patch,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capeval_core.errors import InputError, Piece, Problem, Setting, wrong_option
 from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry, entry_known_as, entry_of
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.hub import failures, fetch, reason
@@ -32,7 +33,7 @@ _JSON_BYTES, _JSON_DEPTH = 1 << 25, 32
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
-class WeightsError(ValueError):
+class WeightsError(InputError):
     """Weights that cannot be had, read or trusted; the message says which, why, and what to do."""
 
 
@@ -170,15 +171,11 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         path = Path(name).expanduser()
         return _read(path, path.resolve().name, None)
     if Path(name).is_file():
-        raise WeightsError(
-            f"weights={name!r} is a file: convert it with `capeval convert {metric} {name} --out FOLDER` "
-            "and pass the folder"
-        )
+        fix = f"convert it with `capeval convert {metric} {name} --out FOLDER` and pass the folder"
+        raise wrong_option("weights", name, "a file", fix, kind=WeightsError)
     if not _may_be_on_the_hub(name):
-        raise WeightsError(
-            f"weights={name!r} is neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
-            + _did_you_mean(name)
-        )
+        found = "neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'" + _did_you_mean(name)
+        raise wrong_option("weights", name, found, kind=WeightsError)
     return _download(name, metric)
 
 
@@ -215,7 +212,8 @@ def _download(name: str, metric: str) -> WeightsFolder:
         # Small files first: they say which format the tensors have.
         found = fetch(repository, revision or None, ["*config.json", VOCABULARY, TOKENIZER], _tensor_file)
     except HFValidationError as error:
-        raise WeightsError(f"weights={name!r} is neither a folder nor a Hub id: {error}") from error
+        why = f"neither a folder nor a Hub id: {error}"
+        raise wrong_option("weights", name, why, kind=WeightsError) from error
     except GatedRepoError as error:
         why = f"is gated: accept its terms at its page on the Hub and log in with `hf auth login` ({error})"
         raise WeightsError(f"weights {repository!r} {why}") from error
@@ -241,15 +239,14 @@ def _tensor_file(path: Path) -> str:
 
 def _unavailable(repository: str, metric: str, reason: str) -> WeightsError:
     entry = entry_of(repository)
-    ways = [
-        f"weights {repository!r} cannot be had ({reason}){_did_you_mean(repository) if not entry else ''}."
-    ]
+    hint = "" if entry else _did_you_mean(repository)
+    ways: list[Piece] = []
     if entry:
-        ways.append(entry.how_to_convert(metric))
-    ways.append(
-        'To try the library without real weights, pass weights="tiny" (it knows only synthetic scenes).'
-    )
-    return WeightsError("\n".join(filter(None, ways)))
+        ways += [entry.how_to_convert(metric) + "and ", Setting("weights", entry.folder, "pass "), ".\n"]
+    tiny = Setting("weights", "tiny", "pass ")
+    ways += ["To try the library without real weights, ", tiny, " (it knows only synthetic scenes)."]
+    found = f"weights {repository!r} could not be loaded ({reason}){hint}"
+    return WeightsError(Problem("", None, found, tuple(ways), verb=""))
 
 
 def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:

@@ -86,7 +86,7 @@ class World:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
 
-    def image(self, name: str, image: Image.Image, **options: Any) -> Path:
+    def save(self, name: str, image: Image.Image, **options: Any) -> Path:
         path = self.folder / name
         image.save(path, **options)
         return path

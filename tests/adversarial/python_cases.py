@@ -52,7 +52,7 @@ def _eps(world: World) -> bytes:
 
 def _frames(world: World) -> Path:
     frames = [Image.new("L", (8, 8), shade) for shade in (0, 90, 200)]
-    return world.image("moving.gif", frames[0], save_all=True, append_images=frames[1:])
+    return world.save("moving.gif", frames[0], save_all=True, append_images=frames[1:])
 
 
 IMAGES: list[tuple[str, Any, str, str, str]] = [

@@ -16,8 +16,9 @@ import pytest
 from PIL import Image
 
 import capeval_core
-from capeval_core.commands.flags import add_flags, chosen, in_flags
-from capeval_core.commands.parser import Parser
+from capeval_core.commands.arguments import FlagWords, add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.terminal import Parser
+from capeval_core.errors import Argument, InputError, Problem, Setting, Text
 from capeval_core.options import Options, option
 from capeval_core.registry import METRICS
 from capeval_core.result import Result
@@ -322,19 +323,35 @@ def test_flags_follow_any_options_class() -> None:
     assert "100 % of them" in " ".join(parser.format_help().split())
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("pass weights='a b/c'.", "pass --weights a b/c."),
-        ('pass weights="tiny" (it', "pass --weights tiny (it"),
-        ("batch_size=0: expected", "--batch-size 0: expected"),
-        ("w=-1.5, expected", "--w -1.5, expected"),
-        ("len(captions)=3 but row=4", "len(captions)=3 but row=4"),
-    ],
-)
-def test_messages_speak_of_flags(message: str, expected: str) -> None:
+def of_metric(name: str, found: Text = "", fix: Text = "", **keywords: Any) -> str:
     options = capeval_core.registry.metric_class("pacs").Options
-    assert in_flags(message, options) == expected
+    error = InputError(Problem(name, None, found, fix, verb="", **keywords))
+    with pytest.raises(ValueError) as caught, in_words_of_the_user(options):
+        raise error
+    return str(caught.value)
+
+
+def test_messages_speak_of_flags() -> None:
+    assert of_metric("batch_size", "", "expected 1", value=0) == "--batch-size 0: expected 1"
+    assert of_metric("w", "", "expected 1", value=-1.5) == "--w -1.5: expected 1"
+    assert of_metric("rows", "nothing there", value="") == "--rows '': nothing there"
+    assert of_metric("", "x", Setting("weights", "a b/c", "pass ")) == "x: pass --weights 'a b/c'"
+    assert of_metric("", "x", (Setting("weights", "tiny", "pass "), " (it")) == "x: pass --weights tiny (it"
+    assert of_metric("", ("len(", Argument("captions"), ")=3 but row=4")) == "len(captions)=3 but row=4"
+    assert of_metric("cherries", "red", value=3) == "cherries=3: red"  # no option of the metric
+    assert of_metric("", "weights='a' is what a program says") == "weights='a' is what a program says"
+
+
+def test_rows_are_named_by_the_ids_of_their_images() -> None:
+    words = FlagWords(Options, ["dog", "dog", "cat"])
+    assert words.line(Problem("captions", 1, "empty")) == "caption 2 of 'dog' is empty"
+    assert words.line(Problem("captions", (2, 3), "empty")) == "caption 4 of 'cat' is empty"
+    assert words.line(Problem("captions", 2, "empty")) == "caption of 'cat' is empty"
+    assert words.line(Problem("references", (0, 1), "empty")) == "reference 2 of 'dog' is empty"
+    assert words.line(Problem("references", 0, "empty")) == "references of 'dog' is empty"
+    broken = Problem("images", 0, "cannot decode 'x.jpg'", verb="")
+    assert words.line(broken, [0, 1]) == "image of 'dog': cannot decode 'x.jpg'"  # one image, two captions
+    assert words.line(Problem("images", 7, "empty")) == "images[7] is empty"  # of no id
 
 
 def test_a_mean_beyond_the_range_of_numbers_is_null_in_the_file(scored: Scored, files: Path) -> None:

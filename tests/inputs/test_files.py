@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capeval_core.inputs.files.collection import read_collection
-from capeval_core.inputs.files.reading import read_candidates, read_references
+from capeval_core.errors import FileError
+from capeval_core.inputs.collection import read_candidates, read_collection, read_references
 from capeval_core.inputs.folder import find_images
-from capeval_core.inputs.problems import FileError
 
 Mapping = dict[str, list[str]]
 

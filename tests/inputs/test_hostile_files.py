@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from capeval_core.inputs.files.collection import read_collection
-from capeval_core.inputs.files.parsing import read_json
-from capeval_core.inputs.files.reading import read_candidates
+from capeval_core.errors import FileError
+from capeval_core.inputs.collection import read_candidates, read_collection
 from capeval_core.inputs.folder import find_images
-from capeval_core.inputs.problems import FileError
+from capeval_core.inputs.json_files import load_json
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.regions.precomputed import PrecomputedRegions
 
@@ -61,7 +60,7 @@ def test_a_pipe_is_not_waited_for(pipe: Callable[[str], Path], name: str) -> Non
 @pipes
 def test_other_files_are_not_waited_for_either(pipe: Callable[[str], Path], tmp_path: Path) -> None:
     path = pipe("x.json")
-    for read in (read_json, PrecomputedRegions.read):
+    for read in (load_json, PrecomputedRegions.read):
         with pytest.raises(FileError, match=r"x\.json: is a pipe"):
             read(path)
     with pytest.raises(ImageError, match=r"^image: '.*x\.json' is not a regular file"):

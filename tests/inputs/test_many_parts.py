@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from capeval_core.inputs.parts import COMMENT_BLOCKS, FEW, SCANS
+from capeval_core.inputs.decoding import COMMENT_BLOCKS, FEW, SCANS
 from capeval_core.inputs.visual import InputImage
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_formats import complaint

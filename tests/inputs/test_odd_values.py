@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from capeval_core.inputs.pools import check_pools
-from capeval_core.inputs.samples import check_samples
+from capeval_core.inputs.samples import check_pools, check_samples
 from capeval_core.inputs.visual import ImageError, InputImage
 
 GREY = np.full((4, 6), 128, "uint8")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from capeval_core.inputs.problems import Problems
+from capeval_core.errors import Problems
 from capeval_core.inputs.visual import ImageError
 
 

@@ -9,7 +9,7 @@ import PIL
 import pytest
 from PIL import Image
 
-from capeval_core.inputs.resizing import resized
+from capeval_core.inputs.decoding import resized
 
 SHAPES = [(30, 160), (160, 30), (7, 200), (33, 34), (1, 90)]
 SIZES = [(20, 20), (64, 21), (5, 150), (40, 200)]

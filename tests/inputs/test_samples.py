@@ -16,8 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from capeval_core.inputs.pools import check_pools
-from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.inputs.samples import Samples, check_pools, check_samples
 from capeval_core.inputs.visual import ImageError, InputImage
 from tests.inputs.photographs import encoded, photograph, turned
 

@@ -13,11 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from capeval_core.inputs.files.collection import Collection, read_collection
-from capeval_core.inputs.files.reading import read_candidates, read_references
-from capeval_core.inputs.pools import check_pools
-from capeval_core.inputs.problems import FileError
-from capeval_core.inputs.samples import check_samples
+from capeval_core.errors import FileError
+from capeval_core.inputs.collection import Collection, read_candidates, read_collection, read_references
+from capeval_core.inputs.samples import check_pools, check_samples
 
 LISTS = [["a dog", "it's a dog"], ['a "big" cat', "a cat, black\nand white"], ["one"]]
 IDS = ["x", "y", "z"]

@@ -25,7 +25,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.demo import demo_set
-from capeval_core.inputs.problems import SHOWN
+from capeval_core.errors import SHOWN
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.reranking import Reranker
 from capeval_core.scores.hice_explanation import HiceExplanation
@@ -36,10 +36,11 @@ from capeval_core.integrations import page as pages
 from capeval_core.integrations.page import scorer as scorers
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.blocks import lines_of
-from capeval_core.integrations.page.scale import scale, ticks
 from capeval_core.integrations.page.scorer import LONGEST_TEXT, Mark, Scorer, published_marks
-from capeval_core.integrations.page.seen import CUT, DEEP, TRANSPARENT, TURNED, notes_on
-from capeval_core.integrations.page.words import in_words_of_the_page
+from capeval_core.integrations.page.uploads import CUT, DEEP, TRANSPARENT, TURNED, notes_on
+from capeval_core.integrations.page.views import scale, ticks
+from capeval_core.integrations.page.words import PageWords
+from capeval_core.weights.folder import WeightsError, open_weights
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -190,8 +191,8 @@ def test_ticks_go_from_end_to_end_with_room_between(name: str) -> None:
 
 
 def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, image: Path) -> None:
-    """Every complaint about one caption, asked of the library itself, in the words of the page."""
-    metric = capeval_core.load("refpacs", weights="tiny")
+    """Every problem with one caption, as the library finds it, in the words of the page."""
+    scorer = Scorer("refpacs", "tiny")
     broken, text, animated = tmp_path / "cut.png", tmp_path / "text.png", tmp_path / "frames.gif"
     broken.write_bytes(image.read_bytes()[:60])
     text.write_text("no image")
@@ -207,24 +208,26 @@ def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, im
         *(("a", path, ["x"]) for path in (broken, text, animated)),
     ]
     for caption, path, references in wrong:
-        shown = None if path is None else str(path)
         with pytest.raises(ValueError) as refused:
-            metric.check([caption], [shown], [references])
-        told = in_words_of_the_page(str(refused.value), shown)
-        assert not re.search(r"\[\d|pass \w+=|None|captions|images|PIL\.", told), told
-        assert str(tmp_path) not in told
-        assert not any(line.strip()[0].islower() for line in told.splitlines())
-        assert str(refused.value).count("\n") == told.count("\n") < SHOWN
+            scorer.check(None if path is None else str(path), caption, references, "tiny")
+        message = PageWords().of(refused.value)
+        assert not re.search(r"\[\d|pass \w+=|None|captions|images|PIL\.", message), message
+        assert str(tmp_path) not in message
+        assert not any(line.strip()[0].islower() for line in message.splitlines())
+        assert str(refused.value).count("\n") == message.count("\n") < SHOWN
 
 
 def test_how_to_get_weights_is_told_to_who_runs_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = metric_class("pacs").default_weights.how_to_convert("pacs")
-    told = in_words_of_the_page(message)
-    assert "\n    capeval convert pacs clip_ViT-B-32.pth" in told
-    assert told.endswith("\nand start `capeval page` with --weights pacs-clip-vit-b-32.")
+    with pytest.raises(WeightsError) as caught:
+        open_weights("capeval/pacs-clip-vit-b-32", metric="pacs", tiny="pacs")
+    message = PageWords().of(caught.value)
+    assert message.startswith("Weights 'capeval/pacs-clip-vit-b-32' could not be loaded (")
+    assert "\n    capeval convert pacs clip_ViT-B-32.pth" in message
+    assert "\nand start `capeval page` with --weights pacs-clip-vit-b-32.\n" in message
+    assert "without real weights, choose tiny (it knows" in message
     monkeypatch.setenv("SPACE_ID", "someone/pacs")
-    told = in_words_of_the_page(message)
-    assert told.endswith("\nand start this page with CAPEVAL_WEIGHTS=pacs-clip-vit-b-32.")
+    message = PageWords().of(caught.value)
+    assert "\nand start this page with CAPEVAL_WEIGHTS=pacs-clip-vit-b-32.\n" in message
 
 
 @pytest.mark.parametrize(
@@ -298,7 +301,7 @@ def test_a_visitor_scores_a_image_of_their_own(
 
     assert not is_stale(page)
     page.locator("#caption textarea").fill("")
-    page.locator("#found.stale").wait_for()
+    page.locator("#answer.stale").wait_for()
     page.screenshot(path=screenshots / "wide-stale.png", full_page=True)
     press_score(page)
     page.locator("#result .problem").wait_for()
@@ -496,7 +499,7 @@ def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_stale(page: Page) -> bool:
-    return page.locator("#found.stale").count() > 0
+    return page.locator("#answer.stale").count() > 0
 
 
 def press_score(page: Page) -> None:

@@ -193,8 +193,8 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
                 assert asked.wait(60)
         shown.goto(page.local_url)
         shown.locator("#score").click()
-        shown.locator("#found.busy").wait_for()
-        words = shown.locator("#found").evaluate("found => getComputedStyle(found, '::before').content")
+        shown.locator("#answer.busy").wait_for()
+        words = shown.locator("#answer").evaluate("found => getComputedStyle(found, '::before').content")
         assert "The page is busy: too many visitors are waiting" in words
         held.set()
         for _ in range(100):  # until the two others are answered
@@ -203,7 +203,7 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
             if shown.locator("#result .problem").count():
                 break
         assert "The image is missing" in shown.locator("#result .problem").inner_text()
-        assert not shown.locator("#found.busy").count()
+        assert not shown.locator("#answer.busy").count()
     finally:
         held.set()
         shown.close()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import unescape
-from typing import Any
 
 import pytest
 
 from capeval_core.demo import demo_set
 from capeval_core.integrations.page import build, views
 from capeval_core.integrations.page.scorer import Scorer
-from capeval_core.integrations.page.words import in_words_of_the_page
+from capeval_core.integrations.page.words import PageWords
 
 SCENE = demo_set()[0]
 POOL = [SCENE.subtly_wrong, SCENE.good, *SCENE.references, SCENE.unrelated, "<b>shapes</b>"]
@@ -44,11 +43,10 @@ def test_it_draws_no_scale_and_says_why(shown: str) -> None:
 
 def test_wrong_lines_are_told_by_their_number() -> None:
     scorer = Scorer("eco", "tiny")
-    said: Any = None
-    for pool, said in (([], "The list of captions is empty"), (["a star", " "], "Line 2 is empty")):
+    for pool, message in (([], "The list of captions is empty"), (["a star", " "], "Line 2 is empty")):
         with pytest.raises(ValueError) as caught:
             scorer.score(str(SCENE.image), pool, [])
-        assert in_words_of_the_page(str(caught.value)).startswith(said)
+        assert PageWords(pools=True).of(caught.value).startswith(message)
 
 
 def test_the_page_builds_and_an_example_fills_all_lines() -> None:

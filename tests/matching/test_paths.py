@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capeval_core.inputs.problems import Problems
+from capeval_core.errors import Problems
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.matching.paths import OLDEST_TRITON, find_path, reference_matches
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capeval_core.inputs.problems import FileError
+from capeval_core.errors import FileError
 from capeval_core.inputs.visual import InputImage
 from capeval_core.regions import rle
 from capeval_core.regions.colours import ColourRegions

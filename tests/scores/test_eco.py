@@ -23,7 +23,7 @@ from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.dual import dual_class, whole_images
 from capeval_core.encoders.eva_clip import EvaClipEncoder
-from capeval_core.inputs.pools import check_pools
+from capeval_core.inputs.samples import check_pools
 from capeval_core.integrations.rewards import reward
 from capeval_core.integrations.trainer import CaptionMetrics
 from capeval_core.phrases.ptb import ptb_tokens

@@ -1,4 +1,4 @@
-"""The page itself: where things stand, and what a press of Score does."""
+"""The page itself: its components, and what a press of Score does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, demo_set
-from capeval_core.inputs.problems import described
+from capeval_core.errors import described
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.scorer import Scorer, published_marks
 from capeval_core.integrations.page.uploads import KEPT, uploaded_image
-from capeval_core.integrations.page.words import in_words_of_the_page
+from capeval_core.integrations.page.words import PageWords
 from capeval_core.reranking import Reranker
 from capeval_core.weights.folder import WeightsError
 
@@ -30,10 +30,10 @@ LOOKED_AFTER = 300
 WAITING = 64
 """Visitors in the queue; one is served at a time."""
 # The answer stands beside other input than it belongs to; it is dimmed until the next one.
-_STALE = "() => { document.getElementById('found').classList.add('stale'); }"
-_FRESH = "() => { document.getElementById('found').classList.remove('stale', 'busy'); }"
+_STALE = "() => { document.getElementById('answer').classList.add('stale'); }"
+_FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'busy'); }"
 # `show` answers whatever goes wrong in it: what fails otherwise is a full queue or a lost connection.
-_BUSY = "() => { document.getElementById('found').classList.add('busy'); }"
+_BUSY = "() => { document.getElementById('answer').classList.add('busy'); }"
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 _LOG = logging.getLogger(__name__)
 _FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
@@ -78,11 +78,12 @@ class _Page:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
+        self.words = PageWords(pools=issubclass(scorer.metric, Reranker))
         gr.HTML(views.heading(scorer.metric), apply_default_css=False)
         with gr.Row(elem_id="bench"):
-            with gr.Column(elem_id="given"):
+            with gr.Column(elem_id="inputs"):
                 self._inputs()
-            with gr.Column(elem_id="found"):
+            with gr.Column(elem_id="answer"):
                 self._outputs()
             with gr.Column(elem_id="more"):
                 self._examples()
@@ -154,7 +155,7 @@ class _Page:
     def _weights(self) -> None:
         with gr.Accordion("Weights", open=False):
             self.weights = gr.Radio(
-                [(_in_words(weights), weights) for weights in self.scorer.offered],
+                [(_label_of(weights), weights) for weights in self.scorer.offered],
                 value=self.scorer.first,
                 label="Weights",
                 show_label=False,
@@ -167,15 +168,15 @@ class _Page:
         outputs = [self.shown, self.signature, self.go_on]
         # The image is handed over as its file: Gradio's own reading would turn and convert it.
         quiet: dict[str, Any] = {"preprocess": False, "api_visibility": "private"}
-        asked = [self.press.click, self.caption.submit, self.references.submit]
+        presses = [self.press.click, self.caption.submit, self.references.submit]
         gr.on(
             [self.image.change, self.caption.change, self.references.change, self.weights.change],
             js=_STALE,
             api_visibility="private",
         )
-        gr.on(asked, js=_FRESH, api_visibility="private")
+        gr.on(presses, js=_FRESH, api_visibility="private")
         score: dict[str, Any] = {"show_progress": "minimal", **quiet}
-        gr.on(asked, self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
+        gr.on(presses, self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
         chosen = self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private")
         chosen.then(js=_FRESH, api_visibility="private")
         chosen.then(self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
@@ -193,14 +194,14 @@ class _Page:
         """What a press of Score shows."""
         hidden = gr.update(visible=False)
         try:
-            asked = self._asked(image, caption, references, weights)
+            inputs = self._inputs_of(image, caption, references, weights)
             if not self.scorer.is_open(weights):
-                self.scorer.check(*asked)
+                self.scorer.check(*inputs)
                 yield views.opening(weights), hidden, hidden
-            scored = self.scorer.score(*asked)
+            scored = self.scorer.score(*inputs)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
-            yield views.problem(_message(error, image)), hidden, gr.update(visible=way_out)
+            yield views.problem(self.words.of(error)), hidden, gr.update(visible=way_out)
             return
         except Exception:
             _LOG.exception("%s: scoring failed", self.scorer.metric.name)
@@ -214,11 +215,11 @@ class _Page:
     ) -> dict[str, Any]:
         """Score one caption of one image; references one per line, for metrics that need them."""
         try:
-            return self.scorer.score(*self._asked(image, caption, references, weights)).result.to_dict()
+            return self.scorer.score(*self._inputs_of(image, caption, references, weights)).result.to_dict()
         except (ValueError, TypeError, MemoryError) as error:
-            raise gr.Error(_message(error, image), print_exception=False) from error
+            raise gr.Error(self.words.of(error), print_exception=False) from error
 
-    def _asked(
+    def _inputs_of(
         self, image: Any, caption: Any, references: Any, weights: Any
     ) -> tuple[str | None, str | list[str], list[str], str]:
         """The arguments of `Scorer.score`, of values that may be anything: a request need not come from here.
@@ -226,12 +227,12 @@ class _Page:
         Raises:
             ValueError: a value of another type, or an image that was not uploaded.
         """
-        given = {"caption": caption, "references": references, "weights": weights}
-        for name, value in given.items():
+        texts = {"caption": caption, "references": references, "weights": weights}
+        for name, value in texts.items():
             if not isinstance(value, str) and (value is not None or name == "weights"):
                 raise ValueError(f"{name}: expected a text, found {described(value)}")
-        texts = lines_of(caption) if issubclass(self.scorer.metric, Reranker) else caption or ""
-        return uploaded_image(image), texts, lines_of(references), weights
+        captions = lines_of(caption) if issubclass(self.scorer.metric, Reranker) else caption or ""
+        return uploaded_image(image), captions, lines_of(references), weights
 
     def _filled(self, index: int) -> Any:
         """What a press of an example's button does."""
@@ -250,8 +251,8 @@ class _Page:
             return gr.skip()
         item = demo_set()[index]
         if issubclass(self.scorer.metric, Reranker):
-            told = [getattr(item, field) for field in KINDS.values()]
-            return "\n".join([*item.references, *told])
+            captions = [getattr(item, field) for field in KINDS.values()]
+            return "\n".join([*item.references, *captions])
         return getattr(item, KINDS[kind])
 
 
@@ -266,13 +267,5 @@ def _icon(image: Path) -> Any:
     return {"url": f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode('ascii')}"}
 
 
-def _message(error: Exception, image: Any) -> str:
-    try:
-        path = uploaded_image(image)
-    except ValueError:
-        path = None
-    return in_words_of_the_page(str(error) or type(error).__name__, path)
-
-
-def _in_words(weights: str) -> str:
+def _label_of(weights: str) -> str:
     return "tiny (demonstration: knows drawn scenes only)" if weights == "tiny" else weights

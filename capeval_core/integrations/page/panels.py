@@ -1,15 +1,15 @@
-"""What the page shows below the score. A metric adds its own outputs here, by the evidence that it keeps."""
+"""The panels below the score. A metric adds its own here, by the evidence that it keeps."""
 
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, cast
 
 from capeval_core.drawing.colours import region_colour
-from capeval_core.integrations.page.scale import number
 from capeval_core.integrations.page.scorer import Scored
 from capeval_core.registry import metric_classes
 from capeval_core.scores.hice_card import judgement, not_judged
@@ -18,8 +18,18 @@ if TYPE_CHECKING:
     from capeval_core.scores.hice_explanation import HiceExplanation
     from capeval_core.scores.hice_notes import PhraseNote
 
+DIGITS = 3
+"""As papers report these metrics."""
 Panel = Callable[[Scored], str]
 """Of a scored caption some HTML; every text of a user or a model in it is escaped."""
+
+
+def number(value: float) -> str:
+    """
+    >>> number(0.81849), number(float("nan"))
+    ('0.818', 'no score')
+    """
+    return f"{value:.{DIGITS}f}" if math.isfinite(value) else "no score"
 
 
 def parts(scored: Scored) -> str:
@@ -35,8 +45,8 @@ def parts(scored: Scored) -> str:
 
 def references(scored: Scored) -> str:
     """The cosine of the caption with each reference, nearest first."""
-    found: Mapping[str, float] = scored.evidence["references"]
-    nearest = sorted(found.items(), key=lambda item: item[1], reverse=True)
+    cosines: Mapping[str, float] = scored.evidence["references"]
+    nearest = sorted(cosines.items(), key=lambda item: item[1], reverse=True)
     marked = {escape(text): value for text, value in nearest[:_NEAREST]}
     further = {escape(text): value for text, value in nearest[_NEAREST:]}
     folded = (
@@ -58,25 +68,28 @@ _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
 
 def regions(scored: Scored) -> str:
     """The image with its regions, the caption with its wrong words, and what fits what."""
-    found = cast("HiceExplanation", scored.evidence)
-    missed = sum(note["unmentioned"] for note in found.regions)
-    outside = not_judged(found)
-    told = f"The image with {len(found.regions)} regions outlined, {missed} of which no phrase mentions."
-    told += f" {outside}." if outside else ""
-    shown = f'<img src="{_data_address(found)}" alt="{told}"><figcaption>{_marked(found)}</figcaption>'
-    legend = f'<p class="note">{_sign("right")}{judgement(found)}</p>'
+    explanation = cast("HiceExplanation", scored.evidence)
+    missed = sum(note["unmentioned"] for note in explanation.regions)
+    outside = not_judged(explanation)
+    description = (
+        f"The image with {len(explanation.regions)} regions outlined, {missed} of which no phrase mentions."
+    )
+    description += f" {outside}." if outside else ""
+    shown = f'<img src="{_data_address(explanation)}" alt="{description}">'
+    shown += f"<figcaption>{_marked(explanation)}</figcaption>"
+    legend = f'<p class="note">{_sign("right")}{judgement(explanation)}</p>'
     if outside:
         legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
     phrases = {
-        _sign(_kind(note)) + escape(note["phrase"]) + _badge(found, note["region"]): note["precision"]
-        for note in found.phrases
+        _sign(_kind(note)) + escape(note["phrase"]) + _badge(explanation, note["region"]): note["precision"]
+        for note in explanation.phrases
     }
     best = {
-        _badge(found, index) + _best(note["phrase"], note["unmentioned"]): note["recall"]
-        for index, note in enumerate(found.regions)
+        _badge(explanation, index) + _best(note["phrase"], note["unmentioned"]): note["recall"]
+        for index, note in enumerate(explanation.regions)
     }
-    if found["whole"] is not None:
-        best["the whole image: " + escape(found["whole"]["phrase"])] = found["whole"]["recall"]
+    if explanation["whole"] is not None:
+        best["the whole image: " + escape(explanation["whole"]["phrase"])] = explanation["whole"]["recall"]
     return (
         f"<figure>{shown}</figure>{legend}"
         + table("Phrases, the region that fits each best, and how well (precision)", phrases)
@@ -84,16 +97,16 @@ def regions(scored: Scored) -> str:
     )
 
 
-def _data_address(found: HiceExplanation) -> str:
+def _data_address(explanation: HiceExplanation) -> str:
     written = BytesIO()
-    found.overlay(_OVERLAY).save(written, "JPEG", quality=90, subsampling=0)
+    explanation.overlay(_OVERLAY).save(written, "JPEG", quality=90, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()
 
 
-def _marked(found: HiceExplanation) -> str:
+def _marked(explanation: HiceExplanation) -> str:
     """The caption with its wrong words marked."""
-    text, pieces, end = found["caption"], [], 0
-    for span in found.wrong_words():
+    text, pieces, end = explanation["caption"], [], 0
+    for span in explanation.wrong_words():
         pieces += [escape(text[end : span.start]), f"<mark>{escape(text[span.start : span.end])}</mark>"]
         end = span.end
     return "".join([*pieces, escape(text[end:])])
@@ -114,15 +127,15 @@ _SIGNS = {
 
 
 def _sign(kind: str) -> str:
-    told, path = _SIGNS[kind]
-    named = f'class="sign {kind}" role="img" aria-label="{told}"'
-    return f'<svg {named} viewBox="0 0 14 14"><path d="{path}"/></svg>'
+    label, path = _SIGNS[kind]
+    attributes = f'class="sign {kind}" role="img" aria-label="{label}"'
+    return f'<svg {attributes} viewBox="0 0 14 14"><path d="{path}"/></svg>'
 
 
-def _badge(found: HiceExplanation, region: int | None) -> str:
+def _badge(explanation: HiceExplanation, region: int | None) -> str:
     if region is None:
         return " <small>the whole image</small>"
-    red, green, blue = region_colour(region, found.regions[region]["unmentioned"])
+    red, green, blue = region_colour(region, explanation.regions[region]["unmentioned"])
     style = f"--region:rgb({red} {green} {blue})"
     return f' <b class="badge" style="{style}" aria-label="region {region + 1}">{region + 1}</b> '
 
@@ -145,21 +158,21 @@ def compared(scored: Scored) -> str:
 
 def candidates(scored: Scored) -> str:
     """The captions that could be chosen, best first, and why the others could not."""
-    told, choice = scored.evidence["candidates"], scored.evidence["choice"]
-    kept = sorted((note["rank"], place) for place, note in enumerate(told) if note["dropped"] is None)
+    notes, choice = scored.evidence["candidates"], scored.evidence["choice"]
+    kept = sorted((note["rank"], row) for row, note in enumerate(notes) if note["dropped"] is None)
     columns = ("total", "ensemble", "consensus", "itm")
     ranked = {
-        f"{rank}. {escape(told[place]['caption'])}{_CHOSEN if place == choice else ''}": tuple(
-            told[place][column] for column in columns
+        f"{rank}. {escape(notes[row]['caption'])}{_CHOSEN if row == choice else ''}": tuple(
+            notes[row][column] for column in columns
         )
-        for rank, place in kept
+        for rank, row in kept
     }
     dropped = {
-        f"{escape(note['caption'])} <small>line {place + 1}: {escape(note['dropped'])}</small>": (
+        f"{escape(note['caption'])} <small>line {row + 1}: {escape(note['dropped'])}</small>": (
             note["ensemble"],
             note["itm"],
         )
-        for place, note in enumerate(told)
+        for row, note in enumerate(notes)
         if note["dropped"] is not None
     }
     headings = ("total", "ensemble", "consensus", "match")

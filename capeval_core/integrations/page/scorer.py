@@ -1,16 +1,17 @@
-"""What the page asks of the library: one caption scored, with what typical captions get beside it."""
+"""Scores for the page: one caption at a time, beside those that typical captions get."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from capeval_core.demo import demo_set, score_kinds
 from capeval_core.inputs.samples import Samples
-from capeval_core.integrations.page.seen import notes_on
+from capeval_core.integrations.page.uploads import notes_on
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import load, metric_class
 from capeval_core.reranking import Reranker
@@ -91,16 +92,19 @@ class Scorer:
         """What `score` is to score; it opens no weights.
 
         Raises:
-            ValueError, TypeError: wrong input, in the library's words.
+            ValueError, TypeError: wrong input.
         """
         if weights not in self.offered:
             raise ValueError(f"weights={weights!r}: this page offers {' and '.join(map(repr, self.offered))}")
-        given = [caption] if isinstance(caption, str) else caption or []
-        length = sum(len(text) for text in (*given, *references) if isinstance(text, str))
+        captions = [caption] if isinstance(caption, str) else caption or []
+        length = sum(len(text) for text in (*captions, *references) if isinstance(text, str))
         if length > LONGEST_TEXT:
             raise ValueError(f"the texts have {length:,} characters, this page takes {LONGEST_TEXT:,}")
         compared = [list(references)] if self.metric.needs_references else None
-        return self.metric.check_input(self.metric.Options(), [caption], [image], compared)
+        # Not the path, which tells where the server keeps uploads.
+        content = None if image is None else {"bytes": Path(image).read_bytes(), "path": Path(image).name}
+        samples = self.metric.check_input(self.metric.Options(), [caption], [content], compared)
+        return replace(samples, images=[sample.at("the image") for sample in samples.images])
 
     def score(
         self,

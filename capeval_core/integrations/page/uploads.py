@@ -1,4 +1,4 @@
-"""Which files a page reads: uploads, the packaged examples, and nothing else of its machine."""
+"""The images of a page: uploads and packaged examples, no other file; notes on what a metric sees of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradio.utils import get_upload_folder
-from PIL import Image
+from PIL import ExifTags, Image
 
 from capeval_core.demo import FOLDER
 from capeval_core.inputs.decoding import Refused, open_image, readable_formats, refuse_crowded
@@ -20,12 +20,27 @@ TAKEN = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 file of a stranger can take minutes."""
 KEPT = 3600
 """Seconds that an upload stays on the server."""
+NARROWEST = 0.6
+"""Shorter / longer side of images of which so little is cut off that no note is needed."""
+TURNED = (
+    "The file says that the image is to be turned (EXIF), and so it is shown here. The score is that of "
+    "the image as it is stored, as in the original code: save it upright if that is not what you mean."
+)
+DEEP = (
+    "The image has more than 8 bits a channel. As in the original code, everything above 255 is white: "
+    "scale it to 8 bits."
+)
+TRANSPARENT = (
+    "The image is partly transparent. The metric sees its colours without that, often black where the "
+    "page shows through: put it onto a background if that is not what you mean."
+)
+CUT = "The metric sees the square in the image's centre only, {:.0%} of it."
 _NOT_HERE = (
     "the image is not among the uploads of this page, which are deleted after an hour: upload it (again)"
 )
 
 
-def uploaded_image(given: Any) -> str | None:
+def uploaded_image(value: Any) -> str | None:
     """The resolved path of the image that an event handed in, None where it has none.
 
     Gradio checks a path only where the request itself says, by its `meta`, that there is one.
@@ -35,10 +50,10 @@ def uploaded_image(given: Any) -> str | None:
             not), has more than `LARGEST` pixels, another format than those in `TAKEN`, or so many small parts
             that to open it would take minutes.
     """
-    if given is None:
+    if value is None:
         return None
-    path = given.get("path") if isinstance(given, Mapping) else None
-    if path is None and isinstance(given, Mapping) and not given.get("url"):
+    path = value.get("path") if isinstance(value, Mapping) else None
+    if path is None and isinstance(value, Mapping) and not value.get("url"):
         return None
     resolved = _resolved(path)
     if resolved is None or not resolved.is_file():
@@ -82,3 +97,17 @@ def _refuse_costly(path: Path) -> None:
             f"the image is {width}x{height} = {width * height / 1e6:,.1f} megapixels, this page takes "
             f"{LARGEST / 1e6:.0f}: scale it down, or use the library, which takes more"
         )
+
+
+def notes_on(image: str, *, square: bool = True) -> list[str]:
+    """Notes where a metric sees another image than a browser shows; `square`: it sees the centre alone."""
+    with open_image(image) as decoded:
+        sides = sorted(decoded.size)
+        notes = {
+            TURNED: decoded.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9),
+            DEEP: decoded.mode.startswith(("I", "F")),
+            TRANSPARENT: decoded.has_transparency_data
+            and decoded.convert("RGBA").getchannel("A").getextrema() != (255, 255),
+            CUT.format(sides[0] / sides[1]): square and sides[0] < NARROWEST * sides[1],
+        }
+    return [note for note, holds in notes.items() if holds]

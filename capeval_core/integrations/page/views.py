@@ -1,13 +1,14 @@
-"""What the result's place shows: nothing yet, weights being opened, a score, or what is wrong."""
+"""The result: nothing yet, weights being opened, a score on its scale, or what is wrong. All is HTML."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from html import escape
 
 from capeval_core.description import describe_metric
-from capeval_core.integrations.page.panels import panels
-from capeval_core.integrations.page.scale import number, scale
-from capeval_core.integrations.page.scorer import Marks, Scored
+from capeval_core.integrations.page.panels import number, panels
+from capeval_core.integrations.page.scorer import Mark, Marks, Scored
 from capeval_core.metric import CaptionMetric
 from capeval_core.reranking import Reranker
 
@@ -15,14 +16,18 @@ TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
 )
 
+_STEPS = (0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
+_MOST = 5  # steps; more numbers would run into each other on a phone
+
 
 def heading(metric: type[CaptionMetric]) -> str:
     """The metric's name, and in a sentence what its number means."""
-    told = describe_metric(metric)
+    described = describe_metric(metric)
     return (
-        f'<header class="heading"><h1>{escape(told.title)}</h1><p>{escape(told.summary)}</p>'
-        f'<p class="facts"><span>{told.range}</span><span>{told.better}</span><span>{told.references}</span>'
-        f'<span><a href="{escape(told.address)}" target="_blank" rel="noreferrer">the paper</a></span>'
+        f'<header class="heading"><h1>{escape(described.title)}</h1><p>{escape(described.summary)}</p>'
+        f'<p class="facts"><span>{described.range}</span><span>{described.better}</span>'
+        f"<span>{described.references}</span>"
+        f'<span><a href="{escape(described.address)}" target="_blank" rel="noreferrer">the paper</a></span>'
         "</p></header>"
     )
 
@@ -34,17 +39,17 @@ def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     )
     if metric.needs_references:
         needs = "an image, a caption and references"
-    return _place(
+    return _section(
         f'<p class="what">{escape(metric.title)}</p>'
-        f'<p class="said">Give {needs}, or take an example, and press Score.</p>'
+        f'<p class="message">Give {needs}, or take an example, and press Score.</p>'
         f"{_scale(metric, marks)}" + _notes([marks.source])
     )
 
 
 def opening(weights: str) -> str:
     """While weights are opened for the first time."""
-    return _place(
-        f'<p class="what">One moment</p><p class="said">Opening the weights <b>{escape(weights)}</b>.</p>'
+    return _section(
+        f'<p class="what">One moment</p><p class="message">Opening the weights <b>{escape(weights)}</b>.</p>'
         '<p class="note">This happens once; weights that are not on this machine yet are downloaded.</p>'
     )
 
@@ -60,16 +65,16 @@ def score(scored: Scored, weights: str) -> str:
     if weights == "tiny":
         notes.append(TINY_KNOWS)
     verb = "chooses" if issubclass(scored.metric, Reranker) else "of"
-    return _place(
+    return _section(
         f'<p class="what">{escape(scored.metric.title)} {verb}</p>'
         f'<blockquote title="{escape(scored.caption)}">{escape(scored.caption)}</blockquote>'
-        f"{_cut(scored)}"
+        f"{_truncated(scored)}"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
         f"{_scale(scored.metric, scored.marks, scored.score)}" + _notes(notes) + panels(scored)
     )
 
 
-def _cut(scored: Scored) -> str:
+def _truncated(scored: Scored) -> str:
     if not scored.result.counts.truncated:
         return ""
     text = "A caption" if issubclass(scored.metric, Reranker) else "The caption"
@@ -88,12 +93,64 @@ def problem(message: str) -> str:
         f'<p style="--indent:{len(line) - len(line.lstrip())}ch">{escape(line.strip())}</p>'
         for line in message.splitlines()
     )
-    return _place(f'<div class="problem" role="alert">{lines}</div>')
+    return _section(f'<div class="problem" role="alert">{lines}</div>')
 
 
 def _notes(notes: list[str]) -> str:
     return "".join(f'<p class="note">{escape(note)}</p>' for note in notes if note)
 
 
-def _place(content: str) -> str:
+def _section(content: str) -> str:
     return f'<section class="result" aria-live="polite">{content}</section>'
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers along a scale, with its two ends.
+
+    >>> ticks(0, 2), ticks(0, 4 / 3)
+    ([0, 0.5, 1.0, 1.5, 2], [0, 0.5, 1.0, 1.3333333333333333])
+    """
+    step = next((step for step in _STEPS if (high - low) / step <= _MOST), (high - low) / 4)
+    first = math.floor(low / step) + 1
+    inner = [i * step for i in range(first, math.ceil(high / step))]
+    room = 0.4 * step  # a tick this near to an end would run into its number
+    return [low, *(tick for tick in inner if tick - low > room and high - tick > room), high]
+
+
+def scale(metric: type[CaptionMetric], marks: Sequence[Mark], score: float | None = None) -> str:
+    """The scale of a metric: a row for a score, and one for each mark below it, over a common axis."""
+    own = [_row(metric, "this caption", score, "bar")] if score is not None else []
+    others = [_row(metric, mark.label, mark.value, "dot") for mark in marks]
+    rows = "".join(own + others) or '<div class="track"></div>'
+    axis = "".join(
+        f'<span style="--at:{_position(metric, tick)}">{tick:.3g}</span>' for tick in ticks(*metric.range)
+    )
+    label = escape(_spoken(metric, marks, score))
+    here = "" if score is None else f' style="--here:{_position(metric, score)}"'
+    return (
+        f'<div class="scale"{here} role="img" aria-label="{label}">'
+        f'<div aria-hidden="true">{rows}<div class="axis">{axis}</div></div></div>'
+    )
+
+
+def _row(metric: type[CaptionMetric], label: str, value: float, shape: str) -> str:
+    return (
+        f'<div class="row {shape}s"><span class="label">{escape(label)}</span>'
+        f'<span class="lane" style="--at:{_position(metric, value)}"><i class="{shape}"></i></span>'
+        f'<span class="value">{number(value)}</span></div>'
+    )
+
+
+def _spoken(metric: type[CaptionMetric], marks: Sequence[Mark], score: float | None) -> str:
+    described = describe_metric(metric)
+    own = "" if score is None else f"{described.title} of this caption: {number(score)}. "
+    others = ", ".join(f"{mark.label} {number(mark.value)}" for mark in marks)
+    typical = f" What typical captions get: {others}." if marks else ""
+    return f"{own}The scale goes from {described.range}, {described.better}.{typical}"
+
+
+def _position(metric: type[CaptionMetric], value: float) -> str:
+    """The position of a value on the scale, kept within it."""
+    low, high = metric.range
+    share = (value - low) / (high - low) if math.isfinite(value) else 0.0
+    return f"{100 * min(max(share, 0.0), 1.0):.2f}%"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.inputs.pools import Pools
+from capeval_core.errors import Piece, Problem, Setting, did_you_mean, pieces_of, wrong_option
+from capeval_core.inputs.samples import Pools
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model
 from capeval_core.rows import column, common_columns, row_schema
-from capeval_core.suggestion import did_you_mean
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 
@@ -73,7 +73,7 @@ class Member(ABC):
             with torch.device("cpu"):  # whatever a program that builds a model of its own has set
                 return self.encoder_class().open(self.folder, device=device, dtype=dtype)
         except (WeightsError, MemoryError) as error:
-            raise type(error)(_not_opened(self.name, error)) from error
+            raise _not_opened(self.name, error) from error
 
 
 class Dual(Member):
@@ -147,7 +147,7 @@ def open_members(
             try:
                 opened.append(_member(name))
             except WeightsError as error:
-                raise WeightsError(_not_opened(name, error)) from error
+                raise _not_opened(name, error) from error
         ensemble.append(opened[-1].name if name != MATCHER else MATCHER)
     names = [member.name for member in opened]
     if twice := sorted({name for listed in (ensemble, names) for name in listed if listed.count(name) > 1}):
@@ -175,9 +175,8 @@ def member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[str
     names = [str(name).strip() for name in members]
     if not names or not all(names):
         known = ", ".join([*PRESETS, *ECO_MEMBERS, *_TINY, MATCHER])
-        raise ValueError(
-            f"members={members!r} names none: expected one or more of {known}, Hub ids or folders"
-        )
+        fix = f"expected one or more of {known}, Hub ids or folders"
+        raise wrong_option("members", members, "it names none", fix, verb="")
     return names
 
 
@@ -190,8 +189,8 @@ def check_members(members: str | Sequence[str] | None) -> None:
     known = [*ECO_MEMBERS, *_TINY, MATCHER]
     for name in [] if members is None else member_names(members, tiny=False):
         if name not in known and "/" not in name and not Path(name).expanduser().is_dir():
-            problem = f"It is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
-            raise WeightsError(_not_opened(name, f"{problem}{did_you_mean(name, known)}"))
+            found = f"it is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
+            raise _not_opened(name, WeightsError(f"{found}{did_you_mean(name, known)}"))
 
 
 def _member(name: str) -> Member:
@@ -214,12 +213,24 @@ def _member(name: str) -> Member:
     return member
 
 
-def _not_opened(name: str, problem: BaseException | str) -> str:
-    """A problem with the weights of a member, in words about members."""
-    return (
-        f"members: {name!r} could not be opened. {problem}\n"
-        "Other weights are named in `members`, too; to do without it, name the others there."
-    )
+def _not_opened(name: str, error: WeightsError | MemoryError) -> WeightsError | MemoryError:
+    """An error about weights as one about the member of that name."""
+    source = f"members: {name!r} could not be opened"
+    fix = "\nTo do without it, name the others in `members`."
+    if isinstance(error, MemoryError):
+        return MemoryError(f"{source}: {error}{fix}")
+
+    def of_member(piece: Piece) -> Piece:
+        if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
+            return f"name {piece.value!r} in `members` instead"
+        return piece
+
+    def of_members(problem: Problem) -> Problem:
+        changed = problem.changed(of_member, problem.argument)
+        return replace(changed, source=source, fix=(*pieces_of(changed.fix), fix))
+
+    error.change(of_members)
+    return error
 
 
 def _repeated(values: Sequence[Any], lengths: NDArray[np.int64]) -> list[Any]:

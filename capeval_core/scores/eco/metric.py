@@ -17,9 +17,7 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from capeval_core.inputs.pools import Pools
-from capeval_core.inputs.rgb import in_rgb
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Pools, Samples, in_rgb
 from capeval_core.metric import Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
@@ -117,8 +115,8 @@ class Eco(Reranker):
             check_members(options.members)
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, called: str = "captions") -> Samples:
-        samples = super().check_input(options, *inputs, called=called)
+    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
+        samples = super().check_input(options, *inputs)
         return in_rgb(samples) if options.compat == "released" else samples
 
     def open_models(self) -> dict[str, Model]:

@@ -1,4 +1,4 @@
-"""CSV: one row per caption under a header, or one row per image with its captions side by side."""
+"""CSV and Parquet: one row per caption, or in CSV one row per image with its captions side by side."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import io
 import warnings
 from collections.abc import Iterator
 
-from capeval_core.inputs.files.gathering import ID_FIELDS, Gatherer
-from capeval_core.inputs.files.parsing import decoded
-from capeval_core.inputs.names import NAMED
+from capeval_core.errors import FileError
+from capeval_core.inputs.file_texts import ID_FIELDS, Gatherer
+from capeval_core.inputs.folder import NAMED
+from capeval_core.inputs.json_files import decoded
 from capeval_core.inputs.texts import is_written_list
 
 _MISSING = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
@@ -46,29 +47,27 @@ def read_csv(data: bytes, gatherer: Gatherer, *, wide: bool = False) -> None:
         _warn_of_missing(gatherer)
     except csv.Error as error:
         if str(error).startswith("field larger"):
-            gatherer.complain(
-                f"line {begins} has a cell of more than {csv.field_size_limit():,} characters: close the "
-                "quotation mark with which it begins, or use JSON lines"
-            )
+            found = f"a cell of more than {csv.field_size_limit():,} characters"
+            fix = "close the quotation mark with which it begins, or use JSON lines"
+            gatherer.complain(f"line {begins}", found, fix, verb="has")
         else:
-            gatherer.complain(f"line {begins} is not CSV ({error})")
+            gatherer.complain(f"line {begins}", f"not CSV ({error})")
 
 
 def _read_rows(header: list[str], rows: Records, gatherer: Gatherer) -> None:
     gatherer.require_columns(header, "the header has")
     alone = gatherer.text_field(header) == "caption"
-    for place, cells in rows:
+    for line, cells in rows:
         if len(cells) != len(header):
-            gatherer.complain(f"{place} has {len(cells)} cells, the header has {len(header)}")
+            gatherer.complain(line, f"{len(cells)} cells, the header has {len(header)}", verb="has")
             continue
         row = dict(zip(header, cells, strict=True))
         if alone and is_written_list(row["caption"]):
-            gatherer.complain(
-                f"{place}: caption is a list written as text ({row['caption'][:40]!r}): call the column "
-                "captions, or write one row per caption"
-            )
+            found = f"a list written as text ({row['caption'][:40]!r})"
+            fix = "call the column captions, or write one row per caption"
+            gatherer.complain(f"{line}: caption", found, fix)
         else:
-            gatherer.row(row, place)
+            gatherer.row(row, line)
 
 
 def _read_wide_rows(header: list[str], rows: Records, gatherer: Gatherer) -> None:
@@ -78,32 +77,29 @@ def _read_wide_rows(header: list[str], rows: Records, gatherer: Gatherer) -> Non
     """
     if (header[0] and header[0] not in ID_FIELDS) or set(header[1:]) & set(ID_FIELDS):
         found = ", ".join(repr(name[:40]) for name in header[:4])
-        gatherer.complain(
-            f"line 1 has {found}: expected a header that begins with {' or '.join(ID_FIELDS)}, then any "
-            "names; write one above the first image"
-        )
+        fix = f"expected a header that begins with {' or '.join(ID_FIELDS)}, then any names"
+        gatherer.complain("line 1", found, f"{fix}; write one above the first image", verb="has")
         return
-    seen: set[str] = set()
-    for place, cells in rows:
+    ids: set[str] = set()
+    for line, cells in rows:
         if len(cells) != len(header):
-            gatherer.complain(
-                f"{place} has {len(cells)} cells, the header has {len(header)}: quote captions that hold "
-                "commas, and leave cells empty where an image has fewer captions"
-            )
+            found = f"{len(cells)} cells, the header has {len(header)}"
+            fix = "quote captions that hold commas, and leave cells empty where an image has fewer captions"
+            gatherer.complain(line, found, fix, verb="has")
             continue
         image_id, *texts = cells
         captions = [text for text in texts if text.strip()]
         lists = [text for text in captions if is_written_list(text)]
-        if image_id in seen:
-            gatherer.complain(f"{place}: the id {image_id!r} comes twice, expected one row per image")
+        if image_id in ids:
+            found = f"the id {image_id!r} comes twice, expected one row per image"
+            gatherer.complain(line, found, verb="")
         elif lists:
-            gatherer.complain(
-                f"{place} (id {image_id!r}): a cell is a list written as text ({lists[0][:40]!r}): write one "
-                "caption per cell, or call the column captions"
-            )
-        elif (checked := gatherer.image_id(image_id, f"{place}: {header[0] or 'the id'}")) is not None:
-            gatherer.add(checked, captions, f"{place} (id {image_id!r}): its captions")
-        seen.add(image_id)
+            found = f"a list written as text ({lists[0][:40]!r})"
+            fix = "write one caption per cell, or call the column captions"
+            gatherer.complain(f"{line} (id {image_id!r}): a cell", found, fix)
+        elif (checked := gatherer.image_id(image_id, f"{line}: {header[0] or 'the id'}")) is not None:
+            gatherer.add(checked, captions, f"{line} (id {image_id!r}): its captions")
+        ids.add(image_id)
 
 
 def _warn_of_missing(gatherer: Gatherer) -> None:
@@ -117,3 +113,23 @@ def _warn_of_missing(gatherer: Gatherer) -> None:
             "captions: leave those rows out if there is none",
             stacklevel=2,
         )
+
+
+def read_parquet(data: bytes, gatherer: Gatherer) -> None:
+    """A table with columns of ids and texts; other columns are not read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        columns = file.schema_arrow.names
+        gatherer.require_columns(columns, "the columns are")
+        used = [name for name in (*ID_FIELDS, *gatherer.fields) if name in columns]
+        rows = (row for batch in file.iter_batches(columns=used) for row in batch.to_pylist())
+        for i, row in enumerate(rows):
+            gatherer.row(row, f"row {i}")
+    except FileError:
+        raise
+    except Exception as error:  # pyarrow raises whatever the damaged part trips over
+        reason = " ".join(str(error).split())[:200]
+        gatherer.complain(None, f"is not Parquet, or damaged ({reason})", "write it again", verb="")

@@ -1,16 +1,21 @@
-"""Reading arguments and complaining, the same way in all commands."""
+"""What stands in a terminal: the parser of arguments, messages on stderr, and text in columns."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from capeval_core.commands.tables import terminal_width
-from capeval_core.suggestion import did_you_mean
+from capeval_core.errors import did_you_mean
 
+GAP = "  "
+_WIDEST = 100  # lines longer than this are hard to read
+WHOLE_LINES = 10**6
+"""A `width` that nothing reaches: for what is copied, such as a signature."""
 _IN_OUR_WORDS = [
     (re.compile(r"^argument (\S+): invalid int value: '(.*)'$"), r"\1 \2: expected a whole number"),
     (re.compile(r"^argument (\S+): invalid float value: '(.*)'$"), r"\1 \2: expected a number"),
@@ -22,6 +27,42 @@ _IN_OUR_WORDS = [
 def complain(message: str) -> None:
     """One message to the user, on stderr."""
     print(f"capeval: {message}", file=sys.stderr)
+
+
+def terminal_width() -> int:
+    """Characters per line: the terminal's, 80 where there is none."""
+    return min(shutil.get_terminal_size().columns, _WIDEST)
+
+
+def table(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None) -> str:
+    """Rows of cells in aligned columns; the last column is wrapped to `width` (the terminal's).
+
+    >>> print(table([["metric", "title"], ["pacs", "PAC-S"]]))
+    metric  title
+    pacs    PAC-S
+    """
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    left = len(indent) + sum(widths) + len(GAP) * len(widths)
+    space = max((width or terminal_width()) - left, 20)
+    lines = []
+    for row in rows:
+        head = "".join(cell.ljust(wide) + GAP for cell, wide in zip(row, widths, strict=False))
+        first, *more = textwrap.wrap(row[-1], space, break_long_words=False, break_on_hyphens=False) or [""]
+        lines.append((indent + head + first).rstrip())
+        lines += [" " * left + line for line in more]
+    return "\n".join(lines)
+
+
+def paragraph(text: str, *, indent: str = "") -> str:
+    """Text wrapped to the terminal; long addresses stay whole."""
+    return textwrap.fill(
+        text,
+        terminal_width(),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -1,0 +1,130 @@
+"""Flags made from the options of a metric, and errors in the words of flags and files."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words, shown
+from capeval_core.inputs.samples import Samples
+from capeval_core.options import OptionDescription, Settings, describe_options
+
+_WIDEST = 50
+"""Characters of the values of a flag that stand beside it."""
+_NUMBERS: dict[str, type[int] | type[float]] = {"int": int, "float": float}
+Checked = TypeVar("Checked", bound=Samples)
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, options: type[Settings], title: str = "options of the metric"
+) -> None:
+    """A flag for every option. The options class, not the flag, checks values and knows the defaults."""
+    group = parser.add_argument_group(title)
+    for option in describe_options(options):
+        group.add_argument(flag_of(option.name), dest=option.name, default=argparse.SUPPRESS, **_kind(option))
+
+
+def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, Any]:
+    """The options that are among the arguments."""
+    values = vars(arguments)
+    return {option.name: values[option.name] for option in describe_options(options) if option.name in values}
+
+
+def flag_of(name: str) -> str:
+    """
+    >>> flag_of("batch_size")
+    '--batch-size'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def _kind(option: OptionDescription) -> dict[str, Any]:
+    types = option.type.split(" | ")
+    # A help text names what None means; here None is a flag that is not given.
+    text = option.help.replace("None: ", "default: ").replace("%", "%%")
+    if types == ["bool"]:
+        action = argparse.BooleanOptionalAction if option.default else "store_true"
+        return {"action": action, "help": text}
+    if option.default is not None:
+        text += f" (default: {option.default})"
+    shape: dict[str, Any] = {"help": text}
+    if option.choices:
+        # For the eye only: the options class refuses other values, and says which was meant.
+        shape["metavar"] = "{" + ",".join(map(str, option.choices)) + "}"
+        if len(shape["metavar"]) > _WIDEST:
+            shape |= {"metavar": "NAME", "help": f"{text}; one of {', '.join(map(str, option.choices))}"}
+    for name, kind in _NUMBERS.items():
+        if name in types:
+            shape |= {"type": kind, "metavar": "N" if kind is int else "X"}
+    return shape
+
+
+class FlagWords(Words):
+    """The words of the command line: options are flags, and rows of files have the id of their image.
+
+    >>> from capeval_core.options import Options
+    >>> words = FlagWords(Options, ["dog", "dog", "cat"])
+    >>> words.place("captions", 1), words.place("captions", (2, 3)), words.place("images", 2)
+    ("caption 2 of 'dog'", "caption 4 of 'cat'", "image of 'cat'")
+    >>> words.option("batch_size", 0), words.setting(Setting("empty", "score", "pass "))
+    ('--batch-size 0', 'pass --empty score')
+    """
+
+    def __init__(self, options: type[Settings], ids: Sequence[str] = ()) -> None:
+        self.options = {option.name for option in describe_options(options)}
+        self.ids = ids
+        counts: Counter[str] = Counter()
+        self._numbers = [counts.update([image_id]) or counts[image_id] for image_id in ids]
+        self._several = {image_id for image_id, count in counts.items() if count > 1}
+
+    def place(self, argument: str, index: Index) -> str:
+        position, *inner = index if isinstance(index, tuple) else (index,)
+        if argument in self.options and index is None:
+            return flag_of(argument)
+        if not isinstance(position, int) or position >= len(self.ids):
+            return super().place(argument, index)
+        image_id, number = self.ids[position], int(inner[0]) + 1 if inner else 0
+        if argument == "images":
+            return image_of(image_id)
+        if argument == "references":
+            return f"{f'reference {number}' if inner else 'references'} of {image_id!r}"
+        if not inner and image_id in self._several:
+            number = self._numbers[position]
+        return f"{f'caption {number}' if number else 'caption'} of {image_id!r}"
+
+    def option(self, name: str, value: Any) -> str:
+        if name not in self.options:
+            return super().option(name, value)
+        return f"{flag_of(name)} {(value if isinstance(value, str) else shown(value)) or repr('')}"
+
+    def setting(self, setting: Setting) -> str:
+        if setting.name not in self.options:
+            return super().setting(setting)
+        return f"{setting.before}{flag_of(setting.name)} {shlex.quote(str(setting.value))}"
+
+
+def image_of(image_id: str) -> str:
+    return f"image of {image_id!r}"
+
+
+@contextmanager
+def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> Iterator[None]:
+    """Let errors of the block speak of flags, and of ids where Python speaks of `captions[3]`."""
+    try:
+        yield
+    except ProblemsError as error:
+        raise InputError(FlagWords(options, ids).of(error)) from error
+
+
+def with_ids(samples: Checked, ids: Sequence[str]) -> Checked:
+    """Samples whose images are named by their ids in errors that come later; one id per caption or pool."""
+    images = [
+        image.at(image_of(ids[position]))
+        for image, position in zip(samples.images, samples.places, strict=True)
+    ]
+    return replace(samples, images=images)

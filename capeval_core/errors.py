@@ -1,0 +1,444 @@
+"""Problems with what a user hands in: data first, words last.
+
+A check adds a `Problem` for everything that is wrong, `Problems.raise_if_any` raises one error that carries
+them all, and each door puts them into its own words. `Words` are those of Python, in which `str(error)`
+speaks; the command line and the page have their own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+Index = int | str | tuple[int | str, ...] | None
+Kind = type[ValueError] | type[TypeError]
+
+SHOWN = 20
+"""Lines of a message: a wrong folder can make a million of them."""
+NAMED = 3
+"""Places that are named in one line of equal complaints."""
+
+
+class NoValue:
+    """Of a problem that is not about the value of an option."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option with a value, as advice. `before` leads to it, and goes where a door has no such option."""
+
+    name: str
+    value: Any
+    before: str = ""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """The name of an argument inside of a text."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Words for who writes the program, which a page leaves out."""
+
+    text: str
+
+
+Piece = str | Setting | Argument | Detail
+Text = Piece | tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    argument: its name in Python, or the path of a file; '' where `found` says it all.
+    index: position in the argument: `3`, `(3, 1)`, `(17, "bytes")`, or a place in a file such as `line 3`.
+    found: what is wrong, behind `verb`; without one, behind a colon. fix: what to do about it.
+    value: of an option, shown beside its name. source: the file that it is in, where `argument` is an option.
+    kind: the error that it is if it is the only one.
+    """
+
+    argument: str
+    index: Index
+    found: Text
+    fix: Text = ""
+    verb: str = "is"
+    value: Any = NoValue
+    kind: Kind = ValueError
+    source: str = ""
+
+    def changed(self, change: Callable[[Piece], Piece], argument: str) -> Problem:
+        """The same about another argument, each piece of its texts changed."""
+        found, fix = (tuple(map(change, pieces_of(text))) for text in (self.found, self.fix))
+        return replace(self, argument=argument, found=found, fix=fix)
+
+    def renamed(self, names: Mapping[str, str]) -> Problem:
+        """The same with arguments and options called otherwise."""
+
+        def change(piece: Piece) -> Piece:
+            if isinstance(piece, (Setting, Argument)):
+                return replace(piece, name=names.get(piece.name, piece.name))
+            return piece
+
+        return self.changed(change, names.get(self.argument, self.argument))
+
+
+def pieces_of(text: Text) -> tuple[Piece, ...]:
+    return text if isinstance(text, tuple) else (text,)
+
+
+class Words:
+    """How a door speaks of problems; a door overrides what it calls arguments and options. Here: Python.
+
+    >>> fix = ("write a caption", Setting("empty", "score", " or pass "))
+    >>> Words().line(Problem("captions", 3, "empty", fix))
+    'captions[3] is empty: write a caption or pass empty="score"'
+    """
+
+    def place(self, argument: str, index: Index) -> str:
+        """`captions[3][1]`."""
+        if index is None or isinstance(index, str):
+            return argument if index is None else f"{argument}: {index}"
+        path = index if isinstance(index, tuple) else (index,)
+        return argument + "".join(f'["{step}"]' if isinstance(step, str) else f"[{step}]" for step in path)
+
+    def option(self, name: str, value: Any) -> str:
+        """`batch_size=0`."""
+        return f"{name}={shown(value)}"
+
+    def setting(self, setting: Setting) -> str:
+        """`pass empty="score"`."""
+        value = setting.value
+        quoted = f'"{value}"' if isinstance(value, str) and not set(value) & set('"\\') else shown(value)
+        return f"{setting.before}{setting.name}={quoted}"
+
+    def detail(self, detail: Detail) -> str:
+        return detail.text
+
+    def text(self, text: Text) -> str:
+        """A text with its settings, arguments and details in this door's words."""
+        return "".join(map(self._piece, pieces_of(text)))
+
+    def found(self, problem: Problem) -> str:
+        return self.text(problem.found)
+
+    def line(self, problem: Problem, indices: Sequence[Index] = ()) -> str:
+        """A problem, at all of these indices where there are several."""
+        found, fix = self.found(problem), self.text(problem.fix)
+        indices = indices or [problem.index]
+        if problem.value is not NoValue:
+            places = [self.option(problem.argument, problem.value)]
+        elif isinstance(problem.index, str):
+            places = list(map(str, indices))
+        else:
+            places = list(dict.fromkeys(self.place(problem.argument, index) for index in indices))
+        verb = problem.verb if len(places) == 1 else _PLURAL.get(problem.verb, problem.verb)
+        subject = _listed(places)
+        if isinstance(problem.index, str):
+            subject = self.place(problem.argument, subject)
+        statement = f"{subject} {verb} {found}" if verb else ": ".join(filter(None, [subject, found]))
+        return ": ".join(filter(None, [problem.source, statement, fix]))
+
+    def message(self, problems: Problems) -> str:
+        """One problem in a line, several as a list."""
+        lines = [self.line(problem, indices) for problem, indices in problems.groups]
+        if len(lines) + problems.more == 1:
+            return lines[0]
+        lines.insert(0, f"{len(lines) + problems.more} problems with the input:")
+        return "\n  ".join(lines + ([f"and {problems.more:,} more"] if problems.more else []))
+
+    def of(self, error: BaseException) -> str:
+        """The message of any error, in these words if it carries problems."""
+        return self.message(error.problems) if isinstance(error, ProblemsError) else str(error)
+
+    def _piece(self, piece: Piece) -> str:
+        if isinstance(piece, str):
+            return piece
+        if isinstance(piece, Setting):
+            return self.setting(piece)
+        return self.place(piece.name, None) if isinstance(piece, Argument) else self.detail(piece)
+
+
+_PLURAL = {"is": "are", "has": "have"}
+
+
+def _listed(places: Sequence[str]) -> str:
+    """
+    >>> _listed(["a"]), _listed(["a", "b"]), _listed("abcde")
+    ('a', 'a and b', 'a, b, c and 2 more')
+    """
+    more = len(places) - NAMED
+    rest = [f"{more:,} more"] if more > 0 else []
+    *most, last = [*places[:NAMED], *rest]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+class Problems:
+    """Problems with one input, which become one exception.
+
+    A user who hands in a thousand captions wants to fix all of them at once, not one per run. So each check
+    adds its problem here and goes on; `raise_if_any` then raises one error that lists them. Problems that
+    differ in their index only are one line.
+
+    >>> problems = Problems()
+    >>> problems.raise_if_any()
+    >>> for index in (3, 5, 8):
+    ...     problems.add(Problem("captions", index, "empty", "write a caption"))
+    >>> problems.add(Problem("captions", 7, "the number 5", "captions are strings", kind=TypeError))
+    >>> problems.raise_if_any()
+    Traceback (most recent call last):
+    capeval_core.errors.InputError: 2 problems with the input:
+      captions[3], captions[5] and captions[8] are empty: write a caption
+      captions[7] is the number 5: captions are strings
+    """
+
+    def __init__(self, problems: Iterable[Problem] = ()) -> None:
+        self.more = 0
+        """Problems beyond the first `SHOWN` that differ."""
+        self._groups: dict[tuple[object, ...], tuple[Problem, list[Index]]] = {}
+        self._kinds: set[Kind] = set()
+        for problem in problems:
+            self.add(problem)
+
+    def add(self, problem: Problem | str, kind: Kind = ValueError) -> None:
+        """Note a problem; a text is one that says by itself what it is about, and is of that kind."""
+        if isinstance(problem, str):
+            problem = Problem("", None, problem, verb="", kind=kind)
+        self._kinds.add(problem.kind)
+        words = Words()
+        subject = None if problem.value is NoValue else shown(problem.value)
+        found, fix = words.text(problem.found), words.text(problem.fix)
+        key = (problem.argument, problem.source, found, fix, subject, problem.kind)
+        if key in self._groups:
+            self._groups[key][1].append(problem.index)
+        elif len(self._groups) < SHOWN:
+            self._groups[key] = problem, [problem.index]
+        else:
+            self.more += 1
+
+    def extend(self, problems: Problems) -> None:
+        """Note the problems of another error."""
+        for problem in problems:
+            self.add(problem)
+        self.more += problems.more
+
+    @property
+    def groups(self) -> list[tuple[Problem, list[Index]]]:
+        """Problems that differ, each with all of its indices."""
+        return list(self._groups.values())
+
+    def __iter__(self) -> Iterator[Problem]:
+        return (replace(problem, index=index) for problem, indices in self.groups for index in indices)
+
+    def __len__(self) -> int:
+        return sum(len(indices) for _, indices in self.groups) + self.more
+
+    def changed(self, change: Callable[[Problem], Problem]) -> Problems:
+        """Each problem changed."""
+        problems = Problems(map(change, self))
+        problems.more += self.more
+        problems._kinds |= self._kinds
+        return problems
+
+    def raise_if_any(self) -> None:
+        """Raise one error with all problems: of their common kind; TypeError if all are; else ValueError."""
+        if self._groups:
+            raise self.kind(self)
+
+    @property
+    def kind(self) -> type[ProblemsError]:
+        """The error that these problems become."""
+        (kind,) = self._kinds if len(self._kinds) == 1 else [self._mixed()]
+        if issubclass(kind, ProblemsError):
+            return kind
+        return InputTypeError if issubclass(kind, TypeError) else InputError
+
+    def _mixed(self) -> Kind:
+        return TypeError if all(issubclass(kind, TypeError) for kind in self._kinds) else ValueError
+
+
+class ProblemsError(Exception):
+    """An error that carries its problems."""
+
+    def __init__(self, problems: Problems | Problem | str) -> None:
+        if isinstance(problems, str):
+            problems = Problem("", None, problems, verb="")
+        self.problems = Problems([problems]) if isinstance(problems, Problem) else problems
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return Words().message(self.problems)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def change(self, change: Callable[[Problem], Problem]) -> None:
+        """Change each of its problems."""
+        self.problems = self.problems.changed(change)
+        self.args = (self.problems,)
+
+
+class InputError(ProblemsError, ValueError):
+    """What a user handed in cannot be used."""
+
+
+class InputTypeError(ProblemsError, TypeError):
+    """What a user handed in is of another type than is needed."""
+
+
+class FileError(InputError):
+    """A file or a folder cannot be read as what it should be. The message begins with its path."""
+
+
+def file_problem(
+    path: str | os.PathLike[str],
+    found: Text,
+    fix: Text = "",
+    *,
+    index: str | None = None,
+    verb: str = "",
+) -> Problem:
+    """A problem with a file or a folder, or with a place in a file."""
+    return Problem(os.fspath(path), index, found, fix, verb, kind=FileError)
+
+
+def wrong_option(
+    name: str,
+    value: Any,
+    found: Text,
+    fix: Text = "",
+    *,
+    verb: str = "is",
+    kind: Kind = ValueError,
+) -> ProblemsError:
+    """The error about the value of an option, to be raised.
+
+    >>> raise wrong_option("rows", "a.txt", "a file", "pass a folder for the rows")
+    Traceback (most recent call last):
+    capeval_core.errors.InputError: rows='a.txt' is a file: pass a folder for the rows
+    """
+    problems = Problems([Problem(name, None, found, fix, verb, value, kind)])
+    return problems.kind(problems)
+
+
+def in_file(path: str | os.PathLike[str], error: ValueError) -> ValueError:
+    """An error whose message begins with the path of the file that it is about."""
+    if not isinstance(error, ProblemsError):
+        return ValueError(f"{os.fspath(path)}: {error}")
+    error.change(lambda problem: replace(problem, source=os.fspath(path)))
+    return error
+
+
+@contextmanager
+def renamed(**names: str) -> Iterator[None]:
+    """Let errors of the block call arguments otherwise: `with renamed(captions="predictions")`."""
+    try:
+        yield
+    except ProblemsError as error:
+        error.change(lambda problem: problem.renamed(names))
+        raise
+
+
+def described(value: Any, *, none: str = "None") -> str:
+    """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called.
+
+    >>> described(5), described(["a dog"]), described(None), described(None, none="null")
+    ('the number 5', 'a list of length 1', 'None', 'null')
+    """
+    if value is None:
+        return none
+    if isinstance(value, bool):
+        return f"the bool {value}"
+    if isinstance(value, numbers.Number):
+        return f"the number {shown_number(value)}"
+    kind = type(value).__name__
+    article = "an" if kind[:1].lower() in "aeiou" else "a"
+    try:
+        return f"{article} {kind} of length {len(value)}"
+    except Exception:  # a length of the user's own may fail in any way
+        return f"{article} {kind}"
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it; numbers as `shown_number`."""
+    return shown_number(value) if isinstance(value, int) else repr(value)
+
+
+def shown_number(value: Any) -> str:
+    """A number in at most 40 characters or so; Python does not print integers of thousands of digits.
+
+    >>> shown_number(5), shown_number(-(10**5000)), shown_number(True)
+    ('5', '-1e5000 or so', 'True')
+    """
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return f"{'-' if value < 0 else ''}1e{int(math.log10(abs(value)))} or so"
+    digits = str(value)
+    return digits if len(digits) <= 40 else f"{digits[:40]}..."
+
+
+def has_nul(path: str | os.PathLike[str]) -> bool:
+    """Whether a path has the one character that no path can have."""
+    return "\0" in os.fspath(path)
+
+
+NUL = ("a NUL character, which no path can have", "leave it out")
+"""What such a path has, and the fix."""
+
+
+def refuse_nul(path: str | os.PathLike[str]) -> None:
+    """Raise FileError for a path of a file or folder that has a NUL character."""
+    if has_nul(path):
+        raise FileError(file_problem(repr(os.fspath(path)), *NUL, verb="has"))
+
+
+def folder_path(argument: str, value: Any) -> Path:
+    """The path of a folder that a user names; whether anything is there is not looked at.
+
+    Raises:
+        InputTypeError, InputError: a value that is no path, an empty path, or one with a NUL character.
+
+    >>> folder_path("rows", "")
+    Traceback (most recent call last):
+    capeval_core.errors.InputError: rows='' is empty: pass the path of a folder, or None for none ('.' is the
+    current folder)
+    """
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        fix = "pass the path of a folder, or None"
+        raise wrong_option(argument, value, described(value), fix, kind=TypeError)
+    path = os.fspath(value)
+    if not path:
+        fix = "pass the path of a folder, or None for none ('.' is the current folder)"
+        raise wrong_option(argument, path, "empty", fix)
+    if has_nul(path):
+        raise wrong_option(argument, path, *NUL, verb="has")
+    return Path(path)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> str:
+    """`: did you mean 'x'?` for the closest known name, else an empty string.
+
+    >>> did_you_mean("pasc", ["pacs", "clips"])
+    ": did you mean 'pacs'?"
+    """
+    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=closeness)
+    return f": did you mean {close[0]!r}?" if close else ""
+
+
+def which_choice(value: str, choices: Iterable[str]) -> str:
+    """The same for one of a few choices, which a message lists anyway: only those of its first letter count.
+
+    >>> which_choice("fp16", ["float32", "bfloat16", "float16"]), which_choice("relu", ["quick_gelu", "gelu"])
+    (": did you mean 'float16'?", '')
+    """
+    first = value[:1].lower()
+    return did_you_mean(value, (choice for choice in choices if choice.startswith(first)), closeness=0.5)

@@ -1,0 +1,201 @@
+"""Captions and references in the files that the field already uses, joined with a folder of images.
+
+Read by extension:
+
+    .json     {image id: caption}, {image id: [captions]}, {image id: [references]},
+              COCO results [{"image_id": ..., "caption": ...}],
+              COCO annotations {"images": [...], "annotations": [...]}
+    .jsonl    one object a line, with image_id, image or id, and caption, captions or references;
+              also .ndjson
+    .csv      a header with those names; several rows for one image, or a list in a cell of captions or
+              references, as JSON or as pandas writes it; for candidates to choose from also one row per
+              image, its id first, then its captions under any names
+    .parquet  columns with those names
+
+Image ids are strings throughout: the number 42 of COCO is "42", and finds `COCO_val2014_000000000042.jpg`.
+A new format is a reader and a line in `READERS`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from capeval_core.errors import FileError, Problems, file_problem
+from capeval_core.inputs.file_texts import CANDIDATE_FIELDS, REFERENCE_FIELDS, Gatherer, Texts
+from capeval_core.inputs.folder import Names, match_images, names_in, only_matches
+from capeval_core.inputs.json_files import contents, read_json, read_json_lines
+from capeval_core.inputs.tables import read_csv, read_parquet
+
+Read = TypeVar("Read")
+Reader = Callable[[bytes, Gatherer], None]
+"""Hands the values of a file to the gatherer; raises FileError for a file that is something else."""
+
+READERS: Mapping[str, Reader] = {
+    ".json": read_json,
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".csv": read_csv,
+    ".parquet": read_parquet,
+}
+WIDE_READERS: Mapping[str, Reader] = {**READERS, ".csv": partial(read_csv, wide=True)}
+
+
+def read_candidates(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    """The captions to be scored, as (image id, caption) in the file's order; an id may come several times.
+
+    Raises FileError with everything that is wrong with the file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "captions.json"
+    ...     _ = path.write_text('{"42": ["a dog", "an animal"], "43": "a cat"}')
+    ...     read_candidates(path)
+    [('42', 'a dog'), ('42', 'an animal'), ('43', 'a cat')]
+    """
+    return _read_alone(path, CANDIDATE_FIELDS).rows
+
+
+def read_references(path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """The reference captions of every image id. Raises FileError with everything that is wrong.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "references.json"
+    ...     _ = path.write_text('[{"id": 42, "references": ["a dog", "an animal"]}]')
+    ...     read_references(path)
+    {'42': ['a dog', 'an animal']}
+    """
+    return _read_alone(path, REFERENCE_FIELDS).by_id()
+
+
+def _read_alone(path: str | os.PathLike[str], fields: Sequence[str]) -> Texts:
+    problems = Problems()
+    texts = read_texts(path, fields, problems)
+    problems.raise_if_any()
+    return texts
+
+
+def read_texts(
+    path: str | os.PathLike[str],
+    fields: Sequence[str],
+    problems: Problems,
+    readers: Mapping[str, Reader] = READERS,
+) -> Texts:
+    """Read any of the forms; `fields` are the names that a row's text may have.
+
+    What is wrong with single rows is noted; a file that cannot be read at all raises FileError.
+    """
+    path = Path(path)
+    reader = readers.get(path.suffix.lower())
+    if path.is_dir():
+        raise FileError(file_problem(path, "is a folder, expected a file"))
+    if reader is None:
+        found = f"extension {path.suffix!r}" if path.suffix else "no extension"
+        raise FileError(file_problem(path, f"{found}, expected one of {', '.join(readers)}"))
+    data = contents(path)
+    if not data.removeprefix(codecs.BOM_UTF8).strip():
+        raise FileError(file_problem(path, "is empty"))
+    before = len(problems)
+    gatherer = Gatherer(path, fields, problems)
+    reader(data, gatherer)
+    if not gatherer.texts.rows and len(problems) == before:
+        raise FileError(file_problem(path, "holds no captions"))
+    return gatherer.texts
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Rows read from files: parallel lists, one entry per caption, fit for `metric.score`."""
+
+    ids: list[str]
+    captions: list[str]
+    images: list[Path]
+    references: list[list[str]] | None
+
+
+def read_collection(
+    candidates: str | os.PathLike[str],
+    images: str | os.PathLike[str],
+    references: str | os.PathLike[str] | None = None,
+    *,
+    wide: bool = False,
+) -> Collection:
+    """Join a file of candidates with a folder of images and a file of references.
+
+    Every candidate needs an image, and references if a file of them is given; images and references that
+    no candidate has are left out. Ids need not be written the same way in all three (see `Names`).
+    Where COCO annotations give an id a `file_name`, that image is taken. If none of these files is there, as
+    in a folder whose images were renamed to their ids, a warning says so and the ids are used; if only some
+    are, the others are an error. `wide`: CSV may have one row per image, its candidates side by side.
+
+    Raises FileError that lists everything that does not match.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "captions.json").write_text('{"42": "a dog"}')
+    ...     Path(folder, "COCO_val2014_000000000042.jpg").touch()
+    ...     joined = read_collection(Path(folder, "captions.json"), folder)
+    >>> joined.ids, joined.captions, joined.images[0].name, joined.references
+    (['42'], ['a dog'], 'COCO_val2014_000000000042.jpg', None)
+    """
+    problems = Problems()
+    readers = WIDE_READERS if wide else READERS
+    texts = _attempted(lambda: read_texts(candidates, CANDIDATE_FIELDS, problems, readers), problems)
+    names = _attempted(lambda: Names(names_in(Path(images))), problems)
+    reference_texts = None
+    if references is not None:
+        reference_texts = _attempted(lambda: read_texts(references, REFERENCE_FIELDS, problems), problems)
+
+    texts = texts or Texts()
+    ids = list(texts.by_id())
+    paths: dict[str, Path] = {}
+    references_of: dict[str, list[str]] = {}
+    if names is not None:
+        file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
+        paths = match_images(Path(images), names, ids, problems, file_names=file_names)
+        _refuse_two_ids(Path(candidates), paths, problems)
+    if references is not None and reference_texts is not None:
+        references_of = _match_references(Path(references), reference_texts.by_id(), ids, problems)
+    problems.raise_if_any()
+    return Collection(
+        ids=[image_id for image_id, _ in texts.rows],
+        captions=[caption for _, caption in texts.rows],
+        images=[paths[image_id] for image_id, _ in texts.rows],
+        references=None
+        if reference_texts is None
+        else [references_of[image_id] for image_id, _ in texts.rows],
+    )
+
+
+def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:
+    """What `read` returns, or None with its problems noted, so that the other files are read as well."""
+    try:
+        return read()
+    except FileError as error:
+        problems.extend(error.problems)
+        return None
+
+
+def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> None:
+    """Note images that have several ids: each id would get a pool and a line of its own."""
+    first: dict[Path, str] = {}
+    for image_id, image in images.items():
+        if first.setdefault(image, image_id) != image_id:
+            found = f"the ids {first[image]!r} and {image_id!r} both mean {image.name!r}"
+            problems.add(file_problem(path, found, "write its id in one way"))
+
+
+def _match_references(
+    path: Path, references: dict[str, list[str]], ids: list[str], problems: Problems
+) -> dict[str, list[str]]:
+    """The references of every id; note which are missing or ambiguous."""
+    names = Names(references)
+    matches = {image_id: names.find(image_id) for image_id in ids}
+    entries = only_matches(path, matches, "no references", problems)
+    return {image_id: references[entry] for image_id, entry in entries.items()}

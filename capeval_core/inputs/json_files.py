@@ -1,0 +1,168 @@
+"""JSON and JSON lines: bytes to text, text to values, and the forms that captions have in the field."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from capeval_core.errors import FileError, described, file_problem, refuse_nul
+from capeval_core.inputs.file_texts import Gatherer
+
+FORMS = (
+    "{image id: caption}, {image id: [captions or references]}, "
+    'COCO results [{"image_id": ..., "caption": ...}] and '
+    'COCO annotations {"images": [...], "annotations": [...]}'
+)
+
+
+def read_json(data: bytes, gatherer: Gatherer) -> None:
+    """A JSON file in any of these forms."""
+    content = parse_json(gatherer.path, decoded(gatherer.path, data))
+    if isinstance(content, dict) and _is_list_of_objects(content.get("annotations")):
+        _read_annotations(content, gatherer)
+    elif isinstance(content, dict) and (not content or any(map(_is_text_or_list, content.values()))):
+        _read_mapping(content, gatherer)
+    elif _is_list_of_objects(content):
+        for i, row in enumerate(content):
+            gatherer.row(row, f"entry {i}")
+    else:
+        gatherer.complain(None, f"unknown form, found {_outlined(content)}; read are {FORMS}", verb="")
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _is_text_or_list(value: Any) -> bool:
+    return isinstance(value, (str, list))
+
+
+def _read_mapping(content: dict[str, Any], gatherer: Gatherer) -> None:
+    """Captions by image id. Values of another kind are reported first, and alone."""
+    unfit = {image_id: value for image_id, value in content.items() if not _is_text_or_list(value)}
+    for image_id, value in unfit.items():
+        found = described(value, none="null")
+        gatherer.complain(f"id {image_id!r}", found, "expected a caption or a list of them")
+    for image_id, value in content.items() if not unfit else ():
+        if gatherer.image_id(image_id, "an image id") is not None:
+            gatherer.add(image_id, value, f"id {image_id!r}")
+
+
+def _read_annotations(content: dict[str, Any], gatherer: Gatherer) -> None:
+    """Rows under `annotations`, and from `images` the file names of their ids."""
+    for i, row in enumerate(content["annotations"]):
+        gatherer.row(row, f"annotation {i}")
+    images = content.get("images", [])
+    if not isinstance(images, list):
+        gatherer.complain("images", described(images, none="null"), "expected a list, or leave it out")
+        return
+    for i, image in enumerate(images):
+        if not isinstance(image, dict):
+            gatherer.complain(f"image {i}", described(image, none="null"), "expected an object with an id")
+        elif "file_name" in image and not (isinstance(image["file_name"], str) and image["file_name"]):
+            found = "empty" if image["file_name"] == "" else described(image["file_name"], none="null")
+            fix = "expected a file's name, or leave it out"
+            gatherer.complain(f"image {i}: file_name", found, fix)
+        elif "file_name" in image:
+            image_id = gatherer.image_id(image.get("id"), f"image {i}: id")
+            known = gatherer.texts.file_names
+            if image_id is not None and known.setdefault(image_id, image["file_name"]) != image["file_name"]:
+                found = f"the id {image_id!r} is also that of {known[image_id]!r}"
+                gatherer.complain(f"image {i}", found, verb="")
+
+
+def _outlined(content: Any) -> str:
+    """The form of a JSON value in a few words."""
+    if isinstance(content, dict):
+        key, value = next(iter(content.items()))
+        return f"an object with {key!r}: {described(value)}"
+    if isinstance(content, list):
+        return f"a list with {described(content[0])}" if content else "an empty list"
+    return described(content, none="null")
+
+
+def read_json_lines(data: bytes, gatherer: Gatherer) -> None:
+    """One object a line."""
+    # Not splitlines: a caption may hold U+2028, which JSON does not escape.
+    for number, line in enumerate(decoded(gatherer.path, data).split("\n"), start=1):
+        if line.strip():
+            try:
+                row = parse_json(gatherer.path, line, first_line=number)
+            except FileError as error:
+                gatherer.problems.extend(error.problems)
+            else:
+                gatherer.row(row, f"line {number}")
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
+    refuse_nul(path)
+    try:
+        mode = path.stat().st_mode
+        data = path.read_bytes() if stat.S_ISREG(mode) else b""
+    except FileNotFoundError:
+        raise FileError(file_problem(path, "there is no such file")) from None
+    except OSError as error:
+        raise FileError(file_problem(path, f"cannot be read ({error.strerror})")) from None
+    if stat.S_ISDIR(mode):
+        raise FileError(file_problem(path, "is a folder, expected a file"))
+    if not stat.S_ISREG(mode):
+        found = "is a pipe, a socket or a device"
+        raise FileError(file_problem(path, found, "write its content to a file first"))
+    return data
+
+
+def decoded(path: Path, data: bytes) -> str:
+    """The text of a file in UTF-8, without its byte order mark. Raises FileError."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"is not UTF-8 (byte {data[error.start]:#04x} at position {error.start})"
+        raise FileError(file_problem(path, found, "convert it")) from None
+
+
+_ONCE = "for several captions of an image use {image id: [captions]}"
+
+
+def load_json(path: Path, once: str = _ONCE) -> Any:
+    """The content of a JSON file; `once` and errors as for `parse_json`."""
+    return parse_json(path, decoded(path, contents(path)), once=once)
+
+
+def parse_json(path: Path, text: str, first_line: int = 1, once: str = _ONCE) -> Any:
+    """JSON in which a repeated key is an error: `json` would silently keep the last.
+
+    Raises FileError, with lines counted from `first_line`; `once` is the fix where a key comes twice.
+
+    >>> parse_json(Path("c.json"), '{"42": "a dog", "42": "a cat"}')
+    Traceback (most recent call last):
+    capeval_core.errors.FileError: c.json: the key '42' comes twice; for several captions of an image use
+    {image id: [captions]}
+    """
+    repeated: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                repeated.append(key)
+            result[key] = value
+        return result
+
+    try:
+        content = json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        fix = ""
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):
+            fix = "; if each line is an object, name it .jsonl"
+        line = first_line + error.lineno - 1
+        found = f"not JSON (line {line}, column {error.colno}: {error.msg}){fix}"
+        raise FileError(file_problem(path, found)) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise FileError(file_problem(path, f"JSON that cannot be read ({error})")) from None
+    if repeated:
+        keys = ", ".join(map(repr, list(dict.fromkeys(repeated))[:5]))
+        raise FileError(file_problem(path, f"the key {keys} comes twice; {once}"))
+    return content

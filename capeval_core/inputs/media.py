@@ -1,0 +1,207 @@
+"""The visuals that a user hands in: a list of images, videos or boxes of any make; whether each decodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from PIL import Image
+
+from capeval_core.errors import Problem, Problems, described
+from capeval_core.inputs.boxes import REQUIRED, InputBoxes
+from capeval_core.inputs.decoding import Refused
+from capeval_core.inputs.frames import InputFrames
+from capeval_core.inputs.sequences import (
+    UndecodedColumn,
+    as_list,
+    how_to_list,
+    is_dataset_column,
+    is_table,
+    shape_of,
+)
+from capeval_core.inputs.sources import OnDisk, Source
+from capeval_core.inputs.visual import InputImage, InputVisual
+
+CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
+MEDIA: dict[str, type[InputVisual[Any]]] = {
+    kind.medium: kind for kind in (InputImage, InputFrames, InputBoxes)
+}
+"""The kinds of visuals by their names in `CaptionMetric.media`."""
+_ONE = {"image": "an image", "video": "a video", "boxes": "boxes"}
+_MANY = {"image": "images", "video": "videos, each a list of frames", "boxes": "dicts of boxes"}
+_AXES = {"image": 3, "video": 4}
+
+Rows = list[InputVisual[Any] | None]
+
+
+def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> Rows | None:
+    """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit."""
+    many = " or ".join(_MANY[medium] for medium in media)
+    if values is None:
+        problems.add(Problem("images", None, "missing", f"pass a list of {many}"))
+        return None
+    if (medium := _is_single(values, media)) is not None:
+        fix = f"pass a list, images=[{medium}]"
+        problems.add(Problem("images", None, f"a single {medium}", fix, kind=TypeError))
+        return None
+    if is_dataset_column(values):
+        return _lazy_rows(UndecodedColumn.of(values), problems, media)
+    if isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values)):
+        # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
+        return _listed(list(values), problems, media)
+    if hasattr(values, "to_pylist") and (rows := as_list(values)) is not None:
+        return _listed(rows, problems, media)
+    if isinstance(values, Sequence) and not isinstance(values, range):
+        return _lazy_rows(values, problems, media)
+    fix = f"expected a list of {many}{how_to_list(values)}"
+    problems.add(Problem("images", None, described(values), fix, kind=TypeError))
+    return None
+
+
+def _is_single(value: Any, media: Sequence[str]) -> str | None:
+    """The medium of a value that is one visual and not a list of them."""
+    if isinstance(value, InputVisual):
+        return value.medium
+    if isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)):
+        return media[0]
+    if isinstance(value, Mapping):
+        if "boxes" in media and value.keys() & set(REQUIRED):
+            return "boxes"
+        return "image" if value.keys() & {"bytes", "path"} else None
+    shape = shape_of(value)
+    if shape is None or str(getattr(value, "dtype", "object")) in ("object", "str", "string"):
+        return None
+    if "video" in media and len(shape) == _AXES["video"]:
+        return "video"
+    if len(shape) == _AXES["image"]:  # (N, H, W) counts images; a colour axis tells a single one
+        return "image" if shape[-1] in (1, 3, 4) or shape[0] in (1, 3) else None
+    return "image" if len(shape) in (0, 2) else None
+
+
+def source_of(value: Any, media: Sequence[str]) -> tuple[type[InputVisual[Any]], Source[Any]]:
+    """The kind and the source of a value that is one of these media, or Refused."""
+    medium = media[0] if tuple(media) == ("image",) or value is None else _medium_of(value, media)
+    if medium not in media:
+        wanted = " or ".join(_MANY[name] for name in media)
+        raise Refused(_ONE[medium], f"this metric takes {wanted}", verb="is", kind=TypeError)
+    kind = MEDIA[medium]
+    return kind, kind.source_of(value)
+
+
+def _medium_of(value: Any, media: Sequence[str]) -> str:
+    """What a value is, as far as that shows without reading it; of paths, what the metric takes."""
+    if isinstance(value, InputVisual):
+        return value.medium
+    if isinstance(value, Mapping):
+        return "image" if value.keys() & {"bytes", "path"} else "boxes"
+    if isinstance(value, (str, os.PathLike)):
+        if len(media) == 1:
+            return media[0]
+        path = os.fsdecode(value) if isinstance(value, str) else os.fspath(value)
+        return "boxes" if str(path).endswith(".npz") else "video" if os.path.isdir(path) else "image"  # noqa: PTH112
+    if isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == _AXES["video"]:
+        return "video"
+    unknown = not isinstance(value, (bytes, bytearray, memoryview, Image.Image)) and not shape_of(value)
+    return media[0] if unknown else "image"
+
+
+def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows:
+    """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
+    known: dict[object, InputVisual[Any]] = {}
+    visuals: Rows = []
+    for i, value in enumerate(values):
+        identity = _identity(value)
+        if identity not in known:
+            try:
+                kind, source = source_of(value, media)
+            except Refused as refused:
+                problems.add(refused.problem("images", i))
+                visuals.append(None)
+                continue
+            known[identity] = kind(f"images[{i}]", source)
+        visuals.append(known[identity].at(f"images[{i}]"))
+    return visuals
+
+
+def _identity(value: Any) -> object:
+    """What equal paths and the same object have in common."""
+    try:
+        return os.fspath(value) if isinstance(value, (str, os.PathLike)) else id(value)
+    except Exception:  # a path of the user's own, which its source refuses
+        return id(value)
+
+
+class Row(Source[Any]):
+    """A row of something that makes its visuals when they are needed, such as a column of a dataset."""
+
+    __slots__ = ("index", "media", "rows")
+
+    def __init__(self, rows: Sequence[Any], index: int, media: Sequence[str]) -> None:
+        super().__init__()
+        self.rows = rows
+        self.index = index
+        self.media = media
+
+    @property
+    def name(self) -> str:
+        return f"row {self.index}"
+
+    @property
+    def key(self) -> str:
+        if self._key is None:
+            self._key = self.fetch().key
+        return self._key
+
+    def decode(self, reduced: bool = False) -> Any:
+        return self.fetch().decode(reduced)
+
+    def fetch(self) -> Source[Any]:
+        """The source of the row's value, or Refused."""
+        try:
+            value = self.rows[self.index]
+        except Exception as error:  # the rows' own code may fail in any way, and costs this row only
+            found = f"({type(error).__name__}: {error})"
+            raise Refused(found, verb="cannot be fetched") from None
+        return source_of(value, self.media)[1]
+
+
+def _lazy_rows(rows: Sequence[Any], problems: Problems, media: Sequence[str]) -> Rows:
+    """Visuals of rows that are made on demand; only the first is looked at, for its type."""
+    if len(rows):
+        try:
+            Row(rows, 0, media).fetch()
+        except Refused as refused:
+            if refused.is_type_error:  # otherwise that row's own matter, for check or load to report
+                problems.add(refused.problem("images", 0))
+                return [None] * len(rows)
+    kind = MEDIA[media[0]]
+    return [kind(f"images[{i}]", Row(rows, i, media)) for i in range(len(rows))]
+
+
+def check_decodable(visuals: Sequence[InputVisual[Any] | None], problems: Problems) -> None:
+    """Decode every distinct visual once, in a few threads (Pillow decodes outside the interpreter lock)."""
+    indices: dict[Source[Any], list[int]] = {}
+    for i, visual in enumerate(visuals):
+        if visual is not None:
+            indices.setdefault(visual.source, []).append(i)
+    distinct = list(indices)
+    sound: set[str] = set()
+
+    def failure(source: Source[Any]) -> Refused | None:
+        try:
+            # A file is read whole for its key and again to decode it: paths are distinct already.
+            if isinstance(source, OnDisk) or source.key not in sound:
+                source.decode(reduced=True)
+                sound.add(source.key)
+        except Refused as refused:
+            return refused
+        return None
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(distinct), CHECKED_AT_ONCE):
+            window = distinct[start : start + CHECKED_AT_ONCE]
+            for source, refused in zip(window, pool.map(failure, window), strict=True):
+                for index in indices[source] if refused is not None else ():
+                    problems.add(refused.problem("images", index))  # type: ignore[union-attr]
