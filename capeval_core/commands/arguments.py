@@ -26,7 +26,9 @@ def add_flags(
     """A flag for every option. The options class, not the flag, checks values and knows the defaults."""
     group = parser.add_argument_group(title)
     for option in describe_options(options):
-        group.add_argument(flag_of(option.name), dest=option.name, default=argparse.SUPPRESS, **_kind(option))
+        if option.flag:
+            flag = flag_of(option.name)
+            group.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **_kind(option))
 
 
 def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, Any]:
