@@ -22,10 +22,8 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.metric import CaptionMetric, Model, Published, Values
 from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.source import PhraseSource, phrase_opener
-from capeval_core.regions.limited import LimitedRegions
-from capeval_core.regions.remembered import RememberedRegions
-from capeval_core.regions.segment import region_opener
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.opening import region_opener
+from capeval_core.regions.source import CachedRegions, LimitedRegions, RegionSource
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.scores.hice_formulas import Doubles, each_reference, harmonic_mean, image_text, text_text
 from capeval_core.scores.hice_options import HiceOptions, RefHiceOptions
@@ -113,7 +111,7 @@ class HiceS(CaptionMetric):
         if self.options.max_regions is not None:
             self.finder = LimitedRegions(self.finder, self.options.max_regions)
         if self.options.evidence:  # they are asked for a second time
-            self.finder = RememberedRegions(self.finder)
+            self.finder = CachedRegions(self.finder)
         self.parser: PhraseSource = open_phrases(style=given.style, batch_size=given.batch_size, **place)
         return {
             "weights": Model(folder.label(self.encoder.fingerprint), self.encoder.fingerprint),

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capeval_core.drawing.caption import Caption
-from capeval_core.drawing.card import Card
-from capeval_core.drawing.colours import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
-from capeval_core.drawing.heading import Heading
-from capeval_core.drawing.image import FramedImage, LegendEntry
-from capeval_core.drawing.marks import Cross, Dot, Mark, RegionMark, Tick, Unknown, Word
-from capeval_core.drawing.overlay import OutlinedImage
-from capeval_core.drawing.table import Bar, Row, Table
-from capeval_core.phrases.places import Span
+from capeval_core.phrases.spans import Span
+from capeval_core.reports.canvas import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
+from capeval_core.reports.card import Bar, Caption, Card, FramedImage, Heading, LegendEntry, Row, Table
+from capeval_core.reports.marks import Cross, Dot, Mark, RegionMark, Tick, Unknown, Word
+from capeval_core.reports.overlay import OutlinedImage
 from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
 
 _TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}

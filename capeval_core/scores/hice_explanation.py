@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from capeval_core.drawing.overlay import OutlinedImage
 from capeval_core.inputs.visual import InputImage
-from capeval_core.phrases.places import Span, wrong_words
+from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.regions.regions import Regions
+from capeval_core.reports.overlay import OutlinedImage
 from capeval_core.scores.hice_card import card_of, region_marks
 from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote, verdict
 

@@ -20,12 +20,13 @@ from PIL import Image
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.region_features import RegionFeatures
 from capeval_core.inputs.visual import InputImage
+from capeval_core.phrases.factual import FACTUAL
 from capeval_core.phrases.graph import phrases_of
-from capeval_core.phrases.graph_writer import FACTUAL
-from capeval_core.phrases.phrases import Phrases
-from capeval_core.regions.models import DETECTOR, SEGMENTER
+from capeval_core.phrases.source import Phrases
+from capeval_core.regions.owlv2 import DETECTOR
 from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.regions import Regions
+from capeval_core.regions.sam import SEGMENTER
 from capeval_core.regions.source import RegionSource
 from capeval_core.result import Result
 from capeval_core.scores.hice import HiceS, RefHiceS
@@ -546,9 +547,12 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"regions": "objects"}, [f"segmenter {SEGMENTER!r} cannot be had", 'regions="colours"']),
-        ({"regions": "rectangles"}, [f"detector {DETECTOR!r} cannot be had", "hf download", "masks.json"]),
-        ({"phrases": "factual"}, [FACTUAL, 'phrases="chunks"', "cannot be had"]),
+        ({"regions": "objects"}, [f"segmenter {SEGMENTER!r} could not be loaded", 'regions="colours"']),
+        (
+            {"regions": "rectangles"},
+            [f"{DETECTOR!r} could not be loaded", "hf download", "masks.json"],
+        ),
+        ({"phrases": "factual"}, [FACTUAL, 'phrases="chunks"', "could not be loaded"]),
         ({"phrases": "org/parser@v2"}, ["org/parser", "v2", 'phrases="chunks"']),
     ],
     ids=str,

@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.drawing.caption import Caption
-from capeval_core.drawing.card import Card
-from capeval_core.drawing.colours import COMPARED, FAINT, INK, REGIONS, RIGHT, UNMENTIONED, WRONG
-from capeval_core.drawing.image import LegendEntry
-from capeval_core.drawing.marks import Cross, Dot, RegionMark, Tick, Unknown, Word
-from capeval_core.drawing.overlay import OutlinedImage
-from capeval_core.drawing.table import Bar, Row
-from capeval_core.phrases.places import Span
+from capeval_core.phrases.spans import Span
 from capeval_core.regions.regions import Regions
+from capeval_core.reports.canvas import COMPARED, FAINT, INK, REGIONS, RIGHT, UNMENTIONED, WRONG
+from capeval_core.reports.card import Bar, Caption, Card, LegendEntry, Row
+from capeval_core.reports.marks import Cross, Dot, RegionMark, Tick, Unknown, Word
+from capeval_core.reports.overlay import OutlinedImage
 from capeval_core.scores.hice_card import card_of, region_marks
 from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
 

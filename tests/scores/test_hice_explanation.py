@@ -15,11 +15,10 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.drawing.colours import PAPER, REGIONS, UNMENTIONED, WRONG, WRONG_GROUND
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.regions.regions import Regions
-from capeval_core.regions.remembered import RememberedRegions
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.source import CachedRegions, RegionSource
+from capeval_core.reports.canvas import PAPER, REGIONS, UNMENTIONED, WRONG, WRONG_GROUND
 from capeval_core.result import plain
 from capeval_core.scores.hice import HiceS, RefHiceS
 from capeval_core.scores.hice_explanation import HiceExplanation
@@ -246,11 +245,11 @@ def test_a_region_source_is_asked_once_for_each_image(folder: Path) -> None:
 
 def test_remembered_regions_leave_when_there_is_no_room() -> None:
     source = Bars()
-    remembered = RememberedRegions(source, kept_bytes=1)
+    remembered = CachedRegions(source, max_bytes=1)
     for _ in range(2):
         assert len(remembered.segment(IMAGES[0])) == 8
     assert source.asked == 2
-    remembered = RememberedRegions(source)
+    remembered = CachedRegions(source)
     for image in [*IMAGES, *IMAGES]:
         remembered.segment(image)
     assert source.asked == 2 + len(ITEMS)

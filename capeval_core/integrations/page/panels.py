@@ -8,10 +8,10 @@ from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, cast
 
-from capeval_core.drawing.colours import region_colour
 from capeval_core.integrations.page.scale import number
 from capeval_core.integrations.page.scorer import Scored
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.reports.canvas import region_colour
 from capeval_core.scores.hice_card import judgement, not_judged
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capeval_core.drawing.blocks import sheet
-from capeval_core.drawing.colours import COMPARED, INK, PAPER, REGIONS, RIGHT, WRONG, Rgb
-from capeval_core.drawing.marks import Cross, Dot, Mark, RegionMark, Tick, Word
-from capeval_core.drawing.table import Bar, Row, Table
+from capeval_core.reports.canvas import COMPARED, INK, PAPER, REGIONS, RIGHT, WRONG, Rgb, sheet
+from capeval_core.reports.card import Bar, Row, Table
+from capeval_core.reports.marks import Cross, Dot, Mark, RegionMark, Tick, Word
 
 WIDTH = 400
 RED: Rgb = (255, 0, 0)

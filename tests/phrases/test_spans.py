@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from capeval_core.phrases.places import wrong_words
+from capeval_core.phrases.spans import wrong_words
 
 CASES = {
     "the phrase itself": ("a red circle and a blue star", ["red circle"], ["blue star"], ["red circle"]),

@@ -1,4 +1,4 @@
-"""Sources by name, as a user opens them: detectors, segmenters, and what is said where they cannot be had."""
+"""Sources by name, as a user opens them: detectors, segmenters, and errors where they could not be loaded."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ from capeval_core import load
 from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
 from capeval_core.inputs.visual import InputImage
-from capeval_core.regions.boxes import distinct
-from capeval_core.regions.everything import EverythingRegions
-from capeval_core.regions.models import DETECTOR, SEGMENTER
+from capeval_core.regions.boxes import RectangleRegions, suppress_overlaps
 from capeval_core.regions.object_aware import ObjectAwareBoxes
-from capeval_core.regions.objects import ObjectRegions
-from capeval_core.regions.owlv2 import Owlv2Boxes
-from capeval_core.regions.precomputed import GivenBoxes, PrecomputedRegions
-from capeval_core.regions.rectangles import RectangleRegions
+from capeval_core.regions.opening import open_regions, region_opener
+from capeval_core.regions.owlv2 import DETECTOR, Owlv2Boxes
+from capeval_core.regions.precomputed import PrecomputedBoxes, PrecomputedRegions
 from capeval_core.regions.regions import Regions
-from capeval_core.regions.segment import open_regions, region_opener
+from capeval_core.regions.sam import SEGMENTER, EverythingRegions, ObjectRegions
 from capeval_core.regions.source import RegionSource
 from capeval_core.weights.folder import WeightsError
 from tests.golden import recipe
@@ -77,10 +74,8 @@ def test_what_a_name_cannot_mean(spec: Any, kind: type[Exception], message: str)
 @pytest.fixture
 def defaults(monkeypatch: pytest.MonkeyPatch, sam_folder: Path, owlv2_folder: Path) -> None:
     """Tiny models where the Hub's would be."""
-    from capeval_core.regions import models
-
-    monkeypatch.setattr(models, "SEGMENTER", str(sam_folder))
-    monkeypatch.setattr(models, "DETECTOR", str(owlv2_folder))
+    monkeypatch.setattr("capeval_core.regions.sam.SEGMENTER", str(sam_folder))
+    monkeypatch.setattr("capeval_core.regions.owlv2.DETECTOR", str(owlv2_folder))
 
 
 @pytest.mark.usefixtures("defaults")
@@ -115,10 +110,8 @@ def test_the_threshold_of_boxes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from capeval_core.regions import models
-
     detector = less_sure(owlv2_folder, tmp_path / "owl", by=3.0)
-    monkeypatch.setattr(models, "DETECTOR", str(detector))
+    monkeypatch.setattr("capeval_core.regions.owlv2.DETECTOR", str(detector))
 
     def scores(spec: str) -> list[float]:
         source: Any = open_regions(spec, device="cpu")
@@ -159,9 +152,9 @@ def test_a_folder_may_be_called_as_a_setting_is(
 def test_an_image_without_objects_has_no_region_and_is_its_own(
     owlv2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from capeval_core.regions import models
-
-    monkeypatch.setattr(models, "DETECTOR", str(less_sure(owlv2_folder, tmp_path / "owl", by=30.0)))
+    monkeypatch.setattr(
+        "capeval_core.regions.owlv2.DETECTOR", str(less_sure(owlv2_folder, tmp_path / "owl", by=30.0))
+    )
     blank = Image.new("RGB", (160, 100), "grey")
     for spec in ("objects", "rectangles"):
         assert len(open_regions(spec, device="cpu").segment(blank)) == 0
@@ -197,7 +190,7 @@ def test_settings_and_weights_change_the_fingerprint(
         return Owlv2Boxes(folder, device="cpu", **settings)
 
     variants = [
-        boxes(), boxes(most=9), boxes(overlap=0.5), boxes(threshold=0.2), boxes(dtype="bfloat16"),
+        boxes(), boxes(max_boxes=9), boxes(overlap=0.5), boxes(threshold=0.2), boxes(dtype="bfloat16"),
         boxes(save_owlv2(tmp_path / "owl", seed=1)),
     ]  # fmt: skip
     sams = [opened(sam_folder), opened(sam_folder, dtype="bfloat16"), opened(save_sam(tmp_path / "sam", 1))]
@@ -229,7 +222,7 @@ def test_owlv2_boxes_are_those_of_transformers(image: Image.Image, owlv2_folder:
 
 def test_owlv2_limits(image: Image.Image, owlv2_folder: Path) -> None:
     everything = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(image), image)
-    few = Owlv2Boxes(owlv2_folder, device="cpu", most=3).find(plain(image), image)
+    few = Owlv2Boxes(owlv2_folder, device="cpu", max_boxes=3).find(plain(image), image)
     assert (few.corners == everything.corners[:3]).all()
     middle = float(np.median(everything.scores))
     likely = Owlv2Boxes(owlv2_folder, device="cpu", threshold=middle).find(plain(image), image)
@@ -255,7 +248,7 @@ def test_overlapping_boxes_by_definition() -> None:
     for i in np.argsort(-scores, kind="stable"):
         if all(overlap(corners[i], corners[j]) <= 0.5 for j in kept):
             kept.append(int(i))
-    found = distinct(corners, scores, 0.5, 12)
+    found = suppress_overlaps(corners, scores, 0.5, 12)
     assert (found.corners == corners[kept[:12]]).all()
 
 
@@ -275,7 +268,7 @@ def test_everything(image: Image.Image, sam_folder: Path) -> None:
 def test_boxes_of_a_detector_that_ran_elsewhere(image: Image.Image, sam_folder: Path) -> None:
     image.filename = "a.png"  # type: ignore[attr-defined]
     detected = [{"bbox": [10, 10, 50, 60], "score": 0.5}, {"bbox": [90, 20, 99, 30], "score": 0.9}]
-    boxes = GivenBoxes(PrecomputedRegions({"a": detected}))
+    boxes = PrecomputedBoxes(PrecomputedRegions({"a": detected}))
     assert boxes.find(plain(image), image).corners.tolist() == [[90, 20, 160, 50], [10, 10, 60, 70]]
     regions = ObjectRegions(boxes, opened(sam_folder)).segment(image)
     assert len(regions) + regions.dropped == 2
@@ -318,16 +311,25 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(WeightsError) as caught:
         open_regions("objects")
-    for part in (SEGMENTER, "cannot be had", "hf download", 'regions="colours"', 'regions="masks.json"'):
+    for part in (
+        SEGMENTER,
+        "could not be loaded",
+        "hf download",
+        'regions="colours"',
+        'regions="masks.json"',
+    ):
         assert part in str(caught.value)
-    with pytest.raises(WeightsError, match=f"a/b.* cannot be had .*The default is {DETECTOR}"):
+    with pytest.raises(WeightsError, match=f"a/b.* could not be loaded .*The default is {DETECTOR}"):
         open_regions("rectangles:a/b")
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: (folder / "model.safetensors").unlink(), r"has no model\.safetensors: pass a folder"),
+        (
+            lambda folder: (folder / "model.safetensors").unlink(),
+            r"has no model\.safetensors in .*: pass",
+        ),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json cannot be read"),
         (lambda folder: (folder / "config.json").write_text("[]"), "holds a list, expected an object"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}'), "type 'vit', expected"),

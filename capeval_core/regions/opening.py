@@ -1,4 +1,4 @@
-"""From what a user calls regions to where they come from."""
+"""Opens sources of regions by name, from a file, or from a mapping."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from typing import Any
 
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.source import WITHOUT, RegionSource
 from capeval_core.suggestion import did_you_mean
+from capeval_core.weights.foreign import needs_transformers
 
 SOURCES = {
-    "objects": "masks of what OWLv2 takes for objects, by SAM (or the segmenter after a colon)",
+    "objects": "SAM's masks of the boxes of OWLv2 (or those of the segmenter after a colon)",
     "everything": "SAM's masks at a grid of points (or those of the segmenter after a colon)",
     "rectangles": "the boxes of OWLv2 (or of the OWLv2 after a colon)",
     "colours": "patches of one colour, for drawn scenes; no model",
 }
-"""Name of a source -> what it gives."""
+"""Name of a source -> its description."""
 
 RegionOpener = Callable[..., RegionSource]
-"""Opens a source of regions; its keywords are `device` and `dtype`, as `open_regions` takes them."""
+"""Opens a source of regions; its keywords are `device` and `dtype`, as for `open_regions`."""
 RegionSpec = str | os.PathLike[str] | Mapping[str, Sequence[Any]] | RegionSource
 
 
 def open_regions(
     spec: RegionSpec = "objects", *, device: str | None = None, dtype: str = "float32"
 ) -> RegionSource:
-    """The source of regions that a user means.
+    """Open a source of regions.
 
     Args:
         spec: a name of `SOURCES`; for the first three also with weights, as in
             `"objects:facebook/sam-vit-base"` or `"objects:mobilesamv2"`, a Hub id (`@revision` pins it) or a
             folder; for those with boxes also with the objectness that a box needs, last, as in
             `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of masks
-            or boxes (`PrecomputedRegions.read`); a mapping from image id to masks; or one's own source.
+            or boxes (`PrecomputedRegions.read`); a mapping from image id to masks; or a `RegionSource`.
         device: torch device name; None: CUDA where there is a GPU.
         dtype: "float32", "bfloat16" or "float16", of the image encoders.
 
     Raises:
-        WeightsError: a model cannot be had, read or trusted; says what to install and how to do without.
-        ValueError, TypeError: anything else that `spec` cannot mean.
+        WeightsError: a model could not be loaded; the message says what to install, or to use instead.
+        ValueError, TypeError: any other `spec`.
 
     >>> open_regions("colours").name
     'colours'
@@ -52,70 +53,66 @@ def open_regions(
 
 
 def region_opener(spec: RegionSpec) -> RegionOpener:
-    """What opens the source of regions that a user means. It opens no model yet.
+    """Check `spec` before any model is opened; the result opens it.
 
     Raises:
-        ValueError, TypeError: as `open_regions`, for what `spec` cannot mean.
+        ValueError, TypeError: as for `open_regions`.
     """
     if isinstance(spec, RegionSource):
         return lambda device, dtype: spec
     if isinstance(spec, Mapping):
-        given = PrecomputedRegions(spec)
-        return lambda device, dtype: given
+        source = PrecomputedRegions(spec)
+        return lambda device, dtype: source
     if not isinstance(spec, str | os.PathLike):
         raise TypeError(f"regions={spec!r}: expected {_expected()}")
     name = os.fspath(spec)
     if Path(name).suffix.lower() == ".json":
-        given = PrecomputedRegions.read(Path(name).expanduser())
-        return lambda device, dtype: given
+        source = PrecomputedRegions.read(Path(name).expanduser())
+        return lambda device, dtype: source
     kind, colon, weights = name.partition(":")
     if kind not in SOURCES or (colon and (not weights or kind == "colours")):
         raise ValueError(f"regions={name!r}: expected {_expected()}{did_you_mean(kind, SOURCES)}")
     if kind == "colours":
         return lambda device, dtype: ColourRegions()
-    weights, threshold = _threshold_in(name, kind, weights)
+    weights, threshold = _split_threshold(name, kind, weights)
     return partial(_open, kind, weights or None, threshold)
 
 
 _SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)", re.DOTALL)
 
 
-def _threshold_in(name: str, kind: str, weights: str) -> tuple[str, float | None]:
-    """What stands behind the colon, as weights and the threshold of boxes; None: the default."""
-    found = _SETTING.fullmatch(weights)
-    if found is None or Path(weights).expanduser().exists():
+def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | None]:
+    """The text behind the colon as weights ("" by default) and threshold of boxes (None by default)."""
+    match = _SETTING.fullmatch(weights)
+    if match is None or Path(weights).expanduser().exists():
         return weights, None
-    if found["setting"] != "threshold":
-        hint = did_you_mean(found["setting"], ["threshold"])
-        raise ValueError(f"regions={name!r}: {kind} has no setting {found['setting']!r}{hint}")
+    if match["setting"] != "threshold":
+        hint = did_you_mean(match["setting"], ["threshold"])
+        raise ValueError(f"regions={name!r}: {kind} has no setting {match['setting']!r}{hint}")
     if kind == "everything":
         raise ValueError(
             f"regions={name!r}: 'everything' has no boxes that a threshold could drop: leave it out, or take "
             "'objects' or 'rectangles'"
         )
     try:
-        threshold = float(found["value"])
+        threshold = float(match["value"])
     except ValueError:
         threshold = -1.0
     if not 0 <= threshold <= 1:
         raise ValueError(f"regions={name!r}: expected a threshold from 0 to 1, as in '{kind}:threshold=0.2'")
-    return found["weights"] or "", threshold
+    return match["weights"] or "", threshold
 
 
 def _open(
     kind: str, weights: str | None, threshold: float | None, device: str | None, dtype: str
 ) -> RegionSource:
-    from capeval_core.regions.models import DETECTOR, SEGMENTER, needs_transformers, open_model
-
     try:
         import transformers  # noqa: F401
     except ImportError as error:
-        raise needs_transformers("source of regions", error) from error
-    from capeval_core.regions.everything import EverythingRegions
-    from capeval_core.regions.objects import ObjectRegions
-    from capeval_core.regions.owlv2 import THRESHOLD, Owlv2Boxes
-    from capeval_core.regions.rectangles import RectangleRegions
-    from capeval_core.regions.sam import Sam
+        raise needs_transformers("the source of regions", error, WITHOUT) from error
+    from capeval_core.regions.boxes import RectangleRegions
+    from capeval_core.regions.owlv2 import DETECTOR, THRESHOLD, Owlv2Boxes
+    from capeval_core.regions.sam import SEGMENTER, EverythingRegions, ObjectRegions, open_sam
 
     def boxes(detector: str) -> Owlv2Boxes:
         least = THRESHOLD if threshold is None else threshold
@@ -123,9 +120,7 @@ def _open(
 
     if kind == "rectangles":
         return RectangleRegions(boxes(weights or DETECTOR))
-    folder = open_model(weights or SEGMENTER, what="segmenter", model_type="sam", default=SEGMENTER)
-    sam = Sam.open(folder, device=device, dtype=dtype)
-    label = folder.label(sam.fingerprint)
+    sam, label = open_sam(weights or SEGMENTER, device=device, dtype=dtype)
     if kind == "everything":
         return EverythingRegions(sam, name=label)
     return ObjectRegions(boxes(DETECTOR), sam, name=label)

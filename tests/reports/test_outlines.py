@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from capeval_core.drawing.outlines import dashes, outlines
 from capeval_core.regions import rle
+from capeval_core.reports.overlay import dashes, outlines
 
 
 def area_of(line: np.ndarray) -> float:

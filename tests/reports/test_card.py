@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capeval_core.drawing.blocks import Block, stacked
-from capeval_core.drawing.caption import Caption
-from capeval_core.drawing.card import Card
-from capeval_core.drawing.colours import PAPER, REGIONS, UNMENTIONED, WRONG_GROUND, Rgb
-from capeval_core.drawing.heading import Heading
-from capeval_core.drawing.image import FramedImage, LegendEntry
-from capeval_core.drawing.marks import RegionMark, Tick, Word
-from capeval_core.drawing.overlay import OutlinedImage
-from capeval_core.drawing.table import Bar, Row, Table
-from capeval_core.phrases.places import Span
+from capeval_core.phrases.spans import Span
 from capeval_core.regions.regions import Regions
+from capeval_core.reports.canvas import PAPER, REGIONS, UNMENTIONED, WRONG_GROUND, Block, Rgb, stacked
+from capeval_core.reports.card import Bar, Caption, Card, FramedImage, Heading, LegendEntry, Row, Table
+from capeval_core.reports.marks import RegionMark, Tick, Word
+from capeval_core.reports.overlay import OutlinedImage
 
 WIDTHS = (320, 759, 760, 1280)
 

@@ -1,17 +1,17 @@
-"""Drawing knows no score: the metrics that draw come to it."""
+"""Reports import no score: a metric makes their plain values."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-import capeval_core.drawing
+import capeval_core.reports
 
-ROOM = Path(capeval_core.drawing.__file__).parent
-LEFT = {"drawing", "inputs", "regions", "phrases"}
+ROOM = Path(capeval_core.reports.__file__).parent
+LEFT = {"reports", "inputs", "regions", "phrases"}
 
 
-def test_drawing_imports_only_from_its_left() -> None:
+def test_reports_import_only_from_its_left() -> None:
     """Imports within functions and those for types alone count too."""
     used = {
         module.split(".")[1]

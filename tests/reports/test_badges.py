@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from capeval_core.drawing.badges import place_badges
+from capeval_core.reports.marks import place_badges
 
 SIZE, RADIUS = (600.0, 400.0), 10.0
 
