@@ -26,7 +26,7 @@ from PIL import Image
 import capeval_core
 from capeval_core.inputs.problems import SHOWN
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.scores.hice_explanation import HiceExplanation
+from capeval_core.scores.hice.explanation import HiceExplanation
 from capeval_core.synthetic.demo import demo_set
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")

@@ -12,11 +12,10 @@ from capeval_core.integrations.page.scale import number
 from capeval_core.integrations.page.scorer import Scored
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.reports.canvas import region_colour
-from capeval_core.scores.hice_card import judgement, not_judged
+from capeval_core.scores.hice.card import outside_text, threshold_text
 
 if TYPE_CHECKING:
-    from capeval_core.scores.hice_explanation import HiceExplanation
-    from capeval_core.scores.hice_notes import PhraseNote
+    from capeval_core.scores.hice.explanation import HiceExplanation, PhraseNote
 
 Panel = Callable[[Scored], str]
 """Of a scored caption some HTML; every text of a user or a model in it is escaped."""
@@ -60,11 +59,11 @@ def regions(scored: Scored) -> str:
     """The image with its regions, the caption with its wrong words, and what fits what."""
     found = cast("HiceExplanation", scored.evidence)
     missed = sum(note["unmentioned"] for note in found.regions)
-    outside = not_judged(found)
+    outside = outside_text(found)
     told = f"The image with {len(found.regions)} regions outlined, {missed} of which no phrase mentions."
     told += f" {outside}." if outside else ""
     shown = f'<img src="{_data_address(found)}" alt="{told}"><figcaption>{_marked(found)}</figcaption>'
-    legend = f'<p class="note">{_sign("right")}{judgement(found)}</p>'
+    legend = f'<p class="note">{_sign("right")}{threshold_text(found)}</p>'
     if outside:
         legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
     phrases = {

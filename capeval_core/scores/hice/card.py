@@ -1,16 +1,18 @@
-"""How an explanation of HICE-S is drawn: its notes as the blocks of a card."""
+"""The card that draws an explanation of HICE-S."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capeval_core.phrases.spans import Span
 from capeval_core.reports.canvas import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
 from capeval_core.reports.card import Bar, Caption, Card, FramedImage, Heading, LegendEntry, Row, Table
 from capeval_core.reports.marks import Cross, Dot, Mark, RegionMark, Tick, Unknown, Word
 from capeval_core.reports.overlay import OutlinedImage
-from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
+
+if TYPE_CHECKING:
+    from capeval_core.scores.hice.explanation import PhraseNote, ReferenceNote, RegionNote
 
 _TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
 _TERMS = {
@@ -21,7 +23,8 @@ _TERMS = {
     "gttc": "global text",
     "lttc": "local text",
 }
-_WHOLE = Word("all")  # stands for the whole image
+_OUTLINES = {False: "region that a phrase mentions", True: "region that none mentions"}
+_WHOLE = Word("all")  # the mark of the whole image
 
 
 def card_of(explanation: Mapping[str, Any], image: OutlinedImage, wrong: Sequence[Span]) -> Card:
@@ -29,11 +32,11 @@ def card_of(explanation: Mapping[str, Any], image: OutlinedImage, wrong: Sequenc
 
     Args:
         explanation: with the keys of a `HiceExplanation`.
-        image: what it is about, with `region_marks` of its regions.
-        wrong: where its caption is wrong.
+        image: its image, with `region_marks` of its regions.
+        wrong: the spans of its caption to mark.
     """
     key = next(name for name in _TITLES if name in explanation)
-    terms = [(told, explanation[name]) for name, told in _TERMS.items() if name in explanation]
+    terms = [(title, explanation[name]) for name, title in _TERMS.items() if name in explanation]
     phrases, regions, threshold = (explanation[name] for name in ("phrases", "regions", "threshold"))
     phrase_rows = [_phrase_row(note, image.marks) for note in phrases]
     region_rows = [_region_row(note, mark) for note, mark in zip(regions, image.marks, strict=True)]
@@ -43,7 +46,7 @@ def card_of(explanation: Mapping[str, Any], image: OutlinedImage, wrong: Sequenc
     reference_rows = [_reference_row(note) for note in explanation.get("compared", [])]
     return Card(
         heading=Heading(_TITLES[key], explanation[key], terms),
-        caption=Caption(explanation["caption"], wrong, _cut_off(explanation)),
+        caption=Caption(explanation["caption"], wrong, _truncation(explanation)),
         image=FramedImage(image, _legend(explanation)),
         tables=[
             Table("Phrases", ["precision, best region"], phrase_rows, threshold),
@@ -54,30 +57,30 @@ def card_of(explanation: Mapping[str, Any], image: OutlinedImage, wrong: Sequenc
 
 
 def region_marks(notes: Sequence[RegionNote]) -> list[RegionMark]:
-    """The marks of an explanation's regions, on the image and in the tables."""
+    """The marks of an explanation's regions, for the image and the tables."""
     return [RegionMark.of(index, note["unmentioned"]) for index, note in enumerate(notes)]
 
 
-def _cut_off(explanation: Mapping[str, Any]) -> str:
+def _truncation(explanation: Mapping[str, Any]) -> str:
     if not explanation["truncated"]:
         return ""
     texts = "The caption or a reference" if "compared" in explanation else "The caption"
     return f"{texts} is longer than the text encoder reads: its end was cut off."
 
 
-def judgement(explanation: Mapping[str, Any]) -> str:
-    """From which value on a phrase gets a tick, in words for a legend.
+def threshold_text(explanation: Mapping[str, Any]) -> str:
+    """The least precision of a right phrase, in words for a legend.
 
-    >>> judgement({"threshold": 0.5})
+    >>> threshold_text({"threshold": 0.5})
     'fits a region: precision of at least 0.5'
     """
     return f"fits a region: precision of at least {explanation['threshold']:.4g}"
 
 
-def not_judged(explanation: Mapping[str, Any]) -> str:
-    """How many regions the image tower does not see, "" where it sees all.
+def outside_text(explanation: Mapping[str, Any]) -> str:
+    """The number of regions that the image tower does not see, in words; "" where it sees all.
 
-    >>> not_judged({"outside": 11}), not_judged({"outside": 1})
+    >>> outside_text({"outside": 11}), outside_text({"outside": 1})
     ('11 regions outside the square were not judged', '1 region outside the square was not judged')
     """
     count = explanation["outside"]
@@ -88,14 +91,13 @@ def not_judged(explanation: Mapping[str, Any]) -> str:
 
 def _legend(explanation: Mapping[str, Any]) -> list[LegendEntry]:
     notes: Sequence[RegionNote] = explanation["regions"]
-    told = {False: "region that a phrase mentions", True: "region that none mentions"}
-    found = {note["unmentioned"] for note in notes}
-    entries = [LegendEntry(text, RegionMark.of(0, kind)) for kind, text in told.items() if kind in found]
+    kinds = {note["unmentioned"] for note in notes}
+    entries = [LegendEntry(text, RegionMark.of(0, kind)) for kind, text in _OUTLINES.items() if kind in kinds]
     if not notes:
         where = "inside the square" if explanation["outside"] else "found"
         entries.append(LegendEntry(f"No region was {where}: the whole image stands for them."))
-    entries.append(LegendEntry(judgement(explanation), Tick()))
-    if outside := not_judged(explanation):
+    entries.append(LegendEntry(threshold_text(explanation), Tick()))
+    if outside := outside_text(explanation):
         entries.append(LegendEntry(f"{outside}; phrases may be about them", Unknown()))
     return entries
 

@@ -21,8 +21,7 @@ from capeval_core.regions.source import CachedRegions, RegionSource
 from capeval_core.reports.canvas import PAPER, REGIONS, UNMENTIONED, WRONG, WRONG_GROUND
 from capeval_core.result import plain
 from capeval_core.scores.hice import HiceS, RefHiceS
-from capeval_core.scores.hice_explanation import HiceExplanation
-from capeval_core.scores.hice_notes import verdict
+from capeval_core.scores.hice.explanation import HiceExplanation, verdict
 from capeval_core.synthetic.demo import demo_set
 from tests import seeded
 
@@ -81,22 +80,22 @@ def unit(features: Floats) -> NDArray[np.float64]:
 
 def cosines(metric: HiceS, caption: str, image: Any) -> tuple[list[str], NDArray[np.float64]]:
     """The phrases of a caption, and their cosines with the regions of an image, and with it as a whole."""
-    (said,) = metric.parser.phrases([caption])
-    (seen,) = metric.encoder.encode_regions([InputImage.of(image)], metric.finder)
+    (said,) = metric.phrase_source.phrases([caption])
+    (seen,) = metric.encoder.encode_regions([InputImage.of(image)], metric.region_source)
     texts = metric.encoder.encode_texts(list(said.phrases)).features
     return list(said.phrases), unit(texts) @ unit(np.concatenate([seen.regions, seen.whole[None]])).T
 
 
-@pytest.mark.parametrize("include_whole", [False, True])
-def test_notes_are_the_best_cosines(folder: Path, include_whole: bool) -> None:
-    metric = opened(HiceS, folder, include_whole=include_whole, regions=Bars())
+@pytest.mark.parametrize("include_whole_image", [False, True])
+def test_notes_are_the_best_cosines(folder: Path, include_whole_image: bool) -> None:
+    metric = opened(HiceS, folder, include_whole_image=include_whole_image, regions=Bars())
     result = metric.score(CAPTIONS, IMAGES)
     by_whole = 0
     for index, (caption, image) in enumerate(zip(CAPTIONS, IMAGES, strict=True)):
         found = result.explain(index)
         assert isinstance(found, HiceExplanation)
         phrases, every = cosines(metric, caption, image)
-        candidates = every if include_whole else every[:, :-1]
+        candidates = every if include_whole_image else every[:, :-1]
         assert [note["phrase"] for note in found.phrases] == phrases
         for note, row in zip(found.phrases, candidates, strict=True):
             best = int(row.argmax())
@@ -110,11 +109,11 @@ def test_notes_are_the_best_cosines(folder: Path, include_whole: bool) -> None:
             assert seen["unmentioned"] == (seen["recall"] < 0.5)
         whole = {"recall": pytest.approx(2.5 * max(every[:, -1].max(), 0), abs=2e-6)}
         whole["phrase"] = phrases[int(every[:, -1].argmax())]
-        assert found["whole"] == (whole if include_whole else None)
+        assert found["whole"] == (whole if include_whole_image else None)
         assert found["caption"] == caption
         assert found["hice_s"] == result.scores[index]
         assert found["precision"] == result.parts["precision"][index]
-    assert bool(by_whole) == include_whole
+    assert bool(by_whole) == include_whole_image
 
 
 def test_without_a_region_the_whole_image_stands_for_them(folder: Path) -> None:
@@ -147,14 +146,16 @@ def test_what_may_lie_outside_the_square_is_no_mistake(folder: Path) -> None:
     found = metric.score(["a wall and a door"], [wide]).explain(0)
     assert isinstance(found, HiceExplanation)
     assert (found["outside"], found["square"]) == (6, [60, 0, 100, 40])
-    judged = found.judged(10.0)
+    judged = found.with_threshold(10.0)
     assert [(note["mistake"], note["judged"]) for note in judged.phrases] == [(False, False)] * 2
     assert judged.wrong_words() == []
-    assert all(note["judged"] for note in found.judged(0.0).phrases)
+    assert all(note["judged"] for note in found.with_threshold(0.0).phrases)
     square = metric.score(["a wall and a door"], [wide.crop((60, 0, 100, 40))]).explain(0)
     assert isinstance(square, HiceExplanation)
     assert square["outside"] == 0
-    assert [(note["mistake"], note["judged"]) for note in square.judged(10.0).phrases] == [(True, True)] * 2
+    assert [(note["mistake"], note["judged"]) for note in square.with_threshold(10.0).phrases] == [
+        (True, True)
+    ] * 2
 
 
 def test_what_is_not_seen_is_dimmed_and_the_rest_keeps_its_colours(folder: Path) -> None:
@@ -174,8 +175,8 @@ def test_a_cut_caption_is_told_in_its_explanation(folder: Path) -> None:
     result = metric.score(["a wall " * 90, "a wall"], IMAGES[:2])
     assert result.explain(0)["truncated"] > 0 == result.explain(1)["truncated"]
     long, short = (result.explain(index) for index in range(2))
-    assert (np.asarray(long.judged(0.0).plot(800)) == WRONG).all(-1).any()  # type: ignore[attr-defined]
-    assert not (np.asarray(short.judged(0.0).plot(800)) == WRONG).all(-1).any()  # type: ignore[attr-defined]
+    assert (np.asarray(long.with_threshold(0.0).plot(800)) == WRONG).all(-1).any()  # type: ignore[attr-defined]
+    assert not (np.asarray(short.with_threshold(0.0).plot(800)) == WRONG).all(-1).any()  # type: ignore[attr-defined]
 
 
 def test_explanations_come_in_the_order_of_the_input(folder: Path) -> None:
@@ -204,22 +205,22 @@ def test_json_and_pickle_give_it_back(folder: Path) -> None:
     assert np.array_equal(np.asarray(copy.plot(640)), np.asarray(found.plot(640)))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("several", ["joint", "best", "mean", "pooled"])
-def test_of_several_references_those_that_the_score_uses(folder: Path, several: str) -> None:
-    result = opened(RefHiceS, folder, several=several).score(CAPTIONS, IMAGES, REFERENCES)
+@pytest.mark.parametrize("reduction", ["joint", "best", "mean", "pooled"])
+def test_of_several_references_those_that_the_score_uses(folder: Path, reduction: str) -> None:
+    result = opened(RefHiceS, folder, reference_reduction=reduction).score(CAPTIONS, IMAGES, REFERENCES)
     for index, references in enumerate(REFERENCES):
         found = result.explain(index)
         assert [note["reference"] for note in found["compared"]] == references
         chosen = [note for note in found["compared"] if note["chosen"]]
-        if several == "joint":
+        if reduction == "joint":
             assert [(note["gttc"], note["lttc"]) for note in chosen] == [(found["gttc"], found["lttc"])]
-        elif several == "best":
+        elif reduction == "best":
             assert max(note["gttc"] for note in chosen) == found["gttc"]
             assert max(note["lttc"] for note in chosen) == found["lttc"]
             assert len(chosen) <= 2
         else:
             assert len(chosen) == len(references)
-            assert several == "pooled" or np.mean([note["lttc"] for note in chosen]) == pytest.approx(
+            assert reduction == "pooled" or np.mean([note["lttc"] for note in chosen]) == pytest.approx(
                 found["lttc"], abs=1e-12
             )
 
@@ -259,10 +260,10 @@ def test_remembered_regions_leave_when_there_is_no_room() -> None:
 
 def test_a_threshold_of_ones_own(folder: Path) -> None:
     found = explained(folder)
-    strict = found.judged(10.0)
+    strict = found.with_threshold(10.0)
     assert all(note["mistake"] for note in strict.phrases)
     assert all(note["unmentioned"] for note in strict.regions)
-    assert found.judged(0.5) == found
+    assert found.with_threshold(0.5) == found
     assert found.plot(640, threshold=10.0) == strict.plot(640)
 
 

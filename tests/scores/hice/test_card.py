@@ -13,8 +13,8 @@ from capeval_core.reports.canvas import COMPARED, FAINT, INK, REGIONS, RIGHT, UN
 from capeval_core.reports.card import Bar, Caption, Card, LegendEntry, Row
 from capeval_core.reports.marks import Cross, Dot, RegionMark, Tick, Unknown, Word
 from capeval_core.reports.overlay import OutlinedImage
-from capeval_core.scores.hice_card import card_of, region_marks
-from capeval_core.scores.hice_notes import PhraseNote, ReferenceNote, RegionNote
+from capeval_core.scores.hice.card import card_of, region_marks
+from capeval_core.scores.hice.explanation import PhraseNote, ReferenceNote, RegionNote
 
 PHRASES: list[PhraseNote] = [
     {"phrase": "wall", "precision": 0.9, "region": 1, "mistake": False, "judged": True},

@@ -30,12 +30,12 @@ from capeval_core.regions.sam import SEGMENTER
 from capeval_core.regions.source import RegionSource
 from capeval_core.result import Result
 from capeval_core.scores.hice import HiceS, RefHiceS
-from capeval_core.scores.hice_rows import Reading, References, reference_columns, region_columns
+from capeval_core.scores.hice.rows import EncodedReferences, EncodedTexts, reference_columns, region_columns
 from tests import seeded
 from tests.counting import counted
 
 Floats = NDArray[np.float32]
-SEVERAL = ("joint", "best", "mean", "pooled")
+REDUCTIONS = ("joint", "best", "mean", "pooled")
 
 
 @pytest.fixture(scope="module")
@@ -89,22 +89,22 @@ class Case:
     references: list[Text]
 
 
-def plainly(case: Case, w: float, include_whole: bool, several: str) -> dict[str, float]:
+def plainly(case: Case, w: float, include_whole_image: bool, reduction: str) -> dict[str, float]:
     """Eq. 2 to 11 for one caption."""
     said = case.caption
-    compared = [*case.regions, case.image] if include_whole or not case.regions else case.regions
+    compared = [*case.regions, case.image] if include_whole_image or not case.regions else case.regions
     p, r = sets(said.phrases, compared, w)
     found = {"gitc": w * max(cosine(case.image, said.whole), 0), "precision": p, "recall": r}
     found["litc"] = harmonic(p, r)
     found["hice"] = harmonic(found["gitc"], found["litc"])
     g = [max(cosine(said.whole, reference.whole), 0) for reference in case.references]
     local = [harmonic(*sets(said.phrases, reference.phrases)) for reference in case.references]
-    if several == "joint":
+    if reduction == "joint":
         best = max(range(len(g)), key=lambda i: harmonic(g[i], local[i]))
         found |= {"gttc": g[best], "lttc": local[best]}
-    elif several == "mean":
+    elif reduction == "mean":
         found |= {"gttc": sum(g) / len(g), "lttc": sum(local) / len(local)}
-    elif several == "best":
+    elif reduction == "best":
         found |= {"gttc": max(g), "lttc": max(local)}
     else:
         pool = [phrase for reference in case.references for phrase in reference.phrases]
@@ -113,11 +113,11 @@ def plainly(case: Case, w: float, include_whole: bool, several: str) -> dict[str
     return found
 
 
-def reading(texts: Sequence[Text]) -> Reading:
+def reading(texts: Sequence[Text]) -> EncodedTexts:
     said = [("phrase",) * len(text.phrases) for text in texts]
     none = np.zeros(len(texts), dtype=np.int64)
     phrases = np.stack([phrase for text in texts for phrase in text.phrases])
-    return Reading(said, np.stack([text.whole for text in texts]), phrases, none, none)
+    return EncodedTexts(said, np.stack([text.whole for text in texts]), phrases, none, none)
 
 
 def rows_of(cases: Sequence[Case]) -> pa.Table:
@@ -131,7 +131,7 @@ def rows_of(cases: Sequence[Case]) -> pa.Table:
     counts = np.array([len(case.references) for case in cases], dtype=np.int64)
     captions = reading([case.caption for case in cases])
     columns = region_columns(captions, seen)
-    compared = References(reading([r for case in cases for r in case.references]), counts)
+    compared = EncodedReferences(reading([r for case in cases for r in case.references]), counts)
     columns |= reference_columns(captions, compared)
     n = len(cases)
     common = {
@@ -175,8 +175,8 @@ def some_cases(shapes: Sequence[Shape], dimension: int, seed: int, likeness: flo
     seed=st.integers(0, 2**32),
     likeness=st.sampled_from([0.0, 0.5, 2.0]),
     w=st.sampled_from([1.0, 2.5, 0.3]),
-    include_whole=st.booleans(),
-    several=st.sampled_from(SEVERAL),
+    include_whole_image=st.booleans(),
+    reduction=st.sampled_from(REDUCTIONS),
 )
 def test_eq_2_to_11_a_second_way(
     folder: Path,
@@ -185,14 +185,20 @@ def test_eq_2_to_11_a_second_way(
     seed: int,
     likeness: float,
     w: float,
-    include_whole: bool,
-    several: str,
+    include_whole_image: bool,
+    reduction: str,
 ) -> None:
     cases = some_cases(shapes, dimension, seed, likeness)
-    expected = [plainly(case, w, include_whole, several) for case in cases]
-    metric = opened(RefHiceS, folder, w=w, include_whole=include_whole, several=several)
+    expected = [plainly(case, w, include_whole_image, reduction) for case in cases]
+    metric = opened(
+        RefHiceS,
+        folder,
+        w=w,
+        include_whole_image=include_whole_image,
+        reference_reduction=reduction,
+    )
     found = metric.combine(rows_of(cases))
-    free = opened(HiceS, folder, w=w, include_whole=include_whole).aggregate(rows_of(cases))
+    free = opened(HiceS, folder, w=w, include_whole_image=include_whole_image).aggregate(rows_of(cases))
     for row, plain in enumerate(expected):
         assert found.scores[row] == pytest.approx(plain.pop("refhice"), abs=1e-6)
         assert free.scores[row] == pytest.approx(plain.pop("hice"), abs=1e-6)
@@ -300,7 +306,7 @@ def test_windows_of_texts_change_nothing(
     references = [["one"], ["two dogs", "a star", "a heart"], ["a dog in the park"], ["x", "y"]]
     usual = opened(RefHiceS, folder).score(CAPTIONS, images[:4], references)
     for texts in (1, 3, 5):
-        monkeypatch.setattr("capeval_core.scores.hice.TEXTS_AT_ONCE", texts)
+        monkeypatch.setattr("capeval_core.scores.hice.metric.TEXTS_AT_ONCE", texts)
         found = opened(RefHiceS, folder).score(CAPTIONS, images[:4], references)
         assert close(values(found), values(usual)) and found.groups == usual.groups
 
@@ -321,7 +327,11 @@ def test_four_captions_of_thirty_masks_cost_31_forwards_and_a_further_one_none(
 
 @pytest.mark.parametrize(
     "changed",
-    [{"w": 1.0}, {"include_whole": True}, *({"several": several} for several in SEVERAL[1:])],
+    [
+        {"w": 1.0},
+        {"include_whole_image": True},
+        *({"reference_reduction": reduction} for reduction in REDUCTIONS[1:]),
+    ],
     ids=str,
 )
 def test_options_of_the_formula_need_no_new_run(
@@ -343,9 +353,9 @@ def test_options_of_the_formula_need_no_new_run(
         {"regions": Rectangles(3)},
         {"max_regions": 1},
         {"phrases": Graphs({})},
-        {"style": "soft-spice"},
-        {"geometry": "released"},
-        {"geometry": "released_no_antialias"},
+        {"phrase_style": "soft-spice"},
+        {"mask_transform": "released"},
+        {"mask_transform": "released_no_antialias"},
     ],
     ids=lambda changed: next(iter(changed)),
 )
@@ -383,7 +393,7 @@ def test_without_regions_the_whole_image_is_the_region(folder: Path, images: lis
         found.parts["region_count"][0] == found.parts["region_count"][2] == 0 < found.parts["region_count"][1]
     )
     assert all(math.isfinite(score) for score in found.scores) and found.counts.failed == 0
-    with_whole = opened(HiceS, folder, include_whole=True).score(CAPTIONS[:1], [grey])
+    with_whole = opened(HiceS, folder, include_whole_image=True).score(CAPTIONS[:1], [grey])
     assert with_whole.scores == [pytest.approx(found.scores[0], abs=1e-6)]
 
 
@@ -525,8 +535,8 @@ def test_sources_of_ones_own_are_held_to_what_they_promise(folder: Path, images:
         ({"regions": {"a": "b"}}, TypeError, r"masks\['a'\] is a str: expected a list"),
         ({"phrases": {"a": "b"}}, TypeError, "pass a list of phrases"),
         ({"max_regions": 0}, ValueError, "max_regions=0: expected a number of at least 1"),
-        ({"several": "first"}, TypeError, "has no option 'several'"),
-        ({"geometry": "square"}, ValueError, "did you mean 'square_crop'"),
+        ({"reference_reduction": "first"}, TypeError, "has no option 'reference_reduction'"),
+        ({"mask_transform": "square"}, ValueError, "did you mean 'square_crop'"),
     ],
     ids=str,
 )
