@@ -119,7 +119,7 @@ def plain(given: argparse.Namespace) -> dict[str, Any]:
         for caption, owner in zip(workload.captions, workload.owner, strict=True):
             path = workload.images[owner]
             image = Image.open(path)
-            found = metric.finder.find(InputImage.of(path)).masks()
+            found = metric.region_source.find(InputImage.of(path)).masks()
             pixels, masks = encoder.preprocess(image), encoder.preprocess_masks(found)
             full = encoder.preprocess_masks(np.ones((1, image.height, image.width), np.bool_))[0]
             whole, said = see(pixels, full), say(caption)
@@ -151,7 +151,7 @@ def report_gpu(folder: Path, given: argparse.Namespace) -> None:
     shown = [InputImage.of(path) for path in make_workload(folder, 64 / 1000, references=0).images]
     nothing = FeatureCache(0)
     seconds = timed(
-        lambda: [None for _ in metric.encoder.encode_regions(shown, metric.finder, cache=nothing)],
+        lambda: [None for _ in metric.encoder.encode_regions(shown, metric.region_source, cache=nothing)],
         given.device,
     )
     rows = len(shown) * (1 + MASKS)

@@ -452,10 +452,10 @@ ALTERNATIVES: dict[str, Any] = {
     "regions": "colours",
     "max_regions": 1,
     "phrases": "chunks",
-    "style": "soft-spice",
-    "geometry": "released",
-    "include_whole": True,
-    "several": "mean",
+    "phrase_style": "soft-spice",
+    "mask_transform": "released",
+    "include_whole_image": True,
+    "reference_reduction": "mean",
 }
 """A value other than the default for every option but those that name a place."""
 

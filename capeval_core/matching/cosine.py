@@ -1,11 +1,35 @@
-"""Cosines between rows of features: paired, and one row against its group."""
+"""Cosines between rows of features, paired or one row against its group, and the harmonic mean."""
 
 from __future__ import annotations
+
+from functools import reduce
+from operator import add, mul
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Floats = NDArray[np.float32]
+Array = TypeVar("Array", "NDArray[np.float64]", "Tensor")
+
+
+def harmonic_mean(*terms: Array) -> Array:
+    """Harmonic mean of terms of at least 0, as n times their product by the sum of all partial products.
+
+    0 where a term is 0, NaN where one is NaN. Negative terms, which a released script allows, give that
+    quotient, and 0 where it is 0 / 0.
+
+    >>> harmonic_mean(np.array([0.5, 0.5, 0.5, 0.0]), np.array([0.25, 0.0, np.nan, 0.0])).round(3)
+    array([0.333, 0.   ,   nan, 0.   ])
+    """
+    product: Array = reduce(mul, terms)
+    total: Array = reduce(add, [reduce(mul, terms[:i] + terms[i + 1 :]) for i in range(len(terms))])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean: Array = len(terms) * product / (total + ((product == 0) & (total == 0)))
+    return mean
 
 
 def unit(features: Floats) -> Floats:

@@ -1,8 +1,8 @@
-"""Phrases by rules alone: noun phrases with their place in the image, and what relates them.
+"""Phrases by rules alone: noun phrases with their location in the image, and relations between them.
 
 No model and no network: for the small weights that ship with the package, and for a quick look. English only.
-The rules know the closed classes (articles, prepositions, conjunctions, pronouns) and guess verbs from their
-endings and neighbours; a scene-graph parser (`capeval_core.phrases.scene_graph`) knows more.
+The rules list the closed classes (articles, prepositions, conjunctions, pronouns) and guess verbs from their
+endings and neighbours; a scene-graph parser (`capeval_core.phrases.factual`) makes fewer mistakes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Chunk:
     """One phrase of a caption.
 
     text: the phrase, without articles.
-    subject: which noun phrase of the caption it is about, counted from 0.
-    object: the noun phrase that it relates the subject to, if any.
-    noun: whether it is that noun phrase itself.
+    subject: index of the noun phrase of the caption that it is about.
+    object: index of the noun phrase that it relates the subject to, if any.
+    noun: whether it is the noun phrase itself.
     """
 
     text: str
@@ -44,12 +44,12 @@ class Chunk:
 
 
 def chunks(caption: str) -> list[Chunk]:
-    """The phrases of a caption in its order, no text twice.
+    """The phrases of a caption in its order, without duplicates.
 
-    Each noun phrase is one phrase, with its count, its adjectives and its place in the image, because such
-    a phrase is what one region can show. Each relation is one more, "subject predicate object", spelt with
+    Each noun phrase is one phrase, with its count, its adjectives and its location in the image, because one
+    region can show such a phrase. Each relation is one more, "subject predicate object", spelt with
     both whole noun phrases, so that it cannot be confused with another pair; a predicate without an object
-    gives "subject predicate". Frames that name nothing to see ("a picture of", "there are", "on a plain
+    gives "subject predicate". Frames that name nothing visible ("a picture of", "there are", "on a plain
     background") are left out.
 
     >>> [c.text for c in chunks("a picture of a big red circle to the left of two blue squares")]
@@ -70,7 +70,7 @@ _JOINED_LINK = re.compile(
     rf"(?:to|on|in|at|near|by|from)(?: the)? (?:(?:{_SIDES}) )?(?:{_SIDES})(?: side)? of\b"
     rf"|(?:{_SIDES}) of\b|next to\b|close to\b|on top of\b|in between\b|out of\b|away from\b|up to\b"
 )
-_PLACE = re.compile(
+_LOCATION = re.compile(
     r"(?:on|in|at|near|to) the (?:far |upper |lower )?"
     r"(?:(?:top|bottom|left|right|middle|center|centre|back|front|background|foreground|distance|upper|lower)\b"
     r" ?)+(?:(?:hand )?(?:side|corner|half|part|edge)\b)?"
@@ -81,51 +81,50 @@ _FRAME = re.compile(
     r"(?: that)? (?:of|shows|showing|depicts|depicting|features|featuring|contains) )?",
     re.IGNORECASE,
 )
-_NOTHING = re.compile(r"\s*,? ?\b(?:on|against|with) an? plain background\b", re.IGNORECASE)
+_BACKGROUND = re.compile(r"\s*,? ?\b(?:on|against|with) an? plain background\b", re.IGNORECASE)
 _TOKEN = re.compile(r"\w+(?:[-.]\w+)*(?:['’]\w+)?|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class _Noun:
     words: str
-    place: str = ""
+    location: str = ""
 
     def __str__(self) -> str:
-        return f"{self.words} {self.place}".rstrip()
+        return f"{self.words} {self.location}".rstrip()
 
 
 class _Reader:
-    """Reads sentence after sentence, token after token, and keeps what it has found."""
+    """Reads sentence after sentence, token after token, and collects noun phrases and facts about them."""
 
     def __init__(self) -> None:
         self.nouns: list[_Noun] = []
-        self.found: list[
-            tuple[int, str, int | None]
-        ] = []  # subject, predicate, object; predicate "" is the noun
-        self._forget()
+        # (subject, predicate, object); a noun phrase itself has the predicate ""
+        self.facts: list[tuple[int, str, int | None]] = []
+        self._begin_sentence()
 
-    def _forget(self) -> None:
-        self.first: int | None = None  # the noun phrase that the sentence began with
+    def _begin_sentence(self) -> None:
+        self.first: int | None = None  # the first noun phrase of the sentence
         self.subject: int | None = None
         self.predicate: list[str] = []
         self.related = False  # whether the subject is the object of a relation
         self.relative = False  # whether a relative clause is about it
-        self.says = False  # whether the predicate would stand without an object
-        self.ahead = ""  # a place named before what is there
+        self.complete = False  # whether the predicate can stand without an object
+        self.leading_location = ""  # a location named before its noun phrase
 
     def chunks(self) -> list[Chunk]:
-        made: dict[str, Chunk] = {}
-        for subject, predicate, object in self.found:
+        chunks: dict[str, Chunk] = {}
+        for subject, predicate, object in self.facts:
             text = str(self.nouns[subject])
             if predicate:
                 end = "" if object is None else self.nouns[object].words
                 text = f"{self.nouns[subject].words} {predicate} {end}".rstrip()
-            made.setdefault(text.casefold(), Chunk(text, subject, object, not predicate))
-        return list(made.values())
+            chunks.setdefault(text.casefold(), Chunk(text, subject, object, not predicate))
+        return list(chunks.values())
 
     def read(self, sentence: str) -> None:
-        self._forget()
-        text = _NOTHING.sub("", sentence.strip())
+        self._begin_sentence()
+        text = _BACKGROUND.sub("", sentence.strip())
         self.tokens = _TOKEN.findall(_FRAME.sub("", text, count=1))
         self.at = 0
         while self.at < len(self.tokens):
@@ -134,7 +133,7 @@ class _Reader:
 
     def _step(self) -> None:
         word = self._word()
-        if self._place() or self._joined_link():
+        if self._location() or self._joined_link():
             return
         if not word[0].isalnum() or word in BREAKS:
             self._close()
@@ -167,30 +166,30 @@ class _Reader:
     def _rest(self) -> str:
         return " ".join(self.tokens[self.at : self.at + 7]).lower()
 
-    def _place(self) -> bool:
-        """A place, "on the left": of the noun phrase before, or of the one that follows."""
-        match = _PLACE.match(self._rest())
+    def _location(self) -> bool:
+        """Read a location such as "on the left", of the noun phrase before it or of the next one."""
+        match = _LOCATION.match(self._rest())
         if not match:
             return False
         words = len(match[0].split())
         if self._word(words) == "of":
             return False
-        place = " ".join(self.tokens[self.at : self.at + words]).lower()
+        location = " ".join(self.tokens[self.at : self.at + words]).lower()
         self.at += words
         start = self.at - words
         apart = start == 0 or not self.tokens[start - 1][0].isalnum() or self._word(-words - 1) in BREAKS
         noun_follows = self._word() in BE | DROPPED | COUNTS | {"there"}
         if self.subject is None or (apart and noun_follows):
             self._close()
-            self.ahead = place
+            self.leading_location = location
             while self._word() in BE | {"there", ","}:
                 self.at += 1
             self.subject = None
-        elif self.says:
-            self._close(place)
+        elif self.complete:
+            self._close(location)
         else:
             self._close()
-            self.nouns[self.subject] = replace(self.nouns[self.subject], place=place)
+            self.nouns[self.subject] = replace(self.nouns[self.subject], location=location)
         return True
 
     def _joined_link(self) -> bool:
@@ -209,7 +208,7 @@ class _Reader:
             self.predicate.append(word)
 
     def _finite(self) -> None:
-        """A finite verb belongs to the noun phrase that the clause began with: "a man in a hat | is ..."."""
+        """A finite verb takes the first noun phrase as its subject: "a man in a hat | is ..."."""
         if self.related and not self.relative:
             self._close()
             self.subject = self.first
@@ -220,14 +219,14 @@ class _Reader:
         return bool(word) and word[0].isalnum() and word not in closed
 
     def _words(self) -> None:
-        """A run of open-class words, with or without an article: a noun phrase, a predicate, or both."""
+        """Read a run of open-class words, with or without an article: a noun phrase, a predicate, or both."""
         article = self._word()
         opened = article in DROPPED or article in COUNTS or article.isdigit()
         run: list[str] = []
         while self._word() in DROPPED:
             self.at += 1
         while self._plain(self._word()):
-            if run and (_JOINED_LINK.match(self._rest()) or _PLACE.match(self._rest())):
+            if run and (_JOINED_LINK.match(self._rest()) or _LOCATION.match(self._rest())):
                 break
             starts = self._word() in COUNTS or self._word().isdigit()
             if run and starts and run[-1].lower() not in COUNTS:
@@ -248,7 +247,7 @@ class _Reader:
         described = not opened and self.subject is not None and self.predicate and self.predicate[-1] in BE
         if described and self._adjectives(run):
             self.predicate += run
-            self.says = True
+            self.complete = True
             self._close()
             return
         verb = self._find_verb(run, opened, single)
@@ -266,18 +265,18 @@ class _Reader:
         if _is_verb(run[verb].lower()):
             self.predicate = [word for word in self.predicate if word.lower() not in BE]
         self.predicate += predicate
-        self.says = True
+        self.complete = True
         if rest:
             self._split(rest, False, False)
 
     def _find_verb(self, run: list[str], opened: bool, single: bool) -> int | None:
-        """Where in the run the predicate begins: what cannot be part of the noun phrase before it."""
+        """The index in the run at which the predicate begins, None where there is none."""
         following = self._word()
         for index, word in enumerate(map(str.lower, run)):
             last = index == len(run) - 1
             if index == 0:
                 # "a running dog" begins with an adjective, "is running" with a predicate.
-                begins = not opened and self.subject is not None and not (self.predicate and self.says)
+                begins = not opened and self.subject is not None and not (self.predicate and self.complete)
                 described = last and self.predicate and self.predicate[-1] in BE
                 if begins and (_is_verb(word) or described):
                     return 0
@@ -294,32 +293,32 @@ class _Reader:
         return None
 
     def _noun(self, run: list[str]) -> None:
-        if not self.predicate and self.subject is not None and self.says:
+        if not self.predicate and self.subject is not None and self.complete:
             self._close()
         words = " ".join(run)
         # "a group of people" is one noun phrase.
-        if self.predicate == ["of"] and self.found and self.subject is not None:
+        if self.predicate == ["of"] and self.facts and self.subject is not None:
             whole = self.nouns[self.subject]
             self.nouns[self.subject] = replace(whole, words=f"{whole.words} of {words}")
             self.predicate = []
             return
         predicate, subject = " ".join(self.predicate), self.subject
-        self.nouns.append(_Noun(words, self.ahead))
-        self.ahead, self.predicate, self.says = "", [], False
+        self.nouns.append(_Noun(words, self.leading_location))
+        self.leading_location, self.predicate, self.complete = "", [], False
         index = len(self.nouns) - 1
-        self.found.append((index, "", None))
+        self.facts.append((index, "", None))
         if predicate and subject is not None:
-            self.found.append((subject, predicate, index))
+            self.facts.append((subject, predicate, index))
         self.related, self.relative = bool(predicate) and subject is not None, False
         self.subject = index
         if self.first is None:
             self.first = index
 
-    def _close(self, place: str = "") -> None:
-        """Where a predicate ends without an object."""
-        if self.says and self.subject is not None:
-            self.found.append((self.subject, " ".join([*self.predicate, place]).strip(), None))
-        self.predicate, self.says = [], False
+    def _close(self, location: str = "") -> None:
+        """End a predicate that has no object."""
+        if self.complete and self.subject is not None:
+            self.facts.append((self.subject, " ".join([*self.predicate, location]).strip(), None))
+        self.predicate, self.complete = [], False
 
 
 def _is_verb(word: str) -> bool:

@@ -1,6 +1,6 @@
-"""How much each caption of a pool agrees with the rest: CIDEr, CIDEr-D, and the cosine of ECO's release.
+"""Consensus of each caption of a pool with the others: CIDEr, CIDEr-D, and the cosine of ECO's release.
 
-A pool is the captions that were proposed for one image. Each is compared with all the others of its pool by
+A pool is the candidate captions of one image. Each is compared with all the others of its pool by
 their n-grams, weighted by how rare they are. Source: Vedantam et al. 2015, "CIDEr"; the ECO paper derives its
 consensus score from it, its released code uses scikit-learn's TF-IDF instead.
 """
@@ -30,7 +30,7 @@ Documents = Literal[
     "doc_leave_one_out_within_pool",
     "doc_leave_one_out_all_pools",
 ]
-"""What counts as a document when the rarity of an n-gram is measured: a caption, all captions of an image,
+"""The documents by which the rarity of an n-gram is measured: a caption, all captions of an image,
 or (as when COCO's scorer is called on a pool) the others of each caption; of one pool or of all pools.
 `doc_leave_one_out_within_pool` is degenerate: an n-gram that two captions share is in every document, so that
 every score is 0."""
@@ -38,12 +38,12 @@ LONGEST = 4
 """Words of the longest n-gram of CIDEr."""
 SIGMA = 6.0
 """Width of CIDEr-D's penalty for different lengths."""
-_BLOCK = 200_000  # words at once where no pool needs another: bounds the memory
+_BLOCK = 200_000  # words at a time where pools are independent, which bounds memory
 
 
 @dataclass(frozen=True)
 class DocumentFrequencies:
-    """In how many documents of a corpus each n-gram occurs.
+    """Document frequencies of n-grams in a corpus.
 
     count: {n-gram: number of documents that hold it}.
     documents: how many there are.
@@ -97,15 +97,15 @@ def consensus(
     """
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r}: expected 'cider' or 'cider_d'{did_you_mean(kind, get_args(Kind))}")
-    known = get_args(Documents)
-    if not isinstance(documents, DocumentFrequencies) and documents not in known:
+    choices = get_args(Documents)
+    if not isinstance(documents, DocumentFrequencies) and documents not in choices:
         raise ValueError(
-            f"documents={documents!r}: expected {', '.join(map(repr, known))} or DocumentFrequencies"
-            f"{did_you_mean(str(documents), known)}"
+            f"documents={documents!r}: expected {', '.join(map(repr, choices))} or DocumentFrequencies"
+            f"{did_you_mean(str(documents), choices)}"
         )
-    apart = isinstance(documents, DocumentFrequencies) or documents.endswith("within_pool")
+    independent = isinstance(documents, DocumentFrequencies) or documents.endswith("within_pool")
     scores: list[Floats] = []
-    for part in _blocks(pools, _BLOCK) if apart else [pools]:
+    for part in _blocks(pools, _BLOCK) if independent else [pools]:
         block = _Block(part)
         total = np.zeros(len(block.pool))
         for n in range(1, LONGEST + 1):
@@ -163,9 +163,10 @@ _WORD = re.compile(r"\b\w\w+\b")
 
 @dataclass(frozen=True)
 class _Grams:
-    """The n-grams of one length in a block: which caption holds which, how often. Each is of one pool only.
+    """The n-grams of one length in a block: n-gram `gram[i]` occurs `count[i]` times in caption `caption[i]`.
 
-    start: for every kind of n-gram, a word of the block with which it begins.
+    Equal n-grams of different pools are different kinds. start: per kind, the index of a word with which it
+    begins.
     """
 
     caption: Integers
@@ -178,7 +179,7 @@ class _Grams:
         return len(self.start)
 
     def frequency(self) -> Integers:
-        """In how many captions of its pool each n-gram is."""
+        """Number of captions of its pool that hold each n-gram."""
         return np.bincount(self.gram, minlength=self.kinds)
 
     def pool_of_gram(self, block: _Block) -> Integers:
@@ -187,7 +188,7 @@ class _Grams:
 
 
 class _Block:
-    """Some pools as arrays: the words one after another, each with its caption; captions with their pool."""
+    """Pools as flat arrays: the caption of each word, the pool of each caption."""
 
     def __init__(self, pools: Sequence[Sequence[Tokens]]) -> None:
         vocabulary: dict[str, int] = defaultdict(count().__next__)
@@ -196,29 +197,29 @@ class _Block:
         self.pool: Integers = np.repeat(np.arange(len(pools)), self.sizes)
         self.lengths: Integers = np.array([len(tokens) for tokens in captions], dtype=np.int64)
         self.caption: Integers = np.repeat(np.arange(len(captions)), self.lengths)
-        said = chain.from_iterable(captions)
-        self.words: Integers = np.fromiter(map(vocabulary.__getitem__, said), np.int64, len(self.caption))
+        words = chain.from_iterable(captions)
+        self.words: Integers = np.fromiter(map(vocabulary.__getitem__, words), np.int64, len(self.caption))
         self.names = list(vocabulary)
-        self._own: Integers = self.pool[self.caption]  # the number of the n-gram that begins at each word
+        self._gram_at: Integers = self.pool[self.caption]  # number of the n-gram that begins at each word
         self._length = 0
 
     def grams(self, n: int) -> _Grams:
-        """The n-grams of length n; to be asked for 1, 2, 3, ... in turn."""
+        """The n-grams of length n; must be called with 1, 2, 3, ... in turn."""
         self._length += 1
         if n != self._length:
             raise ValueError(f"n={n}: expected {self._length}")
         reach = len(self.words) - n + 1
         begins = np.flatnonzero(self.caption[: max(reach, 0)] == self.caption[n - 1 :])
-        key = self._own[begins] * len(self.names) + self.words[begins + n - 1]
+        key = self._gram_at[begins] * len(self.names) + self.words[begins + n - 1]
         _, first, gram = np.unique(key, return_index=True, return_inverse=True)
-        self._own = np.zeros_like(self._own)
-        self._own[begins] = gram
-        held, count = np.unique(self.caption[begins] * max(len(first), 1) + gram, return_counts=True)
-        caption, gram = np.divmod(held, max(len(first), 1))
+        self._gram_at = np.zeros_like(self._gram_at)
+        self._gram_at[begins] = gram
+        pairs, count = np.unique(self.caption[begins] * max(len(first), 1) + gram, return_counts=True)
+        caption, gram = np.divmod(pairs, max(len(first), 1))
         return _Grams(caption, gram, count, begins[first])
 
     def across_pools(self, grams: _Grams, n: int) -> Integers:
-        """For each kind of n-gram a number that equal ones of all pools share."""
+        """Per kind of n-gram a number that equal n-grams of all pools share."""
         spelt = np.stack([self.words[grams.start + k] for k in range(n)], axis=1)
         shared: Integers = np.zeros(grams.kinds, dtype=np.int64)
         for k in range(n):
@@ -227,11 +228,13 @@ class _Block:
 
 
 def _idf(block: _Block, grams: _Grams, n: int, documents: Documents | DocumentFrequencies) -> Floats:
-    """ln(number of documents) - ln(how many of them hold the n-gram), for each kind of n-gram."""
+    """ln(number of documents) - ln(number of documents with the n-gram), per kind of n-gram."""
     if isinstance(documents, DocumentFrequencies):
         spelt = zip(*(block.words[grams.start + k] for k in range(n)), strict=True)
-        found = documents.count.get
-        held = np.array([found(tuple(block.names[w] for w in gram), 0) for gram in spelt], dtype=np.float64)
+        count_of = documents.count.get
+        held = np.array(
+            [count_of(tuple(block.names[w] for w in gram), 0) for gram in spelt], dtype=np.float64
+        )
         return _log(np.float64(documents.documents)) - _log(held)
     in_pool = grams.frequency()
     size = block.sizes[grams.pool_of_gram(block)]
@@ -255,9 +258,9 @@ def _log(count: NDArray[np.generic] | np.float64) -> Floats:
 
 
 def _agreement(block: _Block, grams: _Grams, weights: Floats) -> Floats:
-    """The sum of each caption's cosines with the others of its pool.
+    """The sum of each caption's cosines with the others of its pool, for CIDEr.
 
-    The sum of its products with all vectors is its product with their sum, so that no pair is formed.
+    The sum of its products with all vectors is its product with their sum, so no pair is formed.
     """
     captions = len(block.pool)
     unit = weights * _inverse(_norms(grams, weights, captions))[grams.caption]
@@ -268,7 +271,7 @@ def _agreement(block: _Block, grams: _Grams, weights: Floats) -> Floats:
 
 
 def _agreement_d(block: _Block, grams: _Grams, weights: Floats) -> Floats:
-    """The same for CIDEr-D, whose clipping needs every pair of captions that share an n-gram."""
+    """The same for CIDEr-D, whose clipping needs all pairs of captions that share an n-gram."""
     captions = len(block.pool)
     inverse = _inverse(_norms(grams, weights, captions))
     order = np.argsort(grams.gram, kind="stable")

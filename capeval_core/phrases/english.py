@@ -1,4 +1,4 @@
-"""Words of English that the rules of this room know."""
+"""Lists of English words for the rules of this room."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ def _words(text: str) -> frozenset[str]:
 
 
 DROPPED = _words("a an the this that these those his her its their my your our")
-"""Articles and what stands in their place: a phrase does without them."""
+"""Articles and other determiners, left out of phrases."""
 COUNTS = _words(
     "no one two three four five six seven eight nine ten eleven twelve several many some few both all "
     "another other each every more"
 )
-"""What begins a noun phrase and is part of what it says."""
+"""Numbers and quantities, with which a noun phrase may begin."""
 BREAKS = _words("and or but while as then so yet when where because nor plus")
 BE = _words("is are was were be been being am")
 SUBJECT_PRONOUNS = _words("he she they it")
@@ -30,7 +30,7 @@ ADJECTIVES = _words(
     "closed round square thick thin colorful colourful striped wet dry dirty clean busy crowded beautiful "
     "plain snowy grassy sandy rocky sunny"
 )
-"""The most common ones of captions: the word after one of them is no verb."""
+"""The most common adjectives of captions: the word after one of them is not a verb."""
 ING_NOUNS = _words(
     "building ceiling clothing painting railing wedding ring string king wing swing morning evening thing "
     "something anything spring parking awning crossing icing pudding sling drawing lighting flooring"
@@ -44,7 +44,7 @@ VERBS = _words(
     "read reads cut cuts talk talks sing sings make makes take takes go goes gather gathers dance dances "
     "shine shines"
 )
-"""The most common ones of captions, in the forms that have no ending of their own."""
+"""The most common verbs of captions, in the forms that have no ending of their own."""
 ADVERBS = _words("together alone away apart nearby outdoors indoors upright outside inside around")
 
 ABBREVIATIONS = _words(
@@ -65,12 +65,12 @@ TREEBANK_ABBREVIATIONS = _words(
     "sep sept seq sfc sgt spc sq sr st ste supt sys tel tenn thu thurs tue tues univ va vs vt wed wis "
     "wisc wm wyo"
 )
-"""What keeps its full stop in the Penn Treebank's tokens, wherever it stands."""
+"""Abbreviations that keep their full stop in the Penn Treebank's tokens."""
 TREEBANK_STATES = _words("ark az del ill la mass miss ore pa tex wash")
-"""What does where it begins with a capital."""
+"""Abbreviations that keep it where they begin with a capital."""
 TREEBANK_STARTERS = _words(
     "a about according after an as at but earlier he her here however if in it last many more now once "
     "one other our she since so some such that the their then there these they this we what when while "
     "yet you"
 )
-"""What begins a sentence after a single letter with a full stop."""
+"""Words that begin a sentence after a single letter with a full stop."""

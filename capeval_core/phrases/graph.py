@@ -1,4 +1,4 @@
-"""Scene graphs as FACTUAL writes them: `( dog , is , brown ) , ( dog , run in , park )`.
+"""Scene graphs as strings, as FACTUAL writes them: `( dog , is , brown ) , ( dog , run in , park )`.
 
 A graph is a string of facts in brackets: three fields relate a subject to an object, `is` gives an attribute
 or, with digits, a quantity; one field names an entity alone. Parsers that generate text also write strings
@@ -32,11 +32,11 @@ class Triplet(NamedTuple):
 
 
 def triplets(graph: str) -> list[Triplet]:
-    """The facts of a graph in its order, without marks, none twice.
+    """The facts of a graph in its order, without marks and duplicates.
 
-    Facts that are not closed are dropped, unless nothing else is there: then the first field is an entity.
-    A fact of two fields has no object; of more than three, the middle is the predicate; one that lacks its
-    subject or object leaves the other as an entity. An entity that other facts speak of is not repeated.
+    Facts without a closing bracket are dropped, unless there is no other: then the first field is an entity.
+    A fact of two fields has no object; of more than three, the middle is the predicate; one without a
+    subject or object gives the other as an entity. An entity that occurs in another fact is not repeated.
 
     >>> [str(t) for t in triplets("( dog , is , brown ) , ( dog , v:run in , park ) , ( boy ) , ( cat , i")]
     ['dog is brown', 'dog run in park', 'boy']
@@ -49,8 +49,8 @@ def triplets(graph: str) -> list[Triplet]:
     if not closed:
         closed = re.split(r"[(),]", graph.strip(" ,()"))[:1]
     facts = [_triplet([_without_mark(field.strip()) for field in fact.split(",")]) for fact in closed]
-    said = {name for fact in facts if fact.predicate for name in (fact.subject, fact.object)}
-    kept = [fact for fact in facts if fact.subject and (fact.predicate or fact.subject not in said)]
+    related = {name for fact in facts if fact.predicate for name in (fact.subject, fact.object)}
+    kept = [fact for fact in facts if fact.subject and (fact.predicate or fact.subject not in related)]
     return list(dict.fromkeys(kept))
 
 
@@ -65,10 +65,10 @@ def _triplet(fields: list[str]) -> Triplet:
 
 
 def phrases_of(graph: str, style: Style = "triplet") -> list[str]:
-    """What a graph says, as phrases in its order, none twice; an empty list where it relates nothing.
+    """The facts of a graph as phrases, without duplicates; an empty list where there are only entities.
 
-    `triplet`: "subject predicate object", with attributes as "dog is brown". A graph of bare entities has no
-    triplet, hence no phrase: the caption says more than they do. `soft-spice`: entities, "brown dog", and
+    `triplet`: "subject predicate object", with attributes as "dog is brown". A graph of bare entities gives
+    no phrase: the caption itself says more. `soft-spice`: entities, "brown dog", and
     "dog run in park", as the Soft-SPICE of the FACTUAL package.
 
     >>> phrases_of("( dog , is , brown ) , ( dog , run in , park )")
@@ -76,15 +76,15 @@ def phrases_of(graph: str, style: Style = "triplet") -> list[str]:
     >>> phrases_of("( dog , is , brown )", style="soft-spice")
     ['brown dog', 'dog']
     """
-    found = triplets(graph)
+    facts = triplets(graph)
     if style == "soft-spice":
-        rejoined = " , ".join(f"( {' , '.join(filter(None, fact))} )" for fact in found)
+        rejoined = " , ".join(f"( {' , '.join(filter(None, fact))} )" for fact in facts)
         return [phrase for phrase in soft_spice_phrases(rejoined) if phrase]
-    return list(dict.fromkeys(map(str, found))) if any(fact.predicate for fact in found) else []
+    return list(dict.fromkeys(map(str, facts))) if any(fact.predicate for fact in facts) else []
 
 
 def remove_marks(graph: str) -> str:
-    """A graph without what the `-id` models add: `v:` and `pv:` before verbs, `:1` after repeated nouns.
+    """A graph without the marks of the `-id` models: `v:` and `pv:` before verbs, `:1` after repeated nouns.
 
     >>> remove_marks("( car , pv:park on , ground:1 ) , ( tv:1 , v:show , 10:30 )")
     '( car , park on , ground ) , ( tv , show , 10:30 )'
@@ -106,7 +106,7 @@ def space_out(graph: str) -> str:
 
 
 def is_graph(text: str) -> bool:
-    """Whether there is anything in brackets."""
+    """Whether a text has anything in brackets."""
     return re.search(r"\(.*?\)", text) is not None
 
 
@@ -149,7 +149,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Relation:
-    """From one entity to another, both by index."""
+    """A relation of one entity to another, both by index."""
 
     subject: int
     relation: str
@@ -158,7 +158,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class SceneGraph:
-    """Entities in order of first mention, and what relates them."""
+    """Entities in order of first mention, and the relations between them."""
 
     entities: tuple[Entity, ...]
     relations: tuple[Relation, ...]
@@ -167,8 +167,7 @@ class SceneGraph:
 def object_form(graph: str) -> SceneGraph:
     """The entities and relations of a graph in normal form, as the FACTUAL package reads it.
 
-    Facts that have not exactly three fields are passed over; one that stands alone gives its first field as
-    an entity.
+    Facts that have not exactly three fields are left out; the first field of a single fact is an entity.
 
     >>> object_form("( pigs , is , 2 ) , ( pigs , in , mud )").entities
     (Entity(head='pigs', quantity='2', attributes=()), Entity(head='mud', quantity='', attributes=()))
@@ -198,7 +197,7 @@ def object_form(graph: str) -> SceneGraph:
 
 
 def soft_spice_phrases(graph: str) -> dict[str, Kind]:
-    """The phrases of FACTUAL's Soft-SPICE from a graph in normal form, each with what it is.
+    """The phrases of FACTUAL's Soft-SPICE from a graph in normal form, each with its kind.
 
     >>> soft_spice_phrases("( dog , is , brown ) , ( dog , in , park )")
     {'brown dog': 'attribute', 'dog': 'entity', 'dog in park': 'relation', 'park': 'entity'}
@@ -220,11 +219,11 @@ def spice_tuples(graph: str) -> list[tuple[str, ...]]:
     >>> spice_tuples("( dog , is , brown ) , ( dog , in , park )")
     [('dog',), ('dog', 'brown'), ('dog', 'in', 'park'), ('park',)]
     """
-    found: set[tuple[str, ...]] = set()
+    tuples: set[tuple[str, ...]] = set()
     for first, *others in map(_fields, facts_of(graph)):
-        found.add((first,))
+        tuples.add((first,))
         if len(others) == 1 or (len(others) == 2 and others[0] == "is"):
-            found.add((first, others[-1]))
+            tuples.add((first, others[-1]))
         elif others:
-            found |= {(first, " ".join(others[:-1]), others[-1]), (others[-1],)}
-    return sorted(found, key=lambda tuple: (" ".join(tuple), len(tuple)))
+            tuples |= {(first, " ".join(others[:-1]), others[-1]), (others[-1],)}
+    return sorted(tuples, key=lambda parts: (" ".join(parts), len(parts)))

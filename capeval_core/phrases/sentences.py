@@ -1,4 +1,4 @@
-"""Where one sentence of a caption ends and the next begins."""
+"""Splits captions into sentences."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def sentences(text: str) -> list[str]:
 
     >>> sentences('A dog runs. "Stop!" says Mr. Fox... and 2.5 cats wait.')
     ['A dog runs.', '"Stop!" says Mr. Fox... and 2.5 cats wait.']
-    >>> sentences("Seen here:\\n- a red car\\n- two dogs")
-    ['Seen here:', 'a red car', 'two dogs']
+    >>> sentences("On the street:\\n- a red car\\n- two dogs")
+    ['On the street:', 'a red car', 'two dogs']
     """
-    found: list[str] = []
+    parts: list[str] = []
     for line in _LINE.split(text):
         line = _BULLET.sub("", line)
         start = 0
         for match in _END.finditer(line):
             if _ends(line, match):
-                found.append(line[start : match.end()])
+                parts.append(line[start : match.end()])
                 start = match.end()
-        found.append(line[start:])
-    stripped = [" ".join(sentence.split()) for sentence in found]
+        parts.append(line[start:])
+    stripped = [" ".join(sentence.split()) for sentence in parts]
     return [sentence for sentence in stripped if any(map(str.isalnum, sentence))]
 
 

@@ -1,4 +1,4 @@
-"""Where phrases come from, behind one interface: a scene-graph parser, rules, or the user."""
+"""Sources of phrases: the interface, rules, phrases of the user, and how a source is opened by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,14 +15,27 @@ from capeval_core.errors import FileError, Problems, did_you_mean, wrong_option
 from capeval_core.inputs.json_files import load_json
 from capeval_core.phrases.chunks import chunks
 from capeval_core.phrases.graph import Style
-from capeval_core.phrases.phrases import Phrases
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """The phrases of one caption.
+
+    phrases: in the caption's order, at least one, without duplicates.
+    truncated: number of sentences that are longer than the parser reads.
+    fallback: number of sentences without a phrase, which are their own phrase.
+    """
+
+    phrases: tuple[str, ...]
+    truncated: int = 0
+    fallback: int = 0
 
 
 @runtime_checkable
 class PhraseSource(Protocol):
-    """Anything that finds the phrases of captions.
+    """Captions -> phrases.
 
-    name: how signatures and messages call it.
+    name: its name in signatures and messages.
     fingerprint: changes with everything that its phrases depend on.
     """
 
@@ -46,41 +60,40 @@ def open_phrases(
     dtype: str = "float32",
     batch_size: int | None = None,
 ) -> PhraseSource:
-    """The source of phrases that a user means.
+    """Open a source of phrases by name, from a file, or from a mapping.
 
     Args:
         spec: `"factual"`, the parser of the paper; a Hub id (`@revision` pins it) or folder of another parser
             of its kind; `"chunks"`, rules without a model; a JSON file or mapping `{caption: [phrases]}`;
-            or a source of one's own.
+            or a `PhraseSource`.
         style: how a parser's facts become phrases (`capeval_core.phrases.graph.phrases_of`).
         device, dtype, batch_size: where and how a parser runs.
 
     Raises:
         ParserError: a parser that cannot be loaded.
-        ValueError, TypeError: anything else that `spec` cannot mean, phrases that are not lists of texts.
+        ValueError, TypeError: any other `spec`, or phrases that are not lists of texts.
 
     >>> open_phrases("chunks").phrases(["a red star above a blue heart"])[0].phrases
     ('red star', 'blue heart', 'red star above blue heart')
     >>> open_phrases({"Two dogs run.": ["two dogs"]}).phrases(["Two dogs run."])
     [Phrases(phrases=('two dogs',), truncated=0, fallback=0)]
     """
-    opener = phrase_opener(spec)
-    return opener(style=style, device=device, dtype=dtype, batch_size=batch_size)
+    return phrase_opener(spec)(style=style, device=device, dtype=dtype, batch_size=batch_size)
 
 
 def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
-    """What opens the source of phrases that a user means, by `open_phrases`' keywords; it opens no model yet.
+    """Check `spec` before any model is opened; the result opens it, by the keywords of `open_phrases`.
 
     Raises:
-        ValueError, TypeError: as `open_phrases`, for what `spec` cannot mean.
+        ValueError, TypeError: as for `open_phrases`.
     """
     if isinstance(spec, str | os.PathLike):
         return _opener_named(os.fspath(spec))
     if isinstance(spec, Mapping):
-        given: PhraseSource = GivenPhrases(spec)
-        return lambda **run: given
+        source: PhraseSource = PrecomputedPhrases(spec)
+        return lambda **settings: source
     if isinstance(spec, PhraseSource):
-        return lambda **run: spec
+        return lambda **settings: spec
     fix = (
         "expected 'factual', 'chunks', a Hub id or folder of a parser, a JSON file, "
         "or a mapping {caption: [phrases]}"
@@ -90,80 +103,74 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
 
 def _opener_named(name: str) -> Callable[..., PhraseSource]:
     if name == "chunks":
-        return lambda **run: ChunkPhrases()
+        return lambda **settings: ChunkPhrases()
     if Path(name).suffix == ".json":
-        given = GivenPhrases(_read(Path(name)))
-        return lambda **run: given
-    known = name == "factual" or "/" in name or Path(name).expanduser().is_dir()
-    if not known:
+        source = PrecomputedPhrases(_read(Path(name)))
+        return lambda **settings: source
+    if not (name == "factual" or "/" in name or Path(name).expanduser().is_dir()):
         fix = (
             "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a "
             f"parser, or a JSON file{did_you_mean(name, ['factual', 'chunks'])}"
         )
         raise wrong_option("phrases", name, "", fix, verb="")
-    from capeval_core.phrases.graph_writer import FACTUAL
-    from capeval_core.phrases.scene_graph import FactualParser
+    from capeval_core.phrases.factual import FACTUAL, FactualParser
 
     return partial(FactualParser, FACTUAL if name == "factual" else name)
 
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
     try:
-        given = load_json(path.expanduser(), once="give all phrases of a caption in one list")
+        phrases = load_json(path.expanduser(), once="give all phrases of a caption in one list")
     except FileError as error:
         raise wrong_option("phrases", str(path), str(error), verb="") from error
-    if not isinstance(given, dict):
+    if not isinstance(phrases, dict):
         fix = "expected {caption: [phrases]}"
-        raise wrong_option("phrases", str(path), f"a {type(given).__name__}", fix, verb="holds")
-    return given
+        raise wrong_option("phrases", str(path), f"a {type(phrases).__name__}", fix, verb="holds")
+    return phrases
 
 
 class ChunkPhrases:
-    """Phrases by rules, without a model; see `capeval_core.phrases.chunks`."""
+    """Phrases by rules (`capeval_core.phrases.chunks`), without a model."""
 
     name = "chunks"
     fingerprint = "chunks-1"  # raise it with any rule that changes a phrase
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
         """The phrases of each text; a text in which the rules find nothing is its own phrase."""
-        found = {text: [chunk.text for chunk in chunks(text)] for text in dict.fromkeys(texts)}
-        made = {
-            text: Phrases(tuple(phrases)) if phrases else Phrases((text,), fallback=1)
-            for text, phrases in found.items()
+        phrases = {
+            text: _phrases_or_text([chunk.text for chunk in chunks(text)], text)
+            for text in dict.fromkeys(texts)
         }
-        return [made[text] for text in texts]
+        return [phrases[text] for text in texts]
 
 
-class GivenPhrases:
-    """Phrases that the user hands in, by caption.
+class PrecomputedPhrases:
+    """Phrases from a file or from Python, by caption.
 
     Args:
-        given: `{caption: [phrases]}`, for references too where they are scored; a caption with an empty list
-            is its own phrase.
+        phrases: `{caption: [phrases]}`, with the references where they are scored; a caption with an empty
+            list is its own phrase.
 
     Raises:
         ValueError, TypeError: phrases that are not lists of texts, or empty texts; all at once.
     """
 
-    def __init__(self, given: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, phrases: Mapping[str, Sequence[str]]) -> None:
         problems = Problems()
-        for caption, phrases in given.items():
-            _check(problems, f"phrases[{_short(caption)}]", phrases)
+        for caption, listed in phrases.items():
+            _check(problems, f"phrases[{_short(caption)}]", listed)
         problems.raise_if_any()
-        self._given = {
-            caption: Phrases(tuple(dict.fromkeys(phrases))) if phrases else Phrases((caption,), fallback=1)
-            for caption, phrases in given.items()
-        }
+        self._phrases = {caption: _phrases_or_text(listed, caption) for caption, listed in phrases.items()}
 
     @classmethod
-    def of(cls, captions: Sequence[str], phrases: Sequence[Sequence[str]]) -> GivenPhrases:
-        """Phrases in a list that is parallel to the captions.
+    def of(cls, captions: Sequence[str], phrases: Sequence[Sequence[str]]) -> PrecomputedPhrases:
+        """Phrases in a list parallel to the captions.
 
         Raises:
             ValueError, TypeError: lists of different lengths, phrases that are not lists of texts, or equal
                 captions with different phrases, named by index.
 
-        >>> GivenPhrases.of(["Two dogs run."], [["two dogs"]]).phrases(["Two dogs run."])[0].phrases
+        >>> PrecomputedPhrases.of(["Two dogs run."], [["two dogs"]]).phrases(["Two dogs run."])[0].phrases
         ('two dogs',)
         """
         if len(captions) != len(phrases):
@@ -175,11 +182,11 @@ class GivenPhrases:
         first: dict[str, int] = {}
         for index, (caption, listed) in enumerate(zip(captions, phrases, strict=True)):
             _check(problems, f"phrases[{index}]", listed)
-            before = first.setdefault(caption, index)
-            if phrases[before] != listed:
+            earlier = first.setdefault(caption, index)
+            if phrases[earlier] != listed:
                 problems.add(
-                    f"phrases[{index}] differ from phrases[{before}], but captions[{index}] and "
-                    f"captions[{before}] are the same text: give equal captions equal phrases"
+                    f"phrases[{index}] differ from phrases[{earlier}], but captions[{index}] and "
+                    f"captions[{earlier}] are the same text: give equal captions equal phrases"
                 )
         problems.raise_if_any()
         return cls(dict(zip(captions, phrases, strict=True)))
@@ -190,37 +197,41 @@ class GivenPhrases:
 
     @property
     def fingerprint(self) -> str:
-        content = json.dumps(sorted((text, given.phrases) for text, given in self._given.items()))
+        content = json.dumps(sorted((text, own.phrases) for text, own in self._phrases.items()))
         return f"given-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
         """The phrases of each text.
 
         Raises:
-            ValueError: texts that have none, each told once.
+            ValueError: texts without an entry, each named once.
         """
         problems = Problems()
         for text in dict.fromkeys(texts):
-            if text not in self._given:
+            if text not in self._phrases:
                 problems.add(
-                    f"phrases have no entry for {_short(text)}: hand in its phrases, or let "
+                    f"phrases have no entry for {_short(text)}: add its phrases, or let "
                     "phrases='factual' or 'chunks' find them all"
                 )
         problems.raise_if_any()
-        return [self._given[text] for text in texts]
+        return [self._phrases[text] for text in texts]
+
+
+def _phrases_or_text(phrases: Sequence[str], text: str) -> Phrases:
+    return Phrases(tuple(dict.fromkeys(phrases))) if phrases else Phrases((text,), fallback=1)
 
 
 def _check(problems: Problems, name: str, phrases: Any) -> None:
     if isinstance(phrases, str) or not isinstance(phrases, Sequence):
-        found = repr(phrases) if isinstance(phrases, str) else f"a {type(phrases).__name__}"
-        problems.add(f"{name} is {found}: pass a list of phrases", kind=TypeError)
+        shown = repr(phrases) if isinstance(phrases, str) else f"a {type(phrases).__name__}"
+        problems.add(f"{name} is {shown}: pass a list of phrases", kind=TypeError)
         return
-    for at, phrase in enumerate(phrases):
+    for index, phrase in enumerate(phrases):
         if not isinstance(phrase, str):
             kind = type(phrase).__name__
-            problems.add(f"{name}[{at}] is a {kind}: phrases are strings", kind=TypeError)
+            problems.add(f"{name}[{index}] is a {kind}: phrases are strings", kind=TypeError)
         elif not phrase.strip():
-            problems.add(f"{name}[{at}] is empty: leave it out")
+            problems.add(f"{name}[{index}] is empty: leave it out")
 
 
 def _short(text: Any) -> str:

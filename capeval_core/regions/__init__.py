@@ -1,0 +1,1 @@
+"""Images -> masks or boxes of regions: segmenters, detectors, rules and files."""

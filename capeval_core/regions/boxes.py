@@ -1,26 +1,59 @@
-"""What detectors have in common: of boxes that cover the same thing, the best one."""
+"""Boxes around objects: the interface of detectors, non-maximum suppression, and rectangles as regions."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from capeval_core.regions.source import Boxes
+from capeval_core.inputs.visual import InputImage
+from capeval_core.regions import rle
+from capeval_core.regions.regions import Regions
+from capeval_core.regions.source import RegionSource
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """corners: (n, 4) float32, x0, y0, x1, y1 in pixels of the image. scores: (n,) float32, best first."""
+
+    corners: NDArray[np.float32]
+    scores: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.corners)
+
+
+class BoxSource(ABC):
+    """A detector: image -> boxes around objects. Rules and attributes are those of `RegionSource`."""
+
+    name: str
+    fingerprint: str
+
+    @abstractmethod
+    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
+        """The boxes of an image, clipped to it, best first; there may be none.
+
+        `decoded` is the image, loaded and in RGB.
+        """
+
 
 Floats = NDArray[np.float32]
 
 
-def distinct(corners: Floats, scores: Floats, overlap: float, most: int) -> Boxes:
-    """The best boxes, by non-maximum suppression: best first, each overlapping no better one by more.
+def suppress_overlaps(corners: Floats, scores: Floats, overlap: float, max_boxes: int) -> Boxes:
+    """Non-maximum suppression: the best boxes, best first.
 
     Args:
         corners: (n, 4) x0, y0, x1, y1.
-        scores: (n,); of equal ones the earlier counts as better.
-        overlap: intersection over union above which the worse of two boxes goes.
-        most: how many are kept.
+        scores: (n,); of equal scores the earlier counts as better.
+        overlap: intersection over union above which the worse of two boxes is dropped.
+        max_boxes: how many boxes are kept at most.
 
     >>> corners = np.array([[0, 0, 10, 10], [0, 0, 10, 9.5], [0, 0, 5, 10]], dtype=np.float32)
-    >>> distinct(corners, np.array([0.5, 0.9, 0.7], dtype=np.float32), 0.9, 300).scores.tolist()
+    >>> suppress_overlaps(corners, np.array([0.5, 0.9, 0.7], dtype=np.float32), 0.9, 300).scores.tolist()
     [0.9, 0.7]
     """
     import torch
@@ -28,11 +61,37 @@ def distinct(corners: Floats, scores: Floats, overlap: float, most: int) -> Boxe
 
     order = np.argsort(-scores, kind="stable")
     corners, scores = corners[order], scores[order]
-    kept = nms(torch.from_numpy(corners), torch.from_numpy(scores), overlap)[:most].numpy()
+    kept = nms(torch.from_numpy(corners), torch.from_numpy(scores), overlap)[:max_boxes].numpy()
     return Boxes(corners[kept], scores[kept])
 
 
 def clipped(corners: Floats, size: tuple[int, int]) -> Floats:
-    """Boxes (n, 4) cut at the borders of a picture of (height, width)."""
+    """Boxes (n, 4) clipped to an image of (height, width)."""
     height, width = size
     return np.clip(corners, 0, np.array([width, height, width, height], dtype=np.float32))
+
+
+_REVISION = 1
+
+
+class RectangleRegions(RegionSource):
+    """The boxes of a detector as rectangular masks (table 6 of the HICE-S paper); `quality` is the score.
+
+    A pixel belongs to a box that contains its centre. `PrecomputedRegions` takes boxes of a detector that ran
+    elsewhere, as annotations with a `bbox`.
+
+    Args:
+        boxes: the detector.
+    """
+
+    def __init__(self, boxes: BoxSource) -> None:
+        self.boxes = boxes
+        self.name = f"rectangles:{boxes.name}"
+        self.fingerprint = f"rectangles-{_REVISION}-{boxes.fingerprint}"
+
+    def find(self, image: InputImage) -> Regions:
+        decoded = image.load().convert("RGB")
+        boxes = self.boxes.find(image, decoded)
+        size = (decoded.height, decoded.width)
+        runs = [rle.of_box(corners, size) for corners in boxes.corners.tolist()]
+        return Regions.of_runs(runs, size, quality=boxes.scores, boxes=boxes.corners)

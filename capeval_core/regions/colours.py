@@ -1,4 +1,4 @@
-"""Regions without a network: patches of one colour, for drawn images."""
+"""Regions without a network: connected patches of one colour, for drawn images."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from capeval_core.regions.source import RegionSource
 Array = NDArray[np.int64]
 
 _REVISION = 2
-_LARGEST = 1 << 22  # pixels that are looked at: of larger images every second, third, ... one each way
+_LARGEST = 1 << 22  # pixels that are read: of larger images every second, third, ... row and column
 _ALIKE = 6  # levels of 255, per channel: noise inside one patch
-_SHADOW = 32  # levels by which shadows differ from the background that they fall on
-_SPECK = 0.001  # share of the image below which a patch is no object
+_SHADOW = 32  # levels by which shadows may differ from the background
+_SPECK = 0.001  # share of the image below which a patch is not a region
 _GROWTH = 4  # pixels that a patch may gain at its soft edge
 _NEIGHBOURS = ((0, 1), (0, -1), (1, 0), (-1, 0))
 
@@ -26,10 +26,10 @@ _NEIGHBOURS = ((0, 1), (0, -1), (1, 0), (-1, 0))
 class ColourRegions(RegionSource):
     """Connected patches of nearly one colour, without the background and its shadows, without specks.
 
-    For drawn scenes such as those that the embedded weights know; a photograph has hardly any such patches.
+    For drawn scenes such as those of the embedded weights; a photograph has hardly any such patches.
     Regions are ordered by their topmost row, then from left to right; `quality` is the share of the image.
-    Touching objects of one colour are one region. Above 4 million pixels only every second one each way is
-    looked at, or every third, and so on, which bounds memory. Any number of threads may use it.
+    Touching objects of one colour are one region. Above 4 million pixels only every second row and
+    column is read, or every third, and so on, which bounds memory. It may be used from several threads.
 
     >>> from capeval_core.demo import demo_set
     >>> regions = ColourRegions().segment(demo_set()[0].image)
@@ -47,13 +47,13 @@ class ColourRegions(RegionSource):
         pixels = np.asarray(decoded, dtype=np.uint8)[::step, ::step].astype(np.int16)
         patches, colours = _patches(pixels)
         runs = runs_of(patches, _objects(patches, colours), step, size)
-        return Regions.of_runs(runs, size, quality=[rle.area(each) / (size[0] * size[1]) for each in runs])
+        return Regions.of_runs(runs, size, quality=[rle.area(mask) / (size[0] * size[1]) for mask in runs])
 
 
 def runs_of(patches: Array, chosen: list[int], step: int, size: tuple[int, int]) -> list[rle.Runs]:
-    """The runs of some patches, each pixel of which stands for a square of `step` pixels of (h, w).
+    """The runs of the `chosen` patches, each pixel of which stands for a square of `step` pixels of (h, w).
 
-    One pass over the map for all patches: a mask of a large image for each of a thousand takes minutes.
+    One pass over the map for all patches: a mask of a large image for each of 1,000 patches takes minutes.
     """
     rows = len(patches)
     columns = np.ascontiguousarray(patches.T)
@@ -129,7 +129,7 @@ def components(across: NDArray[np.bool_], down: NDArray[np.bool_]) -> Array:
     height, width = across.shape[0], down.shape[1]
     starts = np.ones((height, width), dtype=np.bool_)
     starts[:, 1:] = ~across
-    run = np.cumsum(starts.reshape(-1)).reshape(height, width) - 1  # linked pixels of one row share a number
+    run = np.cumsum(starts.reshape(-1)).reshape(height, width) - 1  # equal for linked pixels of one row
     above, below = run[:-1][down], run[1:][down]
     runs = int(run.max()) + 1
     links = np.stack(np.divmod(np.unique(above * runs + below), runs), axis=1)
@@ -148,7 +148,7 @@ def components(across: NDArray[np.bool_], down: NDArray[np.bool_]) -> Array:
 
 
 def _grown(patches: Array, pixels: NDArray[np.int16], colours: NDArray[np.float64]) -> Array:
-    """Give each pixel beside a patch to the one whose colour it is closest to, a few times over."""
+    """Add each pixel beside a patch to the patch with the closest colour, `_GROWTH` times."""
     if not len(colours):
         return patches
     for _ in range(_GROWTH):
@@ -166,7 +166,7 @@ def _grown(patches: Array, pixels: NDArray[np.int16], colours: NDArray[np.float6
 
 
 def _objects(patches: Array, colours: NDArray[np.float64]) -> list[int]:
-    """The patches that are not background: of another colour than the one that most of the border has."""
+    """The patches of another colour than the background, which is the most frequent one of the border."""
     border = np.concatenate([patches[0], patches[-1], patches[:, 0], patches[:, -1]])
     border = border[border >= 0]
     if not len(border):

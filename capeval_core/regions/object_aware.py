@@ -1,4 +1,4 @@
-"""MobileSAMv2's own object detector: what its script does before and after the network.
+"""MobileSAMv2's object detector: the steps of its script before and after the network.
 
 The released network is a YOLOv8 in a pickle that needs AGPL-licensed code; neither is part of this library.
 """
@@ -19,8 +19,7 @@ from torch import Tensor
 
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.device import exact_float32, resolve_device
-from capeval_core.regions.boxes import clipped, distinct
-from capeval_core.regions.source import Boxes, BoxSource
+from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import WeightsError
 
@@ -32,22 +31,22 @@ _MULTIPLE = 32
 _GREY = 114
 _SCORE = 0.4
 _OVERLAP = 0.9
-_MOST = 300
+_MAX_BOXES = 300
 _SNAP = 20
 _ONE = 1 << 11  # OpenCV's weights for interpolation are integers, of this sum
 
 
 class ObjectAwareBoxes(BoxSource):
-    """Boxes of MobileSAMv2's object detector: images and output are treated as its script treats them.
+    """MobileSAMv2's object detector, with its script's treatment of images and output.
 
-    As there, the network sees blue, green, red, and boxes within 20 pixels of the border of its input snap to
-    it. Unlike there, an image without an object has no boxes instead of failing.
+    As there, the network takes channels in the order blue, green, red, and boxes within 20 pixels of the
+    border of its input snap to it. Unlike there, an image without an object has no boxes instead of failing.
 
     Args:
         network: (1, 3, h, w) float32 in [0, 1] on `device` -> (n, 5): centre x, centre y, width, height in
             pixels of the input, and score. Called by one thread at a time.
-        fingerprint: names its weights.
-        device: where its input goes.
+        fingerprint: of its weights.
+        device: the device of its input.
     """
 
     name = "object-aware"
@@ -68,11 +67,11 @@ class ObjectAwareBoxes(BoxSource):
         architecture: str = "yolov8x-seg.yaml",
         device: str | None = None,
     ) -> ObjectAwareBoxes:
-        """The released detector, run by the package `ultralytics` (AGPL-3.0), which the user has installed.
+        """The released detector, run by the package `ultralytics` (AGPL-3.0), which the user installs.
 
         Args:
-            weights: `.safetensors` of its tensors. The release is a pickle, which is never opened here; where
-                it is trusted, this writes its tensors:
+            weights: `.safetensors` of its tensors. The release is a pickle, which is never opened here; if
+                you trust it, this writes its tensors:
                 `python -c "from ultralytics import YOLO; from safetensors.torch import save_file;
                 save_file(YOLO('ObjectAwareModel.pt').model.float().state_dict(), 'boxes.safetensors')"`
             architecture: a model of `ultralytics` with one class.
@@ -100,10 +99,10 @@ class ObjectAwareBoxes(BoxSource):
         model.eval().to(resolve_device(device))
 
         def network(pixels: Tensor) -> Tensor:
-            found = model(pixels)
-            while not isinstance(found, Tensor):  # versions nest it differently, but it comes first
-                found = found[0]
-            return found[0, :5].T
+            output = model(pixels)
+            while not isinstance(output, Tensor):  # nested differently by version, but always first
+                output = output[0]
+            return output[0, :5].T
 
         return cls(network, fingerprint=file_checksum(path)[:16], device=device)
 
@@ -148,10 +147,10 @@ def _resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uin
 
 
 def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The two neighbours of each new place, and the integer weight of the second."""
-    place = np.float32((np.arange(new) + 0.5) * (old / new) - 0.5)
-    first = np.floor(place).astype(np.int64)
-    weight = np.rint((place - first) * np.float32(_ONE)).astype(np.int64)
+    """The two neighbours of each new pixel, and the integer weight of the second."""
+    position = np.float32((np.arange(new) + 0.5) * (old / new) - 0.5)
+    first = np.floor(position).astype(np.int64)
+    weight = np.rint((position - first) * np.float32(_ONE)).astype(np.int64)
     return np.clip(first, 0, old - 1), np.clip(first + 1, 0, old - 1), weight
 
 
@@ -165,11 +164,11 @@ def read_output(raw: Floats, network: tuple[int, int], image: tuple[int, int]) -
     """
     raw = np.asarray(raw, dtype=np.float32)
     likely = raw[raw[:, 4] > _SCORE]
-    # Not stable, as the original: which of several boxes with equal scores stays depends on it.
+    # Not stable, as in the original: it decides which of several boxes with equal scores is kept.
     likely = likely[torch.argsort(torch.from_numpy(likely[:, 4]), descending=True).numpy()]
     half = likely[:, 2:4] / 2
     corners = np.concatenate([likely[:, :2] - half, likely[:, :2] + half], axis=1)
-    boxes = distinct(corners, likely[:, 4], _OVERLAP, _MOST)
+    boxes = suppress_overlaps(corners, likely[:, 4], _OVERLAP, _MAX_BOXES)
     ends = np.array([network[1], network[0]], dtype=np.float32)
     low, high = boxes.corners[:, :2], boxes.corners[:, 2:]
     low = np.where(low < _SNAP, 0, low)

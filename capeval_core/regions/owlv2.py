@@ -1,4 +1,4 @@
-"""Boxes around whatever may be an object, of no class: OWLv2's objectness.
+"""OWLv2 as a class-agnostic detector: boxes by its objectness.
 
 Minderer, Gritsenko, Houlsby: Scaling Open-Vocabulary Object Detection, NeurIPS 2023,
 https://arxiv.org/abs/2306.09683
@@ -20,52 +20,56 @@ from PIL import Image
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import check_tensors, size_problems
 from capeval_core.models.device import DTYPES, exact_float32, resolve_device
-from capeval_core.regions.boxes import clipped, distinct
-from capeval_core.regions.models import DETECTOR, needs_transformers, open_model
-from capeval_core.regions.source import Boxes, BoxSource
+from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
+from capeval_core.regions.source import WITHOUT
 from capeval_core.weights.folder import WeightsError, WeightsFolder
+from capeval_core.weights.foreign import needs_transformers, open_foreign_weights
 
+DETECTOR = "google/owlv2-base-patch16-ensemble"
+"""OWLv2, Apache 2.0, 0.6 GB."""
 THRESHOLD = 0.1
-"""The paper trains objectness to predict the class score that a box will get, and 0.1 is the class score from
-which transformers takes a box of OWLv2 for a detection."""
+"""Least objectness of a box. The paper trains it to predict a box's class score, and 0.1 is the class score
+from which transformers takes a box of OWLv2 for a detection."""
 _REVISION = 1
 
 
 class Owlv2Boxes(BoxSource):
-    """The boxes of OWLv2 that are most likely objects, whatever they show.
+    """The boxes of OWLv2 with the highest objectness, of any class.
 
-    No text is asked for: a detector of fixed classes would miss what has no class, and the captions are what
-    is to be judged. The vision tower runs in `dtype`, what predicts boxes always in float32.
+    It takes no text: a detector of fixed classes would miss all others, and captions are the text to be
+    scored. The vision tower runs in `dtype`, the heads of the boxes always in float32.
 
     Args:
         weights: Hub id (`@revision` pins it) or folder of an OWLv2 in transformers' format.
-        most: how many boxes at most.
-        overlap: intersection over union above which the worse of two boxes goes.
-        threshold: objectness, 0 to 1, below which a box goes. It is no calibrated probability; with 0 there
-            are as many boxes as fit, even on a blank image.
+        max_boxes: how many boxes at most.
+        overlap: intersection over union above which the worse of two boxes is dropped.
+        threshold: least objectness of a box, 0 to 1. It is not a calibrated probability; with 0 there are
+            `max_boxes` boxes even on a blank image, if so many do not overlap.
         device: torch device name; None: CUDA where there is a GPU.
         dtype: "float32", "bfloat16" or "float16".
 
-    Any number of threads may use one; the model then serves them in turn.
+    It may be used from several threads, one forward pass at a time.
 
     Raises:
-        WeightsError: transformers is missing, or the weights cannot be had or read.
+        WeightsError: transformers is missing, or the weights could not be loaded.
     """
 
     def __init__(
         self,
         weights: str | PathLike[str] = DETECTOR,
         *,
-        most: int = 300,
+        max_boxes: int = 300,
         overlap: float = 0.9,
         threshold: float = THRESHOLD,
         device: str | None = None,
         dtype: str = "float32",
     ) -> None:
-        folder = open_model(weights, what="detector", model_type="owlv2", default=DETECTOR)
-        self._most, self._overlap, self._threshold = most, overlap, threshold
+        folder = open_foreign_weights(
+            weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT, convert="regions"
+        )
+        self._max_boxes, self._overlap, self._threshold = max_boxes, overlap, threshold
         self._model = _open(folder, str(resolve_device(device)), dtype)
-        settings = [_REVISION, folder.checksum, self._model.config, most, overlap, threshold, dtype]
+        settings = [_REVISION, folder.checksum, self._model.config, max_boxes, overlap, threshold, dtype]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         self.fingerprint = f"owlv2-{digest}"
         self.name = folder.label(digest)
@@ -75,7 +79,7 @@ class Owlv2Boxes(BoxSource):
         size = (decoded.height, decoded.width)
         corners = clipped(corners * np.float32(max(size)), size)  # of the square that the image was padded to
         inside = (corners[:, 2:] > corners[:, :2]).all(axis=1) & (scores >= self._threshold)
-        return distinct(corners[inside], scores[inside], self._overlap, self._most)
+        return suppress_overlaps(corners[inside], scores[inside], self._overlap, self._max_boxes)
 
 
 class _Model:
@@ -90,14 +94,14 @@ class _Model:
                 raise ValueError("; ".join(problems))
             config: Any = Owlv2Config(**folder.config)
         except ImportError as error:
-            raise needs_transformers("detector", error) from error
-        except Exception as error:  # a strange config raises whatever its reader raises
+            raise needs_transformers("the detector", error, WITHOUT) from error
+        except Exception as error:  # a damaged config can raise anything
             raise WeightsError(f"detector {folder.name!r}: its config cannot be read ({error})") from error
         self.config = {"model": folder.config, "processor": processor.to_dict()}
         try:
-            with torch.device("meta"):  # no memory is taken before the file is known to have these sizes
+            with torch.device("meta"):  # takes no memory before the sizes in the file are checked
                 expected = _without_text(Owlv2ForObjectDetection(config)).state_dict()
-            # Files of older versions also hold buffers, which are made anew.
+            # Files of older versions also hold buffers, which are computed here.
             header = {name: each for name, each in folder.header().items() if name in expected}
             if missing := [name for name in expected if name not in header]:
                 raise WeightsError(f"{len(missing)} tensors are missing, such as {missing[0]}")
@@ -107,7 +111,7 @@ class _Model:
             model.load_state_dict(tensors)
         except WeightsError as error:
             raise WeightsError(f"detector {folder.name!r}: {error}") from error
-        except Exception as error:  # a strange config raises whatever its reader raises
+        except Exception as error:  # a damaged config can raise anything
             raise WeightsError(f"detector {folder.name!r}: its config cannot be built ({error})") from error
         model.owlv2.to(DTYPES[dtype])
         model.layer_norm.to(DTYPES[dtype])

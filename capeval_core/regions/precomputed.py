@@ -1,4 +1,4 @@
-"""Regions that were made before: masks or boxes from a file or from Python, by image."""
+"""Precomputed regions: masks or boxes from a file or from Python, by image."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from capeval_core.inputs.json_files import load_json
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk
 from capeval_core.inputs.visual import InputImage
 from capeval_core.regions import rle
-from capeval_core.regions.boxes import clipped
+from capeval_core.regions.boxes import Boxes, BoxSource, clipped
 from capeval_core.regions.regions import Regions
-from capeval_core.regions.source import Boxes, BoxSource, RegionsError, RegionSource
+from capeval_core.regions.source import RegionsError, RegionSource
 
 _SCORES = ("predicted_iou", "score")
 _EXPECTED = (
@@ -38,19 +38,19 @@ class PrecomputedRegions(RegionSource):
             `{"size": [h, w], "counts": [...] or "..."}`, or an annotation: such runs under `segmentation`,
             or a `bbox` ([x, y, width, height]) alone, which stands for its rectangle. An annotation's
             `predicted_iou` or `score` is the region's quality, otherwise 1.
-        name: what the signature calls it.
+        name: its name in the signature.
 
     Masks have the size of the image. Empty ones are dropped and counted; an image with an empty list has
     no regions; an image that is not among the ids is an error.
 
     Raises:
-        ValueError, TypeError: what is wrong with the masks, all of it at once.
+        ValueError, TypeError: all problems with the masks at once.
 
     >>> from PIL import Image
-    >>> made = {"cat": [{"size": [2, 3], "counts": [2, 2, 2]}]}
+    >>> masks = {"cat": [{"size": [2, 3], "counts": [2, 2, 2]}]}
     >>> image = Image.new("RGB", (3, 2))
     >>> image.filename = "images/cat.png"
-    >>> PrecomputedRegions(made).segment(image).masks().tolist()
+    >>> PrecomputedRegions(masks).segment(image).masks().tolist()
     [[[False, True, False], [False, True, False]]]
     """
 
@@ -71,7 +71,7 @@ class PrecomputedRegions(RegionSource):
 
     @classmethod
     def of(cls, images: Sequence[Any], masks: Sequence[Sequence[Any]]) -> PrecomputedRegions:
-        """Regions of images in the same order as the images, which are told apart by their content.
+        """Regions in a list parallel to the images, which are identified by their content.
 
         Raises:
             ValueError: not as many lists of masks as images, or two different ones for equal images.
@@ -95,10 +95,10 @@ class PrecomputedRegions(RegionSource):
         """Regions from a JSON file: `{image id: [regions]}`, COCO results or a COCO annotation file.
 
         COCO results are a list of `{"image_id", "segmentation" or "bbox", "score"}`. An annotation file's
-        `images` say which file an id means; otherwise the id itself is looked for among the images' names.
+        `images` name the file of each id; otherwise ids are matched with the names of the images.
 
         Raises:
-            FileError: the file cannot be read as any of these.
+            FileError: the file is in none of these formats.
         """
         path = Path(path)
         content = load_json(path, once="give all regions of an image in one list")
@@ -113,49 +113,49 @@ class PrecomputedRegions(RegionSource):
         width, height = image.load().size
         size = (height, width)
         problems: list[str] = []
-        found = []
+        masks = []
         for index, entry in enumerate(entries):
             try:
-                found.append(_read(entry, size))
+                masks.append(_read(entry, size))
             except ValueError as error:
                 problems.append(f"{image.where}: mask {index} of {image.name} {error}")
         if problems:
             raise RegionsError("\n".join(problems))
-        runs = [each for each, _, _ in found]
-        boxes = [box or rle.bounding_box(each, size) for each, _, box in found]
-        return Regions.of_runs(runs, size, quality=[quality for _, quality, _ in found], boxes=boxes)
+        runs = [mask for mask, _, _ in masks]
+        boxes = [box or rle.bounding_box(mask, size) for mask, _, box in masks]
+        return Regions.of_runs(runs, size, quality=[quality for _, quality, _ in masks], boxes=boxes)
 
     def _entries(self, image: InputImage) -> list[Any]:
         path = _path_of(image)
         for name in [path, os.path.basename(path)] if path else []:  # noqa: PTH119  (ids are no paths)
-            found = self._names.find(name)
-            if len(found) > 1:
+            matches = self._names.find(name)
+            if len(matches) > 1:
                 raise RegionsError(
-                    f"{image.where}: {image.name} may mean any of the masks of {', '.join(found[:3])}: "
+                    f"{image.where}: {image.name} may mean any of the masks of {', '.join(matches[:3])}: "
                     "name them as the file is named"
                 )
-            if found:
-                return self._masks[found[0]]
+            if matches:
+                return self._masks[matches[0]]
         if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
             return self._masks[image.key]
-        known = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
-        mend = (
+        ids = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
+        fix = (
             "give it an empty list if it has no regions"
             if path
             else "images without a file name take theirs from PrecomputedRegions.of(images, masks), in "
             "capeval_core.regions.precomputed"
         )
         raise RegionsError(
-            f"{image.where}: there are no precomputed masks of {image.name} (there are those of "
-            f"{len(self._masks)} images: {known}); {mend}"
+            f"{image.where}: there are no precomputed masks of {image.name} (there are masks of "
+            f"{len(self._masks)} images: {ids}); {fix}"
         )
 
 
-class GivenBoxes(BoxSource):
-    """The boxes of precomputed regions, as prompts: of a detector that was run elsewhere.
+class PrecomputedBoxes(BoxSource):
+    """The boxes of precomputed regions, to prompt a segmenter: of a detector that ran elsewhere.
 
     Args:
-        regions: annotations with a `bbox`, best `score` first or not.
+        regions: annotations with a `bbox`, in any order.
     """
 
     def __init__(self, regions: PrecomputedRegions) -> None:
@@ -164,9 +164,9 @@ class GivenBoxes(BoxSource):
         self.fingerprint = f"boxes-{regions.fingerprint}"
 
     def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
-        found = self.regions.find(image)
-        order = np.argsort(-found.quality, kind="stable")
-        return Boxes(clipped(found.boxes, found.size)[order], found.quality[order])
+        regions = self.regions.find(image)
+        order = np.argsort(-regions.quality, kind="stable")
+        return Boxes(clipped(regions.boxes, regions.size)[order], regions.quality[order])
 
 
 def _path_of(image: InputImage) -> str | None:
@@ -178,10 +178,10 @@ def _path_of(image: InputImage) -> str | None:
 
 
 def _problem(entry: Any) -> str | None:
-    """What an entry is that cannot be a region, else None."""
+    """Why an entry cannot be a region, None where it can."""
     if isinstance(entry, np.ndarray):
-        good = entry.ndim == 2 and entry.dtype == np.bool_
-        return None if good else f"is an array {entry.dtype}{entry.shape}: {_EXPECTED}"
+        is_mask = entry.ndim == 2 and entry.dtype == np.bool_
+        return None if is_mask else f"is an array {entry.dtype}{entry.shape}: {_EXPECTED}"
     if not isinstance(entry, Mapping):
         return f"is a {type(entry).__name__}: {_EXPECTED}"
     if isinstance(entry.get("segmentation"), list):
@@ -195,7 +195,7 @@ def _problem(entry: Any) -> str | None:
 def _read(
     entry: Any, size: tuple[int, int]
 ) -> tuple[rle.Runs, float, tuple[float, float, float, float] | None]:
-    """Runs, quality and box of one region; ValueError says what it is that does not fit."""
+    """Runs, quality and box of one region; ValueError where they do not fit the image."""
     if isinstance(entry, np.ndarray):
         if entry.shape != size:
             raise ValueError(_sizes(entry.shape, size))
@@ -210,13 +210,13 @@ def _read(
     return rle.of_box(box, size), quality, box
 
 
-def _runs(written: Mapping[str, Any], size: tuple[int, int]) -> rle.Runs:
-    theirs = tuple(map(int, _numbers(written, "size", "[height, width]")))
-    if len(theirs) != 2:
-        raise ValueError(f"has the size {written['size']!r}: expected [height, width]")
-    if theirs != size:
-        raise ValueError(_sizes(theirs, size))
-    counts = written["counts"]
+def _runs(entry: Mapping[str, Any], size: tuple[int, int]) -> rle.Runs:
+    own_size = tuple(map(int, _numbers(entry, "size", "[height, width]")))
+    if len(own_size) != 2:
+        raise ValueError(f"has the size {entry['size']!r}: expected [height, width]")
+    if own_size != size:
+        raise ValueError(_sizes(own_size, size))
+    counts = entry["counts"]
     if isinstance(counts, bytes):
         counts = counts.decode("ascii")
     if isinstance(counts, str):
@@ -225,7 +225,7 @@ def _runs(written: Mapping[str, Any], size: tuple[int, int]) -> rle.Runs:
         except ValueError as error:
             raise ValueError(f"has damaged counts: {error}") from error
     else:
-        runs = list(map(int, _numbers(written, "counts", "run lengths")))
+        runs = list(map(int, _numbers(entry, "counts", "run lengths")))
     if runs and min(runs) < 0:
         raise ValueError(f"has damaged counts: a run of {min(runs)} pixels")
     if sum(runs) != size[0] * size[1]:
@@ -240,42 +240,42 @@ def _numbers(entry: Mapping[str, Any], key: str, expected: str, values: Any = No
         raise ValueError(f"has the {key} {str(entry[key])[:60]!r}: expected {expected}") from error
 
 
-def _sizes(theirs: tuple[int, ...], size: tuple[int, int]) -> str:
+def _sizes(own_size: tuple[int, ...], size: tuple[int, int]) -> str:
     return (
-        f"is {theirs[0]} high and {theirs[1]} wide, but the image is {size[0]} high and {size[1]} wide: "
+        f"is {own_size[0]} high and {own_size[1]} wide, but the image is {size[0]} high and {size[1]} wide: "
         "make the mask at the size of the image as it is stored, without its EXIF orientation"
     )
 
 
-def _box(written: Any) -> tuple[float, float, float, float]:
-    numbers = _numbers({"bbox": written}, "bbox", "[x, y, width, height]")
+def _box(bbox: Any) -> tuple[float, float, float, float]:
+    numbers = _numbers({"bbox": bbox}, "bbox", "[x, y, width, height]")
     if len(numbers) != 4 or not np.isfinite(numbers).all() or min(numbers[2:]) < 0:
-        raise ValueError(f"has the bbox {written}: expected [x, y, width, height]")
+        raise ValueError(f"has the bbox {bbox}: expected [x, y, width, height]")
     x, y, width, height = numbers
     return x, y, x + width, y + height
 
 
 def _by_image(content: Any) -> dict[str, list[Any]]:
-    """{image id: [regions]} of what a JSON file holds."""
+    """{image id: [regions]} of the content of a JSON file."""
     files: dict[Any, str] = {}
     if isinstance(content, dict) and "annotations" in content:
         for index, image in enumerate(content.get("images", [])):
             if not isinstance(image, dict) or not {"id", "file_name"} <= image.keys():
                 raise ValueError(f"images[{index}] has no id or no file_name")
             files[image["id"]] = image["file_name"]
-        found: dict[str, list[Any]] = {name: [] for name in files.values()}
+        regions: dict[str, list[Any]] = {name: [] for name in files.values()}
         content = content["annotations"]
     elif isinstance(content, dict):
         return content
     else:
-        found = {}
+        regions = {}
     if not isinstance(content, list):
         raise ValueError(f"it holds a {type(content).__name__}, expected a list of annotations")
     for index, entry in enumerate(content):
         if not isinstance(entry, dict) or "image_id" not in entry:
             raise ValueError(f"annotation {index} has no image_id")
-        found.setdefault(files.get(entry["image_id"], str(entry["image_id"])), []).append(entry)
-    return found
+        regions.setdefault(files.get(entry["image_id"], str(entry["image_id"])), []).append(entry)
+    return regions
 
 
 def _digest(masks: Mapping[str, Any]) -> str:
@@ -292,5 +292,5 @@ def _digest(masks: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What json cannot write of annotations made in Python: bytes, and numpy's arrays and numbers."""
+    """bytes, arrays and numbers of numpy as values that json can write."""
     return value.decode("ascii") if isinstance(value, bytes) else np.asarray(value).tolist()

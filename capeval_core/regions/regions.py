@@ -1,8 +1,8 @@
-"""The regions of one image: masks, how good each is, and the boxes around them."""
+"""The regions of one image: masks, their quality and boxes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +17,18 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """What to look at in one image: n masks at its own size, kept as runs.
+    """The regions of one image: n masks at its own size, run-length encoded; immutable.
 
-    A mask of a photograph of 12 megapixels takes some ten kilobytes as runs and 12 MB as an array: `masks`
-    makes arrays of a few at a time. Regions never change; `limited` and `select` give new ones.
+    A mask of 12 megapixels takes about ten kilobytes as runs and 12 MB as an array: `masks` decodes a few at
+    a time.
 
     size: (height, width) of the image, in pixels.
     runs: the masks, run-length encoded as COCO does.
-    quality: (n,) float32, what the source thinks of each mask: a predicted intersection over union or the
-        score of its box, higher is better.
-    boxes: (n, 4) float32, x0, y0, x1, y1 in pixels: the boxes that the masks were made from, or else
-        the smallest ones around them.
-    dropped: empty masks that the source found and left out.
+    quality: (n,) float32, by the source: a predicted intersection over union or the score of a box, higher is
+        better.
+    boxes: (n, 4) float32, x0, y0, x1, y1 in pixels: the boxes that prompted the masks, else the smallest
+        around them.
+    dropped: number of empty masks of the source, which are left out.
 
     >>> halves = np.zeros((2, 4, 6), dtype=bool)
     >>> halves[0, :, :3] = halves[1, :, 3:] = True
@@ -62,16 +62,16 @@ class Regions:
         *,
         size: tuple[int, int] | None = None,
     ) -> Regions:
-        """Regions of boolean arrays (h, w), taken one after another; empty ones are dropped and counted.
+        """Regions of boolean arrays (h, w), encoded one by one; empty ones are dropped and counted.
 
         Args:
-            masks: an array (n, h, w), or anything that gives arrays (h, w).
+            masks: an array (n, h, w), or an iterable of arrays (h, w).
             quality: n numbers; None: 1 for all.
             boxes: (n, 4); None: the smallest around each mask.
-            size: (h, w), needed where there may be no mask.
+            size: (h, w), required where there may be no mask.
 
         Raises:
-            ValueError: masks of different sizes, or none and no size, or not as many of the rest.
+            ValueError: masks of different sizes, no mask and no size, or not one quality and box per mask.
         """
         runs: list[Runs] = []
         for index, mask in enumerate(masks):
@@ -81,7 +81,7 @@ class Regions:
                 raise ValueError(f"masks[{index}] has shape {mask.shape}, expected {size}")
             runs.append(rle.encode(mask))
         if size is None:
-            raise ValueError("without a mask the size of the image must be given")
+            raise ValueError("there is no mask: pass the size of the image")
         return cls.of_runs(runs, size, quality, boxes)
 
     @classmethod
@@ -94,18 +94,19 @@ class Regions:
     ) -> Regions:
         """Regions of run-length encoded masks; arguments as for `of`."""
         count = len(runs)
-        given = np.ones(count) if quality is None else np.asarray(quality)
-        around = [rle.bounding_box(each, size) for each in runs] if boxes is None else boxes
-        corners = np.asarray(around, dtype=np.float32).reshape(-1, 4)
-        if given.shape != (count,) or len(corners) != count:
+        qualities = np.ones(count) if quality is None else np.asarray(quality)
+        if boxes is None:
+            boxes = [rle.bounding_box(mask, size) for mask in runs]
+        corners = np.asarray(boxes, dtype=np.float32).reshape(-1, 4)
+        if qualities.shape != (count,) or len(corners) != count:
             raise ValueError(
-                f"{count} masks need as many qualities and boxes, found {given.shape} and {corners.shape}"
+                f"{count} masks need as many qualities and boxes, found {qualities.shape} and {corners.shape}"
             )
-        kept = [index for index, each in enumerate(runs) if rle.area(each)]
+        kept = [index for index, mask in enumerate(runs) if rle.area(mask)]
         return cls(
             size=(int(size[0]), int(size[1])),
             runs=tuple(runs[index] for index in kept),
-            quality=given.astype(np.float32)[kept],
+            quality=qualities.astype(np.float32)[kept],
             boxes=corners[kept],
             dropped=count - len(kept),
         )
@@ -116,18 +117,13 @@ class Regions:
     def masks(self, start: int = 0, stop: int | None = None) -> NDArray[np.bool_]:
         """Masks `start` to `stop` (excluded) as an array (k, h, w); by default all of them.
 
-        An array takes k * h * w bytes: of a large image ask for a few at a time.
+        An array takes k * h * w bytes: decode a few at a time of a large image.
         """
         chosen = self.runs[start:stop]
         masks = np.empty((len(chosen), *self.size), dtype=np.bool_)
         for index, runs in enumerate(chosen):
             masks[index] = rle.decode(runs, self.size)
         return masks
-
-    def batches(self, count: int) -> Iterator[NDArray[np.bool_]]:
-        """All masks in order, at most `count` at a time: arrays (k, h, w)."""
-        for start in range(0, len(self), count):
-            yield self.masks(start, start + count)
 
     def select(self, indices: Iterable[int]) -> Regions:
         """The regions of these indices, in their order."""
@@ -140,23 +136,23 @@ class Regions:
             dropped=self.dropped,
         )
 
-    def limited(self, most: int | None) -> Regions:
-        """The `most` regions of the highest quality, in their order; of equal ones the earlier. None: all.
+    def limited(self, max_regions: int) -> Regions:
+        """The regions of the highest quality, in their order; of equal ones the earlier.
 
         Raises:
-            ValueError: `most` is less than 1.
+            ValueError: `max_regions` is less than 1.
         """
-        if most is not None and most < 1:
-            raise ValueError(f"max_regions={most}: expected at least 1, or None for all regions")
-        if most is None or len(self) <= most:
+        if max_regions < 1:
+            raise ValueError(f"max_regions={max_regions}: expected at least 1")
+        if len(self) <= max_regions:
             return self
-        best = np.argsort(-self.quality, kind="stable")[:most]
+        best = np.argsort(-self.quality, kind="stable")[:max_regions]
         return self.select(sorted(best.tolist()))
 
     def coco(self) -> list[dict[str, object]]:
-        """Each region as COCO writes it: `segmentation` (compressed runs), `bbox` and `score`.
+        """The regions as COCO annotations: `segmentation` (compressed runs), `bbox` and `score`.
 
-        What `PrecomputedRegions` reads, so that regions can be made once and kept.
+        `PrecomputedRegions` reads them, so that regions can be made once and stored.
         """
         height, width = self.size
         return [

@@ -1,4 +1,4 @@
-"""COCO's run-length encoding of masks: column by column, runs of zeros and ones in turn, zeros first."""
+"""COCO's run-length encoding of masks: column by column, alternating runs of zeros and ones, zeros first."""
 
 from __future__ import annotations
 
@@ -100,9 +100,8 @@ def bounding_box(runs: Runs, size: tuple[int, int]) -> tuple[int, int, int, int]
     if not len(starts):
         return 0, 0, 0, 0
     left, right = int(starts[0] // height), int((ends[-1] - 1) // height) + 1
-    if (
-        starts // height != (ends - 1) // height
-    ).any():  # over the end of a column: the last row and the first
+    # A run over the end of a column covers the last row and the first.
+    if (starts // height != (ends - 1) // height).any():
         return left, 0, right, height
     return left, int((starts % height).min()), right, int(((ends - 1) % height).max()) + 1
 
@@ -129,17 +128,17 @@ def decompress(text: str) -> list[int]:
     """The runs of COCO's compact text.
 
     Raises:
-        ValueError: a character that cannot occur, or the text ends inside a number.
+        ValueError: a character that COCO does not use, or an incomplete number at the end.
 
     >>> decompress("61X13mNM")
     [6, 1, 40, 4, 5, 1]
     """
     runs: list[int] = []
     value = shift = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         bits = ord(character) - 48
         if not 0 <= bits < 64:
-            raise ValueError(f"character {character!r} at {place} is none of COCO's")
+            raise ValueError(f"character {character!r} at {index} is not one of COCO's")
         value |= (bits & 0x1F) << shift
         shift += 5
         if bits & 0x20:

@@ -1,12 +1,15 @@
-"""SAM prompted with boxes: an image and boxes in, a mask for each box out.
+"""SAM, prompted with the boxes of a detector or with a grid of points: images in, masks out.
 
 Kirillov et al.: Segment Anything, ICCV 2023, https://arxiv.org/abs/2304.02643; MobileSAM (arXiv:2306.14289)
-and MobileSAMv2 (arXiv:2312.09579), which prompts with all boxes of an object detector at once.
+and MobileSAMv2 (arXiv:2312.09579), which prompts with all boxes of an object detector at once: the HICE-S
+paper's way to its regions (appendix A).
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,24 +20,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.inputs.decoding import resized
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import scaling_problems, shown, size_problems
 from capeval_core.models.canary import canary_images
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions import rle
+from capeval_core.regions.boxes import BoxSource
 from capeval_core.regions.regions import Regions
-from capeval_core.regions.sam_model import build, build_transformers, empty_transformers, fill, with_copy
+from capeval_core.regions.sam_model import build, fill, with_copy
 from capeval_core.regions.sam_release import MEAN, STD, SamConversion
+from capeval_core.regions.source import WITHOUT, RegionSource
 from capeval_core.weights.folder import WeightsError, WeightsFolder
+from capeval_core.weights.foreign import open_foreign_weights
 
+SEGMENTER = "Zigeng/SlimSAM-uniform-77"
+"""SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0: as light as the paper's MobileSAMv2, whose weights must
+be converted first."""
 _BOXES = 32
-"""Boxes that the decoder takes at a time: each needs a copy of the image's features."""
+"""Boxes per forward pass of the decoder: each needs a copy of the image's features."""
 _LOGITS = 1 << 25
-"""Logits at the size of the image that are held at a time."""
+"""Logits at the size of the image in memory at a time."""
 
 
 class UnfitError(WeightsError):
-    """The tensors and the config of a SAM that do not make a model together."""
+    """The tensors of a SAM do not fit its config."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(f"the tensors do not fit the config ({reason}): get the weights again")
@@ -46,7 +56,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     Weights are a folder made by `capeval convert` of an original release, or a SAM in transformers' format.
     Only the image encoder runs in bfloat16 or float16: coordinates of boxes need float32.
 
-    Any number of threads may use one; the model then serves them in turn. Arguments and errors are those of
+    It may be used from several threads, one forward pass at a time. Arguments and errors are those of
     `CheckedModel`.
     """
 
@@ -57,35 +67,28 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         try:
-            if "transformers" in config["architecture"]:
-                model = build_transformers(config["architecture"]["transformers"], tensors)
-            else:
-                model = build(config["architecture"])
-                fill(model, tensors)
-        except Exception as error:  # whatever transformers' parts refuse, each in its own way
+            model = build(config["architecture"])
+            fill(model, _complete(config, tensors))
+        except Exception as error:  # parts of transformers raise errors of any type
             raise UnfitError(error) from error
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
         encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
-        encoder.register_forward_hook(lambda module, inputs, found: (found[0].float(),))
+        encoder.register_forward_hook(lambda module, inputs, output: (output[0].float(),))
         return model
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
-        architecture = config["architecture"]
         try:
             with torch.device("meta"):
-                if "transformers" in architecture:
-                    return empty_transformers(architecture["transformers"])
-                return build(architecture)
-        except Exception as error:  # whatever transformers' parts refuse, each in its own way
+                return build(config["architecture"])
+        except Exception as error:  # parts of transformers raise errors of any type
             raise UnfitError(error) from error
 
     @classmethod
     def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
-        found = with_copy(header) if "transformers" in config["architecture"] else header
         try:
-            super().check_header(config, found)
+            super().check_header(config, _complete(config, header))
         except UnfitError:  # of `empty`
             raise
         except WeightsError as error:
@@ -139,7 +142,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         )
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) that a picture of (height, width) has for the encoder: its longer side is fixed."""
+        """Size (height, width) of the encoder's input: the longer side is fixed."""
         scale = self.image_size / max(size)
         return int(size[0] * scale + 0.5), int(size[1] * scale + 0.5)
 
@@ -152,7 +155,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         return functional.pad(pixels, (0, self.image_size - width, 0, self.image_size - height))
 
     def embed(self, image: Image.Image) -> Tensor:
-        """(1, channels, side, side) float32 features of an image, the decoder's input."""
+        """(1, channels, side, side) float32 features of an image, for `decode`."""
         model: Any = self.model
         pixels = self.preprocess(image)[None].to(self.device)
         with self._lock, torch.inference_mode(), exact_float32(self.device):
@@ -175,20 +178,19 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         with self._lock, torch.inference_mode(), exact_float32(self.device):
             for start in range(0, len(scaled), _BOXES):
                 boxes = scaled[None, start : start + _BOXES]
-                found = model(image_embeddings=features, input_boxes=boxes, multimask_output=False)
-                logits.append(found.pred_masks[0])
-                quality.append(found.iou_scores[0, :, 0])
+                output = model(image_embeddings=features, input_boxes=boxes, multimask_output=False)
+                logits.append(output.pred_masks[0])
+                quality.append(output.iou_scores[0, :, 0])
         return torch.cat(logits), torch.cat(quality)
 
     def scaled(self, corners: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
-        """(n, 4) boxes of a picture of (height, width), in pixels of the resized one."""
+        """(n, 4) boxes of an image of (height, width), in pixels of the resized image."""
         height, width = self.resized(size)
         ratio = np.tile(np.array([width / size[1], height / size[0]]), 2)
         return np.asarray(corners.astype(np.float64) * ratio, dtype=np.float32)
 
     def upsample(self, logits: Tensor, size: tuple[int, int]) -> Tensor:
-        """(n, h, w) logits at the size of the image, of those that `decode` gives; masks are where they
-        exceed 0."""
+        """(n, h, w) logits of `decode` at the size of the image; masks are where they exceed 0."""
         height, width = self.resized(size)
         side = self.image_size
         with exact_float32(self.device):
@@ -199,8 +201,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     def segment(self, image: Image.Image, corners: NDArray[np.float32]) -> Regions:
         """The mask of each box (n, 4) in an image; `quality` is the IoU that the decoder predicts.
 
-        No box gives no region, and costs nothing. Memory does not grow with the number of boxes, apart from
-        runs.
+        Without a box there is no forward pass. Memory grows with the number of boxes by their runs only.
         """
         size = (image.height, image.width)
         if not len(corners):
@@ -214,13 +215,133 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         return Regions.of_runs(runs, size, quality=quality.cpu().numpy(), boxes=corners)
 
     def canary(self) -> NDArray[np.float32]:
-        """Of three boxes in a drawn image, (2, 3) the predicted IoU and the mean of the mask."""
+        """(2, 3) predicted IoU and mean of the mask, of three boxes in a drawn image."""
         image = canary_images()[0]
         boxes = np.array([[5, 5, 60, 70], [30, 20, 110, 80], [0, 0, 120, 90]], dtype=np.float32)
         logits, quality = self.decode(self.embed(image), boxes, (image.height, image.width))
         return torch.stack([quality, logits.sigmoid().mean((1, 2, 3))]).cpu().numpy().astype(np.float32)
 
 
+def _complete(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return with_copy(tensors) if "transformers" in config["architecture"] else tensors
+
+
 def _check(problems: list[str]) -> None:
     if problems:
         raise WeightsError(f"in the config, {'; '.join(problems)}: get the weights again")
+
+
+_OBJECTS_REVISION = 1
+
+
+def open_sam(weights: str | os.PathLike[str], *, device: str | None, dtype: str) -> tuple[Sam, str]:
+    """A SAM, and its name and version for the signature.
+
+    Raises:
+        WeightsError: the weights could not be loaded, or are those of another model.
+    """
+    folder = open_foreign_weights(
+        weights, "segmenter", "sam", default=SEGMENTER, without=WITHOUT, convert="regions"
+    )
+    sam = Sam.open(folder, device=device, dtype=dtype)
+    return sam, folder.label(sam.fingerprint)
+
+
+class ObjectRegions(RegionSource):
+    """SAM's mask of every box of a detector; `quality` is the predicted intersection over union.
+
+    All boxes of an image share one forward pass of SAM's image encoder.
+
+    Args:
+        boxes: the detector.
+        sam: the segmenter.
+        name: the segmenter's name in the signature.
+    """
+
+    def __init__(self, boxes: BoxSource, sam: Sam, *, name: str = "sam") -> None:
+        self.boxes = boxes
+        self.sam = sam
+        self.name = f"objects:{name}+{boxes.name}"
+        self.fingerprint = f"objects-{_OBJECTS_REVISION}-{sam.fingerprint}-{sam.dtype}-{boxes.fingerprint}"
+
+    def find(self, image: InputImage) -> Regions:
+        decoded = image.load().convert("RGB")
+        return self.sam.segment(decoded, self.boxes.find(image, decoded).corners)
+
+
+_EVERYTHING_REVISION = 1
+_GRID_LOGITS = 1 << 26
+"""Logits at the size of the image in memory at a time, of a grid of points."""
+
+
+class EverythingRegions(RegionSource):
+    """SAM's "segment everything": masks at a grid of points, by transformers' `mask-generation` pipeline.
+
+    An image that is larger than SAM's input is scaled down to it first, and masks up again: SAM uses no more
+    pixels, and memory does not grow with the image. Much slower than `ObjectRegions`.
+
+    Args:
+        sam: the segmenter.
+        points: points along each side of the grid.
+        quality: least predicted intersection over union of a mask.
+        stability: least intersection over union of the masks at thresholds 1 above and below.
+        name: the segmenter's name in the signature.
+    """
+
+    def __init__(
+        self,
+        sam: Sam,
+        *,
+        points: int = 32,
+        quality: float = 0.88,
+        stability: float = 0.95,
+        name: str = "sam",
+    ) -> None:
+        self.sam = sam
+        self._settings = {
+            "points_per_crop": points,
+            "pred_iou_thresh": quality,
+            "stability_score_thresh": stability,
+        }
+        self._pipeline = _pipeline(sam)
+        self._lock = threading.Lock()
+        self.name = f"everything:{name}"
+        settings = f"{points}-{quality:g}-{stability:g}"
+        self.fingerprint = f"everything-{_EVERYTHING_REVISION}-{settings}-{sam.fingerprint}-{sam.dtype}"
+
+    def find(self, image: InputImage) -> Regions:
+        decoded = image.load().convert("RGB")
+        size = (decoded.height, decoded.width)
+        small = decoded
+        if max(size) > self.sam.image_size:
+            height, width = self.sam.resized(size)
+            small = resized(decoded, (max(width, 1), max(height, 1)), Image.Resampling.BILINEAR)
+        at_once = int(np.clip(_GRID_LOGITS // (3 * small.width * small.height), 1, 64))
+        with self._lock, torch.inference_mode(), exact_float32(self.sam.device):
+            output = self._pipeline(small, points_per_batch=at_once, **self._settings)
+        masks = (_enlarged(np.asarray(mask, dtype=np.bool_), size) for mask in output["masks"])
+        return Regions.of(masks, np.asarray(output["scores"].cpu(), dtype=np.float32), size=size)
+
+
+def _enlarged(mask: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
+    if mask.shape == size:
+        return mask
+    large = Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST)
+    return np.asarray(large, dtype=np.bool_)
+
+
+def _pipeline(sam: Sam) -> Any:
+    import transformers
+
+    # Resizes as the original; the default of transformers 5 differs by one level in a few pixels.
+    kind = "SamImageProcessorPil" if hasattr(transformers, "SamImageProcessorPil") else "SamImageProcessor"
+    pipeline: Any = transformers.MaskGenerationPipeline
+    side = sam.image_size
+    mean, std = (np.array(sam.config["preprocessing"][name]) / 255 for name in ("mean", "std"))
+    processor = getattr(transformers, kind)(
+        size={"longest_edge": side},
+        pad_size={"height": side, "width": side},
+        image_mean=mean.tolist(),
+        image_std=std.tolist(),
+    )
+    return pipeline(model=sam.model, image_processor=processor, device=sam.device)

@@ -1,4 +1,4 @@
-"""transformers' SAM, with its own image encoder or another one: sizes read off tensors, models built."""
+"""The modules of SAM, by transformers, with its image encoder or that of MobileSAM or MobileSAMv2."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from capeval_core.regions.sam_names import GAUSSIAN
-from capeval_core.regions.vision import CHANNELS, SIDE, VISION
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 COPY = "prompt_encoder.shared_embedding.positional_embedding"
-"""Where transformers keeps the Gaussian matrix a second time."""
+"""Second name of the Gaussian matrix in transformers."""
 _RELEASED_EPS = 1e-5
-"""Of the layer norms in the decoder's transformer: PyTorch's default, as the original has it. Configurations
-on the Hub say 1e-6, which moves logits by up to 6e-4."""
+"""Epsilon of the layer norms in the decoder's transformer: PyTorch's default, as in the original. Configs on
+the Hub have 1e-6, which moves logits by up to 6e-4."""
 
 
 def read_architecture(shapes: Shapes, kind: str, heads: int) -> dict[str, Any]:
@@ -25,11 +25,11 @@ def read_architecture(shapes: Shapes, kind: str, heads: int) -> dict[str, Any]:
 
     Args:
         shapes: tensor name -> shape.
-        kind: of the image encoder.
-        heads: attention heads of the mask decoder, which no shape shows.
+        kind: kind of the image encoder.
+        heads: attention heads of the mask decoder, which shapes do not show.
 
     Raises:
-        ValueError: a tensor is missing that tells a size.
+        ValueError: a tensor that shows a size is missing.
     """
     try:
         decoder = _decoder(shapes, heads)
@@ -79,69 +79,57 @@ def _vit(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def _count(names: list[str], place: int) -> int:
-    return len({name.split(".")[place] for name in names})
+def _count(names: list[str], index: int) -> int:
+    """Number of different parts `index` of dotted names."""
+    return len({name.split(".")[index] for name in names})
 
 
 def build(architecture: Mapping[str, Any]) -> nn.Module:
     """The model of an architecture, with random weights, in evaluation mode.
 
-    The Gaussian matrix stands twice among its tensors, not tied.
+    Its tensors hold the Gaussian matrix twice, not tied.
+
+    Args:
+        architecture: as `read_architecture` gives it, or `{"transformers": config}` with a config of the Hub.
     """
     from transformers import SamConfig, SamModel
 
+    if "transformers" in architecture:
+        config: Any = SamConfig(**architecture["transformers"])
+        config.mask_decoder_config.layer_norm_eps = _RELEASED_EPS
+        return _untied(SamModel(config))
     decoder = dict(architecture["decoder"])
     masks = decoder.pop("mask_input_channels")
     width = decoder["hidden_size"]
     common = {"image_size": architecture["image_size"], "patch_size": architecture["patch_size"]}
-    foreign = VISION.get(architecture["kind"])
-    vision = {"num_hidden_layers": 0, "hidden_size": width} if foreign else dict(architecture["vision"])
+    vision_class = VISION.get(architecture["kind"])
+    vision = {"num_hidden_layers": 0, "hidden_size": width} if vision_class else dict(architecture["vision"])
     config = SamConfig(
         vision_config={**vision, **common, "output_channels": width, "num_pos_feats": width // 2},
         prompt_encoder_config={**common, "hidden_size": width, "mask_input_channels": masks},
         mask_decoder_config={**decoder, "layer_norm_eps": _RELEASED_EPS},
     )
     model: Any = SamModel(config)
-    if foreign:
+    if vision_class:
         if width != CHANNELS:
             raise ValueError(f"a decoder of width {width}, but the image encoder gives {CHANNELS} channels")
-        model.vision_encoder = foreign()
+        model.vision_encoder = vision_class()
     return _untied(model)
 
 
-def build_transformers(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The model of a SAM repository in transformers' format, filled strictly, in evaluation mode.
-
-    Raises:
-        ValueError: the tensors are not those of the config.
-    """
-    model = empty_transformers(config)
-    fill(model, with_copy(tensors))
-    return model
-
-
-def empty_transformers(config: Mapping[str, Any]) -> nn.Module:
-    """The model of a SAM repository in transformers' format, with random weights, in evaluation mode."""
-    from transformers import SamConfig, SamModel
-
-    read: Any = SamConfig(**config)
-    read.mask_decoder_config.layer_norm_eps = _RELEASED_EPS
-    return _untied(SamModel(read))
-
-
 def with_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file in transformers' format, which keeps the tied ones once, by all names."""
-    content = dict(tensors)
-    if GAUSSIAN in content:
-        content.setdefault(COPY, content[GAUSSIAN])
-    return content
+    """Tensors of a file in transformers' format, which holds tied tensors once, by all their names."""
+    by_name = dict(tensors)
+    if GAUSSIAN in by_name:
+        by_name.setdefault(COPY, by_name[GAUSSIAN])
+    return by_name
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors, exactly those of the model.
+    """Load exactly the tensors of the model.
 
     Raises:
-        ValueError: the first few lines of what does not fit.
+        ValueError: tensors are missing, unknown or of another shape.
     """
     try:
         model.load_state_dict(dict(tensors))
@@ -161,3 +149,129 @@ def _untied(model: Any) -> nn.Module:
     model.prompt_encoder.shared_embedding.positional_embedding = nn.Parameter(gaussian.detach().clone())
     evaluated: nn.Module = model.eval()
     return evaluated
+
+
+CHANNELS = 256
+SIDE = 64
+"""Features that SAM's decoder takes: 256 channels on a grid of 64 by 64."""
+_EPS = 1e-6
+
+
+class TinyVit(nn.Module):
+    """TinyViT-5M as MobileSAM's image encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
+
+    The last downsampling keeps its resolution, and SAM's neck follows.
+    """
+
+    def __init__(self) -> None:
+        import timm
+
+        super().__init__()
+        backbone: Any = timm.create_model("tiny_vit_5m_224", num_classes=0)
+        backbone.stages[3].downsample.conv2.conv.stride = (1, 1)
+        self.patch_embed = backbone.patch_embed
+        self.stages = backbone.stages
+        self.neck = nn.Sequential(
+            nn.Conv2d(320, CHANNELS, 1, bias=False),
+            ChannelNorm(CHANNELS),
+            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False),
+            ChannelNorm(CHANNELS),
+        )
+
+    def forward(self, pixels: Tensor, **_: Any) -> tuple[Tensor]:
+        return (self.neck(self.stages(self.patch_embed(pixels))),)
+
+
+class EfficientVit(nn.Module):
+    """EfficientViT-L2 as MobileSAMv2's image encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
+
+    It works at half the resolution: the padded image is resized first. The neck sums its last three stages.
+    """
+
+    INPUT = 512
+
+    def __init__(self) -> None:
+        import timm
+
+        super().__init__()
+        # 1e-6 as the release; timm's default for L2 is 1e-7.
+        backbone: Any = timm.create_model("efficientvit_l2", num_classes=0, norm_eps=_EPS)
+        self.stem = backbone.stem
+        self.stages = backbone.stages
+        self.neck = _Neck((512, 256, 128))
+        self.norm = ChannelNorm(CHANNELS)
+
+    def forward(self, pixels: Tensor, **_: Any) -> tuple[Tensor]:
+        x = functional.interpolate(pixels, (self.INPUT, self.INPUT), mode="bilinear", align_corners=False)
+        x = self.stem(x)
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return (self.norm(self.neck(maps[:0:-1])),)
+
+
+class _Neck(nn.Module):
+    """Feature maps of several resolutions, deepest first, resized to one grid, summed and refined."""
+
+    def __init__(self, widths: tuple[int, ...], depth: int = 12) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(_ConvNorm(width, CHANNELS, 1) for width in widths)
+        self.middle = nn.Sequential(*(_Refining(CHANNELS) for _ in range(depth)))
+        self.output = nn.Conv2d(CHANNELS, CHANNELS, 1)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        total: Tensor | None = None
+        for convolution, features in zip(self.inputs, maps, strict=True):
+            x = convolution(features)
+            if x.shape[-1] != SIDE:
+                x = functional.interpolate(x, (SIDE, SIDE), mode="bicubic", align_corners=False)
+            total = x if total is None else total + x
+        refined: Tensor = self.output(self.middle(total))
+        return refined
+
+
+class _Refining(nn.Module):
+    """A fused MBConv block that does not widen, with its shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.spatial = _ConvNorm(width, width, 3)
+        self.point = _ConvNorm(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.gelu(self.spatial(x), approximate="tanh")
+        refined: Tensor = x + self.point(inner)
+        return refined
+
+
+class _ConvNorm(nn.Module):
+    def __init__(self, width_in: int, width_out: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width_in, width_out, kernel, padding=kernel // 2, bias=False)
+        self.norm = nn.BatchNorm2d(width_out, eps=_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(self.conv(x))
+        return normed
+
+
+class ChannelNorm(nn.Module):
+    """Layer normalisation over the channels of (n, c, h, w)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = x.permute(0, 2, 3, 1)
+        normed = functional.layer_norm(last, last.shape[-1:], self.weight, self.bias, _EPS)
+        return normed.permute(0, 3, 1, 2)
+
+
+VISION: dict[str, type[TinyVit] | type[EfficientVit]] = {
+    "tiny_vit_5m": TinyVit,
+    "efficientvit_l2": EfficientVit,
+}
+"""Image encoders beside SAM's own, by their name in config.json."""

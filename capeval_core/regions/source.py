@@ -1,22 +1,25 @@
-"""Where regions come from: one interface for networks, files and simple rules."""
+"""Sources of regions: the interface, and two wrappers: a limit and an LRU cache."""
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections import OrderedDict
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
 from capeval_core.inputs.decoding import ImageError
 from capeval_core.inputs.visual import InputImage
 from capeval_core.regions.regions import Regions
 
+WITHOUT = (
+    'To run without it: regions="colours" (drawn scenes only), or masks of your own, regions="masks.json" '
+    "(COCO run lengths by image id)."
+)
+"""How to work without a model, for messages."""
+
 
 class RegionsError(ImageError):
-    """An image whose regions cannot be had; the message names the image, why, and the mend."""
+    """The regions of an image could not be loaded; the message names the image, the reason and a fix."""
 
 
 class RegionSource(ABC):
@@ -24,9 +27,9 @@ class RegionSource(ABC):
 
     A source may be used from several threads at once. The same image always gives the same regions.
 
-    name: what the signature shows.
-    fingerprint: names everything that regions depend on: weights, code and settings. Features of regions are
-        kept under it, so equal fingerprints mean equal regions.
+    name: its name in the signature.
+    fingerprint: changes with everything that regions depend on: weights, code and settings. Features of
+        regions are cached under it, so equal fingerprints mean equal regions.
     """
 
     name: str
@@ -36,39 +39,79 @@ class RegionSource(ABC):
         """The regions of an image, at its own size; there may be none.
 
         Args:
-            image: an `InputImage`, or what `InputImage.of` takes: a PIL image, a path, an array.
+            image: a PIL image, a path, an array, or an `InputImage`.
 
         Raises:
             ImageError: the image cannot be read.
-            RegionsError: its regions cannot be had.
+            RegionsError: its regions could not be loaded or made.
         """
         return self.find(InputImage.of(image, "image") if not isinstance(image, InputImage) else image)
 
     @abstractmethod
     def find(self, image: InputImage) -> Regions:
-        """What `segment` gives, of an `InputImage`."""
+        """As `segment`, for an `InputImage`."""
 
 
-@dataclass(frozen=True, eq=False)
-class Boxes:
-    """corners: (n, 4) float32, x0, y0, x1, y1 in pixels of the image. scores: (n,) float32, best first."""
+class LimitedRegions(RegionSource):
+    """The regions of a source, limited to the `max_regions` of the highest quality, in the source's order.
 
-    corners: NDArray[np.float32]
-    scores: NDArray[np.float32]
+    >>> from capeval_core.regions.colours import ColourRegions
+    >>> from capeval_core.demo import demo_set
+    >>> image = demo_set()[0].image
+    >>> len(ColourRegions().segment(image)), len(LimitedRegions(ColourRegions(), 2).segment(image))
+    (3, 2)
+    """
 
-    def __len__(self) -> int:
-        return len(self.corners)
+    def __init__(self, source: RegionSource, max_regions: int) -> None:
+        self.source, self.max_regions = source, max_regions
+        self.name = source.name
+        self.fingerprint = f"{source.fingerprint}, best {max_regions}"
+
+    def find(self, image: InputImage) -> Regions:
+        """The regions of an image; errors are the source's."""
+        return self.source.find(image).limited(self.max_regions)
 
 
-class BoxSource(ABC):
-    """Image -> boxes around what may be objects: a detector. Rules and attributes as for `RegionSource`."""
+_CACHE_BYTES = 256 << 20
 
-    name: str
-    fingerprint: str
 
-    @abstractmethod
-    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
-        """The boxes of an image, clipped to it, best first; there may be none.
+class CachedRegions(RegionSource):
+    """LRU cache around a RegionSource, by image.
 
-        `image` is the image, loaded and in RGB.
-        """
+    For explanations, which need the regions again after their features are made: segmentation is the slowest
+    step. It may be used from several threads.
+
+    >>> from capeval_core.regions.colours import ColourRegions
+    >>> from capeval_core.demo import demo_set
+    >>> source = CachedRegions(ColourRegions())
+    >>> image = InputImage.of(demo_set()[0].image)
+    >>> source.segment(image) is source.segment(image)
+    True
+    """
+
+    def __init__(self, source: RegionSource, max_bytes: int = _CACHE_BYTES) -> None:
+        self.source, self.max_bytes = source, max_bytes
+        self.name, self.fingerprint = source.name, source.fingerprint
+        self._cache: OrderedDict[str, Regions] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def find(self, image: InputImage) -> Regions:
+        """The regions of an image; errors are the source's."""
+        key = image.key
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+        regions = self.source.find(image)
+        with self._lock:
+            if key not in self._cache:
+                self._cache[key] = regions
+                self._bytes += _size(regions)
+            while self._bytes > self.max_bytes:
+                self._bytes -= _size(self._cache.popitem(last=False)[1])
+        return regions
+
+
+def _size(regions: Regions) -> int:
+    return 400 + sum(120 + runs.nbytes for runs in regions.runs)

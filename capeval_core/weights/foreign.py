@@ -1,54 +1,141 @@
-"""Networks that stay in another library's format, from the Hub."""
+"""Models in transformers' format: a local folder, or a repository on the Hub."""
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from capeval_core.weights.folder import TENSORS, WeightsError
+from capeval_core.weights.checksum import file_checksum
+from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, WeightsFolder, open_weights, read_json
 from capeval_core.weights.hub import Snapshot, failures, fetch, reason
 
 
-def download(
-    name: str,
+@dataclass(frozen=True)
+class ForeignFolder:
+    """A model in transformers' format.
+
+    name: how messages and signatures call it. commit: its commit on the Hub, None for a local folder.
+    """
+
+    path: Path
+    name: str
+    commit: str | None
+
+
+def open_foreign(
+    model: str,
     what: str,
-    files: list[str],
+    files: Sequence[str],
+    required: Sequence[Sequence[str]],
     *,
     default: str,
     without: str,
     error: type[WeightsError] = WeightsError,
-) -> Snapshot:
-    """The files of a repository, with its safetensors, at a commit that is known.
+) -> ForeignFolder:
+    """The folder of a model in transformers' format, downloaded where it is not local.
 
     Args:
-        name: Hub id (`org/name` or `org/name@revision`).
-        what: what it is for, in messages.
-        files: patterns of what is needed beside the tensors.
-        default: a repository that would do.
-        without: how to do without it.
-        error: what is raised.
+        model: folder, or Hub id (`org/name` or `org/name@revision`).
+        what: what the model is for, in messages.
+        files: patterns of the files to download, beside the safetensors.
+        required: alternatives of file patterns; of each of them one file must be there.
+        default: a repository that fits.
+        without: how to work without the model, in messages.
+        error: class of the error that is raised.
 
     Raises:
-        error: it cannot be had.
+        error: the model could not be loaded, or a file is missing.
     """
-    repository, _, revision = name.partition("@")
-    unknown = error(f"{what} {name!r} is neither a folder nor a Hub id (org/name[@revision]). {without}")
-    if repository.count("/") != 1 or name.startswith((".", "~", "/")):
+    path = Path(model).expanduser()
+    if path.is_dir():
+        folder = ForeignFolder(path, path.resolve().name, None)
+    else:
+        snapshot = _download(model, what, files, default=default, without=without, error=error)
+        folder = ForeignFolder(snapshot.path, model.partition("@")[0], snapshot.commit)
+    for patterns in required:
+        if not any(file.is_file() for pattern in patterns for file in folder.path.glob(pattern)):
+            raise error(
+                f"{what} {folder.name!r} has no {' or '.join(patterns)} in {folder.path}: pass a folder in "
+                f"transformers' format with safetensors, such as {default} from the Hub. {without}"
+            )
+    return folder
+
+
+def open_foreign_weights(
+    weights: str | os.PathLike[str], what: str, model_type: str, *, default: str, without: str, convert: str
+) -> WeightsFolder:
+    """The weights of a model in transformers' format, or those that `capeval convert` made of it.
+
+    Args:
+        weights: folder, or Hub id (`org/name` or `org/name@revision`).
+        what, default, without: as for `open_foreign`.
+        model_type: transformers' name of its architecture.
+        convert: the name under which `capeval convert` takes the original checkpoint.
+
+    Raises:
+        WeightsError: the weights could not be loaded, are damaged, or are of another architecture.
+    """
+    name = os.fspath(weights)
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise WeightsError(
+            f"{what} {name!r} is a file: convert it with `capeval convert {convert} {name} --out FOLDER` and "
+            "pass the folder"
+        )
+    found = open_foreign(
+        name, what, ["*config.json"], [[CONFIG], [TENSORS]], default=default, without=without
+    )
+    try:
+        config = read_json(found.path / CONFIG)
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{what} {name!r}: {CONFIG} cannot be read ({error})") from error
+    if not isinstance(config, dict):
+        raise WeightsError(f"{what} {name!r}: {CONFIG} holds a {type(config).__name__}, expected an object")
+    converted = config.get("format") == 1
+    kind = config.get("encoder" if converted else "model_type")
+    if kind != model_type:
+        raise WeightsError(
+            f"{what} {name!r} is a model of type {kind!r}, expected {model_type!r}, such as {default}"
+        )
+    if converted:  # its config holds the checksum, which `open_weights` checks
+        pinned = f"{found.name}@{found.commit}" if found.commit else found.path
+        return open_weights(pinned, metric=convert, tiny=convert)
+    tensors = found.path / TENSORS
+    return WeightsFolder(found.path, found.name, found.commit, config, tensors, file_checksum(tensors))
+
+
+def needs_transformers(
+    what: str, missing: ImportError, without: str, packages: str = "transformers"
+) -> WeightsError:
+    """The error that says what to install where transformers, or a package that it needs, is missing."""
+    return WeightsError(f"{what} needs transformers ({missing}): pip install {packages}. {without}")
+
+
+def _download(
+    model: str, what: str, files: Sequence[str], *, default: str, without: str, error: type[WeightsError]
+) -> Snapshot:
+    repository, _, revision = model.partition("@")
+    unknown = error(f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]). {without}")
+    if repository.count("/") != 1 or model.startswith((".", "~", "/")):
         raise unknown
     try:
-        found = fetch(repository, revision or None, files, lambda _: TENSORS)
-    except ValueError as refused:  # characters that no id has
+        snapshot = fetch(repository, revision or None, list(files), lambda _: TENSORS)
+    except ValueError as refused:  # characters that are not allowed in an id
         raise unknown from refused
     except failures() as failed:
         other = "" if repository == default else f" The default is {default}."
         raise error(
-            f"{what} {name!r} cannot be had ({reason(failed)}).{other} Check the id and the connection, or "
-            f"download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass the folder. "
-            f"{without}"
+            f"{what} {model!r} could not be loaded ({reason(failed)}).{other} Check the id and the "
+            f"connection, or download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass "
+            f"the folder. {without}"
         ) from failed
-    if found.unasked:
+    if snapshot.unasked:
         warnings.warn(
-            f"{what} {name!r}: the Hub could not be asked for the newest version ({found.unasked}); commit "
-            f"{found.commit} of the local cache is used",
+            f"{what} {model!r}: the Hub could not be asked for the newest version ({snapshot.unasked}); "
+            f"commit {snapshot.commit} of the local cache is used",
             stacklevel=2,
         )
-    return found
+    return snapshot

@@ -28,7 +28,7 @@ from capeval_core.demo import demo_set
 from capeval_core.errors import SHOWN
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.reranking import Reranker
-from capeval_core.scores.hice_explanation import HiceExplanation
+from capeval_core.scores.hice.explanation import HiceExplanation
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 

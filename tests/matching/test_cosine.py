@@ -1,15 +1,16 @@
-"""Cosines against float64, and the corners: zeros, equal rows, extreme lengths."""
+"""Cosines against float64, and the corners: zeros, equal rows, extreme lengths; the harmonic mean."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from capeval_core.matching.cosine import grouped_cosine, paired_cosine, unit
+from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
 
 Floats = NDArray[np.float32]
 
@@ -86,3 +87,28 @@ def test_no_rows_have_no_cosines() -> None:
     none = np.empty((0, 5), np.float32)
     assert paired_cosine(none, none).shape == (0,)
     assert grouped_cosine(none, none, np.empty(0, np.int64)).shape == (0,)
+
+
+TERMS = st.lists(st.lists(st.floats(1e-6, 10), min_size=3, max_size=3), min_size=2, max_size=4)
+
+
+@given(TERMS)
+def test_the_harmonic_mean_is_that_of_its_definition(lists: list[list[float]]) -> None:
+    terms = [np.array(values) for values in lists]
+    mean = harmonic_mean(*terms)
+    assert mean == pytest.approx(len(terms) / sum(1 / term for term in terms), rel=1e-12)
+    assert torch.equal(harmonic_mean(*map(torch.from_numpy, terms)), torch.from_numpy(mean))
+    if len(terms) == 2:  # bit for bit what F-measures are computed by
+        assert (mean == 2 * (terms[0] * terms[1]) / (terms[0] + terms[1])).all()
+
+
+def test_a_harmonic_mean_with_a_zero_is_zero_and_with_a_nan_nan() -> None:
+    zeros = [np.array([0.0, 0.5, 0.0]), np.array([0.5, 0.0, 0.0])]
+    assert harmonic_mean(*zeros).tolist() == [0, 0, 0]
+    assert harmonic_mean(*zeros, np.array([0.0, 0.0, 0.5])).tolist() == [0, 0, 0]
+    assert np.isnan(harmonic_mean(np.array([np.nan, np.nan]), np.array([0.0, 1.0]))).all()
+
+
+def test_a_negative_term_gives_the_plain_quotient() -> None:
+    mean = harmonic_mean(np.array([0.5, 0.5, 0.5]), np.array([-0.25, -0.5, -0.75]))
+    assert mean.tolist() == [-1.0, -np.inf, 3.0]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capeval_core.phrases.phrases import Phrases
-from capeval_core.phrases.source import ChunkPhrases, GivenPhrases, PhraseSource, open_phrases
+from capeval_core.phrases.source import ChunkPhrases, Phrases, PhraseSource, PrecomputedPhrases, open_phrases
 
 
 def test_chunks() -> None:
@@ -40,18 +39,18 @@ def test_phrases_that_are_handed_in(tmp_path: Path) -> None:
 
 
 def test_phrases_in_parallel_lists() -> None:
-    source = GivenPhrases.of(["a", "b", "a"], [["x"], ["y", "z"], ["x"]])
+    source = PrecomputedPhrases.of(["a", "b", "a"], [["x"], ["y", "z"], ["x"]])
     assert source.phrases(["b"]) == [Phrases(("y", "z"))]
     with pytest.raises(ValueError, match=r"len\(phrases\)=1 but len\(captions\)=2"):
-        GivenPhrases.of(["a", "b"], [["x"]])
+        PrecomputedPhrases.of(["a", "b"], [["x"]])
     with pytest.raises(ValueError, match=r"phrases\[2\] differ from phrases\[0\].*captions\[2\]"):
-        GivenPhrases.of(["a", "b", "a"], [["x"], ["y"], ["z"]])
+        PrecomputedPhrases.of(["a", "b", "a"], [["x"], ["y"], ["z"]])
 
 
 def test_phrases_that_are_wrong_are_named_all_at_once() -> None:
     wrong: list[Sequence[str]] = ["red dog", ["x", 5, " "], None]  # type: ignore[list-item]
     with pytest.raises(ValueError) as caught:
-        GivenPhrases.of(["a", "b", "c"], wrong)
+        PrecomputedPhrases.of(["a", "b", "c"], wrong)
     assert str(caught.value).splitlines() == [
         "4 problems with the input:",
         "  phrases[0] is 'red dog': pass a list of phrases",

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from capeval_core.regions.models import DETECTOR, SEGMENTER
+from capeval_core.regions.owlv2 import DETECTOR
+from capeval_core.regions.sam import SEGMENTER
 from tests.hub import Repository, ask, commit, serving
 
 OPEN = """
 import json
 from PIL import Image
-from capeval_core.regions.segment import open_regions
-told = []
+from capeval_core.regions.opening import open_regions
+results = []
 for spec in ("objects", "objects:org/sam@v1", "rectangles:org/owl", "objects:org/none", "rectangles:org/sam"):
     try:
         source = open_regions(spec, device="cpu")
         regions = source.segment(Image.new("RGB", (60, 40), "red"))
-        told.append([source.name, source.fingerprint, list(regions.size), len(regions) + regions.dropped])
+        results.append([source.name, source.fingerprint, list(regions.size), len(regions) + regions.dropped])
     except ValueError as error:
-        told.append(str(error))
-print(json.dumps(told))
+        results.append(str(error))
+print(json.dumps(results))
 """
 
 
@@ -33,7 +34,7 @@ def test_models_from_the_hub(sam_folder: Path, owlv2_folder: Path, tmp_path: Pat
     assert rectangles[0] == f"rectangles:org/owl@{main}"
     assert default[1] == named[1]  # the same weights under another name
     assert default[2] == [40, 60] and default[3] > 0
-    assert "segmenter 'org/none' cannot be had" in none and f"The default is {SEGMENTER}" in none
+    assert "segmenter 'org/none' could not be loaded" in none and f"The default is {SEGMENTER}" in none
     assert "detector 'org/sam' is a model of type 'sam', expected 'owlv2'" in another
-    asked = {request.rsplit("/", 1)[-1] for request in hub.requests if "/resolve/" in request}
-    assert asked == {"config.json", "preprocessor_config.json", "model.safetensors"}
+    files = {request.rsplit("/", 1)[-1] for request in hub.requests if "/resolve/" in request}
+    assert files == {"config.json", "preprocessor_config.json", "model.safetensors"}

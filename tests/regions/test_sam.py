@@ -15,9 +15,8 @@ from PIL import Image
 
 from capeval_core.cli import main
 from capeval_core.regions import sam as sam_module
-from capeval_core.regions.models import SEGMENTER, open_model
-from capeval_core.regions.sam import Sam
-from capeval_core.regions.sam_model import build, build_transformers
+from capeval_core.regions.sam import Sam, open_sam
+from capeval_core.regions.sam_model import build, fill, with_copy
 from capeval_core.regions.sam_names import ENCODER, decoder_names, renamed
 from capeval_core.regions.sam_release import SamConversion
 from capeval_core.weights.folder import WeightsError
@@ -29,9 +28,8 @@ CASE = Path(__file__).parents[1] / "golden" / "cases" / "sam-boxes-tiny"
 BOXES = np.array([[10, 10, 60, 70], [0, 0, 160, 100], [100, 20, 104, 90]], dtype=np.float32)
 
 
-def opened(folder: Path, **settings: Any) -> Sam:
-    found = open_model(str(folder), what="segmenter", model_type="sam", default=SEGMENTER)
-    return Sam.open(found, device="cpu", **settings)
+def opened(folder: Path, dtype: str = "float32") -> Sam:
+    return open_sam(folder, device="cpu", dtype=dtype)[0]
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +163,8 @@ def test_the_config_of_the_default_on_the_hub() -> None:
     assert shapes["vision_encoder.layers.11.mlp.lin1.weight"] == (696, 168)
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     del tensors["prompt_encoder.shared_embedding.positional_embedding"]  # tied: saved once
-    built: Any = build_transformers(config, tensors)
+    built: Any = build({"transformers": config})
+    fill(built, with_copy(tensors))
     assert built.mask_decoder.transformer.layers[0].layer_norm1.eps == 1e-5
 
 

@@ -20,7 +20,7 @@ from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.encoders.open_clip import OpenClipEncoder
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions.owlv2 import Owlv2Boxes
-from capeval_core.regions.sam import Sam, SamConversion
+from capeval_core.regions.sam import Sam, SamConversion, open_sam
 from capeval_core.registry import network_of
 from capeval_core.weights.folder import TINY, WeightsError, open_weights
 from tests import seeded
@@ -127,11 +127,7 @@ def open_network(kind: str, folder: Path) -> Any:
     if kind == "owlv2":
         return Owlv2Boxes(folder, device="cpu")
     if kind == "sam of transformers":
-        from capeval_core.regions.models import SEGMENTER, open_model
-
-        return Sam.open(
-            open_model(folder, what="segmenter", model_type="sam", default=SEGMENTER), device="cpu"
-        )
+        return open_sam(folder, device="cpu", dtype="float32")[0]
     opened = open_weights(folder, metric="pacs", tiny="pacs")
     return network_of(opened).open(opened, device="cpu")
 

@@ -9,14 +9,13 @@ from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, cast
 
-from capeval_core.drawing.colours import region_colour
 from capeval_core.integrations.page.scorer import Scored
 from capeval_core.registry import metric_classes
-from capeval_core.scores.hice_card import judgement, not_judged
+from capeval_core.reports.canvas import region_colour
+from capeval_core.scores.hice.card import outside_text, threshold_text
 
 if TYPE_CHECKING:
-    from capeval_core.scores.hice_explanation import HiceExplanation
-    from capeval_core.scores.hice_notes import PhraseNote
+    from capeval_core.scores.hice.explanation import HiceExplanation, PhraseNote
 
 DIGITS = 3
 """As papers report these metrics."""
@@ -70,14 +69,14 @@ def regions(scored: Scored) -> str:
     """The image with its regions, the caption with its wrong words, and what fits what."""
     explanation = cast("HiceExplanation", scored.evidence)
     missed = sum(note["unmentioned"] for note in explanation.regions)
-    outside = not_judged(explanation)
+    outside = outside_text(explanation)
     description = (
         f"The image with {len(explanation.regions)} regions outlined, {missed} of which no phrase mentions."
     )
     description += f" {outside}." if outside else ""
     shown = f'<img src="{_data_address(explanation)}" alt="{description}">'
     shown += f"<figcaption>{_marked(explanation)}</figcaption>"
-    legend = f'<p class="note">{_sign("right")}{judgement(explanation)}</p>'
+    legend = f'<p class="note">{_sign("right")}{threshold_text(explanation)}</p>'
     if outside:
         legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
     phrases = {

@@ -1,0 +1,133 @@
+"""Opens sources of regions by name, from a file, or from a mapping."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from capeval_core.errors import did_you_mean, wrong_option
+from capeval_core.regions.colours import ColourRegions
+from capeval_core.regions.precomputed import PrecomputedRegions
+from capeval_core.regions.source import WITHOUT, RegionSource
+from capeval_core.weights.foreign import needs_transformers
+
+SOURCES = {
+    "objects": "SAM's masks of the boxes of OWLv2 (or those of the segmenter after a colon)",
+    "everything": "SAM's masks at a grid of points (or those of the segmenter after a colon)",
+    "rectangles": "the boxes of OWLv2 (or of the OWLv2 after a colon)",
+    "colours": "patches of one colour, for drawn scenes; no model",
+}
+"""Name of a source -> its description."""
+
+RegionOpener = Callable[..., RegionSource]
+"""Opens a source of regions; its keywords are `device` and `dtype`, as for `open_regions`."""
+RegionSpec = str | os.PathLike[str] | Mapping[str, Sequence[Any]] | RegionSource
+
+
+def open_regions(
+    spec: RegionSpec = "objects", *, device: str | None = None, dtype: str = "float32"
+) -> RegionSource:
+    """Open a source of regions.
+
+    Args:
+        spec: a name of `SOURCES`; for the first three also with weights, as in
+            `"objects:facebook/sam-vit-base"` or `"objects:mobilesamv2"`, a Hub id (`@revision` pins it) or a
+            folder; for those with boxes also with the objectness that a box needs, last, as in
+            `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of masks
+            or boxes (`PrecomputedRegions.read`); a mapping from image id to masks; or a `RegionSource`.
+        device: torch device name; None: CUDA where there is a GPU.
+        dtype: "float32", "bfloat16" or "float16", of the image encoders.
+
+    Raises:
+        WeightsError: a model could not be loaded; the message says what to install, or to use instead.
+        ValueError, TypeError: any other `spec`.
+
+    >>> open_regions("colours").name
+    'colours'
+    """
+    return region_opener(spec)(device=device, dtype=dtype)
+
+
+def region_opener(spec: RegionSpec) -> RegionOpener:
+    """Check `spec` before any model is opened; the result opens it.
+
+    Raises:
+        ValueError, TypeError: as for `open_regions`.
+    """
+    if isinstance(spec, RegionSource):
+        return lambda device, dtype: spec
+    if isinstance(spec, Mapping):
+        source = PrecomputedRegions(spec)
+        return lambda device, dtype: source
+    if not isinstance(spec, str | os.PathLike):
+        raise wrong_option("regions", spec, "", f"expected {_expected()}", verb="", kind=TypeError)
+    name = os.fspath(spec)
+    if Path(name).suffix.lower() == ".json":
+        source = PrecomputedRegions.read(Path(name).expanduser())
+        return lambda device, dtype: source
+    kind, colon, weights = name.partition(":")
+    if kind not in SOURCES or (colon and (not weights or kind == "colours")):
+        fix = f"expected {_expected()}{did_you_mean(kind, SOURCES)}"
+        raise wrong_option("regions", name, "", fix, verb="")
+    if kind == "colours":
+        return lambda device, dtype: ColourRegions()
+    weights, threshold = _split_threshold(name, kind, weights)
+    return partial(_open, kind, weights or None, threshold)
+
+
+_SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)", re.DOTALL)
+
+
+def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | None]:
+    """The text behind the colon as weights ("" by default) and threshold of boxes (None by default)."""
+    match = _SETTING.fullmatch(weights)
+    if match is None or Path(weights).expanduser().exists():
+        return weights, None
+    if match["setting"] != "threshold":
+        hint = did_you_mean(match["setting"], ["threshold"])
+        raise wrong_option("regions", name, f"{kind} has no setting {match['setting']!r}{hint}", verb="")
+    if kind == "everything":
+        fix = "leave it out, or take 'objects' or 'rectangles'"
+        raise wrong_option(
+            "regions", name, "'everything' has no boxes that a threshold could drop", fix, verb=""
+        )
+    try:
+        threshold = float(match["value"])
+    except ValueError:
+        threshold = -1.0
+    if not 0 <= threshold <= 1:
+        fix = f"expected a threshold from 0 to 1, as in '{kind}:threshold=0.2'"
+        raise wrong_option("regions", name, "", fix, verb="")
+    return match["weights"] or "", threshold
+
+
+def _open(
+    kind: str, weights: str | None, threshold: float | None, device: str | None, dtype: str
+) -> RegionSource:
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise needs_transformers("the source of regions", error, WITHOUT) from error
+    from capeval_core.regions.boxes import RectangleRegions
+    from capeval_core.regions.owlv2 import DETECTOR, THRESHOLD, Owlv2Boxes
+    from capeval_core.regions.sam import SEGMENTER, EverythingRegions, ObjectRegions, open_sam
+
+    def boxes(detector: str) -> Owlv2Boxes:
+        least = THRESHOLD if threshold is None else threshold
+        return Owlv2Boxes(detector, threshold=least, device=device, dtype=dtype)
+
+    if kind == "rectangles":
+        return RectangleRegions(boxes(weights or DETECTOR))
+    sam, label = open_sam(weights or SEGMENTER, device=device, dtype=dtype)
+    if kind == "everything":
+        return EverythingRegions(sam, name=label)
+    return ObjectRegions(boxes(DETECTOR), sam, name=label)
+
+
+def _expected() -> str:
+    names = ", ".join(map(repr, SOURCES))
+    return f"{names}, a JSON file of masks by image id, or a RegionSource"

@@ -1,0 +1,1 @@
+"""Reports: explanations drawn as images with Pillow, from plain values that belong to no metric."""

@@ -1,0 +1,353 @@
+"""Explanations of HICE scores: each phrase with its best region, each region with its best phrase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+import pyarrow as pa
+
+from capeval_core.encoders.preprocessing import central_square
+from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.phrases.spans import Span, wrong_words
+from capeval_core.ragged import Ragged
+from capeval_core.regions.regions import Regions
+from capeval_core.regions.source import RegionSource
+from capeval_core.reports.overlay import OutlinedImage
+from capeval_core.scores.hice.card import card_of, region_marks
+from capeval_core.scores.hice.formulas import joint
+from capeval_core.scores.hice.rows import EncodedTexts, match_regions
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from capeval_core.encoders.alpha_clip import RegionFeatures
+
+THRESHOLD = 0.2
+"""The cosine below which a phrase is a mistake and a region unmentioned: with w = 2.5 the 0.5 of figure 5.
+
+Weights whose cosines are in another range name their own: `threshold` among the constants of their config.
+"""
+WIDTH = 1280
+
+
+class PhraseNote(TypedDict):
+    """A phrase of the caption.
+
+    precision: w max(cos, 0) with the best region. region: index of that region, None for the whole image.
+    mistake: whether the precision is below the threshold. judged: False where the precision is below the
+    threshold but the phrase may be about a region outside of the square that the image tower sees; such a
+    phrase is not a mistake.
+    """
+
+    phrase: str
+    precision: float
+    region: int | None
+    mistake: bool
+    judged: bool
+
+
+class Verdict(TypedDict):
+    """`mistake` and `judged` of a `PhraseNote`."""
+
+    mistake: bool
+    judged: bool
+
+
+class RegionNote(TypedDict):
+    """A region of the image.
+
+    box: x0, y0, x1, y1 in pixels. area: share of the image. recall: w max(cos, 0) with the best phrase.
+    phrase: that phrase. unmentioned: whether the recall is below the threshold.
+    """
+
+    box: list[float]
+    area: float
+    recall: float
+    phrase: str
+    unmentioned: bool
+
+
+class ReferenceNote(TypedDict):
+    """A reference: compatibility with the caption as a whole (eq. 3) and by phrases (eq. 9).
+
+    chosen: whether the score uses either.
+    """
+
+    reference: str
+    gttc: float
+    lttc: float
+    chosen: bool
+
+
+def verdict(precision: float, threshold: float, outside: int) -> Verdict:
+    """The verdict on a phrase; `outside` is the number of regions that the image tower does not see.
+
+    >>> verdict(0.1, 0.5, 0), verdict(0.1, 0.5, 11)
+    ({'mistake': True, 'judged': True}, {'mistake': False, 'judged': False})
+    """
+    below = precision < threshold
+    return {"mistake": below and not outside, "judged": not (below and outside)}
+
+
+def is_unmentioned(recall: float, threshold: float) -> bool:
+    """Whether no phrase mentions a region."""
+    return recall < threshold
+
+
+class HiceExplanation(dict[str, Any]):
+    """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
+
+    Keys: `caption`, `image`; the score under its name (`hice_s`, `refhice_s`) and its terms (`gitc`, `litc`,
+    `precision`, `recall`; `gttc`, `lttc`); `threshold`; `phrases`, a list of `PhraseNote`; `regions`, a list
+    of `RegionNote`; `whole`, the recall and phrase of the whole image where it counts as a region, else None;
+    `square`, x0, y0, x1, y1 of the part that the image tower sees, and `outside`, the number of regions
+    outside of it; `truncated`, how many token ids and sentences were truncated; with references `compared`, a
+    list of `ReferenceNote`; and `error`, the reason where there is no score.
+
+    The score clamps at 0 after the mean, these notes before it: where cosines are negative, the mean of the
+    phrases' precisions is more than `precision`.
+
+    >>> import capeval_core
+    >>> from capeval_core.demo import demo_set
+    >>> metric = capeval_core.load("hices", weights="tiny", evidence=True)
+    >>> item = demo_set()[0]
+    >>> explanation = metric.score([item.good], [item.image]).explain(0)
+    >>> [note["phrase"] for note in explanation.phrases if note["mistake"]]
+    []
+    >>> explanation.plot(width=900).size[0]
+    900
+    """
+
+    def __init__(self, content: Mapping[str, Any], image: InputImage, masks: Regions | None) -> None:
+        super().__init__(content)
+        self._image, self._masks = image, masks
+
+    @property
+    def phrases(self) -> list[PhraseNote]:
+        """The phrases in the caption's order."""
+        notes: list[PhraseNote] = self["phrases"]
+        return notes
+
+    @property
+    def regions(self) -> list[RegionNote]:
+        """The regions that the image tower sees, in the source's order."""
+        notes: list[RegionNote] = self["regions"]
+        return notes
+
+    @property
+    def compared(self) -> list[ReferenceNote]:
+        """The references; empty for HICE-S."""
+        notes: list[ReferenceNote] = self.get("compared", [])
+        return notes
+
+    def wrong_words(self) -> list[Span]:
+        """The words of the caption to mark: those of mistakes that no right phrase contains."""
+        judged = [note for note in self.phrases if note["judged"]]
+        wrong = [note["phrase"] for note in judged if note["mistake"]]
+        right = [note["phrase"] for note in judged if not note["mistake"]]
+        return wrong_words(self["caption"], wrong, right)
+
+    def with_threshold(self, threshold: float) -> HiceExplanation:
+        """The same explanation with another threshold for mistakes and unmentioned regions."""
+        content: dict[str, Any] = {**self, "threshold": threshold}
+        content["phrases"] = [
+            {**note, **verdict(note["precision"], threshold, self["outside"])} for note in self.phrases
+        ]
+        content["regions"] = [
+            {**note, "unmentioned": is_unmentioned(note["recall"], threshold)} for note in self.regions
+        ]
+        return HiceExplanation(content, self._image, self._masks)
+
+    def plot(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
+        """The explanation as one image, `width` pixels wide: the image with its regions outlined and the part
+        that the image tower does not see dimmed, the caption with its mistakes marked, and tables of
+        phrases, regions and references.
+
+        `threshold` replaces that of the explanation.
+
+        Raises:
+            ValueError: there is no score, or the width is below 320 pixels.
+            ImageError: the image can no longer be read.
+        """
+        shown = self._drawable(threshold)
+        return card_of(shown, shown._outlined(), shown.wrong_words()).drawn(width)
+
+    def overlay(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
+        """The image with its regions outlined; arguments and errors are those of `plot`.
+
+        It is narrower where it would be more than twice as high as wide.
+        """
+        return self._drawable(threshold)._outlined().drawn(width)
+
+    def image(self) -> Image:
+        """The image, decoded as for the metric. Raises ImageError."""
+        return self._image.load()
+
+    def masks(self) -> Regions | None:
+        """The masks of `regions`, None where there is no score."""
+        return self._masks
+
+    def _drawable(self, threshold: float | None) -> HiceExplanation:
+        if "error" in self:
+            raise ValueError(f"there is no score to draw: {self['error']}")
+        return self if threshold is None else self.with_threshold(threshold)
+
+    def _outlined(self) -> OutlinedImage:
+        image = self.image()
+        regions = self.masks() or Regions.of([], size=(image.height, image.width))
+        return OutlinedImage(image, regions, region_marks(self.regions), visible=tuple(self["square"]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HiceExplanation, (dict(self), self._image, self._masks)
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """The regions that the image tower sees, and the number of regions outside of its square."""
+
+    regions: Regions
+    outside: int
+
+
+def explain(
+    encoded: Iterable[tuple[Samples, EncodedTexts, Sequence[RegionFeatures]]],
+    rows: pa.Table,
+    values: Mapping[str, Sequence[Any]],
+    source: RegionSource,
+    *,
+    w: float,
+    include_whole_image: bool,
+    threshold: float,
+) -> Iterator[HiceExplanation]:
+    """The explanation of each row, with values of the rows, so that they add up to the score.
+
+    Args:
+        encoded: samples in the order of the rows, with their captions and images encoded, some at a time.
+        rows: as the metric encoded them.
+        values: the score of each row and its parts.
+        source: gives the regions that it gave for the rows.
+        w, include_whole_image: options of the metric.
+        threshold: as in `HiceExplanation`.
+    """
+    masks_of: dict[str, _Masks | ImageError] = {}  # by image, which its captions share
+    index = 0
+    for samples, captions, images in encoded:
+        matches = match_regions(captions, images).to("cpu")
+        best_regions = _split(matches.x_indices, matches.x_offsets)
+        best_phrases = _split(matches.y_indices, matches.y_offsets)
+        part = rows.slice(index, len(images)).to_pylist()
+        for i, (sample, features, row) in enumerate(zip(samples, images, part, strict=True)):
+            content: dict[str, Any] = {"caption": sample.caption, "image": sample.image.name}
+            content |= {name: value[index] for name, value in values.items()}
+            content["threshold"] = threshold
+            index += 1
+            if features.error is None and features.key not in masks_of:
+                masks_of[features.key] = _masks(source, sample.image, features)
+            masks = ImageError(features.error) if features.error else masks_of[features.key]
+            if row["error"] is not None or isinstance(masks, ImageError):
+                content |= {"phrases": [], "regions": [], "whole": None, "error": row["error"] or str(masks)}
+                yield HiceExplanation(content, sample.image, None)
+                continue
+            with_whole = include_whole_image or not len(masks.regions)
+            texts = captions.phrases[i]
+            content["phrases"] = _phrase_notes(
+                row, texts, best_regions[i], with_whole, w, threshold, masks.outside
+            )
+            content["regions"] = _region_notes(row, texts, best_phrases[i], masks.regions, w, threshold)
+            content["whole"] = _whole_note(row, texts, w) if with_whole else None
+            top, left, side = central_square(*masks.regions.size)
+            content["outside"] = masks.outside
+            content["square"] = [left, top, left + side, top + side]
+            content["truncated"] = row["truncated"]
+            yield HiceExplanation(content, sample.image, masks.regions)
+
+
+def _masks(source: RegionSource, image: InputImage, features: RegionFeatures) -> _Masks | ImageError:
+    try:
+        regions = source.find(image)
+    except ImageError as error:
+        return error
+    visible = regions.select(features.kept.tolist())
+    return _Masks(visible, len(regions) - len(visible))
+
+
+def _phrase_notes(
+    row: Mapping[str, Any],
+    texts: Sequence[str],
+    best_regions: Sequence[int],
+    with_whole: bool,
+    w: float,
+    threshold: float,
+    outside: int,
+) -> list[PhraseNote]:
+    notes: list[PhraseNote] = []
+    for text, best, whole, region in zip(
+        texts, row["phrase_maxima"], row["phrase_cosines"], best_regions, strict=True
+    ):
+        by_whole = with_whole and (region < 0 or whole > best)
+        precision = w * max(whole if by_whole else best, 0.0)
+        notes.append(
+            {
+                "phrase": text,
+                "precision": precision,
+                "region": None if by_whole else region,
+                **verdict(precision, threshold, outside),
+            }
+        )
+    return notes
+
+
+def _region_notes(
+    row: Mapping[str, Any],
+    texts: Sequence[str],
+    best_phrases: Sequence[int],
+    regions: Regions,
+    w: float,
+    threshold: float,
+) -> list[RegionNote]:
+    height, width = regions.size
+    boxes, areas = regions.boxes.tolist(), regions.areas.tolist()
+    return [
+        {
+            "box": box,
+            "area": area / (height * width),
+            "recall": (recall := w * max(best, 0.0)),
+            "phrase": texts[phrase],
+            "unmentioned": is_unmentioned(recall, threshold),
+        }
+        for best, phrase, box, area in zip(row["region_maxima"], best_phrases, boxes, areas, strict=True)
+    ]
+
+
+def _whole_note(row: Mapping[str, Any], texts: Sequence[str], w: float) -> dict[str, Any]:
+    """The recall of the whole image where it counts as a region, and its best phrase."""
+    cosine, phrase = max(zip(row["phrase_cosines"], texts, strict=True), key=lambda pair: pair[0])
+    return {"recall": w * max(cosine, 0.0), "phrase": phrase}
+
+
+def reference_notes(
+    samples: Samples, gttc: Ragged, lttc: Ragged, reference_reduction: str
+) -> Iterator[list[ReferenceNote]]:
+    """The references of each sample, with their terms and whether `reference_reduction` chooses them."""
+    terms = {"joint": [joint(gttc, lttc)], "best": [gttc, lttc], "mean": [], "pooled": []}[
+        reference_reduction
+    ]
+    chosen = np.full(len(gttc.values), not terms)
+    for term in terms:
+        chosen[term.argmax()] = True
+    notes = zip(gttc.values.tolist(), lttc.values.tolist(), chosen.tolist(), strict=True)
+    for references in samples.references or []:
+        yield [
+            {"reference": text, "gttc": global_term, "lttc": local_term, "chosen": is_chosen}
+            for text, (global_term, local_term, is_chosen) in zip(references, notes, strict=False)
+        ]
+
+
+def _split(indices: Any, offsets: Any) -> list[list[int]]:
+    flat = indices.tolist()
+    return [flat[start:stop] for start, stop in pairwise(offsets.tolist())]
