@@ -70,3 +70,30 @@ def watched() -> Iterator[list[str]]:
         yield touched
     finally:
         watching = False
+
+
+try:
+    from capeval_core.models.batching import count_forwards as count_forwards
+except ImportError:  # until the engine counts by itself
+
+    @dataclass
+    class _Forwards:
+        items: int = 0
+
+    @contextmanager
+    def count_forwards() -> Iterator[_Forwards]:
+        """Count the items of all forward passes of this process."""
+        from capeval_core.models.batching import BatchSize
+
+        forwards, run = _Forwards(), BatchSize.run
+
+        def counting(self: BatchSize, *arguments: Any, **more: Any) -> Iterator[Any]:
+            for part, output in run(self, *arguments, **more):
+                forwards.items += part.stop - part.start
+                yield part, output
+
+        BatchSize.run = counting  # type: ignore[method-assign]
+        try:
+            yield forwards
+        finally:
+            BatchSize.run = run  # type: ignore[method-assign]
