@@ -66,10 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--skip-unknown", action="store_true", help="pass over folders that no module here knows, by name"
     )
     options = parser.parse_args(arguments)
-    return max(
-        [run_folder(folder) for folder in options.folders if not (options.skip_unknown and skip(folder))],
-        default=2,
-    )
+    folders = [folder for folder in options.folders if not (options.skip_unknown and skip(folder))]
+    return max(map(run_folder, folders), default=2)
 
 
 def skip(folder: Path) -> bool:
