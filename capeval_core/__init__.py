@@ -8,17 +8,14 @@ result.mean, result.scores, result.signature, result.interval()
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from capeval_core._version import __version__
 
-if TYPE_CHECKING:
-    from capeval_core.registry import list_metrics, load
-    from capeval_core.result import Result
+__all__ = ["Result", "__version__", "list_metrics", "load"]  # their types are in __init__.pyi
 
-__all__ = ["Result", "__version__", "list_metrics", "load"]
-
-_HOMES = {
+_MODULES = {
     "load": "capeval_core.registry",
     "list_metrics": "capeval_core.registry",
     "Result": "capeval_core.result",
@@ -27,11 +24,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that importing the package costs nothing.
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,10 @@
-"""Parts of documents that are written elsewhere: tables made from the classes, and shared paragraphs.
+"""Generated parts of documents: tables made from the classes, and paragraphs that documents share.
 
-    python -m tools.documents                 all documents of the checkout
-    python -m tools.documents README.md ...   these
+    python -m tools.documents                 all documents of the checkout, and the stub of `load`
+    python -m tools.documents README.md ...   only these documents
 
-write them there. A document marks each place by two lines, `<!-- options pacs -->` and
-`<!-- /options pacs -->`: the name of a table, and what it is about. What stands between them is replaced.
+A document marks a generated part by two lines, `<!-- options pacs -->` and `<!-- /options pacs -->`: the
+name of a table and its arguments. The lines between them are replaced.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from capeval_core.registry import METRICS, metric_class
 from capeval_core.rows import describe_columns
 from capeval_core.weights.catalogue import EVA_CLIP, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
+from tools.load_types import load_stub
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "metrics/*/README.md", "hub_cards/*.md", "docs/*.md")
-"""Where the documents of a checkout lie."""
+"""The documents of a checkout."""
 PARTS = CHECKOUT / "docs" / "parts"
-"""Paragraphs that documents share, a file for each."""
+"""Paragraphs that documents share, one per file."""
+STUB = CHECKOUT / "capeval_core" / "__init__.pyi"
 
 
 def markdown(header: Row, rows: list[Row]) -> str:
@@ -38,46 +40,46 @@ def markdown(header: Row, rows: list[Row]) -> str:
 
 
 def metrics_table() -> str:
-    """Every metric: name, what it is, range, what it needs, default weights."""
+    """Every metric: name, summary, range, references, default weights."""
     rows = []
     for name in METRICS:
         metric = metric_class(name)
-        told = describe_metric(metric)
+        described = describe_metric(metric)
         rows.append(
             [
                 f"`{name}`",
-                f"[{told.title}]({told.address})",
-                told.summary,
-                f"{told.range}, {told.better}",
+                f"[{described.title}]({described.address})",
+                described.summary,
+                f"{described.range}, {described.better}",
                 "yes" if metric.needs_references else "no",
-                f"`{told.weights}`",
+                f"`{described.weights}`",
             ]
         )
     return markdown(["name", "metric", "what it is", "range", "references", "default weights"], rows)
 
 
 def facts_table(metric: str) -> str:
-    """What one metric is."""
-    found = metric_class(metric)
-    told = describe_metric(found)
+    """The facts about one metric."""
+    class_ = metric_class(metric)
+    described = describe_metric(class_)
     rows = [
-        ["name", f"`{metric}`; in a result of `evaluate` the key is `{found.key}`"],
-        ["range", f"{told.range}, {told.better}"],
+        ["name", f"`{metric}`; in a result of `evaluate` the key is `{class_.key}`"],
+        ["range", f"{described.range}, {described.better}"],
         [
             "compares a caption with",
-            told.compares,
+            described.compares,
         ],
-        ["default weights", f"`{told.weights}`, licence {told.licence}"],
-        ["paper", f"[{told.citation}]({told.address})"],
-        *([["no comparisons", told.relative]] if told.relative else []),
+        ["default weights", f"`{described.weights}`, licence {described.licence}"],
+        ["paper", f"[{described.citation}]({described.address})"],
+        *([["no comparisons", described.relative]] if described.relative else []),
     ]
-    return markdown([told.title, told.summary], rows)
+    return markdown([described.title, described.summary], rows)
 
 
 def inputs_list(metric: str) -> str:
-    """What `compute` of a metric's module takes."""
-    told = describe_metric(metric_class(metric)).inputs
-    return "\n".join(f"- `{name}`: {meaning}" for name, meaning in told.items())
+    """The arguments of `compute` in a metric's `evaluate` module."""
+    inputs = describe_metric(metric_class(metric)).inputs
+    return "\n".join(f"- `{name}`: {meaning}" for name, meaning in inputs.items())
 
 
 def options_table(metric: str) -> str:
@@ -95,24 +97,24 @@ def rows_table(metric: str) -> str:
 
 
 def published_table(metric: str) -> str:
-    """What papers report for a metric."""
-    found = metric_class(metric)
-    rows = [[p.captions, f"{p.value:g}", p.dataset, f"`{p.weights}`", p.source] for p in found.published]
-    heading = ["captions", found.title, "images", "weights", "source"]
-    if any(p.settings for p in found.published):
-        rows = [[*row, p.settings or "default"] for row, p in zip(rows, found.published, strict=True)]
+    """The values that papers report for a metric."""
+    class_ = metric_class(metric)
+    rows = [[p.captions, f"{p.value:g}", p.dataset, f"`{p.weights}`", p.source] for p in class_.published]
+    heading = ["captions", class_.title, "images", "weights", "source"]
+    if any(p.settings for p in class_.published):
+        rows = [[*row, p.settings or "default"] for row, p in zip(rows, class_.published, strict=True)]
         heading.append("settings")
     return markdown(heading, rows)
 
 
 def weights_table() -> str:
-    """Every listed weights repository: what it is, where it comes from, and its licence."""
+    """Every repository of the catalogue: its weights, original checkpoint and licence."""
     rows = [[f"`{w.repository}`", w.title, w.checkpoint or "as it is", licence_in_words(w)] for w in WEIGHTS]
     return markdown(["repository", "weights", "original checkpoint", "licence"], rows)
 
 
 def origin_table(folder: str) -> str:
-    """Where weights of ours come from."""
+    """The origin of weights that this project converts."""
     entry = _own_weights(folder)
     rows = [
         ["original release", entry.original],
@@ -124,17 +126,17 @@ def origin_table(folder: str) -> str:
 
 
 def convert_command(metric: str, folder: str) -> str:
-    """The command that makes weights of ours, as a block of code."""
+    """The command that converts these weights, as a block of code."""
     name = metric if metric == EVA_CLIP else metric_class(metric).name
     return f"```sh\n{_own_weights(folder).convert_command(name)}\n```"
 
 
 def part(name: str) -> str:
     """Paragraphs that several documents share."""
-    known = {path.stem: path for path in sorted(PARTS.glob("*.md"))}
-    if name not in known:
-        raise ValueError(f"{PARTS} holds no part {name!r}{did_you_mean(name, known)}")
-    return known[name].read_text(encoding="utf-8").strip()
+    parts = {path.stem: path for path in sorted(PARTS.glob("*.md"))}
+    if name not in parts:
+        raise ValueError(f"{PARTS} holds no part {name!r}{did_you_mean(name, parts)}")
+    return parts[name].read_text(encoding="utf-8").strip()
 
 
 def own_weights() -> dict[str, WeightsEntry]:
@@ -143,10 +145,10 @@ def own_weights() -> dict[str, WeightsEntry]:
 
 
 def _own_weights(folder: str) -> WeightsEntry:
-    known = own_weights()
-    if folder not in known:
-        raise ValueError(f"no weights of {NAMESPACE} are named {folder!r}{did_you_mean(folder, known)}")
-    return known[folder]
+    weights = own_weights()
+    if folder not in weights:
+        raise ValueError(f"no weights of {NAMESPACE} are named {folder!r}{did_you_mean(folder, weights)}")
+    return weights[folder]
 
 
 TABLES: dict[str, Callable[..., str]] = {
@@ -161,13 +163,13 @@ TABLES: dict[str, Callable[..., str]] = {
     "convert": convert_command,
     "part": part,
 }
-"""Every table by the name that markers use; a table's arguments follow it in the marker."""
+"""Every table by its name in markers, where its arguments follow."""
 
 _MARKER = re.compile(r"^<!-- (?P<end>/?)(?P<call>[^\s/][^\n]*?) -->$", re.MULTILINE)
 
 
 def filled(text: str, name: str = "document") -> str:
-    """The document with everything that is marked as it should be.
+    """The document with its generated parts up to date.
 
     Args:
         text: of a Markdown document. name: of its file, for messages.
@@ -225,21 +227,17 @@ def _table(call: str) -> str:
 
 
 def documents() -> list[Path]:
-    """Every document of the checkout that this package lies in.
-
-    Raises:
-        FileNotFoundError: the package is installed, there is no checkout around it.
-    """
-    if not PARTS.is_dir():
-        raise FileNotFoundError(f"{CHECKOUT} is no checkout of the project: name the documents")
+    """Every document of the checkout."""
     return [path for pattern in DOCUMENTS for path in sorted(CHECKOUT.glob(pattern))]
 
 
 def main(arguments: list[str]) -> None:
-    """Write the tables into the named documents, or into all."""
+    """Write the generated parts of the named documents, or of all, and the stub."""
     for path in map(Path, arguments) if arguments else documents():
         text = path.read_text(encoding="utf-8")
         write_whole(path, filled(text, str(path)))
+    if not arguments:
+        write_whole(STUB, load_stub())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a Trainer hands over of an evaluation, as texts: token ids decoded, surplus rows dropped."""
+"""Captions of a Trainer's evaluation: token ids decoded, padding and rows of other evaluations removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from capeval_core.errors import described
 
 @dataclass(frozen=True)
 class Row:
-    """A generated caption, and the text of its labels (None where those are no token ids)."""
+    """A generated caption and the text of its labels, None where those are no token ids."""
 
     caption: str
     label: str | None
@@ -26,17 +26,17 @@ def rows_of(evaluation: Any, processor: Any) -> list[Row]:
         TypeError, ValueError: it has no predictions, or they are no token ids.
     """
     if getattr(evaluation, "predictions", None) is None:
-        found = "predictions=None" if hasattr(evaluation, "predictions") else described(evaluation)
+        value = "predictions=None" if hasattr(evaluation, "predictions") else described(evaluation)
         raise TypeError(
             f"there are no predictions to score: expected the EvalPrediction that a Trainer hands to "
-            f"compute_metrics, found {found}"
+            f"compute_metrics, found {value}"
         )
     captions = _decode(_token_ids(evaluation.predictions, within_tuple=False), processor)
     try:
         labels: Sequence[str | None] = _decode(
             _token_ids(getattr(evaluation, "label_ids", None), within_tuple=False), processor
         )
-    except (TypeError, ValueError):  # labels of another task beside the captions, which nothing depends on
+    except (TypeError, ValueError):  # labels of another task: no score depends on them
         labels = []
     if len(labels) != len(captions):
         labels = [None] * len(captions)
@@ -44,7 +44,7 @@ def rows_of(evaluation: Any, processor: Any) -> list[Row]:
 
 
 def _token_ids(value: Any, *, within_tuple: bool) -> list[list[int]]:
-    """Token ids row by row, without the -100 that fill up; of a tuple of outputs its first."""
+    """Token ids row by row, without the -100 of padding; of a tuple of outputs the first."""
     if isinstance(value, tuple) and value:
         return _token_ids(value[0], within_tuple=True)
     if isinstance(value, list):  # one array per batch, with eval_do_concat_batches=False
@@ -53,12 +53,12 @@ def _token_ids(value: Any, *, within_tuple: bool) -> list[list[int]]:
         raise TypeError(f"predictions is {described(value)}: expected an array of token ids")
     shape, dtype = tuple(value.shape), str(value.dtype).rpartition(".")[2]
     if len(shape) == 3 or dtype.startswith(("float", "bfloat")):
-        chosen = "logits[0]" if within_tuple else "logits"
+        logits = "logits[0]" if within_tuple else "logits"
         raise ValueError(
             f"predictions are logits (shape {shape}, {dtype}), not token ids: let the Trainer generate "
             "captions with Seq2SeqTrainingArguments(predict_with_generate=True), or, to score the likeliest "
             "tokens under teacher forcing, pass preprocess_logits_for_metrics="
-            f"lambda logits, labels: {chosen}.argmax(-1) to the Trainer"
+            f"lambda logits, labels: {logits}.argmax(-1) to the Trainer"
         )
     if len(shape) != 2 or not dtype.startswith(("int", "uint")):
         raise ValueError(
@@ -76,39 +76,38 @@ def _decode(ids: list[list[int]], processor: Any) -> list[str]:
 def rows_of_evaluation(batches: list[list[Row]], count: int, processes: int) -> list[Row]:
     """The `count` rows of the evaluation that ends with the last batch.
 
-    Two kinds of rows are not its own: those of evaluations that were interrupted, which come before it, and
-    those that fill up the last batch of several processes, which repeat its first rows.
+    Two kinds of rows are not its own: those of interrupted evaluations, which come before it, and the padding
+    of the last batch of several processes, which repeats its first rows.
 
     Raises:
-        ValueError: what remains are not `count` rows.
+        ValueError: the remaining rows are not `count`.
     """
-    start, held = len(batches), 0
-    while start and held < count:  # without its last batch an evaluation holds fewer rows
+    start, rows = len(batches), 0
+    while start and rows < count:  # without its last batch an evaluation holds fewer rows
         start -= 1
-        held += len(batches[start])
-    left = [row for batch in batches[:start] for row in batch]
+        rows += len(batches[start])
+    earlier = [row for batch in batches[:start] for row in batch]
     own = [row for batch in batches[start:] for row in batch]
-    filled = processes > 1 and _repeats(own[count:], own[:count] or own)
-    if len(own) < count or (len(own) > count and not filled) or not _repeats(left, own[:count]):
-        found = len(left) + len(own)
+    padded = processes > 1 and _repeats(own[count:], own[:count] or own)
+    if len(own) < count or (len(own) > count and not padded) or not _repeats(earlier, own[:count]):
         raise ValueError(
-            f"the evaluation gave {found:,} captions, but there are {count:,} images: pass the images "
-            "(and references) of the evaluation set, one for each of its rows and in its order. One "
-            "CaptionMetrics belongs to one evaluation set: to evaluate several, set trainer.compute_metrics "
-            "to the one of each before trainer.evaluate"
+            f"the evaluation gave {len(earlier) + len(own):,} captions, but there are {count:,} images: pass "
+            "the images (and references) of the evaluation set, one for each of its rows and in its order. "
+            "One CaptionMetrics belongs to one evaluation set: to evaluate several, set "
+            "trainer.compute_metrics to the one of each before trainer.evaluate"
         )
     return own[:count]
 
 
 def _repeats(rows: list[Row], own: list[Row]) -> bool:
-    """Whether rows are first rows of `own`, begun once or several times."""
-    place = 0
+    """Whether rows are the first rows of `own`, once or several times."""
+    index = 0
     for row in rows:
-        if place == len(own) or not _equal(row, own[place]):
-            place = 0
-            if not own or not _equal(row, own[place]):
+        if index == len(own) or not _equal(row, own[index]):
+            index = 0
+            if not own or not _equal(row, own[index]):
                 return False
-        place += 1
+        index += 1
     return True
 
 

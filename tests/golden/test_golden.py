@@ -57,6 +57,17 @@ def test_copied_cases_agree(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert expected and expected <= {line[1] for line in lines}
 
 
+def test_folders_that_no_module_knows_are_skipped_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stranger = tmp_path / "stranger-tiny"
+    stranger.mkdir()
+    assert main(["--skip-unknown", str(HERE / "cases" / "greedy-matching"), str(stranger)]) == 0
+    out, err = capsys.readouterr()
+    assert "greedy-matching" in out and err.startswith(f"{stranger}: skipped, ")
+    assert main(["--skip-unknown", str(stranger)]) == main([str(stranger)]) == 2
+
+
 def shared_cases() -> list[Any]:
     if not SHARED.is_dir():
         return [pytest.param(None, marks=pytest.mark.skip(reason=f"there is no {SHARED}"))]

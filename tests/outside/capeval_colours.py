@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from capeval_core.inputs.decoding import ImageError
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.visual import InputImage
 from capeval_core.metric import CaptionMetric, Model, Values
@@ -43,17 +44,17 @@ class ColourS(CaptionMetric):
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for start in range(0, len(batch), AT_ONCE):
             part = slice(start, min(start + AT_ONCE, len(batch)))
-            means = [mean_colour(image) for image in batch.images[part]]
+            keys, means, errors = zip(*map(read, batch.images[part]), strict=True)
             likeness = [
-                None if isinstance(mean, str) else likeness_of(caption, mean)
+                None if mean is None else likeness_of(caption, mean)
                 for caption, mean in zip(batch.captions[part], means, strict=True)
             ]
             common = common_columns(
                 batch,
                 part,
-                groups=[image.key for image in batch.images[part]],
-                errors=[mean if isinstance(mean, str) else None for mean in means],
-                truncated=np.zeros(len(means), np.int32),
+                groups=list(keys),
+                errors=list(errors),
+                truncated=np.zeros(len(keys), np.int32),
             )
             yield pa.table({**common, "likeness": pa.array(likeness, pa.float32())}, schema=self.ROW)
 
@@ -62,16 +63,18 @@ class ColourS(CaptionMetric):
         return Values(np.maximum(likeness, 0), {"likeness": likeness})
 
 
-def mean_colour(image: InputImage) -> np.ndarray | str:
-    """The mean colour, or why the image could not be read."""
+def read(image: InputImage) -> tuple[str, np.ndarray | None, str | None]:
+    """Key and mean colour of an image, or why it could not be read."""
+    key = image.name
     try:
+        key = image.key
         decoded = image.load()
-    except ValueError as error:
-        return str(error)
-    try:
-        return np.asarray(decoded.convert("RGB"), dtype=np.float64).reshape(-1, 3).mean(axis=0)
-    except ValueError as error:
-        return f"{image.where}: cannot convert {image.name} ({decoded.mode}): {error}"
+        try:
+            return key, np.asarray(decoded.convert("RGB"), dtype=np.float64).reshape(-1, 3).mean(axis=0), None
+        except ValueError as error:
+            return key, None, f"{image.where}: cannot convert {image.name} ({decoded.mode}): {error}"
+    except ImageError as error:
+        return key, None, str(error)
 
 
 def likeness_of(caption: str, mean: np.ndarray) -> float:

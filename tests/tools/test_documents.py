@@ -1,4 +1,4 @@
-"""Documents say what the code does: what is generated is current, and nothing has been forgotten."""
+"""Documents agree with the code: generated parts are up to date, and nothing is missing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from capeval_core.weights.catalogue import NAMESPACE
 from tools.documents import (
     CHECKOUT,
     PARTS,
+    STUB,
     documents,
     filled,
     main,
@@ -24,6 +25,7 @@ from tools.documents import (
     own_weights,
     rows_table,
 )
+from tools.load_types import load_stub
 
 TEMPLATE = (
     "Metric description",
@@ -47,9 +49,9 @@ def named(path: Path) -> str:
 def front_matter(path: Path) -> dict[str, object]:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("---\n"), f"{path} has no front matter"
-    found = yaml.safe_load(text.split("---\n", 2)[1])
-    assert isinstance(found, dict)
-    return found
+    content = yaml.safe_load(text.split("---\n", 2)[1])
+    assert isinstance(content, dict)
+    return content
 
 
 def anchors(path: Path) -> set[str]:
@@ -65,6 +67,10 @@ def anchors(path: Path) -> set[str]:
 def test_what_is_generated_is_current(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert filled(text, named(path)) == text, "run: python -m tools.documents"
+
+
+def test_the_stub_of_load_is_current() -> None:
+    assert STUB.read_text(encoding="utf-8") == load_stub(), "run: python -m tools.documents"
 
 
 @pytest.mark.parametrize("path", documents(), ids=named)
@@ -115,8 +121,8 @@ def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() ->
         text = cards[name].read_text(encoding="utf-8")
         assert f"<!-- origin {name} -->" in text
         assert re.search(rf"^<!-- convert [\w-]+ {name} -->$", text, re.MULTILINE)
-        told = front_matter(cards[name])
-        licence = told["license_name" if told["license"] == "other" else "license"]
+        card = front_matter(cards[name])
+        licence = card["license_name" if card["license"] == "other" else "license"]
         assert licence == (entry.licence or "unknown").lower().replace(" ", "-")
         assert "model-index" not in front_matter(cards[name])
 
@@ -159,7 +165,7 @@ def test_a_wrong_marker_is_an_error(text: str, message: str) -> None:
     assert message in str(raised.value)
 
 
-def test_all_wrong_markers_are_told_at_once() -> None:
+def test_all_wrong_markers_are_reported_at_once() -> None:
     with pytest.raises(
         ValueError, match=r"(?s)x\.md:1: there is no table 'a'.*x\.md:3: there is no table 'b'"
     ):
@@ -171,7 +177,7 @@ def test_markers_inside_a_line_are_text() -> None:
     assert filled(text) == text
 
 
-def test_the_command_fills_the_documents_that_it_is_given(tmp_path: Path) -> None:
+def test_the_command_fills_the_documents_in_its_arguments(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("é\n<!-- options pacs -->\nold\n<!-- /options pacs -->\nend\n", encoding="utf-8")
     main([str(page)])

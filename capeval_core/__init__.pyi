@@ -1,0 +1,140 @@
+# Generated from the options of every metric by `python -m tools.documents`: do not edit.
+# mypy: disable-error-code="overload-overlap"
+# A call of a known metric that fits none of its overloads returns a type that nothing accepts, so that type
+# checkers refuse its use; every other name is a metric of another package, with options of its own.
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, overload
+
+from typing_extensions import Unpack, deprecated
+
+from capeval_core._version import __version__ as __version__
+from capeval_core.cache import FeatureCache
+from capeval_core.metric import CaptionMetric
+from capeval_core.phrases.source import PhraseSource
+from capeval_core.regions.source import RegionSource
+from capeval_core.registry import list_metrics as list_metrics
+from capeval_core.result import Result as Result
+from capeval_core.scores.clips import ClipS, RefClipS
+from capeval_core.scores.eco.metric import Eco
+from capeval_core.scores.hice.metric import HiceS, RefHiceS
+from capeval_core.scores.pac import PacS, RefPacS
+
+__all__ = ["Result", "__version__", "list_metrics", "load"]
+
+_T = TypeVar("_T")
+
+class _Options(TypedDict, total=False):
+    weights: str | PathLike[str] | None
+    """Hub repository id (`@revision` pins it), folder, or `tiny`; None: the metric's published weights"""
+    device: str | None
+    """torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU"""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    """numeric type of the encoders"""
+    batch_size: int | None
+    """images or texts per forward pass; None: as many as fit into memory"""
+    cache: str | PathLike[str] | FeatureCache | None
+    """folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics"""
+    rows: str | PathLike[str] | None
+    """folder that keeps each caption's row, so that an interrupted run goes on where it stopped"""
+    on_error: Literal["raise", "nan"]
+    """what a broken image does: `raise` before any model runs, or `nan` for its captions alone"""
+    empty: Literal["error", "score"]
+    """what an empty caption is: an `error`, or scored as the bare prompt (and counted)"""
+    compat: Literal["released"] | None
+    """`released`: as the released script where it differs from the paper"""
+    evidence: bool
+    """keep where each score comes from, for `result.explain(i)` and the command line's --json"""
+
+class _PacOptions(_Options, total=False):
+    w: float
+    """scale of the score, w of eq. 1"""
+    prompt: str | None
+    """put before captions and references; None: the weights' own, else 'A photo depicts '"""
+
+class _ClipsOptions(_PacOptions, total=False): ...
+
+class _HiceOptions(_Options, total=False):
+    w: float
+    """scale of cosines between image and text; the ranking by HICE-S does not depend on it"""
+    regions: str | PathLike[str] | Mapping[str, Any] | RegionSource | None
+    """source of regions: `objects`, `everything`, `rectangles` (each also with weights after a colon;
+    `objects:threshold=0.2` sets the least objectness of a box, 0.1 by default), `colours`, masks by image id
+    (a JSON file or a mapping), or a `RegionSource`; None: the one that the weights name, else `objects`"""
+    max_regions: int | None
+    """regions of an image at most, the best ones; None: all"""
+    phrases: str | PathLike[str] | Mapping[str, Any] | PhraseSource | None
+    """source of phrases: `factual`, another parser of its kind, `chunks`, phrases by caption (a JSON file or
+    a mapping), or a `PhraseSource`; None: the one that the weights name, else `factual`"""
+    phrase_style: Literal["triplet", "soft-spice"]
+    """how a scene graph becomes phrases: the paper's `triplet`s, or as Soft-SPICE does"""
+    mask_transform: Literal[
+        "square_crop",
+        "released",
+        "released_no_antialias",
+    ]
+    """how images and masks are cropped: alike, or as Alpha-CLIP's documented usage, where they do not line up
+    (`no_antialias`: with torchvision before 0.17)"""
+    include_whole_image: bool
+    """appendix A's reading: the whole image is one more region; then every phrase can match it"""
+
+class _RefHiceOptions(_HiceOptions, total=False):
+    reference_reduction: Literal["joint", "best", "mean", "pooled"]
+    """of several references: the one with the best harmonic mean of gTTC and lTTC (`joint`), the `best` of
+    each term, their `mean`, or all their phrases `pooled` and the best gTTC"""
+
+class _EcoOptions(_Options, total=False):
+    members: str | Sequence[str] | None
+    """the ensemble: `paper`, `small`, `tiny`, or names, Hub ids and folders (comma-separated or a list);
+    `blip2-itc` is the contrast of `weights`; None: `paper`, with the weights `tiny` `tiny`"""
+    ensemble_weight: float
+    """weight of the ensembled CLIP score"""
+    consensus_weight: float
+    """weight of the consensus score"""
+    threshold: float
+    """gap between the best two below which the shorter is chosen"""
+    consensus: Literal["cider", "cider_d", "tfidf"] | None
+    """how captions of a pool are compared: by CIDEr as the paper says, CIDEr-D, or the released code's TF-
+    IDF; None: `cider`, with compat `released` `tfidf`"""
+    consensus_documents: Literal[
+        "doc_caption_within_pool",
+        "doc_caption_all_pools",
+        "doc_image_all_pools",
+        "doc_leave_one_out_within_pool",
+        "doc_leave_one_out_all_pools",
+    ]
+    """what a document is where CIDEr weighs n-grams by rarity: a caption, all captions of an image, or the
+    other captions; within a pool or over all pools"""
+
+class UnknownOptionOrWrongType(Generic[_T]): ...
+
+_Known: TypeAlias = Literal[
+    "pacs",
+    "refpacs",
+    "clips",
+    "refclips",
+    "hices",
+    "refhices",
+    "eco",
+]
+
+@overload
+def load(name: Literal["pacs"], **options: Unpack[_PacOptions]) -> PacS: ...
+@overload
+def load(name: Literal["refpacs"], **options: Unpack[_PacOptions]) -> RefPacS: ...
+@overload
+def load(name: Literal["clips"], **options: Unpack[_ClipsOptions]) -> ClipS: ...
+@overload
+def load(name: Literal["refclips"], **options: Unpack[_ClipsOptions]) -> RefClipS: ...
+@overload
+def load(name: Literal["hices"], **options: Unpack[_HiceOptions]) -> HiceS: ...
+@overload
+def load(name: Literal["refhices"], **options: Unpack[_RefHiceOptions]) -> RefHiceS: ...
+@overload
+def load(name: Literal["eco"], **options: Unpack[_EcoOptions]) -> Eco: ...
+@overload
+@deprecated("the metric has no such option, or the value is of the wrong type")
+def load(name: _Known, **options: Any) -> UnknownOptionOrWrongType[_T]: ...
+@overload
+def load(name: str, **options: Any) -> CaptionMetric: ...

@@ -1,0 +1,70 @@
+"""Names are nouns and verbs: no identifier and no summary of a docstring uses `told`, `said` or `seen`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FORBIDDEN = ("told", "said", "seen")
+"""Participles that hide what a value is: text_features, message, images, ..."""
+MODULES = sorted(path for folder in ("capeval_core", "tools") for path in (ROOT / folder).rglob("*.py"))
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of everything that a module names."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.lineno, node.asname
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def summaries(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and first line of every docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text.splitlines()[0]
+
+
+def complaints(source: str) -> list[str]:
+    """Line and text of every identifier and summary with a forbidden word."""
+    tree = ast.parse(source)
+    names = [
+        (line, name)
+        for line, name in identifiers(tree)
+        if set(re.split(r"_|\d", name.lower())) & {*FORBIDDEN}
+    ]
+    texts = [
+        (line, text) for line, text in summaries(tree) if set(re.findall(r"\w+", text.lower())) & {*FORBIDDEN}
+    ]
+    return [f"{line}: {text}" for line, text in sorted(names + texts)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_name_is_a_forbidden_participle(path: Path) -> None:
+    assert complaints(path.read_text(encoding="utf-8")) == []
+
+
+def test_every_kind_of_name_is_checked() -> None:
+    source = """
+import numpy as said
+def _told(seen_by, *, untold): '''All that is said.'''
+class Seen2: '''Sayings.'''
+foreseen = self.said = [x for told in y]
+for word, seen in z: use(told)
+"""
+    lines = [complaint.partition(":")[0] for complaint in complaints(source)]
+    assert lines == ["2", "3", "3", "3", "4", "5", "5", "6"]
