@@ -179,8 +179,8 @@ class RowStore:
                 write_shard(self.path, pa.concat_tables(self._waiting), self._stamp)
             except OSError as error:
                 self._give_up(error)
+            self._written_at = time.monotonic()
         self._waiting = []
-        self._written_at = time.monotonic()
 
     def _give_up(self, error: OSError) -> None:
         """A disk that cannot be written is no reason to lose a run: go on in memory."""
