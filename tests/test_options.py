@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import keywords
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capeval_core.cache import FeatureCache
@@ -158,14 +158,14 @@ def test_signs_only_what_moves_the_score() -> None:
     assert quiet.signed() == Own().signed()
 
 
-@keywords(st.text(max_size=8), st.text(max_size=8))
+@given(st.text(max_size=8), st.text(max_size=8))
 def test_texts_sign_alike_only_if_they_are_equal(one: str, other: str) -> None:
     first, second = (Own(region=text).signed()[-1] for text in (one, other))
     assert (first == second) is (one == other)
     assert first.isascii() and first.isprintable() and "|" not in first
 
 
-@keywords(st.floats(0.5, 1e9), st.floats(0.5, 1e9))
+@given(st.floats(0.5, 1e9), st.floats(0.5, 1e9))
 def test_numbers_sign_alike_only_if_they_are_equal(one: float, other: float) -> None:
     first, second = (Own(scale=number).signed()[-1] for number in (one, other))
     assert (first == second) is (one == other)

@@ -570,6 +570,20 @@ DAMAGED_TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
 }
 
 
+def test_a_row_that_waited_long_enough_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock runs from the last shard, not from the last look for rows."""
+    monkeypatch.setattr(RowStore, "_SECONDS", 0.2)
+    store = opened(tmp_path)
+    time.sleep(0.3)
+    store.reuse([0], str)
+    store.append(rows(0), ["c0"])
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+    store.append(rows(1), ["c1"])
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+
+
 def test_rows_of_any_rank_are_stored(tmp_path: Path) -> None:
     """evaluate numbers the rows of process r from r times 2**40."""
     store = opened(tmp_path)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from capeval_core.inputs.pools import check_pools
+from capeval_core.inputs.samples import check_samples
 from capeval_core.integrations.rewards import reward
 from capeval_core.integrations.trainer import CaptionMetrics
 from capeval_core.phrases.ptb import ptb_tokens
@@ -361,3 +362,12 @@ def test_evidence_is_that_of_a_pool(matcher: str, scenes: Any) -> None:
     result = opened(matcher, evidence=True).score(*scenes)
     shown = result.explain(2)
     assert shown["candidates"] == result.parts["candidates"][2] and "image" in shown
+
+
+def test_samples_that_came_in_no_pools_are_refused(matcher: str, scenes: Any) -> None:
+    metric = opened(matcher)
+    samples = check_samples(["a dog"], scenes[1][:1], needs_references=False)
+    with pytest.raises(TypeError, match="expected pools of candidates"):
+        metric.encode_all(samples)
+    (rows,) = metric.encode(metric.check(*scenes))
+    assert_same_rows(rows, metric.encode_all(metric.check(*scenes)))
