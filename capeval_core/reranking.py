@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.inputs.pools import Pools, check_pools
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.pools import check_pools
+from capeval_core.inputs.samples import Pools, Samples
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Result, Values

@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Literal
 
 from capeval_core.inputs.images import check_decodable, check_images
 from capeval_core.inputs.problems import Problems, described
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Pools
 from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.texts import rows_of, text_of, warn_of_written_lists
-
-
-@dataclass(frozen=True)
-class Pools(Samples):
-    """Checked pools, one row per candidate.
-
-    `candidates` holds the position of each in the pool of its image, whose first candidate has the index
-    `index - candidate`.
-    """
-
-    candidates: Sequence[int]
-
-    @property
-    def places(self) -> list[int]:
-        """Of a whole input, which of its images each row is about: that of its pool."""
-        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
-
-    @property
-    def starts(self) -> list[int]:
-        """Rows at which another pool begins: one per image, at least one where there are rows."""
-        first = [index - candidate for index, candidate in zip(self.indices, self.candidates, strict=True)]
-        return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
-
-    def select(self, rows: Iterable[int]) -> Pools:
-        """The given rows, in the given order."""
-        rows = list(rows)
-        return Pools(**{**vars(super().select(rows)), "candidates": [self.candidates[row] for row in rows]})
 
 
 def check_pools(

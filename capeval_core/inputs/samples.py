@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal, overload
 
 from capeval_core.inputs.images import check_decodable, check_images
@@ -26,7 +27,7 @@ class Sample:
 class Samples:
     """Checked input. All sequences have one entry per caption.
 
-    `indices` holds each row's place in the input as it was handed in: a window or a selection keeps it.
+    `indices` holds each row's position in the input as it was handed in: a window or a selection keeps it.
     """
 
     captions: list[str]
@@ -65,6 +66,33 @@ class Samples:
             references=None if self.references is None else [self.references[row] for row in rows],
             indices=[self.indices[row] for row in rows],
         )
+
+
+@dataclass(frozen=True)
+class Pools(Samples):
+    """Checked pools of candidates, one row per candidate.
+
+    `candidates` holds the position of each in the pool of its image, whose first candidate has the index
+    `index - candidate`.
+    """
+
+    candidates: Sequence[int]
+
+    @property
+    def places(self) -> list[int]:
+        """Of a whole input, which of its images each row is about: that of its pool."""
+        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
+
+    @property
+    def starts(self) -> list[int]:
+        """Rows at which another pool begins: one per image, at least one where there are rows."""
+        first = [index - candidate for index, candidate in zip(self.indices, self.candidates, strict=True)]
+        return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
+
+    def select(self, rows: Iterable[int]) -> Pools:
+        """The given rows, in the given order."""
+        rows = list(rows)
+        return Pools(**{**vars(super().select(rows)), "candidates": [self.candidates[row] for row in rows]})
 
 
 def check_samples(

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.inputs.pools import Pools
+from capeval_core.inputs.samples import Pools
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.metric import Model
 from capeval_core.rows import column, common_columns, row_schema

@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from capeval_core.inputs.pools import Pools
 from capeval_core.inputs.rgb import in_rgb
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Pools, Samples
 from capeval_core.metric import Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
