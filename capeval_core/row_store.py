@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -178,8 +177,8 @@ class RowStore:
                 write_shard(self.path, pa.concat_tables(self._waiting), self._stamp)
             except OSError as error:
                 self._give_up(error)
+            self._written_at = time.monotonic()
         self._waiting = []
-        self._written_at = time.monotonic()
 
     def _give_up(self, error: OSError) -> None:
         """A disk that cannot be written is no reason to lose a run: go on in memory."""
@@ -215,14 +214,6 @@ class RowStore:
                 stacklevel=2,
             )
             return schema.empty_table()
-
-    def __enter__(self) -> RowStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.flush()  # on errors and Ctrl-C too: nothing that was computed is lost
 
 
 def _as_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -62,9 +62,9 @@ def test_the_bound_holds_and_the_least_recently_used_leave(
             cache.put({key: row(key) for key in keys})
             touched = list(dict.fromkeys(keys))
         else:
-            found = cache.get(keys)
-            assert found.keys() == model.keys() & set(keys)
-            for key, value in found.items():
+            features = cache.get(keys)
+            assert features.keys() == model.keys() & set(keys)
+            for key, value in features.items():
                 assert np.array_equal(value, row(key))
             touched = [key for key in keys if key in model]
         for key in touched:
@@ -111,8 +111,8 @@ def test_threads_share_a_cache() -> None:
         for i in range(start, start + 300):
             key = f"{i % 50:03}"
             cache.put({key: row(key)})
-            for found, value in cache.get([key, f"{(i * 7) % 50:03}"]).items():
-                assert np.array_equal(value, row(found))
+            for stored_key, value in cache.get([key, f"{(i * 7) % 50:03}"]).items():
+                assert np.array_equal(value, row(stored_key))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, [0, 13, 26, 39]))
@@ -123,9 +123,9 @@ def test_the_disk_survives_and_takes_what_memory_does_not(tmp_path: Path) -> Non
     cache = filled(FeatureCache(max_bytes=0, folder=tmp_path / "new" / "folder"), "a", "b", "ß|'")
     assert cache.nbytes == 0
     for reader in (cache, FeatureCache(folder=tmp_path / "new" / "folder")):
-        found = reader.get(["a", "b", "c", "ß|'"])
-        assert found.keys() == {"a", "b", "ß|'"}
-        assert all(np.array_equal(found[key], row(key)) for key in found)
+        features = reader.get(["a", "b", "c", "ß|'"])
+        assert features.keys() == {"a", "b", "ß|'"}
+        assert all(np.array_equal(features[key], row(key)) for key in features)
 
 
 def test_the_disk_keeps_every_bit(tmp_path: Path) -> None:
@@ -137,17 +137,17 @@ def test_the_disk_keeps_every_bit(tmp_path: Path) -> None:
 def test_the_disk_answers_more_keys_than_a_statement_takes(tmp_path: Path) -> None:
     keys = [f"{i:04}" for i in range(2345)]
     FeatureCache(folder=tmp_path).put({key: row(key) for key in keys})
-    found = FeatureCache(folder=tmp_path).get([*keys, "none"])
-    assert found.keys() == set(keys)
+    features = FeatureCache(folder=tmp_path).get([*keys, "none"])
+    assert features.keys() == set(keys)
 
 
 def test_two_processes_share_a_disk(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.starmap(put_some, [(tmp_path, 0), (tmp_path, 30)]) == [0, 30]
     keys = [f"{i:03}" for i in range(90)]
-    found = FeatureCache(folder=tmp_path).get(keys)
-    assert found.keys() == set(keys)
-    assert all(np.array_equal(found[key], row(key)) for key in keys)
+    features = FeatureCache(folder=tmp_path).get(keys)
+    assert features.keys() == set(keys)
+    assert all(np.array_equal(features[key], row(key)) for key in keys)
 
 
 def test_a_folder_can_be_opened_at_the_same_time(tmp_path: Path) -> None:
@@ -189,37 +189,39 @@ TEXTS = ["A photo depicts a dog", "two red circles"]
 
 
 def test_a_changed_setting_never_meets_an_old_feature(images: list[Path]) -> None:
-    found = release()
-    moved = {**found.tensors, "ln_final.bias": found.tensors["ln_final.bias"] + 0.1}
+    original = release()
+    moved = {**original.tensors, "ln_final.bias": original.tensors["ln_final.bias"] + 0.1}
     moved["visual.ln_post.bias"] = moved["visual.ln_post.bias"] + 0.1
-    paler = {**found.config["preprocessing"], "mean": [0.4, 0.4, 0.4]}
+    paler = {**original.config["preprocessing"], "mean": [0.4, 0.4, 0.4]}
     encoders = {
         "usual": encoder(),
         "dtype": encoder(dtype="bfloat16"),
-        "activation": ClipEncoder({**found.config, "activation": "gelu"}, found.tensors, device="cpu"),
-        "weights": ClipEncoder(found.config, moved, device="cpu"),
-        "preprocessing": ClipEncoder({**found.config, "preprocessing": paler}, found.tensors, device="cpu"),
+        "activation": ClipEncoder({**original.config, "activation": "gelu"}, original.tensors, device="cpu"),
+        "weights": ClipEncoder(original.config, moved, device="cpu"),
+        "preprocessing": ClipEncoder(
+            {**original.config, "preprocessing": paler}, original.tensors, device="cpu"
+        ),
     }
-    seen = [InputImage.of(path) for path in images[:2]]
+    inputs = [InputImage.of(path) for path in images[:2]]
     cache = FeatureCache()
     for name, clip in encoders.items():
         fresh = FeatureCache()
         with counted(clip) as count:
             texts = clip.encode_texts(TEXTS, cache=cache).features
-            (images,) = clip.encode_images(seen, cache=cache)
+            (images,) = clip.encode_images(inputs, cache=cache)
         assert (count.images, count.texts) == (2, 2), name
         assert np.array_equal(texts, clip.encode_texts(TEXTS, cache=fresh).features), name
-        assert np.array_equal(images.features, next(clip.encode_images(seen, cache=fresh)).features), name
+        assert np.array_equal(images.features, next(clip.encode_images(inputs, cache=fresh)).features), name
         with counted(clip) as count:
             again = clip.encode_texts(TEXTS, cache=cache).features
-            (shown,) = clip.encode_images(seen, cache=cache)
+            (shown,) = clip.encode_images(inputs, cache=cache)
         assert (count.images, count.texts) == (0, 0), name
         assert np.array_equal(again, texts) and np.array_equal(shown.features, images.features), name
 
 
 def test_equal_encoders_share_features() -> None:
-    found = release()
-    twin = ClipEncoder(dict(found.config), dict(found.tensors), device="cpu")
+    original = release()
+    twin = ClipEncoder(dict(original.config), dict(original.tensors), device="cpu")
     assert twin.fingerprint == encoder().fingerprint
     cache = FeatureCache()
     encoder().encode_texts(TEXTS, cache=cache)
@@ -251,9 +253,9 @@ def test_a_disk_that_fails_is_left_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_shape_survives_the_disk(tmp_path: Path) -> None:
-    found = np.arange(12, dtype=np.float32).reshape(3, 4)
-    FeatureCache(folder=tmp_path).put({"a": found})
-    assert np.array_equal(FeatureCache(folder=tmp_path).get(["a"])["a"], found)
+    features = np.arange(12, dtype=np.float32).reshape(3, 4)
+    FeatureCache(folder=tmp_path).put({"a": features})
+    assert np.array_equal(FeatureCache(folder=tmp_path).get(["a"])["a"], features)
 
 
 def test_one_cache_per_folder_in_a_process(tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_one_cache_per_folder_in_a_process(tmp_path: Path) -> None:
     assert shared_cache(None) is SHARED
 
 
-def test_a_place_where_no_folder_can_be_is_told(tmp_path: Path) -> None:
+def test_a_path_where_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cache=.*no folder can be made there"):
         FeatureCache(folder=tmp_path / "file" / "below")
@@ -300,13 +302,13 @@ def test_a_damaged_feature_is_left_out_with_a_warning_and_can_be_put_again(
     database.close()
     cache = FeatureCache(folder=tmp_path)
     with pytest.warns(UserWarning, match=f"1 feature in {tmp_path}/features.sqlite is damaged"):
-        found = cache.get(["a", "b", "c"])
-    assert found.keys() == {"a", "c"}
+        features = cache.get(["a", "b", "c"])
+    assert features.keys() == {"a", "c"}
     filled(cache, "b")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = FeatureCache(folder=tmp_path).get(["a", "b", "c"])
-    assert all(np.array_equal(found[key], row(key)) for key in "abc")
+        features = FeatureCache(folder=tmp_path).get(["a", "b", "c"])
+    assert all(np.array_equal(features[key], row(key)) for key in "abc")
 
 
 def test_damaged_pages_cost_no_run_and_the_warning_names_the_file(tmp_path: Path) -> None:
@@ -326,14 +328,14 @@ def test_damaged_pages_cost_no_run_and_the_warning_names_the_file(tmp_path: Path
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 cache = FeatureCache(folder=folder)
-                found = cache.get(keys)
-                assert all(np.array_equal(value, computed[key]) for key, value in found.items())
+                features = cache.get(keys)
+                assert all(np.array_equal(value, computed[key]) for key, value in features.items())
                 cache.put(computed)
                 assert cache.get(keys).keys() == set(keys)
-            assert len(found) == len(keys) or f"{folder.name}/features.sqlite" in str(caught[0].message)
+            assert len(features) == len(keys) or f"{folder.name}/features.sqlite" in str(caught[0].message)
 
 
-def test_a_damaged_first_page_is_told_when_it_is_opened(tmp_path: Path) -> None:
+def test_a_damaged_first_page_is_warned_of_when_it_is_opened(tmp_path: Path) -> None:
     stored(tmp_path, "a").close()
     file = tmp_path / "features.sqlite"
     content = bytearray(file.read_bytes())
@@ -359,7 +361,7 @@ def test_features_of_an_earlier_version_are_computed_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "told"),
+    ("given", "kind", "message"),
     [
         (5, TypeError, r"cache=5 is the number 5: pass the path of a folder"),
         ("", ValueError, r"cache='' is empty: pass the path of a folder"),
@@ -367,11 +369,11 @@ def test_features_of_an_earlier_version_are_computed_again(tmp_path: Path) -> No
     ],
 )
 def test_a_path_that_can_be_no_folder_is_refused_with_what_to_do(
-    given: Any, kind: type[Exception], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: Any, kind: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for door in (shared_cache, lambda folder: FeatureCache(folder=folder)):
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=message):
             door(given)
     assert list(tmp_path.iterdir()) == []
 

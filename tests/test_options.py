@@ -41,11 +41,11 @@ GOOD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", GOOD)
-def test_takes_what_it_says_it_takes(given: dict[str, Any]) -> None:
-    options = Own.of("own", given)
-    assert {name: getattr(options, name) for name in given} == given
-    assert options == Own(**given)
+@pytest.mark.parametrize("keywords", GOOD)
+def test_takes_what_it_says_it_takes(keywords: dict[str, Any]) -> None:
+    options = Own.of("own", keywords)
+    assert {name: getattr(options, name) for name in keywords} == keywords
+    assert options == Own(**keywords)
 
 
 def test_a_scalar_of_numpy_is_the_value_that_it_holds() -> None:
@@ -58,8 +58,8 @@ def test_a_scalar_of_numpy_is_the_value_that_it_holds() -> None:
     )
     plain = Own(scale=2.0, batch_size=4, evidence=True, region="sky", layer=3)
     assert options == plain and options.signed() == plain.signed()
-    given = [options.scale, options.batch_size, options.evidence, options.region, options.layer]
-    assert [type(value) for value in given] == [float, int, bool, str, int]
+    keywords = [options.scale, options.batch_size, options.evidence, options.region, options.layer]
+    assert [type(value) for value in keywords] == [float, int, bool, str, int]
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -104,11 +104,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "kind", "said"), BAD)
-def test_refuses_the_rest(given: dict[str, Any], kind: type[Exception], said: str) -> None:
+@pytest.mark.parametrize(("keywords", "kind", "message"), BAD)
+def test_refuses_the_rest(keywords: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as caught:
-        Own.of("own", given)
-    assert type(caught.value) is kind and said in str(caught.value)
+        Own.of("own", keywords)
+    assert type(caught.value) is kind and message in str(caught.value)
 
 
 def test_an_array_is_refused_in_words() -> None:
@@ -117,7 +117,7 @@ def test_an_array_is_refused_in_words() -> None:
             Own(**{name: np.array([1.0, 2.0])})  # type: ignore[arg-type]
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_all_problems_are_raised_at_once() -> None:
     with pytest.raises(ValueError, match="3 problems") as caught:
         Own.of("own", {"batch_size": 0, "dtype": "half", "evidence": 1})
     assert all(name in str(caught.value) for name in ("batch_size=0", "dtype='half'", "evidence=1"))

@@ -145,10 +145,10 @@ def test_intervals_are_of_whole_images() -> None:
 
 def test_compares_systems_of_one_signature() -> None:
     first, second = result([0.5, 0.6, 0.8, 0.7, 0.9]), result([0.4, 0.7, 0.5, 0.6, 0.7])
-    found = first.compare(second)
-    assert found.difference == pytest.approx(first.mean - second.mean)
-    assert found.images == 5 and found.left_out == 0
-    assert found.verdict in str(found) and first.compare(second, level=0.5).interval.level == 0.5
+    comparison = first.compare(second)
+    assert comparison.difference == pytest.approx(first.mean - second.mean)
+    assert comparison.images == 5 and comparison.left_out == 0
+    assert comparison.verdict in str(comparison) and first.compare(second, level=0.5).interval.level == 0.5
     other = replace(second, signature="capeval:pacs|weights:y@2|v:1")
     with pytest.raises(ValueError, match=r"(?s)not comparable.*x@1.*y@2"):
         first.compare(other)
@@ -158,7 +158,7 @@ def test_compares_systems_of_one_signature() -> None:
         first.compare(result([0.4, 0.7, 0.5, 0.6, NAN]))
 
 
-def test_a_damaged_saved_result_is_told() -> None:
+def test_a_damaged_saved_result_is_refused() -> None:
     saved = result([0.5, 0.6]).to_dict()
     with pytest.raises(ValueError, match="1 scores, 2 groups"):
         Result.from_dict(saved | {"scores": [0.5]})

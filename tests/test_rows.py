@@ -56,6 +56,14 @@ def opened(path: Path, **stamp: Any) -> RowStore:
     return RowStore(path, SCHEMA, {**STAMP, **stamp})
 
 
+@contextmanager
+def storing(path: Path, **stamp: Any) -> Iterator[RowStore]:
+    """A store that is flushed at the end."""
+    store = opened(path, **stamp)
+    yield store
+    store.flush()
+
+
 def quietly(call: Callable[..., Any], *given: Any, **keywords: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -76,26 +84,26 @@ def test_a_schema_begins_with_the_common_columns() -> None:
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1000)), max_size=40))
 def test_canonical_rows_are_sorted_and_the_last_of_an_index(pairs: list[tuple[int, int]]) -> None:
     tables = [rows(i, value=float(value)) for i, value in pairs]
-    found = canonical(pa.concat_tables([SCHEMA.empty_table(), *tables]))
+    stored = canonical(pa.concat_tables([SCHEMA.empty_table(), *tables]))
     last = dict(pairs)
-    assert found["index"].to_pylist() == sorted(last)
-    assert found["cosine"].to_pylist() == [float(last[i]) for i in sorted(last)]
-    assert all(column.num_chunks <= 1 for column in found.columns)
-    assert found.schema == SCHEMA
+    assert stored["index"].to_pylist() == sorted(last)
+    assert stored["cosine"].to_pylist() == [float(last[i]) for i in sorted(last)]
+    assert all(column.num_chunks <= 1 for column in stored.columns)
+    assert stored.schema == SCHEMA
 
 
 def test_rows_survive_and_the_later_ones_count(tmp_path: Path) -> None:
-    with opened(tmp_path / "new" / "folder") as store:
+    with storing(tmp_path / "new" / "folder") as store:
         store.append(rows(2, 0), ["c2", "c0"])
         store.append(rows(1), ["c1"])
         assert store.read()[0]["index"].to_pylist() == [0, 1, 2]  # without a flush of one's own
-    with opened(tmp_path / "new" / "folder") as store:
+    with storing(tmp_path / "new" / "folder") as store:
         store.append(rows(0, value=0.25), ["other"])
     assert kept(tmp_path / "new" / "folder") == {0: (0.25, "other"), 1: (0.5, "c1"), 2: (0.5, "c2")}
 
 
 def test_failures_are_not_kept_and_hide_what_they_replace(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
+    with storing(tmp_path) as store:
         store.append(rows(0, 1), ["c0", "c1"])
         store.append(rows(1, error="broken"), ["changed"])
     assert kept(tmp_path) == {0: (0.5, "c0")}
@@ -109,17 +117,17 @@ def test_rows_are_written_when_an_error_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_rows_are_reused_for_the_same_content_only(tmp_path: Path) -> None:
-    with opened(tmp_path) as first:
+    with storing(tmp_path) as first:
         first.append(rows(0, 1, 2, 3), ["c0", "c1", "c2", "c3"])
     for store in (opened(tmp_path), first):  # from the disk, and by the store that was given them
         asked: list[int] = []
 
-        def content(place: int, asked: list[int] = asked) -> str:
-            asked.append(place)
-            return ["c3", "other", "c7"][place]
+        def content(position: int, asked: list[int] = asked) -> str:
+            asked.append(position)
+            return ["c3", "other", "c7"][position]
 
-        found, missing = store.reuse([3, 1, 7], content)
-        assert found["index"].to_pylist() == [3] and missing == [1, 2]
+        stored, missing = store.reuse([3, 1, 7], content)
+        assert stored["index"].to_pylist() == [3] and missing == [1, 2]
         assert asked == [0, 1]  # nothing is read of what cannot be there
     first.append(rows(3, error="broken"), ["c3"])
     assert first.reuse([3], lambda _: "c3")[1] == [0]
@@ -158,19 +166,19 @@ def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     opened(tmp_path)
     with pytest.raises(ValueError, match="other settings") as caught:
         opened(tmp_path, dtype="float16", layer=3)
-    said = str(caught.value)
-    assert "dtype: 'float32' there, 'float16' now" in said and "layer: None there, 3 now" in said
-    assert "encoder" not in said and str(tmp_path) in said
+    message = str(caught.value)
+    assert "dtype: 'float32' there, 'float16' now" in message and "layer: None there, 3 now" in message
+    assert "encoder" not in message and str(tmp_path) in message
     with pytest.raises(ValueError, match="columns"):
         RowStore(tmp_path, row_schema(pa.field("cosine", pa.float64())), STAMP)
 
 
 def test_rows_of_another_metric_are_refused_by_its_name_and_not_by_columns(tmp_path: Path) -> None:
     opened(tmp_path)
-    for metric, told in (("other", False), (STAMP["metric"], True)):
+    for metric, message in (("other", False), (STAMP["metric"], True)):
         with pytest.raises(ValueError, match="holds rows of other settings") as caught:
             RowStore(tmp_path, row_schema(), {**STAMP, "metric": metric})
-        assert ("columns" in str(caught.value), "'other' now" in str(caught.value)) == (told, not told)
+        assert ("columns" in str(caught.value), "'other' now" in str(caught.value)) == (message, not message)
 
 
 def test_a_file_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> None:
@@ -184,7 +192,7 @@ def test_a_file_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("damage", [None, "", "{", "[1]", "null", '{"metric": "ow'])
 def test_a_lost_or_cut_stamp_is_made_again_from_the_shards(tmp_path: Path, damage: str | None) -> None:
-    with opened(tmp_path) as store:
+    with storing(tmp_path) as store:
         store.append(rows(0), ["c0"])
     note = tmp_path / "stamp.json"
     whole = note.read_text()
@@ -200,7 +208,7 @@ def test_a_lost_or_cut_stamp_is_made_again_from_the_shards(tmp_path: Path, damag
 
 
 def test_a_changed_stamp_is_noticed(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
+    with storing(tmp_path) as store:
         store.append(rows(0), ["c0"])
     note = tmp_path / "stamp.json"
     note.write_text(note.read_text().replace("float32", "float16"))
@@ -219,9 +227,9 @@ def test_a_cut_stamp_without_rows_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_lost_stamp_above_folders_of_rows_is_made_again(tmp_path: Path) -> None:
-    with opened(tmp_path):
+    with storing(tmp_path):
         pass
-    with opened(tmp_path / "member", layer=3) as store:
+    with storing(tmp_path / "member", layer=3) as store:
         store.append(rows(0), ["c0"])
     (tmp_path / "stamp.json").unlink()
     with pytest.raises(ValueError, match="metric: 'own' there, 'other' now"):
@@ -231,9 +239,9 @@ def test_a_lost_stamp_above_folders_of_rows_is_made_again(tmp_path: Path) -> Non
 
 
 def test_a_shard_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
-    with opened(tmp_path / "other", encoder="xyz") as store:
+    with storing(tmp_path / "other", encoder="xyz") as store:
         store.append(rows(0), ["c0"])
-    with opened(tmp_path / "rows") as store:
+    with storing(tmp_path / "rows") as store:
         store.append(rows(1), ["c1"])
     (stray,) = (tmp_path / "other").glob("*.parquet")
     (tmp_path / "rows" / stray.name).write_bytes(stray.read_bytes())
@@ -256,7 +264,7 @@ def test_a_folder_of_an_earlier_version_is_kept_and_its_unchecked_rows_are_compu
 
 def test_what_a_kill_left_half_written_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "0123.partial").write_bytes(b'{"metr')
-    with opened(tmp_path) as store:
+    with storing(tmp_path) as store:
         store.append(rows(0), ["c0"])
     (tmp_path / "4567.partial").write_bytes(b"PAR1")
     assert kept(tmp_path) == {0: (0.5, "c0")}
@@ -264,14 +272,14 @@ def test_what_a_kill_left_half_written_is_passed_over(tmp_path: Path) -> None:
 
 def test_any_flipped_bit_of_a_shard_is_noticed_and_costs_its_own_rows(tmp_path: Path) -> None:
     for i in range(3):
-        with opened(tmp_path) as store:
+        with storing(tmp_path) as store:
             store.append(rows(i), [f"c{i}"])
     damaged = sorted(tmp_path.glob("*.parquet"))[1]
     whole = damaged.read_bytes()
     assert len(whole) > 1000
-    for place in [*range(0, len(whole), 97), *range(len(whole) - 9, len(whole))]:
+    for position in [*range(0, len(whole), 97), *range(len(whole) - 9, len(whole))]:
         content = bytearray(whole)
-        content[place] ^= 1 << place % 8
+        content[position] ^= 1 << position % 8
         damaged.write_bytes(content)
         with pytest.warns(UserWarning, match=f"{damaged} is damaged"):
             assert kept(tmp_path).keys() == {0, 2}
@@ -280,7 +288,7 @@ def test_any_flipped_bit_of_a_shard_is_noticed_and_costs_its_own_rows(tmp_path: 
 
 
 def test_shards_have_page_checksums_and_any_reader_reads_them(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
+    with storing(tmp_path) as store:
         store.append(rows(*range(50)), [f"c{i}" for i in range(50)])
     (shard,) = tmp_path.glob("*.parquet")
     table = pq.read_table(shard, page_checksum_verification=True)
@@ -297,23 +305,23 @@ def test_what_is_renamed_into_place_is_on_the_disk_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A spy on the real calls: what was handed to the disk, and which files had their names then."""
-    seen: list[tuple[str, set[str]]] = []
+    calls: list[tuple[str, set[str]]] = []
     sync = os.fsync
 
     def fsync(opened_file: int) -> None:
         sync(opened_file)
         what = Path(f"/proc/self/fd/{opened_file}").readlink()
         what = what if what.is_absolute() else tmp_path  # a file without a name, which only a check makes
-        seen.append(
+        calls.append(
             ("folder" if what.is_dir() else what.suffix, {path.suffix for path in tmp_path.iterdir()})
         )
 
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("only Linux says which file an open one is")
     monkeypatch.setattr(os, "fsync", fsync)
-    with opened(tmp_path) as store:
+    with storing(tmp_path) as store:
         store.append(rows(0), ["c0"])
-    assert seen == [
+    assert calls == [
         (".partial", {".partial"}),
         ("folder", {".json"}),
         (".partial", {".partial", ".json"}),
@@ -323,7 +331,7 @@ def test_what_is_renamed_into_place_is_on_the_disk_first(
 
 def test_stores_can_start_and_write_at_the_same_time(tmp_path: Path) -> None:
     def work(start: int) -> None:
-        with opened(tmp_path / "rows") as store:
+        with storing(tmp_path / "rows") as store:
             for i in range(start, start + 5):
                 store.append(rows(i), [f"c{i}"])
                 store.flush()
@@ -356,10 +364,12 @@ def test_a_write_that_fails_midway_leaves_no_file_and_one_warning(tmp_path: Path
             store.append(rows(i), [f"c{i}"])
             store.flush()
     assert sorted(tmp_path.iterdir()) == before
-    (told,) = [str(each.message) for each in caught]
-    assert told.startswith(f"rows={str(tmp_path)!r} cannot be written any more (File too large)")
-    found, missing = store.reuse([0, 1, 2, 3], lambda place: f"c{place}")  # the run itself lost nothing
-    assert found["index"].to_pylist() == [0, 1, 2, 3] and missing == []
+    (message,) = [str(each.message) for each in caught]
+    assert message.startswith(f"rows={str(tmp_path)!r} cannot be written any more (File too large)")
+    stored, missing = store.reuse(
+        [0, 1, 2, 3], lambda position: f"c{position}"
+    )  # the run itself lost nothing
+    assert stored["index"].to_pylist() == [0, 1, 2, 3] and missing == []
     assert kept(tmp_path) == {0: (0.5, "c0")}
 
 
@@ -390,7 +400,7 @@ def test_a_folder_that_is_gone_costs_the_run_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "told"),
+    ("given", "kind", "message"),
     [
         (5, TypeError, r"rows=5 is the number 5: pass the path of a folder"),
         (b"rows", TypeError, r"rows=b'rows' is a bytes of length 4: pass the path of a folder"),
@@ -403,10 +413,10 @@ def test_a_folder_that_is_gone_costs_the_run_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_path_that_can_be_no_folder_of_rows_is_refused_with_what_to_do(
-    given: Any, kind: type[Exception], told: str
+    given: Any, kind: type[Exception], message: str
 ) -> None:
     for check in (check_folder, opened, metric_with_rows):
-        with pytest.raises(kind, match=told) as caught:
+        with pytest.raises(kind, match=message) as caught:
             check(given)
         assert type(caught.value) is kind
 
@@ -459,12 +469,12 @@ def test_a_full_disk_is_refused_first_and_given_up_later(small_disk: Path) -> No
     with pytest.warns(UserWarning, match="No space left on device"):
         store.flush()
     assert not list((small_disk / "rows").glob("*.partial"))
-    with opened(small_disk / "rows") as again:  # what is there can still be reused
+    with storing(small_disk / "rows") as again:  # what is there can still be reused
         assert again.read()[0]["index"].to_pylist() == [0]
 
 
 def test_a_read_only_disk_is_refused_first_and_given_up_later(small_disk: Path) -> None:
-    with opened(small_disk / "rows") as store:
+    with storing(small_disk / "rows") as store:
         store.append(rows(0), ["c0"])
     (small_disk / "rows" / "stamp.json").unlink()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
@@ -472,11 +482,11 @@ def test_a_read_only_disk_is_refused_first_and_given_up_later(small_disk: Path) 
         check_folder(small_disk / "more")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with opened(small_disk / "rows") as store:
-            assert store.reuse([0, 1], lambda place: f"c{place}")[1] == [1]
+        with storing(small_disk / "rows") as store:
+            assert store.reuse([0, 1], lambda position: f"c{position}")[1] == [1]
             store.append(rows(1), ["c1"])
-    told = [str(each.message) for each in caught]
-    assert len(told) == 2 and "lost or damaged" in told[0] and "Read-only file system" in told[1]
+    message = [str(each.message) for each in caught]
+    assert len(message) == 2 and "lost or damaged" in message[0] and "Read-only file system" in message[1]
 
 
 def test_each_row_has_the_key_of_its_own_content(weights: str, tmp_path: Path) -> None:
@@ -507,10 +517,10 @@ def test_rows_of_other_weights_are_refused_by_the_name_of_the_model(
     first = capeval_core.load("clips", weights="tiny", device="cpu")
     first.score(["a circle"], [image], rows=tmp_path)
     other = capeval_core.load("clips", weights=str(seeded_weights), device="cpu")
-    told = (
+    message = (
         f"weights: '{first.models['weights'].fingerprint}' there, '{other.models['weights'].fingerprint}' now"
     )
-    with pytest.raises(ValueError, match=f"other settings.*{told}"):
+    with pytest.raises(ValueError, match=f"other settings.*{message}"):
         other.score(["a circle"], [image], rows=tmp_path)
 
 
@@ -560,6 +570,20 @@ DAMAGED_TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
 }
 
 
+def test_a_row_that_waited_long_enough_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock runs from the last shard, not from the last look for rows."""
+    monkeypatch.setattr(RowStore, "_SECONDS", 0.2)
+    store = opened(tmp_path)
+    time.sleep(0.3)
+    store.reuse([0], str)
+    store.append(rows(0), ["c0"])
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+    store.append(rows(1), ["c1"])
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+
+
 def test_rows_of_any_rank_are_stored(tmp_path: Path) -> None:
     """evaluate numbers the rows of process r from r times 2**40."""
     store = opened(tmp_path)
@@ -583,7 +607,7 @@ def test_a_shard_of_other_columns_costs_its_own_rows(tmp_path: Path, damage: str
     write_shard(tmp_path, DAMAGED_TABLES[damage](table), stamp)
     written = sorted(tmp_path.glob("*.parquet"))[-1]
     with pytest.warns(UserWarning) as caught:
-        found = kept(tmp_path)
-    assert found == {1: (0.5, "c1")}
+        stored = kept(tmp_path)
+    assert stored == {1: (0.5, "c1")}
     assert [str(written) in str(each.message) for each in caught] == [True]
     assert "computed again" in str(caught[0].message)

@@ -110,13 +110,13 @@ class Plain:
         return first - sum(second)
 
     def influences(self, weights: NDArray[np.float64]) -> list[float]:
-        found = np.zeros(self.n)
+        result = np.zeros(self.n)
         for sign, system in zip((1, -1), self.systems, strict=False):
             sizes = np.array([len(scores) for scores in system])
             ratio = self.ratio(system, weights)
             residuals = np.array([sum(scores) for scores in system]) - ratio * sizes
-            found += sign * residuals / (weights @ sizes / weights.sum())
-        return list(found)
+            result += sign * residuals / (weights @ sizes / weights.sum())
+        return list(result)
 
     def studentised(self, weights: NDArray[np.float64]) -> float:
         variance = weights @ np.array(self.influences(weights)) ** 2 / weights.sum()
@@ -142,9 +142,9 @@ class Plain:
 def test_agrees_with_a_plain_computation(n: int, level: float) -> None:
     rng = np.random.default_rng(n)
     first, second = ragged(rng, n), ragged(rng, n)
-    found, plain = interval(*flat(first), level=level), Plain(first)
-    assert [found.low, found.high] == pytest.approx(plain.ends(level), rel=1e-5)
-    assert (found.level, found.images) == (level, n)
+    result, plain = interval(*flat(first), level=level), Plain(first)
+    assert [result.low, result.high] == pytest.approx(plain.ends(level), rel=1e-5)
+    assert (result.level, result.images) == (level, n)
 
     both, plain = compared(flat(first), flat(second), level), Plain(first, second)
     assert [both.interval.low, both.interval.high] == pytest.approx(plain.ends(level), rel=1e-4, abs=1e-6)
@@ -155,10 +155,10 @@ def test_agrees_with_a_plain_computation(n: int, level: float) -> None:
 def test_is_students_interval_and_test_where_nothing_is_skewed() -> None:
     # The only difference from scipy's interval is the factor that pays for the estimate of the skewness.
     scores = [0.1, 0.2, 0.35, 0.65, 0.8, 0.9]
-    found = interval(scores, names(6))
+    result = interval(scores, names(6))
     theirs = stats.ttest_1samp(scores, 0).confidence_interval()
     half = (theirs.high - theirs.low) / 2 * (1 + 1 / 24)
-    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half))
+    assert (result.low, result.high) == pytest.approx((0.5 - half, 0.5 + half))
 
     rng = np.random.default_rng(1)
     for n in (5, 6, 40):
@@ -180,11 +180,11 @@ def test_is_the_normal_interval_of_many_images() -> None:
     sums = np.bincount(of_image, scores)
     mean = scores.mean()
     half = stats.norm.ppf(0.975) * np.sqrt(((sums - mean * counts) ** 2).sum()) / counts.sum()
-    found = interval(list(scores), [str(i) for i in of_image])
-    assert (found.low, found.high) == pytest.approx((mean - half, mean + half), abs=0.02 * half)
+    result = interval(list(scores), [str(i) for i in of_image])
+    assert (result.low, result.high) == pytest.approx((mean - half, mean + half), abs=0.02 * half)
     # Captions of one image are alike, so an interval of single captions would be too narrow.
     naive = interval(list(scores), names(len(scores)))
-    assert naive.high - naive.low < 0.8 * (found.high - found.low)
+    assert naive.high - naive.low < 0.8 * (result.high - result.low)
 
 
 @pytest.mark.parametrize("captions", ["1", "5", "1 to 5"])
@@ -204,9 +204,9 @@ def test_a_true_null_is_rejected_as_often_as_it_says(captions: str) -> None:
     normal, _, exponential, _ = SHAPES
     for pair in ((normal, normal), (exponential, exponential), (normal, exponential)):
         cells = [Cell(shape, captions, 0.1, 10) for shape in pair]
-        found = rejections(cells[0], cells[1], trials=1000, seed=5)
-        assert 3 <= found.rejected <= 7.5
-        assert found.contradictions == 0
+        result = rejections(cells[0], cells[1], trials=1000, seed=5)
+        assert 3 <= result.rejected <= 7.5
+        assert result.contradictions == 0
 
 
 def test_the_order_of_captions_and_copies_of_all_do_not_matter() -> None:
@@ -239,15 +239,15 @@ def test_the_interval_moves_and_grows_with_the_scores() -> None:
 
 def test_a_long_tail_above_reaches_further_above() -> None:
     scores = [0.1, 0.11, 0.12, 0.13, 0.14, 0.16, 0.9]
-    found, mean = interval(scores, names(7)), float(np.mean(scores))
-    assert found.high - mean > 2 * (mean - found.low)
+    result, mean = interval(scores, names(7)), float(np.mean(scores))
+    assert result.high - mean > 2 * (mean - result.low)
 
 
 def test_failed_captions_count_for_nothing() -> None:
     scores, groups = [0.1, 0.2, 0.3, 0.35, 0.6, 0.5], ["a", "b", "c", "d", "e", "e"]
-    found = interval([0.1, NAN, *scores[1:], NAN, math.inf], ["a", "a", *groups[1:], "f", "b"])
-    assert found == interval(scores, groups)
-    assert found.images == 5
+    result = interval([0.1, NAN, *scores[1:], NAN, math.inf], ["a", "a", *groups[1:], "f", "b"])
+    assert result == interval(scores, groups)
+    assert result.images == 5
 
 
 def test_a_higher_level_is_wider() -> None:
@@ -259,17 +259,17 @@ def test_a_higher_level_is_wider() -> None:
 
 def test_equal_scores_have_an_interval_of_no_width() -> None:
     for score in (0.25, 0.1, 0.0, -3e7):
-        found = interval([score] * 7, ["a", "b", "c", "d", "e", "e", "e"])
-        assert (found.low, found.high) == pytest.approx((score, score), abs=0, rel=1e-12)
-        assert found.high - found.low == 0
+        result = interval([score] * 7, ["a", "b", "c", "d", "e", "e", "e"])
+        assert (result.low, result.high) == pytest.approx((score, score), abs=0, rel=1e-12)
+        assert result.high - result.low == 0
 
 
 def test_one_image_with_nearly_all_captions_has_a_finite_interval() -> None:
     rng = np.random.default_rng(13)
     scores, groups = list(rng.random(5004)), ["most"] * 5000 + ["a", "b", "c", "d"]
-    found = interval(scores, groups)
-    assert math.isfinite(found.low) and math.isfinite(found.high)
-    assert found.high - found.low > interval(scores, names(5004)).high - interval(scores, names(5004)).low
+    result = interval(scores, groups)
+    assert math.isfinite(result.low) and math.isfinite(result.high)
+    assert result.high - result.low > interval(scores, names(5004)).high - interval(scores, names(5004)).low
 
 
 def test_exchanging_the_systems_mirrors_the_comparison() -> None:
@@ -287,10 +287,10 @@ def test_exchanging_the_systems_mirrors_the_comparison() -> None:
 @pytest.mark.parametrize("n", [5, 30])
 def test_a_system_does_not_differ_from_itself(n: int) -> None:
     system = ragged(np.random.default_rng(12), n)
-    found = compared(flat(system), flat(system))
-    assert (found.p_value, found.difference) == (1.0, 0.0)
-    assert (found.interval.low, found.interval.high) == (0.0, 0.0)
-    assert found.verdict == "no difference shown: 0 lies within the 95% interval"
+    result = compared(flat(system), flat(system))
+    assert (result.p_value, result.difference) == (1.0, 0.0)
+    assert (result.interval.low, result.interval.high) == (0.0, 0.0)
+    assert result.verdict == "no difference shown: 0 lies within the 95% interval"
     # The captions of an image in another order leave rounding at most.
     again = compared(flat(system), flat([scores[::-1] for scores in system]))
     assert again.p_value == 1.0 and again.interval.low <= 0 <= again.interval.high
@@ -298,23 +298,23 @@ def test_a_system_does_not_differ_from_itself(n: int) -> None:
 
 def test_an_equal_difference_everywhere_is_certain() -> None:
     scores = np.linspace(0.2, 0.3, 30)
-    found = compared((list(scores + 0.5), names(30)), (list(scores), names(30)))
-    assert found.p_value == 0
-    assert found.interval.low == pytest.approx(0.5) == found.interval.high
-    assert "p < 0.001" in str(found)
+    result = compared((list(scores + 0.5), names(30)), (list(scores), names(30)))
+    assert result.p_value == 0
+    assert result.interval.low == pytest.approx(0.5) == result.interval.high
+    assert "p < 0.001" in str(result)
 
 
 def test_a_difference_of_rounding_everywhere_is_none() -> None:
-    found = compared(([0.1 + 0.2] * 6, names(6)), ([0.3] * 6, names(6)))
-    assert found.difference != 0 and found.p_value == 1.0
-    assert found.interval.low <= 0 <= found.interval.high
+    result = compared(([0.1 + 0.2] * 6, names(6)), ([0.3] * 6, names(6)))
+    assert result.difference != 0 and result.p_value == 1.0
+    assert result.interval.low <= 0 <= result.interval.high
 
 
 @pytest.mark.parametrize("factor", [2.0**-600, 2.0**600])
 def test_scores_of_any_size_are_told_apart(factor: float) -> None:
     scores = [0.1, 0.5, 0.2, 0.9, 0.4, 0.3]
-    usual, found = interval(scores, names(6)), interval([factor * score for score in scores], names(6))
-    assert (found.low / factor, found.high / factor) == pytest.approx((usual.low, usual.high), rel=1e-9)
+    usual, result = interval(scores, names(6)), interval([factor * score for score in scores], names(6))
+    assert (result.low / factor, result.high / factor) == pytest.approx((usual.low, usual.high), rel=1e-9)
 
 
 def test_there_is_at_least_one_degree_of_freedom() -> None:
@@ -326,9 +326,9 @@ def test_there_is_at_least_one_degree_of_freedom() -> None:
     assert ratio == pytest.approx(stats.t(1).ppf(0.975) / stats.t(1).ppf(0.75), rel=1e-6)
 
 
-def contradicts(found: Comparison) -> bool:
-    outside = found.interval.low > 0 or found.interval.high < 0
-    return outside != (found.p_value < 1 - found.interval.level)
+def contradicts(result: Comparison) -> bool:
+    outside = result.interval.low > 0 or result.interval.high < 0
+    return outside != (result.p_value < 1 - result.interval.level)
 
 
 differences = st.one_of(
@@ -346,16 +346,16 @@ differences = st.one_of(
 @settings(max_examples=300, deadline=None)
 def test_interval_and_p_value_never_contradict_each_other(first: System, shift: float, level: float) -> None:
     second = [[score + shift for score in scores[:2]] for scores in first]
-    found = compared(flat(first), flat(second), level)
-    assert 0 <= found.p_value <= 1
-    assert found.interval.low <= found.interval.high
-    assert not contradicts(found)
-    assert ("no difference" in found.verdict) == (found.p_value >= 1 - level)
+    result = compared(flat(first), flat(second), level)
+    assert 0 <= result.p_value <= 1
+    assert result.interval.low <= result.interval.high
+    assert not contradicts(result)
+    assert ("no difference" in result.verdict) == (result.p_value >= 1 - level)
     # At the very level that the p-value stands for, and next to it, rounding decides nothing.
     for edge in (
-        1 - found.p_value,
-        math.nextafter(1 - found.p_value, 0),
-        math.nextafter(1 - found.p_value, 1),
+        1 - result.p_value,
+        math.nextafter(1 - result.p_value, 0),
+        math.nextafter(1 - result.p_value, 1),
     ):
         if 0 < edge < 1:
             assert not contradicts(compared(flat(first), flat(second), edge))
@@ -363,9 +363,9 @@ def test_interval_and_p_value_never_contradict_each_other(first: System, shift: 
 
 def test_the_interval_is_what_is_not_rejected() -> None:
     first, second = (ragged(np.random.default_rng(seed), 9) for seed in (14, 15))
-    found = compared(flat(first), flat(second))
-    for inside, end in itertools.product((True, False), (found.interval.low, found.interval.high)):
-        sign = 1 if (end == found.interval.low) == inside else -1
+    result = compared(flat(first), flat(second))
+    for inside, end in itertools.product((True, False), (result.interval.low, result.interval.high)):
+        sign = 1 if (end == result.interval.low) == inside else -1
         truth = end + sign * 1e-6
         moved = [[score + truth for score in scores] for scores in second]
         assert (compared(flat(first), flat(moved)).p_value > 0.05) is inside
@@ -374,13 +374,13 @@ def test_the_interval_is_what_is_not_rejected() -> None:
 def test_images_of_one_system_only_are_left_out_and_counted() -> None:
     first = ([0.5, 0.6, 0.7, 0.8, 0.3, 0.9, NAN], [*"abcde", "only first", "failed here"])
     second = ([0.4, 0.3, 0.6, 0.2, 0.7, 0.1, 0.2], [*"cabed", "only second", "failed here"])
-    found = compared(first, second)
-    assert (found.images, found.left_out) == (5, 3)
-    assert found.difference == pytest.approx(
+    result = compared(first, second)
+    assert (result.images, result.left_out) == (5, 3)
+    assert result.difference == pytest.approx(
         (0.5 + 0.6 + 0.7 + 0.8 + 0.3) / 5 - (0.4 + 0.3 + 0.6 + 0.2 + 0.7) / 5
     )
-    assert found.interval.images == 5
-    assert "5 images, 3 left out" in str(found)
+    assert result.interval.images == 5
+    assert "5 images, 3 left out" in str(result)
 
 
 def test_a_comparison_says_what_it_means() -> None:
@@ -433,7 +433,7 @@ def test_a_level_that_is_none_is_refused(level: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "groups", "found"),
+    ("scores", "groups", "result"),
     [
         ([], [], 0),
         ([0.1, 0.2, 0.3, 0.4, 0.5], ["a"] * 5, 1),
@@ -441,17 +441,17 @@ def test_a_level_that_is_none_is_refused(level: float) -> None:
         ([NAN] * 5, [*"abcde"], 0),
     ],
 )
-def test_fewer_than_five_images_are_refused(scores: list[float], groups: list[str], found: int) -> None:
-    with pytest.raises(ValueError, match=f"an interval needs at least 5 images with a score, found {found}"):
+def test_fewer_than_five_images_are_refused(scores: list[float], groups: list[str], result: int) -> None:
+    with pytest.raises(ValueError, match=f"an interval needs at least 5 images with a score, found {result}"):
         interval(scores, groups)
-    with pytest.raises(ValueError, match=rf"comparison needs at least 5 images that both .* found {found}"):
-        compared((scores, groups), ([0.1] * 5 if found else [], [*"abcde"] if found else []))
+    with pytest.raises(ValueError, match=rf"comparison needs at least 5 images that both .* found {result}"):
+        compared((scores, groups), ([0.1] * 5 if result else [], [*"abcde"] if result else []))
 
 
 @given(st.lists(st.floats(allow_nan=False, min_value=-1e6, max_value=1e6), min_size=5, max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_an_interval_of_any_scores_is_finite_and_holds_the_mean(scores: list[float]) -> None:
-    found = interval(scores, names(len(scores)))
-    assert math.isfinite(found.low) and math.isfinite(found.high)
+    result = interval(scores, names(len(scores)))
+    assert math.isfinite(result.low) and math.isfinite(result.high)
     close = 1e-9 * max(map(abs, scores))
-    assert found.low - close <= float(np.mean(scores)) <= found.high + close
+    assert result.low - close <= float(np.mean(scores)) <= result.high + close

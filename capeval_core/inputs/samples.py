@@ -102,11 +102,6 @@ class Pools(Samples):
         return Pools(**{**vars(super().select(rows)), "candidates": [self.candidates[row] for row in rows]})
 
 
-def candidates_of(samples: Samples) -> Sequence[int]:
-    """The position of each row's caption in its pool; 0 where captions do not come in pools."""
-    return samples.candidates if isinstance(samples, Pools) else [0] * len(samples)
-
-
 OnError = Literal["raise", "nan"]
 Empty = Literal["error", "score"]
 

@@ -28,8 +28,8 @@ def test_the_table_has_every_metric_and_all_weights(capeval: Capeval) -> None:
     for entry in WEIGHTS:
         start = next(i for i, line in enumerate(lines) if line.split()[:1] == [entry.repository])
         wrapped = itertools.takewhile(lambda line: line.startswith(" "), lines[start + 1 :])
-        said = " ".join(" ".join([lines[start], *wrapped]).split())
-        assert (entry.licence or "not stated") in said and said.endswith(entry.title)
+        text = " ".join(" ".join([lines[start], *wrapped]).split())
+        assert (entry.licence or "not stated") in text and text.endswith(entry.title)
     assert "https://arxiv.org/abs/2303.12112" in ran.out
     assert max(map(len, lines)) <= 80
 

@@ -31,14 +31,14 @@ def pools(tmp_path: Path) -> dict[str, list[str]]:
     """Pools of 5, 6 and 7 captions; images/ has a fourth image."""
     rng = np.random.default_rng(2)
     (tmp_path / "images").mkdir()
-    found = {}
-    for place, (image_id, name) in enumerate(zip([*IDS, "nobody"], [*NAMES, "nobody.png"], strict=True)):
+    pools = {}
+    for number, (image_id, name) in enumerate(zip([*IDS, "nobody"], [*NAMES, "nobody.png"], strict=True)):
         scene = sample_scene(rng)
         draw(scene).save(tmp_path / "images" / name)
-        found[image_id] = [describe(scene, rng) for _ in range(5 + place)]
-    del found["nobody"]
-    (tmp_path / "pools.json").write_text(json.dumps(found))
-    return found
+        pools[image_id] = [describe(scene, rng) for _ in range(5 + number)]
+    del pools["nobody"]
+    (tmp_path / "pools.json").write_text(json.dumps(pools))
+    return pools
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_second_run_with_rows_reads_them(rerank: Callable[..., Ran], tmp_path:
     assert first.out != again.out  # its signature names the threshold
 
 
-def test_a_choice_that_hardly_matches_is_told_by_its_id(
+def test_a_choice_that_hardly_matches_is_named_by_its_id(
     rerank: Callable[..., Ran], pools: dict[str, list[str]], tmp_path: Path
 ) -> None:
     """Of the third pool the right caption falls to the filter of five words; what is left is wrong."""
@@ -156,23 +156,23 @@ def test_a_broken_image_is_left_out_on_request(rerank: Callable[..., Ran], tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"a.b": ["a dog", ""]}, "caption 2 of 'a.b' is empty: write a caption, leave it out"),
         ({"a.b": []}, "id 'a.b' is an empty list"),
         ({"nowhere": ["a dog"]}, "('nowhere') has no image"),
     ],
 )
-def test_wrong_pools_are_told_by_their_id(
-    rerank: Callable[..., Ran], tmp_path: Path, content: Any, said: str
+def test_wrong_pools_are_named_by_their_id(
+    rerank: Callable[..., Ran], tmp_path: Path, content: Any, message: str
 ) -> None:
     (tmp_path / "pools.json").write_text(json.dumps(content))
     ran = rerank()
-    assert ran.status == 2 and said in ran.err
+    assert ran.status == 2 and message in ran.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--members", "pacs-tiny,nope"], "members: 'nope' could not be opened"),
         (["--out", "best.json"], "is not a .csv file"),
@@ -181,9 +181,9 @@ def test_wrong_pools_are_told_by_their_id(
         (["--member", "tiny"], "unknown option --member: did you mean '--members'?"),
     ],
 )
-def test_wrong_arguments_are_told(rerank: Callable[..., Ran], arguments: list[str], said: str) -> None:
+def test_wrong_arguments_are_refused(rerank: Callable[..., Ran], arguments: list[str], message: str) -> None:
     ran = rerank(*arguments)
-    assert ran.status == 2 and said in ran.err, ran.err
+    assert ran.status == 2 and message in ran.err, ran.err
 
 
 @pytest.mark.parametrize(

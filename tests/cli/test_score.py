@@ -278,7 +278,7 @@ def test_an_unexpected_error_keeps_its_traceback(score: Score, monkeypatch: pyte
         score("pacs")
 
 
-def test_weights_of_another_metric_are_told(
+def test_weights_of_another_metric_are_warned_of(
     score: Callable[..., Ran], files: Path, seeded_weights: Path
 ) -> None:
     named = shutil.copytree(seeded_weights, files / "pacs-clip-vit-b-32")

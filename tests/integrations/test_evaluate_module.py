@@ -107,12 +107,12 @@ def test_pools_give_what_the_core_gives(load: Load, images: list[Path], tmp_path
     module.add(prediction=POOLS[3], image=broken[3])
     with pytest.warns(UserWarning, match=r"predictions\[3\] \(images\[3\]"):
         output = module.compute(per_caption=True)
-    found = output["per_caption"]
+    result = output["per_caption"]
     assert list(output) == ["eco", "per_caption", "signature", "counts"]
-    assert list(found) == ["eco", *expected.parts, "errors"]
-    assert found["choice"] == expected.parts["choice"] and found["caption"] == expected.parts["caption"]
-    assert np.allclose(found["eco"], expected.scores, atol=1e-5, equal_nan=True)
-    assert found["errors"][:3] == [None] * 3 and "missing.png" in found["errors"][3]
+    assert list(result) == ["eco", *expected.parts, "errors"]
+    assert result["choice"] == expected.parts["choice"] and result["caption"] == expected.parts["caption"]
+    assert np.allclose(result["eco"], expected.scores, atol=1e-5, equal_nan=True)
+    assert result["errors"][:3] == [None] * 3 and "missing.png" in result["errors"][3]
     with pytest.raises(ValueError, match=r"predictions\[0\]\[1\] is None"):
         module.add_batch(predictions=[["a", None]], images=images[:1])
     with pytest.raises(
@@ -216,7 +216,7 @@ def test_two_processes_equal_one(load: Load, weights: str, images: list[Path], t
         return {"predictions": CAPTIONS[rows], "images": images[rows], "references": REFERENCES[rows]}
 
     nothing: dict[str, Any] = {"predictions": [], "images": [], "references": []}
-    found = run_ranks(
+    result = run_ranks(
         str(ROOT / "metrics" / "refpacs"),
         {"weights": weights, "cache_dir": str(tmp_path / "ranks"), "device": "cpu"},
         {
@@ -229,13 +229,13 @@ def test_two_processes_equal_one(load: Load, weights: str, images: list[Path], t
     )
     alone = load("refpacs", device="cpu").compute(**batch(0, 6), per_caption=True)
     for name in ("split", "an empty batch", "no batch"):
-        assert found[name]["signature"] == alone["signature"]
-        assert math.isclose(found[name]["refpac_s"], alone["refpac_s"], abs_tol=1e-6), name
+        assert result[name]["signature"] == alone["signature"]
+        assert math.isclose(result[name]["refpac_s"], alone["refpac_s"], abs_tol=1e-6), name
         for part, values in alone["per_caption"].items():
             if part != "errors":
-                assert np.allclose(found[name]["per_caption"][part], values, rtol=0, atol=1e-6), (name, part)
-    assert found["nothing at all"] == "predictions is empty: there is nothing to score"
-    assert "it ended before its compute()" in found["dead"]
+                assert np.allclose(result[name]["per_caption"][part], values, rtol=0, atol=1e-6), (name, part)
+    assert result["nothing at all"] == "predictions is empty: there is nothing to score"
+    assert "it ended before its compute()" in result["dead"]
 
 
 def test_processes_wait_long_for_each_other(load: Load) -> None:
@@ -251,15 +251,15 @@ def test_combined_metrics_share_their_input(load: Load, weights: str, images: li
         for name in OF_CAPTIONS
     }
     everything = evaluate.combine([load(name) for name in OF_CAPTIONS])
-    with pytest.warns(UserWarning, match="needs no references") as told:
+    with pytest.warns(UserWarning, match="needs no references") as caught:
         output = everything.compute(predictions=CAPTIONS, images=images, references=REFERENCES)
         everything.compute(predictions=CAPTIONS, images=images, references=REFERENCES)
-    assert [str(warning.message) for warning in told] == [
+    assert [str(warning.message) for warning in caught] == [
         f"{name} needs no references: they are ignored"
         for name in OF_CAPTIONS
         if not metric_class(name).needs_references
     ]
-    assert {warning.filename for warning in told} == {__file__}
+    assert {warning.filename for warning in caught} == {__file__}
     assert output.keys() == expected.keys()
     assert all(same(output[key], value) for key, value in expected.items())
     two = evaluate.combine([load("pacs"), load("refpacs")])
@@ -334,7 +334,7 @@ def test_a_module_describes_itself(weights: str, tmp_path: Path) -> None:
         assert metric.key in module.compute.__doc__
 
 
-def test_wrong_weights_are_told_at_load() -> None:
+def test_wrong_weights_are_refused_at_load() -> None:
     for wrong, message in (("tinny", "did you mean 'tiny'"), ("no/where/at/all", "neither a folder")):
         with pytest.raises(ValueError, match=message):
             evaluate.load(str(ROOT / "metrics" / "pacs"), weights=wrong)
@@ -413,17 +413,17 @@ def test_wrong_input_is_refused_before_any_model_runs(
     name: str, given: dict[str, Any], kind: type[Exception], message: str, load: Load
 ) -> None:
     module = load(name)
-    with counted(module.metric.encoder) as seen, pytest.raises(kind, match=f"^{re.escape(message)}"):
+    with counted(module.metric.encoder) as counts, pytest.raises(kind, match=f"^{re.escape(message)}"):
         module.compute(**given)
-    assert (seen.images, seen.texts) == (0, 0)
+    assert (counts.images, counts.texts) == (0, 0)
     assert len(module) == 0
 
 
 def test_all_complaints_come_at_once(load: Load) -> None:
-    with pytest.raises(ValueError, match="2 problems with the input") as told:
+    with pytest.raises(ValueError, match="2 problems with the input") as caught:
         load("pacs").add_batch(predictions=["", "b"], images=[image(), "no.jpg"])
-    assert "predictions[0] is empty" in str(told.value)
-    assert "images[1]: there is no file 'no.jpg'" in str(told.value)
+    assert "predictions[0] is empty" in str(caught.value)
+    assert "images[1]: there is no file 'no.jpg'" in str(caught.value)
 
 
 def test_one_caption_at_a_time_is_checked_too(load: Load) -> None:
@@ -467,11 +467,13 @@ def test_captions_of_broken_images_are_left_out_and_counted(
         warnings.simplefilter("error")
         sound = module.compute(predictions=CAPTIONS[:3], images=images[:3])
     module.add_batch(predictions=CAPTIONS[:2], images=images[:2])
-    with pytest.warns(UserWarning, match=r"pacs: 1 of 4 captions have no score .* predictions\[3\]") as told:
+    with pytest.warns(
+        UserWarning, match=r"pacs: 1 of 4 captions have no score .* predictions\[3\]"
+    ) as caught:
         output = module.compute(
             predictions=[CAPTIONS[2], "a broken one"], images=[images[2], broken], per_caption=True
         )
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     assert math.isclose(output["pac_s"], sound["pac_s"], abs_tol=1e-6)
     assert math.isnan(output["per_caption"]["pac_s"][3])
     errors = output["per_caption"]["errors"]

@@ -55,9 +55,9 @@ def test_images_of_any_make_have_one_score(drawn: list[Image.Image], weights: st
         (tensor.double() / 255).requires_grad_(),
         list(tensor.float() / 255),
     ):
-        found = rewards(CAPTIONS, images)
-        assert all(type(value) is float for value in found)
-        assert found == pytest.approx(expected, abs=1e-6)
+        scores = rewards(CAPTIONS, images)
+        assert all(type(value) is float for value in scores)
+        assert scores == pytest.approx(expected, abs=1e-6)
 
 
 def test_it_is_called_as_trl_calls_it(drawn: list[Image.Image], weights: str) -> None:
@@ -108,12 +108,12 @@ def test_nothing_touches_the_disk(drawn: list[Image.Image], weights: str) -> Non
 def test_a_log_tells_what_it_is(weights: str) -> None:
     rewards = reward({"name": "pacs", "w": 2.5}, weights=weights, device="cpu")
     repr(rewards)  # what is imported late is imported now
-    with watched() as opened, counted(rewards.metric.encoder) as seen:  # type: ignore[attr-defined]
-        said = repr(rewards)
-    assert said == f"Reward(pac_s on cpu: {rewards.metric.signature()})"
-    assert f"|weights:{Path(weights).name}@" in said and "|w:2.5|" in said
-    assert opened == [] and seen.texts == seen.images == 0
-    assert repr(pickle.loads(pickle.dumps(rewards))) == said
+    with watched() as opened, counted(rewards.metric.encoder) as counts:  # type: ignore[attr-defined]
+        text = repr(rewards)
+    assert text == f"Reward(pac_s on cpu: {rewards.metric.signature()})"
+    assert f"|weights:{Path(weights).name}@" in text and "|w:2.5|" in text
+    assert opened == [] and counts.texts == counts.images == 0
+    assert repr(pickle.loads(pickle.dumps(rewards))) == text
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_log_tells_what_it_is(weights: str) -> None:
         (["a"], torch.zeros(3, 8, 8), "images is a single image"),
     ],
 )
-def test_wrong_input_is_told(
+def test_wrong_input_is_refused(
     captions: Any, images: Any, message: str, drawn: list[Image.Image], weights: str
 ) -> None:
     images = drawn[:3] if isinstance(images, str) else images
@@ -143,11 +143,11 @@ def test_references_that_a_metric_does_not_need_are_left_out_in_silence(
     rewards = reward("pacs", weights=weights)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = rewards(CAPTIONS, drawn, [["a dog"]] * len(CAPTIONS))
-    assert found == rewards(CAPTIONS, drawn)
+        scores = rewards(CAPTIONS, drawn, [["a dog"]] * len(CAPTIONS))
+    assert scores == rewards(CAPTIONS, drawn)
 
 
-def test_wrong_calls_are_told(drawn: list[Image.Image], weights: str) -> None:
+def test_wrong_calls_are_refused(drawn: list[Image.Image], weights: str) -> None:
     with pytest.raises(TypeError, match="pass images or image, not both"):
         reward("pacs", weights=weights)(CAPTIONS, drawn, image=drawn)
     with pytest.raises(ValueError, match="references is missing"):
@@ -167,22 +167,22 @@ def test_ever_new_texts_push_no_image_out(drawn: list[Image.Image], weights: str
     cache = ImageFirst(max_bytes=images_only.nbytes, text_bytes=5_000)  # no room for one text more
     rewards = reward("pacs", weights=weights, cache=cache)
     encoder: Any = rewards.metric.encoder  # type: ignore[attr-defined]
-    with counted(encoder) as seen:
+    with counted(encoder) as counts:
         for turn in range(10):
             rewards([f"{caption} {turn} times" for caption in CAPTIONS], as_tensor(drawn))
             assert images_only.nbytes < cache.nbytes <= images_only.nbytes + 5_000
-    assert seen.images == len(drawn)
-    assert seen.texts >= 10 * len(CAPTIONS)
+    assert counts.images == len(drawn)
+    assert counts.texts >= 10 * len(CAPTIONS)
 
 
 def test_references_and_captions_are_both_texts(drawn: list[Image.Image], weights: str) -> None:
     for name in ("pacs", "refpacs", "clips"):
         cache = ImageFirst(max_bytes=1 << 20, text_bytes=0)
         rewards = reward(name, weights=weights, cache=cache)
-        with counted(rewards.metric.encoder) as seen:  # type: ignore[attr-defined]
+        with counted(rewards.metric.encoder) as counts:  # type: ignore[attr-defined]
             for _ in range(2):
                 rewards(CAPTIONS, drawn, CAPTIONS)
-        assert seen.images == len(drawn), name
+        assert counts.images == len(drawn), name
 
 
 def test_the_cache_of_a_copy_is_as_large(tmp_path: Path) -> None:

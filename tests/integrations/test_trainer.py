@@ -101,15 +101,15 @@ def test_a_captioner_learns_until_the_score_rises(
         save_strategy="steps",
         save_steps=40,
     )
-    with counted(metrics.metrics[0].encoder) as seen:  # type: ignore[attr-defined]
+    with counted(metrics.metrics[0].encoder) as counts:  # type: ignore[attr-defined]
         trainer.train()
     history = [entry["eval_pac_s"] for entry in trainer.state.log_history if "eval_pac_s" in entry]
     assert len(history) == 4
     assert history[-1] > history[0] + 0.5
     assert trainer.state.best_metric == max(history)
-    assert seen.images == COUNT  # once in the whole training
+    assert counts.images == COUNT  # once in the whole training
     references = {text for texts in scenes.references for text in texts}
-    assert seen.texts <= len(references) + len(history) * COUNT + 1
+    assert counts.texts <= len(references) + len(history) * COUNT + 1
 
     # The checkpoint that the Trainer calls best has this score. (It is opened here, since transformers 5.23
     # does not restore this ViT's weights: it saves them under other names than those it looks for.)
@@ -141,12 +141,12 @@ def test_the_values_are_those_of_the_metrics(
 def test_a_log_tells_what_it_is(make: Callable[..., CaptionMetrics], weights: str) -> None:
     metrics = make(metrics=["pacs", {"name": "refclips", "w": 1.5}], device="cpu")
     repr(metrics)  # what is imported late is imported now
-    with watched() as opened, counted(metrics.metrics[0].encoder) as seen:  # type: ignore[attr-defined]
-        said = repr(metrics)
+    with watched() as opened, counted(metrics.metrics[0].encoder) as counts:  # type: ignore[attr-defined]
+        message = repr(metrics)
     pac_s, refclip_s = (f"{metric.key} on cpu: {metric.signature()}" for metric in metrics.metrics)
-    assert said == f"CaptionMetrics(images: {COUNT}; references: given; {pac_s}; {refclip_s})"
-    assert said.count(f"|weights:{Path(weights).name}@") == 2 and "|w:1.5|" in said
-    assert opened == [] and seen.texts == seen.images == 0
+    assert message == f"CaptionMetrics(images: {COUNT}; references: given; {pac_s}; {refclip_s})"
+    assert message.count(f"|weights:{Path(weights).name}@") == 2 and "|w:1.5|" in message
+    assert opened == [] and counts.texts == counts.images == 0
     assert "; references: labels; " in repr(make(references=None))
     assert "references" not in repr(make(references=None, metrics=["pacs"]))
 
@@ -163,11 +163,13 @@ def test_labels_are_the_references_where_none_are_given(
     assert make(metrics="pacs", references=None)(unreadable)["pac_s"] > 0
 
 
-def test_a_captioner_that_says_nothing_is_told(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
+def test_a_captioner_that_says_nothing_is_warned_of(
+    scenes: Scenes, make: Callable[..., CaptionMetrics]
+) -> None:
     metrics = make()
-    with pytest.warns(UserWarning, match="10 of 10 captions are empty: .* untrained") as told:
+    with pytest.warns(UserWarning, match="10 of 10 captions are empty: .* untrained") as caught:
         metrics(evaluation(scenes, [""] * COUNT))
-    assert len(told) == 1 and told[0].filename == __file__
+    assert len(caught) == 1 and caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         metrics(evaluation(scenes, [""] * 5 + CAPTIONS[5:]))
@@ -257,10 +259,10 @@ def test_a_copy_keeps_images_of_its_own(
     values = metrics(evaluation(scenes, CAPTIONS))
     copy_of = copied(metrics)
     assert copy_of.cache is not metrics.cache
-    with counted(copy_of.metrics[0].encoder) as seen:  # type: ignore[attr-defined]
+    with counted(copy_of.metrics[0].encoder) as counts:  # type: ignore[attr-defined]
         for _ in range(2):
             assert copy_of(evaluation(scenes, CAPTIONS)) == pytest.approx(values, abs=1e-6)
-    assert seen.images == COUNT  # its own cache starts empty, and all its metrics share it
+    assert counts.images == COUNT  # its own cache starts empty, and all its metrics share it
 
 
 def test_a_metric_keeps_a_cache_of_its_own(scenes: Scenes, weights: str) -> None:
@@ -306,7 +308,7 @@ def test_metrics_are_named_described_or_opened(scenes: Scenes, weights: str) -> 
         ({"references": [["a"]]}, "len(images)=10 but len(references)=1"),
     ],
 )
-def test_what_is_wrong_is_told_before_training(
+def test_wrong_input_is_refused_before_training(
     keywords: dict[str, Any], message: str, make: Callable[..., CaptionMetrics]
 ) -> None:
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
@@ -322,7 +324,7 @@ def test_options_of_an_open_metric_are_not_taken(scenes: Scenes, weights: str) -
             CaptionMetrics(processor, images=scenes.images, metrics=[opened])
 
 
-def test_needless_references_are_told(make: Callable[..., CaptionMetrics]) -> None:
+def test_needless_references_are_warned_of(make: Callable[..., CaptionMetrics]) -> None:
     with pytest.warns(UserWarning, match="pacs: no references are needed"):
         make(metrics="pacs")
 
@@ -491,17 +493,17 @@ def test_two_processes_give_what_one_gives(
 ) -> None:
     metrics = make(weights="tiny")
     expected = make_trainer(scenes, tmp_path / "one", metrics).evaluate()
-    found = run_trainer_ranks(2, COUNT, tmp_path)
-    for rank in found:
+    result = run_trainer_ranks(2, COUNT, tmp_path)
+    for rank in result:
         assert "error" not in rank, rank["error"]
         for mode in ("batchwise=False", "batchwise=True"):
             for key, value in rank[mode]["values"].items():
                 assert value == pytest.approx(expected[key], abs=1e-6)
             assert rank[mode]["captions"] == metrics.captions
             assert rank[mode]["scores"] == pytest.approx(metrics.results["refpacs"].scores, abs=1e-6)
-    assert found[0]["batchwise=False"]["values"] == found[1]["batchwise=False"]["values"]
-    assert sum(rank["batchwise=False"]["images"] for rank in found) == COUNT
-    assert sum(rank["batchwise=True"]["images"] for rank in found) == 0
-    assert found[0]["vanished"].startswith("RuntimeError: process 1 of 2 could not score its captions")
-    assert "there is no file" in found[0]["vanished"]
-    assert found[1]["vanished"].startswith("ValueError: images[9]")
+    assert result[0]["batchwise=False"]["values"] == result[1]["batchwise=False"]["values"]
+    assert sum(rank["batchwise=False"]["images"] for rank in result) == COUNT
+    assert sum(rank["batchwise=True"]["images"] for rank in result) == 0
+    assert result[0]["vanished"].startswith("RuntimeError: process 1 of 2 could not score its captions")
+    assert "there is no file" in result[0]["vanished"]
+    assert result[1]["vanished"].startswith("ValueError: images[9]")

@@ -43,7 +43,9 @@ def scenes() -> tuple[list[list[str]], list[Image.Image]]:
     """Five pools of 1 to 7 candidates of several kinds."""
     rng = np.random.default_rng(1)
     shown = [sample_scene(rng) for _ in range(5)]
-    pools = [[describe(scene, rng) + f" w{i}" for i in range(2 + place)] for place, scene in enumerate(shown)]
+    pools = [
+        [describe(scene, rng) + f" w{i}" for i in range(2 + number)] for number, scene in enumerate(shown)
+    ]
     pools[0] = pools[0][:1]
     pools[2] += ["a dog w3", "a, b, c, d, and e on a plain background"]
     pools[4].append(pools[4][0])
@@ -74,10 +76,10 @@ class Runs:
             alive = [ref for ref in self.opened if ref() is not None]
             self.opened = [*alive, weakref.ref(model)]
             self.most = max(self.most, len(self.opened))
-            seen = model.visual.conv1 if kind is ClipEncoder else model.vision_model.embeddings
-            read = model.ln_final if kind is ClipEncoder else model.embeddings.word_embeddings
-            seen.register_forward_hook(lambda *out: self.images.update({kind.kind: len(out[2])}))
-            read.register_forward_hook(lambda *out: self.texts.update({kind.kind: len(out[2])}))
+            image_layer = model.visual.conv1 if kind is ClipEncoder else model.vision_model.embeddings
+            text_layer = model.ln_final if kind is ClipEncoder else model.embeddings.word_embeddings
+            image_layer.register_forward_hook(lambda *out: self.images.update({kind.kind: len(out[2])}))
+            text_layer.register_forward_hook(lambda *out: self.texts.update({kind.kind: len(out[2])}))
             return model
 
         patch.setattr(kind, "build", build)

@@ -37,22 +37,27 @@ def share_right(drawn: list[tuple[Scene, list[str], list[str]]], places: list[in
 def test_pools_are_what_they_say(chosen: tuple[list[tuple[Scene, list[str], list[str]]], Result]) -> None:
     for scene, captions, kinds in chosen[0]:
         assert {kind: kinds.count(kind) for kind in COUNTS} == COUNTS
-        told = {kind: [c for c, k in zip(captions, kinds, strict=True) if k == kind] for kind in COUNTS}
-        assert len(set(told[RIGHT])) == 3 and all(holds(scene, caption) for caption in told[RIGHT])
-        assert not any(holds(scene, caption, margin=0.0) for caption in told["foiled"])
-        assert all(bad_format(caption, PAPER) for caption in told[TERSE])
-        assert not holds(scene, told[UNRELATED][0])
-        assert min(len(c.split()) for c in told[WORDY]) > 10
+        captions_of = {
+            kind: [c for c, k in zip(captions, kinds, strict=True) if k == kind] for kind in COUNTS
+        }
+        assert len(set(captions_of[RIGHT])) == 3 and all(
+            holds(scene, caption) for caption in captions_of[RIGHT]
+        )
+        assert not any(holds(scene, caption, margin=0.0) for caption in captions_of["foiled"])
+        assert all(bad_format(caption, PAPER) for caption in captions_of[TERSE])
+        assert not holds(scene, captions_of[UNRELATED][0])
+        assert min(len(c.split()) for c in captions_of[WORDY]) > 10
 
 
 def test_a_right_caption_is_chosen_more_often_than_by_either_part(
     chosen: tuple[list[tuple[Scene, list[str], list[str]]], Result],
 ) -> None:
     drawn, result = chosen
-    told = result.parts["candidates"]
-    by_ensemble = [int(np.argmax([each["ensemble"] for each in pool])) for pool in told]
+    tables = result.parts["candidates"]
+    by_ensemble = [int(np.argmax([candidate["ensemble"] for candidate in pool])) for pool in tables]
     by_consensus = [
-        int(np.argmax([-1 if each["dropped"] else each["cider"] for each in pool])) for pool in told
+        int(np.argmax([-1 if candidate["dropped"] else candidate["cider"] for candidate in pool]))
+        for pool in tables
     ]
     eco = share_right(drawn, result.parts["choice"])
     assert eco >= 0.85

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from capeval_core.result import Result
 from capeval_core.scores.eco.formulas import choose
 from capeval_core.scores.eco.metric import EcoOptions, joined_rows
 from capeval_core.scores.eco.ranking import Candidates, Ranking, rank
-from tests.scores.conftest import CANARY, Runs, opened
+from tests.scores.eco.conftest import CANARY, Runs, opened
 from tools.scenes import draw, sample_scene
 
 
@@ -35,19 +36,21 @@ def test_the_consensus_is_the_one_that_the_options_mean(
     metric = opened(matcher)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = opened(matcher, **options).combine(metric.encode_all(metric.check(*scenes)))
-    assert f"|consensus:{comparison}|" in found.signature
+        result = opened(matcher, **options).combine(metric.encode_all(metric.check(*scenes)))
+    assert f"|consensus:{comparison}|" in result.signature
     differ = False
-    for pool in found.parts["candidates"]:
-        kept = [each for each in pool if each["dropped"] is None]
-        texts = [each["caption"] for each in kept]
+    for pool in result.parts["candidates"]:
+        kept = [candidate for candidate in pool if candidate["dropped"] is None]
+        texts = [candidate["caption"] for candidate in kept]
         tokens = [[ptb_tokens(text) for text in texts]]
         expected = {
             "tfidf": tfidf_consensus([texts])[0],
             "cider": consensus(tokens, kind="cider")[0],
             "cider_d": consensus(tokens, kind="cider_d")[0],
         }
-        assert [each["cider"] for each in kept] == pytest.approx(expected[comparison].tolist(), abs=1e-12)
+        assert [candidate["cider"] for candidate in kept] == pytest.approx(
+            expected[comparison].tolist(), abs=1e-12
+        )
         pairs = itertools.combinations(expected.values(), 2)
         differ |= min(np.abs(one - other).max() for one, other in pairs) > 1e-3
     assert differ
@@ -83,19 +86,19 @@ def test_released_z_scores_count_copies_of_a_pool_once() -> None:
     values = [[0.9, 0.8, 0.9, 0.9, 0.1, 0.2], [0.4, 0.7, 0.6, 0.3]]
     once = [0.8, 0.9, 0.1, 0.2, 0.4, 0.7, 0.6, 0.3]
     mean, deviation = np.mean(once), np.std(once)
-    found = ranked(pools, values, compat="released")
+    ranking = ranked(pools, values, compat="released")
     expected = (np.concatenate(values) - mean) / deviation
-    assert found.zscores[:, 0] == pytest.approx(expected, abs=1e-12)
-    assert found.ensemble == pytest.approx(expected, abs=1e-12)
+    assert ranking.zscores[:, 0] == pytest.approx(expected, abs=1e-12)
+    assert ranking.ensemble == pytest.approx(expected, abs=1e-12)
     # The better three of six are all copies: the filters count them, and each agrees with the others.
-    assert [row for row in range(6) if found.dropped[row] is None] == [0, 2, 3]
-    kept = [row for row, reason in enumerate(found.dropped) if reason is None]
+    assert [row for row in range(6) if ranking.dropped[row] is None] == [0, 2, 3]
+    kept = [row for row, reason in enumerate(ranking.dropped) if reason is None]
     assert kept[3:] == [7, 8]
-    assert found.consensus[[0, 2, 3]] == pytest.approx(1.0)
-    raw = [found.consensus[0], *found.consensus[[7, 8]]]
+    assert ranking.consensus[[0, 2, 3]] == pytest.approx(1.0)
+    raw = [ranking.consensus[0], *ranking.consensus[[7, 8]]]
     z = (np.array(raw) - np.mean(raw)) / np.std(raw)
-    assert found.agreement[kept] == pytest.approx([z[0], z[0], z[0], z[1], z[2]], abs=1e-12)
-    # By the paper nothing is said of copies: all count.
+    assert ranking.agreement[kept] == pytest.approx([z[0], z[0], z[0], z[1], z[2]], abs=1e-12)
+    # The paper does not mention copies: all count.
     paper = ranked(pools, values)
     plain = np.concatenate(values)
     assert paper.zscores[:, 0] == pytest.approx((plain - plain.mean()) / plain.std(), abs=1e-12)
@@ -103,11 +106,11 @@ def test_released_z_scores_count_copies_of_a_pool_once() -> None:
 
 def test_released_z_scores_take_the_last_copy_that_has_a_value() -> None:
     nan = float("nan")
-    found = ranked([[DOG, DOG, DOG, CAT, SUN]], [[0.1, 0.3, nan, 0.5, 0.9]], compat="released")
+    ranking = ranked([[DOG, DOG, DOG, CAT, SUN]], [[0.1, 0.3, nan, 0.5, 0.9]], compat="released")
     once = np.array([0.3, 0.5, 0.9])
     dog, cat, sun = (once - once.mean()) / once.std()
-    assert found.zscores[:, 0] == pytest.approx([dog, dog, nan, cat, sun], abs=1e-12, nan_ok=True)
-    assert found.dropped[2] == "a member has no finite value for it"
+    assert ranking.zscores[:, 0] == pytest.approx([dog, dog, nan, cat, sun], abs=1e-12, nan_ok=True)
+    assert ranking.dropped[2] == "a member has no finite value for it"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_the_shorter_of_the_best_two_if_they_are_near(
     assert choose(captions, totals, threshold) == best
 
 
-def test_a_choice_far_below_the_best_match_of_its_pool_is_told() -> None:
+def test_a_choice_far_below_the_best_match_of_its_pool_is_warned_of() -> None:
     metric = opened("tiny", ["blip2-itc"])
     pools = [
         ["a dog", WIDE],  # the right one has too few words
@@ -150,10 +153,10 @@ def test_a_choice_far_below_the_best_match_of_its_pool_is_told() -> None:
         rows = [
             {
                 **{"index": 0, "group": "", "references": 0, "empty": False, "truncated": 0},
-                **{"candidate": place, "caption": caption, "values": [match], "itm": match},
+                **{"candidate": position, "caption": caption, "values": [match], "itm": match},
             }
             for pool, matches in zip(pools, itm, strict=True)
-            for place, (caption, match) in enumerate(zip(pool, matches, strict=True))
+            for position, (caption, match) in enumerate(zip(pool, matches, strict=True))
         ]
         for index, row in enumerate(rows):
             row["index"] = index
@@ -164,14 +167,14 @@ def test_a_choice_far_below_the_best_match_of_its_pool_is_told() -> None:
         result = combine(pools, itm)
     # A distance of exactly 0.5 may be two answers of yes, or two of no.
     assert result.parts["doubtful"] == [True, False, False, True, True, True]
-    (told,) = [str(each.message) for each in caught if "best of its pool" in str(each.message)]
-    assert told.startswith("eco: in 4 of 6 pools ")
+    (message,) = [str(warning.message) for warning in caught if "best of its pool" in str(warning.message)]
+    assert message.startswith("eco: in 4 of 6 pools ")
     assert (
         "captions[0][1] is chosen with a match of 0.000, captions[0][0] has 0.981 "
         "(dropped: 2 words, expected 5 or more)"
-    ) in told
-    assert "captions[3][1]" in told and "captions[4][1]" in told and "captions[5]" not in told
-    assert told.endswith("and 1 more")
+    ) in message
+    assert "captions[3][1]" in message and "captions[4][1]" in message and "captions[5]" not in message
+    assert message.endswith("and 1 more")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*best of its pool")
         assert combine(pools[1:3], itm[1:3]).parts["doubtful"] == [False, False]
@@ -179,14 +182,14 @@ def test_a_choice_far_below_the_best_match_of_its_pool_is_told() -> None:
 
 def test_a_pool_without_a_choice_is_not_doubtful() -> None:
     nan = float("nan")
-    found = ranked([[DOG, WIDE], [CAT, SUN]], [[nan, nan], [0.9, 0.1]])
-    assert found.doubtful.tolist() == [False, False] and found.chosen == [-1, 0]
+    ranking = ranked([[DOG, WIDE], [CAT, SUN]], [[nan, nan], [0.9, 0.1]])
+    assert ranking.doubtful.tolist() == [False, False] and ranking.chosen == [-1, 0]
 
 
 def test_a_candidate_without_a_match_is_not_the_best_of_its_pool() -> None:
-    found = ranked([[DOG, WIDE, CAT], [CAT, SUN]], [[float("nan"), 0.2, 0.9], [0.9, 0.1]])
-    assert found.best_matches.tolist() == [2, 3]
-    assert found.doubtful.tolist() == [False, False]
+    ranking = ranked([[DOG, WIDE, CAT], [CAT, SUN]], [[float("nan"), 0.2, 0.9], [0.9, 0.1]])
+    assert ranking.best_matches.tolist() == [2, 3]
+    assert ranking.doubtful.tolist() == [False, False]
 
 
 def one_of_each_mode() -> list[Image.Image]:
@@ -266,3 +269,45 @@ def test_a_caption_that_one_member_alone_cuts_is_counted(matcher: str, scenes: A
         assert rows["truncated"].to_pylist() == cut["blip2-itc"]
     with pytest.warns(UserWarning, match="cannot tell"):
         assert metric.score([[caption]], scenes[1][:1]).counts.truncated == 1
+
+
+def test_options_move_the_total_as_they_say() -> None:
+    captions = [
+        "a dog runs on the sand",
+        "a dog runs on the wide sand",
+        "two cats sleep in the sun",
+        "two cats sleep in the warm sand",
+        "a dog sleeps in the sun",
+    ]
+    candidates = Candidates(
+        pool=np.repeat([0, 5], 5),
+        captions=[*captions, *captions[:4], captions[3]],
+        cosines=np.array([[0.1], [0.2], [0.0], [0.1], [0.1]] * 2),
+        itm=np.array([0.9, 0.8, 0.7, 0.3, 0.2] * 2),
+        failed=np.zeros(10, bool),
+    )
+    usual = rank(candidates, ["a"], EcoOptions())
+    assert usual.chosen == [1, 1]  # of the better half the best; duplicates in another pool are kept
+    near = rank(candidates, ["a"], EcoOptions(threshold=100.0))
+    assert near.chosen == [0, 0]
+    for documents in ("doc_caption_all_pools", "doc_image_all_pools", "doc_leave_one_out_all_pools"):
+        other = rank(candidates, ["a"], EcoOptions(consensus_documents=documents))
+        assert other.consensus[0] != usual.consensus[0]
+    ensemble_only = rank(candidates, ["a"], EcoOptions(consensus_weight=0.0))
+    assert np.allclose(ensemble_only.total[[0, 1]], 3.52 * ensemble_only.ensemble[[0, 1]])
+
+
+def test_a_candidate_without_a_finite_value_is_left_out_alone() -> None:
+    captions = ["a dog runs on the sand", "a dog runs on the wide sand", "a dog sleeps in the sun"]
+    candidates = Candidates(
+        pool=np.repeat([0, 3], 3),
+        captions=captions * 2,
+        cosines=np.array([[0.3], [np.nan], [0.1], [np.nan], [np.nan], [np.nan]]),
+        itm=np.array([0.7, 0.9, 0.8, 0.5, 0.5, 0.5]),
+        failed=np.zeros(6, bool),
+    )
+    ranking = rank(candidates, ["a"], EcoOptions())
+    lost = "a member has no finite value for it"
+    assert ranking.dropped == ["match 0.700, rank 2 of 2: not in the better half", lost, None, *[lost] * 3]
+    assert ranking.chosen == [2, -1] and ranking.gave_way == ["", ""]
+    assert math.isfinite(ranking.scores[0]) and math.isnan(ranking.scores[1])
