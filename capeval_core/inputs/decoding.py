@@ -80,8 +80,10 @@ class Refused(Exception):  # noqa: N818  (on its way to who knows which argument
     def problem(self, argument: str, index: Index = None) -> Problem:
         """The problem with an argument, at an index of it."""
         steps = () if index is None else index if isinstance(index, tuple) else (index,)
-        whole = (*steps, *(self._problem.index or ()))  # type: ignore[misc]
-        return replace(self._problem, argument=argument, index=whole or None)
+        inner = self._problem.index
+        if isinstance(inner, tuple):
+            index = (*steps, *inner)
+        return replace(self._problem, argument=argument, index=index)
 
     def within(self, index: int | str) -> Refused:
         """The same about a value that holds this one at that index."""
