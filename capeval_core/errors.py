@@ -41,9 +41,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Argument:
-    """The name of an argument inside of a text."""
+    """An argument, or a position in it, inside of a text."""
 
     name: str
+    index: Index = None
 
 
 @dataclass(frozen=True)
@@ -158,15 +159,17 @@ class Words:
         return "\n  ".join(lines + ([f"and {problems.more:,} more"] if problems.more else []))
 
     def of(self, error: BaseException) -> str:
-        """The message of any error, in these words if it carries problems."""
-        return self.message(error.problems) if isinstance(error, ProblemsError) else str(error)
+        """The message of any error or warning, in these words if it carries problems or a text."""
+        if isinstance(error, ProblemsError):
+            return self.message(error.problems)
+        return self.text(error.text) if isinstance(error, InputWarning) else str(error)
 
     def _piece(self, piece: Piece) -> str:
         if isinstance(piece, str):
             return piece
         if isinstance(piece, Setting):
             return self.setting(piece)
-        return self.place(piece.name, None) if isinstance(piece, Argument) else self.detail(piece)
+        return self.place(piece.name, piece.index) if isinstance(piece, Argument) else self.detail(piece)
 
 
 _PLURAL = {"is": "are", "has": "have"}
@@ -298,6 +301,17 @@ class InputTypeError(ProblemsError, TypeError):
 
 class FileError(InputError):
     """A file or a folder cannot be read as what it should be. The message begins with its path."""
+
+
+class InputWarning(UserWarning):
+    """A warning about what a user handed in, which doors put into their own words."""
+
+    def __init__(self, text: Text) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return Words().text(self.text)
 
 
 def file_problem(

@@ -108,7 +108,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_refuses_the_rest(given: dict[str, Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind) as caught:
         Own.of("own", given)
-    assert type(caught.value) is kind and said in str(caught.value)
+    assert isinstance(caught.value, kind) and said in str(caught.value)
 
 
 def test_an_array_is_refused_in_words() -> None:

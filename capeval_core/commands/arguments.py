@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -114,11 +115,16 @@ def image_of(image_id: str) -> str:
 
 @contextmanager
 def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> Iterator[None]:
-    """Let errors of the block speak of flags, and of ids where Python speaks of `captions[3]`."""
+    """Let errors and warnings of the block speak of flags and ids, and not of options and `captions[3]`."""
+    words, show = FlagWords(options, ids), warnings.showwarning
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *rest: show(
+                words.of(message) if isinstance(message, Warning) else message, *rest
+            )
+            yield
     except ProblemsError as error:
-        raise InputError(FlagWords(options, ids).of(error)) from error
+        raise InputError(words.of(error)) from error
 
 
 def with_ids(samples: Checked, ids: Sequence[str]) -> Checked:

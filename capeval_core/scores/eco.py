@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from capeval_core.errors import Argument, Piece
 from capeval_core.inputs.samples import Samples, candidates_of, check_pools, in_rgb
 from capeval_core.metric import CaptionMetric, Model, Values
 from capeval_core.options import Options as CommonOptions
@@ -148,8 +149,8 @@ class Eco(CaptionMetric):
                 "or fewer: see `documents`)",
                 stacklevel=4,
             )
-        if message := doubtful_choices(ranking):
-            warnings.warn(f"{self.name}: {message}", stacklevel=4)
+        if text := doubtful_choices(ranking):
+            warnings.warn(InputWarning((f"{self.name}: ", *text)), stacklevel=4)
         return Values(ranking.scores, ranking.parts(), of=ranking.rows)
 
     def evidence_of(
@@ -162,27 +163,30 @@ class Eco(CaptionMetric):
         }
 
 
-def doubtful_choices(ranking: Ranking) -> str:
+def doubtful_choices(ranking: Ranking) -> tuple[Piece, ...]:
     """How many choices are doubtful, see `Ranking.doubtful`, and the numbers of the first few; '' if none."""
     places = np.flatnonzero(ranking.doubtful).tolist()
     if not places:
-        return ""
+        return ()
     itm = ranking.candidates.itm
-    told = []
+    choices: list[Piece] = []
     for place in places[:NAMED_CHOICES]:
         chosen, best = ranking.rows[place], ranking.best_matches[place]
         start = ranking.pools[place].start
         reason = ranking.dropped[best]
-        told.append(
-            f"captions[{place}][{chosen - start}] is chosen with a match of {itm[chosen]:.3f}, "
-            f"captions[{place}][{best - start}] has {itm[best]:.3f} "
-            f"({f'dropped: {reason}' if reason else 'its total is lower'})"
-        )
+        choices += [
+            "; " if choices else "",
+            Argument("captions", (place, chosen - start)),
+            f" is chosen with a match of {itm[chosen]:.3f}, ",
+            Argument("captions", (place, best - start)),
+            f" has {itm[best]:.3f} ({f'dropped: {reason}' if reason else 'its total is lower'})",
+        ]
     more = len(places) - NAMED_CHOICES
     return (
         f"in {len(places):,} of {len(ranking.pools):,} pools the match of the chosen caption is more than "
-        f"{FAR_BELOW} below the best of its pool, so it may well be wrong (see `doubtful`): {'; '.join(told)}"
-        + (f"; and {more:,} more" if more > 0 else "")
+        f"{FAR_BELOW} below the best of its pool, so it may well be wrong (see `doubtful`): ",
+        *choices,
+        f"; and {more:,} more" if more > 0 else "",
     )
 
 

@@ -58,7 +58,7 @@ def test_the_paired_test_is_the_library_s(capeval: Score, score: Score, files: P
         f"interval    {test.interval.low:+.4f} to {test.interval.high:+.4f} (95%)",
         f"test        {p_in_words(test.p_value, 0.95)}, {TEST}",
         f"verdict     {test.verdict}",
-        "images    5 (2 left out)",
+        "images      5 (2 left out)",
         f"signature   {first.signature}",
     ]
 

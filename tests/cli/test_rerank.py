@@ -70,7 +70,7 @@ def test_the_choice_is_that_of_the_library(
     assert content["ids"] == IDS and Result.from_dict(content) == expected
     assert ran.out.splitlines() == [
         f"ECO         {expected.mean:.4f} (mean total, comparable within this set only)",
-        "images    3 (0 failed)",
+        "images      3 (0 failed)",
         "candidates  18 (5 to 7 per image)",
         f"signature   {expected.signature}",
         f"chosen      {tmp_path / 'best.csv'}",

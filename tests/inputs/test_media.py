@@ -162,8 +162,11 @@ def test_boxes_have_one_key_however_they_are_handed_in(tmp_path: Path) -> None:
     full = InputBoxes.of({**FOUND, "size": (20, 30), "scores": [0.5, 0.25]})
     assert full.load().size == (20, 30) and full.load().scores is not None
     changes: list[dict[str, Any]] = [
-        {"size": (30, 20)}, {"scores": [0.5, 0.5]}, {"features": np.zeros((2, 5))}, {"boxes": [[0, 0, 9, 8]] * 2}
-    ]  # fmt: skip
+        {"size": (30, 20)},
+        {"scores": [0.5, 0.5]},
+        {"features": np.zeros((2, 5))},
+        {"boxes": [[0, 0, 9, 8]] * 2},
+    ]
     keys = {
         InputBoxes.of({**FOUND, "size": (20, 30), "scores": [0.5, 0.25], **change}).key for change in changes
     }
