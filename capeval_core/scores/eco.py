@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.errors import Argument, Piece
+from capeval_core.errors import Argument, InputWarning, Piece
 from capeval_core.inputs.samples import Samples, candidates_of, check_pools, in_rgb
 from capeval_core.metric import CaptionMetric, Model, Values
 from capeval_core.options import Options as CommonOptions
@@ -164,7 +164,7 @@ class Eco(CaptionMetric):
 
 
 def doubtful_choices(ranking: Ranking) -> tuple[Piece, ...]:
-    """How many choices are doubtful, see `Ranking.doubtful`, and the numbers of the first few; '' if none."""
+    """How many choices are doubtful, see `Ranking.doubtful`, and the numbers of the first few; () if none."""
     places = np.flatnonzero(ranking.doubtful).tolist()
     if not places:
         return ()
