@@ -1,15 +1,12 @@
 """Problems with what a user hands in: data first, words last.
 
 A check adds a `Problem` for everything that is wrong, `Problems.raise_if_any` raises one error that carries
-them all, and each door puts them into its own words. `Words` are those of Python, in which `str(error)`
-speaks; the command line and the page have their own.
+them all, and each door puts them into its own words: `str(error)` is in Python's, which are `Words`.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
-import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from capeval_core.values import described, has_nul, shown
+
 Index = int | str | tuple[int | str, ...] | None
 Kind = type[ValueError] | type[TypeError]
 
 SHOWN = 20
-"""Lines of a message: a wrong folder can make a million of them."""
+"""Lines of a message at most: a wrong folder can make a million of them."""
 NAMED = 3
 """Places that are named in one line of equal complaints."""
 
@@ -207,7 +206,7 @@ class Problems:
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self.more = 0
-        """Problems beyond the first `SHOWN` that differ."""
+        """Number of problems beyond the first `SHOWN` that differ."""
         self._groups: dict[tuple[object, ...], tuple[Problem, list[Index]]] = {}
         self._kinds: set[Kind] = set()
         for problem in problems:
@@ -218,10 +217,9 @@ class Problems:
         if isinstance(problem, str):
             problem = Problem("", None, problem, verb="", kind=kind)
         self._kinds.add(problem.kind)
-        words = Words()
-        subject = None if problem.value is NoValue else shown(problem.value)
-        found, fix = words.text(problem.found), words.text(problem.fix)
-        key = (problem.argument, problem.source, found, fix, subject, problem.kind)
+        # Its line without the place; a value need not be hashable, but its repr is.
+        alone = Words().line(replace(problem, index=None))
+        key = (alone, type(problem.index), problem.argument, problem.kind)
         if key in self._groups:
             self._groups[key][1].append(problem.index)
         elif len(self._groups) < SHOWN:
@@ -256,18 +254,15 @@ class Problems:
     def raise_if_any(self) -> None:
         """Raise one error with all problems: of their common kind; TypeError if all are; else ValueError."""
         if self._groups:
-            raise self.kind(self)
+            raise self.error()
 
-    @property
-    def kind(self) -> type[ProblemsError]:
-        """The error that these problems become."""
-        (kind,) = self._kinds if len(self._kinds) == 1 else [self._mixed()]
-        if issubclass(kind, ProblemsError):
-            return kind
-        return InputTypeError if issubclass(kind, TypeError) else InputError
-
-    def _mixed(self) -> Kind:
-        return TypeError if all(issubclass(kind, TypeError) for kind in self._kinds) else ValueError
+    def error(self) -> ProblemsError:
+        """The error that carries these problems."""
+        kind, *others = self._kinds
+        if not others and issubclass(kind, ProblemsError):
+            return kind(self)
+        types = all(issubclass(kind, TypeError) for kind in self._kinds)
+        return InputTypeError(self) if types else InputError(self)
 
 
 class ProblemsError(Exception):
@@ -315,25 +310,14 @@ class InputWarning(UserWarning):
 
 
 def file_problem(
-    path: str | os.PathLike[str],
-    found: Text,
-    fix: Text = "",
-    *,
-    index: str | None = None,
-    verb: str = "",
+    path: str | os.PathLike[str], found: Text, fix: Text = "", *, index: str | None = None, verb: str = ""
 ) -> Problem:
     """A problem with a file or a folder, or with a place in a file."""
     return Problem(os.fspath(path), index, found, fix, verb, kind=FileError)
 
 
 def wrong_option(
-    name: str,
-    value: Any,
-    found: Text,
-    fix: Text = "",
-    *,
-    verb: str = "is",
-    kind: Kind = ValueError,
+    name: str, value: Any, found: Text, fix: Text = "", *, verb: str = "is", kind: Kind = ValueError
 ) -> ProblemsError:
     """The error about the value of an option, to be raised.
 
@@ -341,8 +325,7 @@ def wrong_option(
     Traceback (most recent call last):
     capeval_core.errors.InputError: rows='a.txt' is a file: pass a folder for the rows
     """
-    problems = Problems([Problem(name, None, found, fix, verb, value, kind)])
-    return problems.kind(problems)
+    return Problems([Problem(name, None, found, fix, verb, value, kind)]).error()
 
 
 def in_file(path: str | os.PathLike[str], error: ValueError) -> ValueError:
@@ -361,48 +344,6 @@ def renamed(**names: str) -> Iterator[None]:
     except ProblemsError as error:
         error.change(lambda problem: problem.renamed(names))
         raise
-
-
-def described(value: Any, *, none: str = "None") -> str:
-    """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called.
-
-    >>> described(5), described(["a dog"]), described(None), described(None, none="null")
-    ('the number 5', 'a list of length 1', 'None', 'null')
-    """
-    if value is None:
-        return none
-    if isinstance(value, bool):
-        return f"the bool {value}"
-    if isinstance(value, numbers.Number):
-        return f"the number {shown_number(value)}"
-    kind = type(value).__name__
-    article = "an" if kind[:1].lower() in "aeiou" else "a"
-    try:
-        return f"{article} {kind} of length {len(value)}"
-    except Exception:  # a length of the user's own may fail in any way
-        return f"{article} {kind}"
-
-
-def shown(value: Any) -> str:
-    """A value as Python writes it; numbers as `shown_number`."""
-    return shown_number(value) if isinstance(value, int) else repr(value)
-
-
-def shown_number(value: Any) -> str:
-    """A number in at most 40 characters or so; Python does not print integers of thousands of digits.
-
-    >>> shown_number(5), shown_number(-(10**5000)), shown_number(True)
-    ('5', '-1e5000 or so', 'True')
-    """
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        return f"{'-' if value < 0 else ''}1e{int(math.log10(abs(value)))} or so"
-    digits = str(value)
-    return digits if len(digits) <= 40 else f"{digits[:40]}..."
-
-
-def has_nul(path: str | os.PathLike[str]) -> bool:
-    """Whether a path has the one character that no path can have."""
-    return "\0" in os.fspath(path)
 
 
 NUL = ("a NUL character, which no path can have", "leave it out")

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words, shown
+from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words
 from capeval_core.inputs.samples import Samples
 from capeval_core.options import OptionDescription, Settings, describe_options
+from capeval_core.values import shown
 
 _WIDEST = 50
 """Characters of the values of a flag that stand beside it."""

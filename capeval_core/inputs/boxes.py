@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import described
 from capeval_core.inputs.decoding import Refused, quoted
 from capeval_core.inputs.sources import Source, read_file
 from capeval_core.inputs.visual import InputVisual, local_path
+from capeval_core.values import described
 
 MOST_BOXES = 1_000
 WIDEST = 16_384

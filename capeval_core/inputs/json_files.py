@@ -7,8 +7,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import FileError, described, file_problem, refuse_nul
+from capeval_core.errors import FileError, file_problem, refuse_nul
 from capeval_core.inputs.file_texts import Gatherer
+from capeval_core.values import described
 
 FORMS = (
     "{image id: caption}, {image id: [captions or references]}, "

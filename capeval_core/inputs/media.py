@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from capeval_core.errors import Problem, Problems, described
+from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.boxes import REQUIRED, BoxFile, InputBoxes
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.frames import FrameFolder, InputFrames
@@ -24,6 +24,7 @@ from capeval_core.inputs.sequences import (
 )
 from capeval_core.inputs.sources import OnDisk, Source
 from capeval_core.inputs.visual import InputImage, InputVisual
+from capeval_core.values import described
 
 CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
 MEDIA: dict[str, type[InputVisual[Any]]] = {

@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from PIL import Image
 
-from capeval_core.errors import Problems, described
+from capeval_core.errors import Problems
 from capeval_core.inputs.arrays import source_of_array, source_of_tensor
 from capeval_core.inputs.decoding import ImageError, Refused, quoted
 from capeval_core.inputs.sequences import is_tensor, shape_of
 from capeval_core.inputs.sources import FromPIL, InMemory, Loaded, OnDisk, Source
+from capeval_core.values import described
 
 __all__ = ["ImageError", "InputImage", "InputVisual", "Visual", "image_source", "local_path"]
 
@@ -85,8 +86,7 @@ class InputVisual(ABC, Generic[Loaded]):
         try:
             return cls(where, cls.source_of(value))
         except Refused as refused:
-            problems = Problems([refused.problem(where)])
-            raise problems.kind(problems) from None
+            raise Problems([refused.problem(where)]).error() from None
 
     @property
     def name(self) -> str:
