@@ -42,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 warnings.showwarning = lambda message, *_: complain(f"warning: {message}")
                 status = _run(list(sys.argv[1:] if arguments is None else arguments))
             print(end="", flush=True)  # what cannot be written shows now
-            if interruption.asked:
+            if interruption.pressed:
                 raise KeyboardInterrupt
         except BaseException as error:
             # What an interrupted import or a callback raises is the interrupt in another form.
-            interrupted = interruption.asked and not isinstance(error, KeyboardInterrupt)
+            interrupted = interruption.pressed and not isinstance(error, KeyboardInterrupt)
             interruption.settle()
             status = _status_of(KeyboardInterrupt() if interrupted else error)
     return status

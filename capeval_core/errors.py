@@ -22,7 +22,7 @@ Kind = type[ValueError] | type[TypeError]
 SHOWN = 20
 """Lines of a message at most: a wrong folder can make a million of them."""
 NAMED = 3
-"""Places that are named in one line of equal complaints."""
+"""Indices that are named in one line of equal problems."""
 
 
 class NoValue:
@@ -48,7 +48,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Detail:
-    """Words for who writes the program, which a page leaves out."""
+    """Words for programmers, which a page leaves out."""
 
     text: str
 
@@ -62,7 +62,7 @@ class Problem:
     """One thing that is wrong.
 
     argument: its name in Python, or the path of a file; '' where `found` says it all.
-    index: position in the argument: `3`, `(3, 1)`, `(17, "bytes")`, or a place in a file such as `line 3`.
+    index: position in the argument: `3`, `(3, 1)`, `(17, "bytes")`, or a part of a file such as `line 3`.
     found: what is wrong, behind `verb`; without one, behind a colon. fix: what to do about it.
     value: of an option, shown beside its name. source: the file that it is in, where `argument` is an option.
     kind: the error that it is if it is the only one.
@@ -105,7 +105,7 @@ class Words:
     'captions[3] is empty: write a caption or pass empty="score"'
     """
 
-    def place(self, argument: str, index: Index) -> str:
+    def argument(self, argument: str, index: Index) -> str:
         """`captions[3][1]`."""
         if index is None or isinstance(index, str):
             return argument if index is None else f"{argument}: {index}"
@@ -137,15 +137,15 @@ class Words:
         found, fix = self.found(problem), self.text(problem.fix)
         indices = indices or [problem.index]
         if problem.value is not NoValue:
-            places = [self.option(problem.argument, problem.value)]
+            subjects = [self.option(problem.argument, problem.value)]
         elif isinstance(problem.index, str):
-            places = list(map(str, indices))
+            subjects = list(map(str, indices))
         else:
-            places = list(dict.fromkeys(self.place(problem.argument, index) for index in indices))
-        verb = problem.verb if len(places) == 1 else _PLURAL.get(problem.verb, problem.verb)
-        subject = _listed(places)
+            subjects = list(dict.fromkeys(self.argument(problem.argument, index) for index in indices))
+        verb = problem.verb if len(subjects) == 1 else _PLURAL.get(problem.verb, problem.verb)
+        subject = _listed(subjects)
         if isinstance(problem.index, str):
-            subject = self.place(problem.argument, subject)
+            subject = self.argument(problem.argument, subject)
         statement = f"{subject} {verb} {found}" if verb else ": ".join(filter(None, [subject, found]))
         return ": ".join(filter(None, [problem.source, statement, fix]))
 
@@ -168,20 +168,20 @@ class Words:
             return piece
         if isinstance(piece, Setting):
             return self.setting(piece)
-        return self.place(piece.name, piece.index) if isinstance(piece, Argument) else self.detail(piece)
+        return self.argument(piece.name, piece.index) if isinstance(piece, Argument) else self.detail(piece)
 
 
 _PLURAL = {"is": "are", "has": "have"}
 
 
-def _listed(places: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """
     >>> _listed(["a"]), _listed(["a", "b"]), _listed("abcde")
     ('a', 'a and b', 'a, b, c and 2 more')
     """
-    more = len(places) - NAMED
+    more = len(names) - NAMED
     rest = [f"{more:,} more"] if more > 0 else []
-    *most, last = [*places[:NAMED], *rest]
+    *most, last = [*names[:NAMED], *rest]
     return f"{', '.join(most)} and {last}" if most else last
 
 
@@ -213,11 +213,11 @@ class Problems:
             self.add(problem)
 
     def add(self, problem: Problem | str, kind: Kind = ValueError) -> None:
-        """Note a problem; a text is one that says by itself what it is about, and is of that kind."""
+        """Note a problem; a text names its argument by itself and is of that kind."""
         if isinstance(problem, str):
             problem = Problem("", None, problem, verb="", kind=kind)
         self._kinds.add(problem.kind)
-        # Its line without the place; a value need not be hashable, but its repr is.
+        # Its line without the index; a value need not be hashable, but its repr is.
         alone = Words().line(replace(problem, index=None))
         key = (alone, type(problem.index), problem.argument, problem.kind)
         if key in self._groups:
@@ -235,7 +235,7 @@ class Problems:
 
     @property
     def groups(self) -> list[tuple[Problem, list[Index]]]:
-        """Problems that differ, each with all of its indices."""
+        """Problems that differ, with all of their indices."""
         return list(self._groups.values())
 
     def __iter__(self) -> Iterator[Problem]:
@@ -281,7 +281,7 @@ class ProblemsError(Exception):
         return f"{type(self).__name__}({str(self)!r})"
 
     def change(self, change: Callable[[Problem], Problem]) -> None:
-        """Change each of its problems."""
+        """Change all of its problems."""
         self.problems = self.problems.changed(change)
         self.args = (self.problems,)
 
@@ -312,7 +312,7 @@ class InputWarning(UserWarning):
 def file_problem(
     path: str | os.PathLike[str], found: Text, fix: Text = "", *, index: str | None = None, verb: str = ""
 ) -> Problem:
-    """A problem with a file or a folder, or with a place in a file."""
+    """A problem with a file or a folder, or with a part of a file such as `line 3`."""
     return Problem(os.fspath(path), index, found, fix, verb, kind=FileError)
 
 

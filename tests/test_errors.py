@@ -154,7 +154,7 @@ def test_another_door_has_other_words() -> None:
         def detail(self, detail: Detail) -> str:
             return ""
 
-        def place(self, argument: str, index: object) -> str:
+        def argument(self, argument: str, index: object) -> str:
             return f"the {argument.removesuffix('s')}"
 
     fix: Text = ("crop it", Setting("on_error", "nan", " or pass "), Detail(", or raise PIL.LIMIT"))

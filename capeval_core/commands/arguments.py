@@ -71,7 +71,7 @@ class FlagWords(Words):
 
     >>> from capeval_core.options import Options
     >>> words = FlagWords(Options, ["dog", "dog", "cat"])
-    >>> words.place("captions", 1), words.place("captions", (2, 3)), words.place("images", 2)
+    >>> words.argument("captions", 1), words.argument("captions", (2, 3)), words.argument("images", 2)
     ("caption 2 of 'dog'", "caption 4 of 'cat'", "image of 'cat'")
     >>> words.option("batch_size", 0), words.setting(Setting("empty", "score", "pass "))
     ('--batch-size 0', 'pass --empty score')
@@ -84,12 +84,12 @@ class FlagWords(Words):
         self._numbers = [counts.update([image_id]) or counts[image_id] for image_id in ids]
         self._several = {image_id for image_id, count in counts.items() if count > 1}
 
-    def place(self, argument: str, index: Index) -> str:
+    def argument(self, argument: str, index: Index) -> str:
         position, *inner = index if isinstance(index, tuple) else (index,)
         if argument in self.options and index is None:
             return flag_of(argument)
         if not isinstance(position, int) or position >= len(self.ids):
-            return super().place(argument, index)
+            return super().argument(argument, index)
         image_id, number = self.ids[position], int(inner[0]) + 1 if inner else 0
         if argument == "images":
             return image_of(image_id)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
 from capeval_core.commands.interrupts import resumable
-from capeval_core.commands.outputs import Outputs, check_place, tell_failures, write
+from capeval_core.commands.outputs import Outputs, check_output, tell_failures, write
 from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.inputs.collection import read_collection
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     metric = metric_class(METRIC)
     given = _parser(metric).read(arguments)
     for flag, out in (("--out", given.out), ("--json", given.json)):  # now, not after hours
-        check_place(flag, out, given, ("candidates",))
+        check_output(flag, out, given, ("candidates",))
     if given.json is not None and given.out.resolve() == given.json.resolve():
         raise ValueError(f"--out and --json are both {given.out}: name two files")
     with in_words_of_the_user(metric.Options):

@@ -32,7 +32,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 class BoxFeatures:
     """boxes: (n, 4) float32, x0, y0, x1, y1 in pixels. features: (n, d) float32.
 
-    size: width and height of the image, if it is known. scores: (n,) float32, of the detector.
+    size: width and height of the image, or None. scores: (n,) float32, of the detector.
     """
 
     boxes: NDArray[np.float32]

@@ -114,19 +114,19 @@ def _medium_of(value: Any) -> str:
 
 def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows:
     """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
-    known: dict[object, InputVisual[Any]] = {}
+    first: dict[object, InputVisual[Any]] = {}
     visuals: Rows = []
     for i, value in enumerate(values):
         identity = _identity(value)
-        if identity not in known:
+        if identity not in first:
             try:
                 kind, source = source_of(value, media)
             except Refused as refused:
                 problems.add(refused.problem("images", i))
                 visuals.append(None)
                 continue
-            known[identity] = kind(f"images[{i}]", source)
-        visuals.append(known[identity].at(f"images[{i}]"))
+            first[identity] = kind(f"images[{i}]", source)
+        visuals.append(first[identity].at(f"images[{i}]"))
     return visuals
 
 
