@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TextIO
 
 from capeval_core._version import __version__
 from capeval_core.commands.interrupts import INTERRUPTED, watched
@@ -40,21 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with watched() as interruption:
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _warn
+                warnings.showwarning = lambda message, *_: complain(f"warning: {message}")
                 status = _run(list(sys.argv[1:] if arguments is None else arguments))
             print(end="", flush=True)  # what cannot be written shows now
-            if interruption.asked:
+            if interruption.pressed:
                 raise KeyboardInterrupt
         except BaseException as error:
             # What an interrupted import or a callback raises is the interrupt in another form.
-            interrupted = interruption.asked and not isinstance(error, KeyboardInterrupt)
+            interrupted = interruption.pressed and not isinstance(error, KeyboardInterrupt)
             interruption.settle()
-            status = _complain_of(KeyboardInterrupt() if interrupted else error)
+            status = _status_of(KeyboardInterrupt() if interrupted else error)
     return status
 
 
-def _complain_of(error: BaseException) -> int:
-    """Tell the user what ended the command, and give its exit status; a mistake of ours is raised."""
+def _status_of(error: BaseException) -> int:
+    """Say what ended the command, and return its exit status; a mistake of ours is raised."""
     if isinstance(error, KeyboardInterrupt):
         complain(str(error) or "interrupted")
         return INTERRUPTED
@@ -105,14 +104,3 @@ def _print_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _warn(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    complain(f"warning: {message}")

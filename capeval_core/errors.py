@@ -1,15 +1,12 @@
 """Problems with what a user hands in: data first, words last.
 
 A check adds a `Problem` for everything that is wrong, `Problems.raise_if_any` raises one error that carries
-them all, and each door puts them into its own words. `Words` are those of Python, in which `str(error)`
-speaks; the command line and the page have their own.
+them all, and each door puts them into its own words: `str(error)` is in Python's, which are `Words`.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
-import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,13 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from capeval_core.values import described, has_nul, shown
+
 Index = int | str | tuple[int | str, ...] | None
 Kind = type[ValueError] | type[TypeError]
 
 SHOWN = 20
-"""Lines of a message: a wrong folder can make a million of them."""
+"""Lines of a message at most: a wrong folder can make a million of them."""
 NAMED = 3
-"""Places that are named in one line of equal complaints."""
+"""Indices that are named in one line of equal problems."""
 
 
 class NoValue:
@@ -41,14 +40,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Argument:
-    """The name of an argument inside of a text."""
+    """An argument, or a position in it, inside of a text."""
 
     name: str
+    index: Index = None
 
 
 @dataclass(frozen=True)
 class Detail:
-    """Words for who writes the program, which a page leaves out."""
+    """Words for programmers, which a page leaves out."""
 
     text: str
 
@@ -62,7 +62,7 @@ class Problem:
     """One thing that is wrong.
 
     argument: its name in Python, or the path of a file; '' where `found` says it all.
-    index: position in the argument: `3`, `(3, 1)`, `(17, "bytes")`, or a place in a file such as `line 3`.
+    index: position in the argument: `3`, `(3, 1)`, `(17, "bytes")`, or a part of a file such as `line 3`.
     found: what is wrong, behind `verb`; without one, behind a colon. fix: what to do about it.
     value: of an option, shown beside its name. source: the file that it is in, where `argument` is an option.
     kind: the error that it is if it is the only one.
@@ -105,7 +105,7 @@ class Words:
     'captions[3] is empty: write a caption or pass empty="score"'
     """
 
-    def place(self, argument: str, index: Index) -> str:
+    def argument(self, argument: str, index: Index) -> str:
         """`captions[3][1]`."""
         if index is None or isinstance(index, str):
             return argument if index is None else f"{argument}: {index}"
@@ -137,15 +137,15 @@ class Words:
         found, fix = self.found(problem), self.text(problem.fix)
         indices = indices or [problem.index]
         if problem.value is not NoValue:
-            places = [self.option(problem.argument, problem.value)]
+            subjects = [self.option(problem.argument, problem.value)]
         elif isinstance(problem.index, str):
-            places = list(map(str, indices))
+            subjects = list(map(str, indices))
         else:
-            places = list(dict.fromkeys(self.place(problem.argument, index) for index in indices))
-        verb = problem.verb if len(places) == 1 else _PLURAL.get(problem.verb, problem.verb)
-        subject = _listed(places)
+            subjects = list(dict.fromkeys(self.argument(problem.argument, index) for index in indices))
+        verb = problem.verb if len(subjects) == 1 else _PLURAL.get(problem.verb, problem.verb)
+        subject = _listed(subjects)
         if isinstance(problem.index, str):
-            subject = self.place(problem.argument, subject)
+            subject = self.argument(problem.argument, subject)
         statement = f"{subject} {verb} {found}" if verb else ": ".join(filter(None, [subject, found]))
         return ": ".join(filter(None, [problem.source, statement, fix]))
 
@@ -158,28 +158,30 @@ class Words:
         return "\n  ".join(lines + ([f"and {problems.more:,} more"] if problems.more else []))
 
     def of(self, error: BaseException) -> str:
-        """The message of any error, in these words if it carries problems."""
-        return self.message(error.problems) if isinstance(error, ProblemsError) else str(error)
+        """The message of any error or warning, in these words if it carries problems or a text."""
+        if isinstance(error, ProblemsError):
+            return self.message(error.problems)
+        return self.text(error.text) if isinstance(error, InputWarning) else str(error)
 
     def _piece(self, piece: Piece) -> str:
         if isinstance(piece, str):
             return piece
         if isinstance(piece, Setting):
             return self.setting(piece)
-        return self.place(piece.name, None) if isinstance(piece, Argument) else self.detail(piece)
+        return self.argument(piece.name, piece.index) if isinstance(piece, Argument) else self.detail(piece)
 
 
 _PLURAL = {"is": "are", "has": "have"}
 
 
-def _listed(places: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """
     >>> _listed(["a"]), _listed(["a", "b"]), _listed("abcde")
     ('a', 'a and b', 'a, b, c and 2 more')
     """
-    more = len(places) - NAMED
+    more = len(names) - NAMED
     rest = [f"{more:,} more"] if more > 0 else []
-    *most, last = [*places[:NAMED], *rest]
+    *most, last = [*names[:NAMED], *rest]
     return f"{', '.join(most)} and {last}" if most else last
 
 
@@ -204,21 +206,20 @@ class Problems:
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self.more = 0
-        """Problems beyond the first `SHOWN` that differ."""
+        """Number of problems beyond the first `SHOWN` that differ."""
         self._groups: dict[tuple[object, ...], tuple[Problem, list[Index]]] = {}
         self._kinds: set[Kind] = set()
         for problem in problems:
             self.add(problem)
 
     def add(self, problem: Problem | str, kind: Kind = ValueError) -> None:
-        """Note a problem; a text is one that says by itself what it is about, and is of that kind."""
+        """Note a problem; a text names its argument by itself and is of that kind."""
         if isinstance(problem, str):
             problem = Problem("", None, problem, verb="", kind=kind)
         self._kinds.add(problem.kind)
-        words = Words()
-        subject = None if problem.value is NoValue else shown(problem.value)
-        found, fix = words.text(problem.found), words.text(problem.fix)
-        key = (problem.argument, problem.source, found, fix, subject, problem.kind)
+        # Its line without the index; a value need not be hashable, but its repr is.
+        alone = Words().line(replace(problem, index=None))
+        key = (alone, type(problem.index), problem.argument, problem.kind)
         if key in self._groups:
             self._groups[key][1].append(problem.index)
         elif len(self._groups) < SHOWN:
@@ -234,7 +235,7 @@ class Problems:
 
     @property
     def groups(self) -> list[tuple[Problem, list[Index]]]:
-        """Problems that differ, each with all of its indices."""
+        """Problems that differ, with all of their indices."""
         return list(self._groups.values())
 
     def __iter__(self) -> Iterator[Problem]:
@@ -253,18 +254,15 @@ class Problems:
     def raise_if_any(self) -> None:
         """Raise one error with all problems: of their common kind; TypeError if all are; else ValueError."""
         if self._groups:
-            raise self.kind(self)
+            raise self.error()
 
-    @property
-    def kind(self) -> type[ProblemsError]:
-        """The error that these problems become."""
-        (kind,) = self._kinds if len(self._kinds) == 1 else [self._mixed()]
-        if issubclass(kind, ProblemsError):
-            return kind
-        return InputTypeError if issubclass(kind, TypeError) else InputError
-
-    def _mixed(self) -> Kind:
-        return TypeError if all(issubclass(kind, TypeError) for kind in self._kinds) else ValueError
+    def error(self) -> ProblemsError:
+        """The error that carries these problems."""
+        kind, *others = self._kinds
+        if not others and issubclass(kind, ProblemsError):
+            return kind(self)
+        types = all(issubclass(kind, TypeError) for kind in self._kinds)
+        return InputTypeError(self) if types else InputError(self)
 
 
 class ProblemsError(Exception):
@@ -283,7 +281,7 @@ class ProblemsError(Exception):
         return f"{type(self).__name__}({str(self)!r})"
 
     def change(self, change: Callable[[Problem], Problem]) -> None:
-        """Change each of its problems."""
+        """Change all of its problems."""
         self.problems = self.problems.changed(change)
         self.args = (self.problems,)
 
@@ -300,26 +298,26 @@ class FileError(InputError):
     """A file or a folder cannot be read as what it should be. The message begins with its path."""
 
 
+class InputWarning(UserWarning):
+    """A warning about what a user handed in, which doors put into their own words."""
+
+    def __init__(self, text: Text) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return Words().text(self.text)
+
+
 def file_problem(
-    path: str | os.PathLike[str],
-    found: Text,
-    fix: Text = "",
-    *,
-    index: str | None = None,
-    verb: str = "",
+    path: str | os.PathLike[str], found: Text, fix: Text = "", *, index: str | None = None, verb: str = ""
 ) -> Problem:
-    """A problem with a file or a folder, or with a place in a file."""
+    """A problem with a file or a folder, or with a part of a file such as `line 3`."""
     return Problem(os.fspath(path), index, found, fix, verb, kind=FileError)
 
 
 def wrong_option(
-    name: str,
-    value: Any,
-    found: Text,
-    fix: Text = "",
-    *,
-    verb: str = "is",
-    kind: Kind = ValueError,
+    name: str, value: Any, found: Text, fix: Text = "", *, verb: str = "is", kind: Kind = ValueError
 ) -> ProblemsError:
     """The error about the value of an option, to be raised.
 
@@ -327,8 +325,7 @@ def wrong_option(
     Traceback (most recent call last):
     capeval_core.errors.InputError: rows='a.txt' is a file: pass a folder for the rows
     """
-    problems = Problems([Problem(name, None, found, fix, verb, value, kind)])
-    return problems.kind(problems)
+    return Problems([Problem(name, None, found, fix, verb, value, kind)]).error()
 
 
 def in_file(path: str | os.PathLike[str], error: ValueError) -> ValueError:
@@ -347,48 +344,6 @@ def renamed(**names: str) -> Iterator[None]:
     except ProblemsError as error:
         error.change(lambda problem: problem.renamed(names))
         raise
-
-
-def described(value: Any, *, none: str = "None") -> str:
-    """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called.
-
-    >>> described(5), described(["a dog"]), described(None), described(None, none="null")
-    ('the number 5', 'a list of length 1', 'None', 'null')
-    """
-    if value is None:
-        return none
-    if isinstance(value, bool):
-        return f"the bool {value}"
-    if isinstance(value, numbers.Number):
-        return f"the number {shown_number(value)}"
-    kind = type(value).__name__
-    article = "an" if kind[:1].lower() in "aeiou" else "a"
-    try:
-        return f"{article} {kind} of length {len(value)}"
-    except Exception:  # a length of the user's own may fail in any way
-        return f"{article} {kind}"
-
-
-def shown(value: Any) -> str:
-    """A value as Python writes it; numbers as `shown_number`."""
-    return shown_number(value) if isinstance(value, int) else repr(value)
-
-
-def shown_number(value: Any) -> str:
-    """A number in at most 40 characters or so; Python does not print integers of thousands of digits.
-
-    >>> shown_number(5), shown_number(-(10**5000)), shown_number(True)
-    ('5', '-1e5000 or so', 'True')
-    """
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        return f"{'-' if value < 0 else ''}1e{int(math.log10(abs(value)))} or so"
-    digits = str(value)
-    return digits if len(digits) <= 40 else f"{digits[:40]}..."
-
-
-def has_nul(path: str | os.PathLike[str]) -> bool:
-    """Whether a path has the one character that no path can have."""
-    return "\0" in os.fspath(path)
 
 
 NUL = ("a NUL character, which no path can have", "leave it out")

@@ -24,10 +24,10 @@ from capeval_core.errors import (
     ProblemsError,
     did_you_mean,
     folder_path,
-    has_nul,
     which_choice,
 )
 from capeval_core.inputs.texts import valid_unicode
+from capeval_core.values import has_nul
 
 Self = TypeVar("Self", bound="Settings")
 

@@ -16,7 +16,8 @@ def run_snippets(text: str, name: str) -> int:
     """Run every block marked `python`, in order and in one namespace; give the number of values checked.
 
     A comment behind an expression, or in the lines that follow it, is its `repr`, or `Kind: message` of the
-    error that it raises, with `...` for anything. Other comments are prose.
+    error that it raises, whose kind is its class or one above, with `...` for anything. Other comments are
+    prose.
     """
     namespace: dict[str, Any] = {}
     checked = 0
@@ -29,9 +30,10 @@ def run_snippets(text: str, name: str) -> int:
             try:
                 found = _run(statement, name, namespace)
             except Exception as error:
-                if not expected.startswith(type(error).__name__):
+                kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, Exception)]
+                if (kind := expected.partition(":")[0]) not in kinds:
                     raise
-                found = f"{type(error).__name__}: {error}"
+                found = f"{kind}: {error}"
             if expected:
                 where = f"{name}:{statement.lineno}"
                 same = OutputChecker().check_output(expected, found, ELLIPSIS | NORMALIZE_WHITESPACE)

@@ -418,7 +418,7 @@ def test_a_path_that_can_be_no_folder_of_rows_is_refused_with_what_to_do(
     for check in (check_folder, opened, metric_with_rows):
         with pytest.raises(kind, match=message) as caught:
             check(given)
-        assert type(caught.value) is kind
+        assert isinstance(caught.value, kind)
 
 
 def metric_with_rows(path: Any) -> None:

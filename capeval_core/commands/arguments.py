@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words, shown
+from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words
 from capeval_core.inputs.samples import Samples
 from capeval_core.options import OptionDescription, Settings, describe_options
+from capeval_core.values import shown
 
 _WIDEST = 50
 """Characters of the values of a flag that stand beside it."""
@@ -71,7 +73,7 @@ class FlagWords(Words):
 
     >>> from capeval_core.options import Options
     >>> words = FlagWords(Options, ["dog", "dog", "cat"])
-    >>> words.place("captions", 1), words.place("captions", (2, 3)), words.place("images", 2)
+    >>> words.argument("captions", 1), words.argument("captions", (2, 3)), words.argument("images", 2)
     ("caption 2 of 'dog'", "caption 4 of 'cat'", "image of 'cat'")
     >>> words.option("batch_size", 0), words.setting(Setting("empty", "score", "pass "))
     ('--batch-size 0', 'pass --empty score')
@@ -84,12 +86,12 @@ class FlagWords(Words):
         self._numbers = [counts.update([image_id]) or counts[image_id] for image_id in ids]
         self._several = {image_id for image_id, count in counts.items() if count > 1}
 
-    def place(self, argument: str, index: Index) -> str:
+    def argument(self, argument: str, index: Index) -> str:
         position, *inner = index if isinstance(index, tuple) else (index,)
         if argument in self.options and index is None:
             return flag_of(argument)
         if not isinstance(position, int) or position >= len(self.ids):
-            return super().place(argument, index)
+            return super().argument(argument, index)
         image_id, number = self.ids[position], int(inner[0]) + 1 if inner else 0
         if argument == "images":
             return image_of(image_id)
@@ -116,11 +118,16 @@ def image_of(image_id: str) -> str:
 
 @contextmanager
 def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> Iterator[None]:
-    """Let errors of the block speak of flags, and of ids where Python speaks of `captions[3]`."""
+    """Let errors and warnings of the block speak of flags and ids, and not of options and `captions[3]`."""
+    words, show = FlagWords(options, ids), warnings.showwarning
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *rest: show(
+                words.of(message) if isinstance(message, Warning) else message, *rest
+            )
+            yield
     except ProblemsError as error:
-        raise InputError(FlagWords(options, ids).of(error)) from error
+        raise InputError(words.of(error)) from error
 
 
 def with_ids(samples: Checked, ids: Sequence[str]) -> Checked:

@@ -31,19 +31,19 @@ class Interruption:
     """Whether Ctrl-C was pressed, and what is still to be done about it."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.pressed = False
         self._attempts = 0
 
     def start(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGINT: raise, now and again until that is noticed; the next one kills the process."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # even where C code never comes back to Python
-        self.asked = True
+        self.pressed = True
         self._arm(_SECONDS)
         raise KeyboardInterrupt
 
     def again(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGALRM: raise again, unless the exception is on its way and rows are being written."""
-        if not self.asked or _is_handled(sys.exc_info()[1]):
+        if not self.pressed or _is_handled(sys.exc_info()[1]):
             return
         self._attempts += 1
         if self._attempts > _ATTEMPTS:
@@ -52,7 +52,7 @@ class Interruption:
 
     def settle(self) -> None:
         """Ctrl-C has been dealt with: raise no more."""
-        self.asked, self._attempts = False, 0
+        self.pressed, self._attempts = False, 0
         self._arm(0)
 
     def _arm(self, seconds: float) -> None:
@@ -88,12 +88,12 @@ def watched() -> Iterator[Interruption]:
     if found not in (signal.default_int_handler, leave):
         yield CURRENT
         return
-    dropped = sys.unraisablehook
+    hook = sys.unraisablehook
 
-    def report(what: Any) -> None:
+    def report(dropped_error: Any) -> None:
         # The next attempt raises: that this one was dropped is nothing that a user has to read.
-        if not (CURRENT.asked and issubclass(what.exc_type, KeyboardInterrupt)):
-            dropped(what)
+        if not (CURRENT.pressed and issubclass(dropped_error.exc_type, KeyboardInterrupt)):
+            hook(dropped_error)
 
     alarm = signal.signal(signal.SIGALRM, CURRENT.again) if hasattr(signal, "SIGALRM") else None
     signal.signal(signal.SIGINT, CURRENT.start)
@@ -102,7 +102,7 @@ def watched() -> Iterator[Interruption]:
         yield CURRENT
     finally:
         CURRENT.settle()
-        sys.unraisablehook = dropped
+        sys.unraisablehook = hook
         signal.signal(signal.SIGINT, found)
         if hasattr(signal, "SIGALRM"):
             signal.signal(signal.SIGALRM, alarm)
@@ -133,7 +133,7 @@ def resumable(options: Options) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt) and not CURRENT.asked:
+        if not isinstance(error, KeyboardInterrupt) and not CURRENT.pressed:
             raise
         how = "interrupted; with --rows FOLDER a run can be resumed"
         if options.rows is not None:

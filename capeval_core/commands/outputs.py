@@ -42,7 +42,7 @@ def _bounds(interval: Interval) -> str:
     return f"{interval.low:.4f} to {interval.high:.4f} {extent}"
 
 
-def check_place(flag: str, out: Path | None, given: argparse.Namespace, read: tuple[str, ...]) -> None:
+def check_output(flag: str, out: Path | None, flags: argparse.Namespace, read: tuple[str, ...]) -> None:
     """Refuse a file that could not be written, or that is one of those that the flags `read` name."""
     if out is None:
         return
@@ -53,7 +53,7 @@ def check_place(flag: str, out: Path | None, given: argparse.Namespace, read: tu
     if out.is_dir():
         raise IsADirectoryError(f"{flag} {out} is a folder: name a file")
     for name in read:
-        source = getattr(given, name)
+        source = getattr(flags, name)
         if source is not None and out.resolve() == Path(source).resolve():
             raise ValueError(f"{flag} {out} is the file of --{name}, which it would overwrite: name another")
     if out.exists() and not os.access(out, os.W_OK):

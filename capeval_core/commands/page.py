@@ -23,24 +23,24 @@ def run(arguments: list[str]) -> int:
         "--weights", help="chosen at first: Hub repository id, folder, or `tiny` (default: the metric's own)"
     )
     parser.add_argument("--port", type=int, metavar="N", help="default: the first free one from 7860 on")
-    given = parser.read(arguments)
-    metric = metric_class(given.metric)
-    if given.port is not None and given.port not in PORTS:
-        parser.error(f"--port {given.port}: expected a number from 1 to {PORTS[-1]}")
-    if given.weights is not None and metric.tiny is not None:
+    flags = parser.read(arguments)
+    metric = metric_class(flags.metric)
+    if flags.port is not None and flags.port not in PORTS:
+        parser.error(f"--port {flags.port}: expected a number from 1 to {PORTS[-1]}")
+    if flags.weights is not None and metric.tiny is not None:
         with in_words_of_the_user(metric.Options):
-            open_unless_on_the_hub(given.weights, metric=metric.name, tiny=metric.tiny)
+            open_unless_on_the_hub(flags.weights, metric=metric.name, tiny=metric.tiny)
     if find_spec("gradio") is None:
         raise ValueError('the page needs gradio: pip install "capeval[page]"')
     from capeval_core.integrations import page
 
-    demo = page.build(given.metric, given.weights)
+    demo = page.build(flags.metric, flags.weights)
     try:
-        page.launch(demo, server_port=given.port, quiet=True, prevent_thread_lock=True)
+        page.launch(demo, server_port=flags.port, quiet=True, prevent_thread_lock=True)
     except OSError as error:
-        if given.port is None or "empty port" not in str(error):
+        if flags.port is None or "empty port" not in str(error):
             raise
-        raise ValueError(f"--port {given.port} is taken: pass another") from error
+        raise ValueError(f"--port {flags.port} is taken: pass another") from error
     print(f"{metric.title} is served at {demo.local_url} (Ctrl-C ends it)", flush=True)
     demo.block_thread()
     CURRENT.settle()  # Ctrl-C is how a page ends

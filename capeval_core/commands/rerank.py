@@ -11,7 +11,7 @@ from pathlib import Path
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
 from capeval_core.commands.interrupts import resumable
-from capeval_core.commands.outputs import Outputs, check_place, tell_failures, write
+from capeval_core.commands.outputs import Outputs, check_output, tell_failures, write
 from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.inputs.collection import read_collection
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     metric = metric_class(METRIC)
     flags = _parser(metric).read(arguments)
     for flag, out in (("--out", flags.out), ("--json", flags.json)):  # now, not after hours
-        check_place(flag, out, flags, ("candidates",))
+        check_output(flag, out, flags, ("candidates",))
     if flags.json is not None and flags.out.resolve() == flags.json.resolve():
         raise ValueError(f"--out and --json are both {flags.out}: name two files")
     with in_words_of_the_user(metric.Options):

@@ -8,7 +8,7 @@ from pathlib import Path
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
 from capeval_core.commands.interrupts import resumable
-from capeval_core.commands.outputs import Outputs, check_place, interval_of, summary, tell_failures, write
+from capeval_core.commands.outputs import Outputs, check_output, interval_of, summary, tell_failures, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.inputs.collection import Collection, read_collection
 from capeval_core.metric import CaptionMetric
@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
             "writes the chosen ones"
         )
     flags = _parser(metric).read(arguments[1:])
-    check_place("--json", flags.json, flags, ("candidates", "references"))  # now, not after hours
+    check_output("--json", flags.json, flags, ("candidates", "references"))  # now, not after hours
     if flags.explain is not None:
         make_folder(flags.explain, metric)
     collection, result = _score(metric, flags)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from capeval_core.errors import described
 from capeval_core.inputs.decoding import Refused, refuse_size
 from capeval_core.inputs.sources import Pixels
+from capeval_core.values import described
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import described
 from capeval_core.inputs.decoding import Refused, quoted
 from capeval_core.inputs.sources import Source, read_file
 from capeval_core.inputs.visual import InputVisual, local_path
+from capeval_core.values import described
 
 MOST_BOXES = 1_000
 WIDEST = 16_384
@@ -32,7 +32,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 class BoxFeatures:
     """boxes: (n, 4) float32, x0, y0, x1, y1 in pixels. features: (n, d) float32.
 
-    size: width and height of the image, if it is known. scores: (n,) float32, of the detector.
+    size: width and height of the image, or None. scores: (n,) float32, of the detector.
     """
 
     boxes: NDArray[np.float32]

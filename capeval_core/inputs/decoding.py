@@ -52,7 +52,7 @@ COMMENT_BLOCKS = 1_000
 
 
 class ImageError(InputError):
-    """An image, or another visual, cannot be used. The message begins with its place, e.g. `images[17]: `."""
+    """An image, or another visual, cannot be used. The message begins with its name, e.g. `images[17]: `."""
 
 
 class Refused(Exception):  # noqa: N818  (on its way to who knows which argument it is)
@@ -80,8 +80,10 @@ class Refused(Exception):  # noqa: N818  (on its way to who knows which argument
     def problem(self, argument: str, index: Index = None) -> Problem:
         """The problem with an argument, at an index of it."""
         steps = () if index is None else index if isinstance(index, tuple) else (index,)
-        whole = (*steps, *(self._problem.index or ()))  # type: ignore[misc]
-        return replace(self._problem, argument=argument, index=whole or None)
+        inner = self._problem.index
+        if isinstance(inner, tuple):
+            index = (*steps, *inner)
+        return replace(self._problem, argument=argument, index=index)
 
     def within(self, index: int | str) -> Refused:
         """The same about a value that holds this one at that index."""
@@ -93,7 +95,7 @@ class Refused(Exception):  # noqa: N818  (on its way to who knows which argument
 
 
 def open_image(file: str | IO[bytes]) -> Image.Image:
-    """`PIL.Image.open` for the formats in `FORMATS` alone; the one place where image files are opened."""
+    """`PIL.Image.open` for the formats in `FORMATS` alone; image files are opened here only."""
     return Image.open(file, formats=readable_formats())
 
 
@@ -154,8 +156,8 @@ def refuse_format(image: Image.Image, name: str) -> None:
     """Refuse an image that Pillow has opened from a file of another format and not read yet."""
     form = image.format
     unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
-    known = form is None or form in readable_formats() or form in NOT_FRAMES
-    if isinstance(image, ImageFile.ImageFile) and not known and unread:
+    fits = form is None or form in readable_formats() or form in NOT_FRAMES
+    if isinstance(image, ImageFile.ImageFile) and not fits and unread:
         raise other_format(name, str(form), ", or .load() it first")
 
 

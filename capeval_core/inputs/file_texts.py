@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import FileError, Problems, Text, described, file_problem
+from capeval_core.errors import FileError, Problems, Text, file_problem
 from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
+from capeval_core.values import described
 
 ID_FIELDS = ("image_id", "image", "id", "filename")
 CANDIDATE_FIELDS = ("caption", "captions")

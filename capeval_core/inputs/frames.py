@@ -10,12 +10,12 @@ from typing import Any
 
 from PIL import Image
 
-from capeval_core.errors import described
 from capeval_core.inputs.decoding import Refused, quoted
 from capeval_core.inputs.folder import bare
 from capeval_core.inputs.sequences import as_list, is_tensor, shape_of
 from capeval_core.inputs.sources import OnDisk, Source
 from capeval_core.inputs.visual import InputVisual, image_source, local_path
+from capeval_core.values import described
 
 MOST_FRAMES = 1_024
 """Of a video at most: its frames are in memory together."""

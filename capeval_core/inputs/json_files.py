@@ -7,8 +7,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import FileError, described, file_problem, refuse_nul
+from capeval_core.errors import FileError, file_problem, refuse_nul
 from capeval_core.inputs.file_texts import Gatherer
+from capeval_core.values import described
 
 FORMS = (
     "{image id: caption}, {image id: [captions or references]}, "
@@ -67,9 +68,10 @@ def _read_annotations(content: dict[str, Any], gatherer: Gatherer) -> None:
             gatherer.complain(f"image {i}: file_name", found, fix)
         elif "file_name" in image:
             image_id = gatherer.image_id(image.get("id"), f"image {i}: id")
-            known = gatherer.texts.file_names
-            if image_id is not None and known.setdefault(image_id, image["file_name"]) != image["file_name"]:
-                found = f"the id {image_id!r} is also that of {known[image_id]!r}"
+            file_names = gatherer.texts.file_names
+            name = image["file_name"]
+            if image_id is not None and file_names.setdefault(image_id, name) != name:
+                found = f"the id {image_id!r} is also that of {file_names[image_id]!r}"
                 gatherer.complain(f"image {i}", found, verb="")
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from capeval_core.errors import Problem, Problems, described
-from capeval_core.inputs.boxes import REQUIRED, InputBoxes
+from capeval_core.errors import Problem, Problems
+from capeval_core.inputs.boxes import REQUIRED, BoxFile, InputBoxes
 from capeval_core.inputs.decoding import Refused
-from capeval_core.inputs.frames import InputFrames
+from capeval_core.inputs.frames import FrameFolder, InputFrames
 from capeval_core.inputs.sequences import (
     UndecodedColumn,
     as_list,
@@ -23,6 +24,7 @@ from capeval_core.inputs.sequences import (
 )
 from capeval_core.inputs.sources import OnDisk, Source
 from capeval_core.inputs.visual import InputImage, InputVisual
+from capeval_core.values import described
 
 CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
 MEDIA: dict[str, type[InputVisual[Any]]] = {
@@ -32,6 +34,8 @@ MEDIA: dict[str, type[InputVisual[Any]]] = {
 _ONE = {"image": "an image", "video": "a video", "boxes": "boxes"}
 _MANY = {"image": "images", "video": "videos, each a list of frames", "boxes": "dicts of boxes"}
 _AXES = {"image": 3, "video": 4}
+
+_FILES = (OnDisk, FrameFolder, BoxFile)
 
 Rows = list[InputVisual[Any] | None]
 
@@ -82,46 +86,47 @@ def _is_single(value: Any, media: Sequence[str]) -> str | None:
 
 def source_of(value: Any, media: Sequence[str]) -> tuple[type[InputVisual[Any]], Source[Any]]:
     """The kind and the source of a value that is one of these media, or Refused."""
-    medium = media[0] if tuple(media) == ("image",) or value is None else _medium_of(value, media)
+    if isinstance(value, InputVisual):
+        medium = value.medium
+    else:
+        medium = media[0] if len(media) == 1 or value is None else _medium_of(value)
     if medium not in media:
-        wanted = " or ".join(_MANY[name] for name in media)
-        raise Refused(_ONE[medium], f"this metric takes {wanted}", verb="is", kind=TypeError)
+        expected = " or ".join(_MANY[name] for name in media)
+        raise Refused(_ONE[medium], f"this metric takes {expected}", verb="is", kind=TypeError)
     kind = MEDIA[medium]
     return kind, kind.source_of(value)
 
 
-def _medium_of(value: Any, media: Sequence[str]) -> str:
-    """What a value is, as far as that shows without reading it; of paths, what the metric takes."""
-    if isinstance(value, InputVisual):
-        return value.medium
+def _medium_of(value: Any) -> str:
+    """What a value is, as far as that shows without reading it."""
     if isinstance(value, Mapping):
         return "image" if value.keys() & {"bytes", "path"} else "boxes"
     if isinstance(value, (str, os.PathLike)):
-        if len(media) == 1:
-            return media[0]
-        path = os.fsdecode(value) if isinstance(value, str) else os.fspath(value)
-        return "boxes" if str(path).endswith(".npz") else "video" if os.path.isdir(path) else "image"  # noqa: PTH112
+        try:
+            path = os.fsdecode(value)
+        except Exception:  # a path of the user's own, which its source refuses
+            return "image"
+        return "boxes" if path.endswith(".npz") else "video" if Path(path).is_dir() else "image"
     if isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == _AXES["video"]:
         return "video"
-    unknown = not isinstance(value, (bytes, bytearray, memoryview, Image.Image)) and not shape_of(value)
-    return media[0] if unknown else "image"
+    return "image"
 
 
 def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows:
     """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
-    known: dict[object, InputVisual[Any]] = {}
+    first: dict[object, InputVisual[Any]] = {}
     visuals: Rows = []
     for i, value in enumerate(values):
         identity = _identity(value)
-        if identity not in known:
+        if identity not in first:
             try:
                 kind, source = source_of(value, media)
             except Refused as refused:
                 problems.add(refused.problem("images", i))
                 visuals.append(None)
                 continue
-            known[identity] = kind(f"images[{i}]", source)
-        visuals.append(known[identity].at(f"images[{i}]"))
+            first[identity] = kind(f"images[{i}]", source)
+        visuals.append(first[identity].at(f"images[{i}]"))
     return visuals
 
 
@@ -192,7 +197,7 @@ def check_decodable(visuals: Sequence[InputVisual[Any] | None], problems: Proble
     def failure(source: Source[Any]) -> Refused | None:
         try:
             # A file is read whole for its key and again to decode it: paths are distinct already.
-            if isinstance(source, OnDisk) or source.key not in sound:
+            if isinstance(source, _FILES) or source.key not in sound:
                 source.decode(reduced=True)
                 sound.add(source.key)
         except Refused as refused:

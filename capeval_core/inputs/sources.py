@@ -45,7 +45,7 @@ class Source(ABC, Generic[Loaded]):
 
     @abstractmethod
     def decode(self, reduced: bool = False) -> Loaded:
-        """The content, or Refused. With `reduced` it only shows whether it can be had: it may be smaller."""
+        """The content, or Refused. With `reduced` it may be smaller: it only shows whether it decodes."""
 
 
 class Encoded(Source[Image.Image]):
@@ -87,7 +87,7 @@ class OnDisk(Encoded):
 
 
 class InMemory(Encoded):
-    """The bytes of a file, with the path that they came from if it is known."""
+    """The bytes of a file, with the path that they came from where there is one."""
 
     __slots__ = ("data", "path")
 
@@ -106,17 +106,17 @@ class InMemory(Encoded):
         return self.data
 
 
-def read_file(path: str, what: str = "image") -> bytes:
+def read_file(path: str, content: str = "image") -> bytes:
     """The bytes of a regular file that is not empty and not too long; Refused otherwise."""
     name = quoted(path)
     try:
         status = os.stat(path)  # noqa: PTH116  (a Path per image costs more than the call)
         if stat.S_ISDIR(status.st_mode):
-            raise Refused(f"{name} is a folder", f"pass the path of one {what}")
+            raise Refused(f"{name} is a folder", f"pass the path of one {content}")
         if not stat.S_ISREG(status.st_mode):
             raise Refused(f"{name} is not a regular file")
         if status.st_size > LONGEST_FILE:
-            raise Refused(f"{name} has {status.st_size:,} bytes", f"too many for one {what}")
+            raise Refused(f"{name} has {status.st_size:,} bytes", f"too many for one {content}")
         data = Path(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
@@ -165,8 +165,8 @@ class FromPIL(Pixels):
     def name(self) -> str:
         width, height = self.value.size
         filename = getattr(self.value, "filename", "")
-        known = filename and isinstance(filename, (str, bytes, Path))
-        origin = f" of {quoted(os.fsdecode(filename))}" if known else ""
+        is_path = filename and isinstance(filename, (str, bytes, Path))
+        origin = f" of {quoted(os.fsdecode(filename))}" if is_path else ""
         return f"the PIL image{origin} ({self.value.mode}, {width}x{height})"
 
     def image(self) -> Image.Image:

@@ -10,8 +10,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from capeval_core.errors import Argument, Index, Problem, Problems, Setting, described
+from capeval_core.errors import Argument, Index, Problem, Problems, Setting
 from capeval_core.inputs.sequences import as_list, how_to_list
+from capeval_core.values import described
 
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _STRINGS = rf"\s*{_STRING}(?:\s*,\s*{_STRING})*\s*,?\s*"

@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from PIL import Image
 
-from capeval_core.errors import Problems, described
+from capeval_core.errors import Problems
 from capeval_core.inputs.arrays import source_of_array, source_of_tensor
 from capeval_core.inputs.decoding import ImageError, Refused, quoted
 from capeval_core.inputs.sequences import is_tensor, shape_of
 from capeval_core.inputs.sources import FromPIL, InMemory, Loaded, OnDisk, Source
+from capeval_core.values import described
 
 __all__ = ["ImageError", "InputImage", "InputVisual", "Visual", "image_source", "local_path"]
 
@@ -44,7 +45,7 @@ class Visual(Protocol[Loaded]):
 
     @property
     def where(self) -> str:
-        """Its place in the input, for messages: `images[17]`."""
+        """Its argument and index, for messages: `images[17]`."""
 
     @property
     def name(self) -> str:
@@ -58,7 +59,7 @@ class Visual(Protocol[Loaded]):
 
 
 class InputVisual(ABC, Generic[Loaded]):
-    """A `Visual` at its place in the input. Visuals that share a `source` share its key."""
+    """A `Visual` and its position in the input. Visuals that share a `source` share its key."""
 
     __slots__ = ("source", "where")
 
@@ -76,7 +77,7 @@ class InputVisual(ABC, Generic[Loaded]):
 
     @classmethod
     def of(cls: type[Self], value: Any, where: str = "") -> Self:
-        """Wrap a value without reading or decoding it; `where` names its place in messages: `images[17]`.
+        """Wrap a value without reading or decoding it; `where` names it in messages: `images[17]`.
 
         Raises InputTypeError for what can never be such a visual and ImageError for what could but is not
         (None, an empty path, a URL, an unfit shape). `check` and `load` tell whether files exist and decode.
@@ -85,8 +86,7 @@ class InputVisual(ABC, Generic[Loaded]):
         try:
             return cls(where, cls.source_of(value))
         except Refused as refused:
-            problems = Problems([refused.problem(where)])
-            raise problems.kind(problems) from None
+            raise Problems([refused.problem(where)]).error() from None
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class InputVisual(ABC, Generic[Loaded]):
         """The content key, computed at the first call and kept; contents are not. Raises ImageError.
 
         Files and bytes are keyed by their bytes (`file:...`), decoded images by mode, size, palette and
-        pixels (`pixels:...`), frames by those of each in order, box features by their numbers.
+        pixels (`pixels:...`), frames by their keys in order, box features by their numbers.
         """
         try:
             return self.source.key
@@ -123,7 +123,7 @@ class InputVisual(ABC, Generic[Loaded]):
             raise ImageError(refused.problem(self.where)) from None
 
     def at(self: Self, where: str) -> Self:
-        """The same at another place of the input."""
+        """The same visual under another name in messages."""
         return type(self)(where, self.source)
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from capeval_core.errors import described
+from capeval_core.values import described
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Kind, Problem, Problems, described
+from capeval_core.errors import Kind, Problem, Problems
 from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
 from capeval_core.registry import metric_class
 from capeval_core.reranking import Reranker
+from capeval_core.values import described
 
 _WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
 

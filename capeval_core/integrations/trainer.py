@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.cache import RecentFeatures
-from capeval_core.errors import Problems, described, renamed
+from capeval_core.errors import Problems, renamed
 from capeval_core.inputs.media import check_decodable, check_visuals
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_captions, check_references
@@ -21,6 +21,7 @@ from capeval_core.integrations.processes import gather_tables, processes, share
 from capeval_core.integrations.rewards import shown
 from capeval_core.metric import CaptionMetric
 from capeval_core.result import Result
+from capeval_core.values import described
 
 
 class CaptionMetrics:

@@ -168,7 +168,7 @@ class AlphaClipConversion(Conversion):
             ("text_heads", self.text_heads, heads),
         ):
             if given not in (None, found):
-                other = ("another than ", Setting("base", name), f" says: {found!r}")
+                other = ("not what ", Setting("base", name), f" says, {found!r}")
                 raise wrong_option(option_name, given, other, "leave it out")
         tensors, notes = as_float32(folder.tensors())
         return _Base(folder.name, tensors, str(activation), heads, notes)

@@ -29,7 +29,7 @@ def raises(pressed: Interruption) -> bool:
 def test_it_raises_again_unless_the_exception_is_on_its_way() -> None:
     pressed = Interruption()
     assert not raises(pressed)  # nobody asked
-    pressed.asked = True
+    pressed.pressed = True
     assert raises(pressed)
     try:
         raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capeval_core.commands.outputs import Outputs, check_place
+from capeval_core.commands.outputs import Outputs, check_output
 from tests.cli.conftest import Ran
 from tests.test_writing import largest_file
 
@@ -97,5 +97,5 @@ def test_a_folder_where_nothing_can_be_written_beside_is_refused_first(
     monkeypatch.setattr("capeval_core.commands.outputs.os.access", lambda place, _: Path(place) != tmp_path)
     for name in ("old.json", "new.json"):
         with pytest.raises(PermissionError, match="nothing can be written in its folder"):
-            check_place("--json", tmp_path / name, argparse.Namespace(), ())
-    check_place("--json", tmp_path / "pipe", argparse.Namespace(), ())
+            check_output("--json", tmp_path / name, argparse.Namespace(), ())
+    check_output("--json", tmp_path / "pipe", argparse.Namespace(), ())

@@ -141,7 +141,7 @@ def test_tensors_without_pixels_name_the_mend() -> None:
     assert "images[17]: the tensor is a nested tensor" in refusal(nested())
     batch = torch.zeros(2, 3, 4, 5)
     for images in (batch.to("meta"), batch.to_sparse()):
-        with pytest.raises(ImageError, match=r"images\[0\]: the tensor (.|\n)*images\[1\]: the tensor "):
+        with pytest.raises(ImageError, match=r"^images\[0\] and images\[1\]: the tensor "):
             check_samples(["a", "b"], images, needs_references=False, on_error="nan")
 
 
@@ -160,7 +160,7 @@ def test_a_masked_array_does_not_lose_its_mask() -> None:
     assert refusal(masked[0]) == (
         "images[17]: the numpy array has masked pixels, and an image has none: pass array.filled(value)"
     )
-    with pytest.raises(ImageError, match=r"images\[0\]: the numpy array has masked pixels"):
+    with pytest.raises(ImageError, match=r"images\[0\] and images\[1\]: the numpy array has masked"):
         check_samples(["a", "b"], masked, needs_references=False, on_error="nan")
     unmasked = np.ma.masked_array(pixels[0], mask=False)
     assert InputImage.of(unmasked).key == InputImage.of(pixels[0]).key

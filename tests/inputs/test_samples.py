@@ -244,7 +244,7 @@ def test_every_distinct_image_is_checked_and_its_places_are_named(tmp_path: Path
     images = [good, bad, str(bad), GREY, bad, bad, bad, jpeg[:900]]
     assert complaint(["a"] * 8, images) == (
         "2 problems with the input:\n"
-        f"  images[1]: cannot decode '{bad}' (truncated) (also images[2], images[4], images[5] and 1 more)\n"
+        f"  images[1], images[2], images[4] and 2 more: cannot decode '{bad}' (truncated)\n"
         "  images[7]: cannot decode the bytes object of length 900 (truncated)"
     )
 

@@ -15,12 +15,12 @@ from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, demo_set
-from capeval_core.errors import described
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.scorer import Scorer, published_marks
 from capeval_core.integrations.page.uploads import KEPT, uploaded_image
 from capeval_core.integrations.page.words import PageWords
 from capeval_core.reranking import Reranker
+from capeval_core.values import described
 from capeval_core.weights.folder import WeightsError
 
 LARGEST_UPLOAD = "20mb"

@@ -24,14 +24,14 @@ class PageWords(Words):
     def __init__(self, *, pools: bool = False) -> None:
         self.pools = pools
 
-    def place(self, argument: str, index: Index) -> str:
+    def argument(self, argument: str, index: Index) -> str:
         inner = index[1] if isinstance(index, tuple) and len(index) > 1 else None
         if argument == "references":
             return "the list of references" if inner is None else f"reference {int(inner) + 1}"
         if argument == "captions" and self.pools:
             return "the list of captions" if inner is None else f"line {int(inner) + 1}"
         names = {"captions": "the caption", "images": "the image"}
-        return names.get(argument) or super().place(argument, index)
+        return names.get(argument) or super().argument(argument, index)
 
     def found(self, problem: Problem) -> str:
         return "missing" if problem.found == "None" else super().found(problem)

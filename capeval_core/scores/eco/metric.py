@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
+from capeval_core.errors import InputWarning
 from capeval_core.inputs.samples import Pools, Samples, in_rgb
 from capeval_core.metric import Model
 from capeval_core.options import Options as CommonOptions
@@ -187,7 +188,7 @@ class Eco(Reranker):
                 stacklevel=5,
             )
         if message := ranking.doubtful_choices():
-            warnings.warn(f"{self.name}: {message}", stacklevel=5)
+            warnings.warn(InputWarning((f"{self.name}: ", *message)), stacklevel=5)
         return Choices(ranking.scores, ranking.parts(), ranking.rows)
 
 

@@ -1,0 +1,53 @@
+"""Wrong values in few words, for messages."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from pathlib import PurePath
+from typing import Any
+
+
+def described(value: Any, *, none: str = "None") -> str:
+    """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called.
+
+    >>> described(5), described(["a dog"]), described(None), described(None, none="null")
+    ('the number 5', 'a list of length 1', 'None', 'null')
+    """
+    if value is None:
+        return none
+    if isinstance(value, bool):
+        return f"the bool {value}"
+    if isinstance(value, numbers.Number):
+        return f"the number {shown_number(value)}"
+    kind = type(value).__name__
+    article = "an" if kind[:1].lower() in "aeiou" else "a"
+    try:
+        return f"{article} {kind} of length {len(value)}"
+    except Exception:  # a length of the user's own may fail in any way
+        return f"{article} {kind}"
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it; numbers as `shown_number`, paths as texts."""
+    if isinstance(value, int):
+        return shown_number(value)
+    return repr(str(value) if isinstance(value, PurePath) else value)
+
+
+def shown_number(value: Any) -> str:
+    """A number in at most 40 characters or so; Python does not print integers of thousands of digits.
+
+    >>> shown_number(5), shown_number(-(10**5000)), shown_number(True)
+    ('5', '-1e5000 or so', 'True')
+    """
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return f"{'-' if value < 0 else ''}1e{int(math.log10(abs(value)))} or so"
+    digits = str(value)
+    return digits if len(digits) <= 40 else f"{digits[:40]}..."
+
+
+def has_nul(path: str | os.PathLike[str]) -> bool:
+    """Whether a path has the one character that no path can have."""
+    return "\0" in os.fspath(path)

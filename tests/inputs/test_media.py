@@ -1,0 +1,366 @@
+"""Videos as frames and features of boxes: what captions are about beside images."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capeval_core.errors import InputTypeError, ProblemsError
+from capeval_core.inputs import boxes as box_module
+from capeval_core.inputs import frames as frame_module
+from capeval_core.inputs.boxes import MOST_BOXES, WIDEST, InputBoxes
+from capeval_core.inputs.frames import MOST_FRAMES, InputFrames
+from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.inputs.visual import ImageError, InputImage, Visual
+from tests.inputs.photographs import encoded, photograph
+
+GREY = np.full((4, 6), 128, "uint8")
+CLIP = [photograph(seed=i) for i in range(3)]
+FOUND = {"boxes": [[0, 0, 9, 9], [2, 3, 8, 12]], "features": np.ones((2, 5), "float32")}
+
+
+def checked(values: Any, *media: str, on_error: Any = "raise") -> Samples:
+    captions = ["a dog"] * len(values)
+    return check_samples(captions, values, needs_references=False, media=media, on_error=on_error)
+
+
+def refusal(values: Any, *media: str, on_error: Any = "raise") -> ProblemsError:
+    with pytest.raises(ProblemsError) as caught:
+        checked(values, *media, on_error=on_error)
+    return caught.value
+
+
+def folder_of(path: Path, *names: str) -> Path:
+    path.mkdir()
+    for i, name in enumerate(names):
+        (path / name).write_bytes(encoded(photograph(seed=i), "PNG"))
+    return path
+
+
+def npz(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+# ---- frames
+
+
+def test_a_video_has_one_key_however_it_is_handed_in(tmp_path: Path) -> None:
+    array = np.stack([np.asarray(image) for image in CLIP])
+    tensor = torch.tensor(array)
+    values = [CLIP, tuple(CLIP), array, array / 255, tensor, tensor.permute(0, 3, 1, 2), list(array)]
+    videos = [InputFrames.of(value) for value in values]
+    assert len({video.key for video in videos}) == 1
+    for video in videos:
+        video.check()
+        assert [np.asarray(frame).tobytes() for frame in video.load()] == [image.tobytes() for image in CLIP]
+    assert InputFrames.of(CLIP[::-1]).key != videos[0].key  # in order
+    assert InputFrames.of(CLIP[:2]).key != videos[0].key
+    assert InputFrames.of(CLIP[:1]).key != InputImage.of(CLIP[0]).key
+
+
+def test_a_folder_of_frames_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "clip", "f10.png", "f9.png", "f1.png")
+    for name in (".hidden.png", "notes.txt"):
+        (folder / name).write_text("x")
+    video = InputFrames.of(folder)
+    expected = [(folder / name).read_bytes() for name in ("f1.png", "f9.png", "f10.png")]
+    assert video.key == InputFrames.of(expected).key == InputFrames.of(str(folder)).key
+    assert [frame.tobytes() for frame in video.load()] == [photograph(seed=i).tobytes() for i in (2, 1, 0)]
+    again = pickle.loads(pickle.dumps(video))
+    assert (again.key, again.where, again.name) == (video.key, "video", repr(str(folder)))
+
+
+def test_frames_that_cannot_be_used_are_named_by_their_index(tmp_path: Path) -> None:
+    good, bad = encoded(CLIP[0]), encoded(CLIP[1])[:900]
+    error = refusal([[good], [good, bad, good], "no-such-folder"], "video")
+    assert [(problem.argument, problem.index) for problem in error.problems] == [
+        ("images", (1, 1)),
+        ("images", 2),
+    ]
+    assert "images[1][1]: cannot decode the bytes object of length 900 (truncated)" in str(error)
+    assert "images[2]: there is no folder 'no-such-folder'" in str(error)
+    samples = checked([[good], [good, bad]], "video", on_error="nan")
+    assert len(samples.images[0].load()) == 1
+    for use in (samples.images[1].load, samples.images[1].check):
+        with pytest.raises(ImageError, match=r"^images\[1\]\[1\]: cannot decode"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "images[0] is None: every caption needs a video"),
+        ([], "images[0] is a video without frames: pass at least one image"),
+        (5, "images[0] is the number 5: expected a list of images, an array (T, H, W, 3)"),
+        ([GREY, None], "images[0][1] is None: every caption needs an image"),
+        ([GREY, 7], "images[0][1] is the number 7: expected a path"),
+        ([GREY, "http://a/b.jpg"], "images[0][1]: 'http://a/b.jpg' is a URL"),
+        ("https://a/b.mp4", "images[0]: 'https://a/b.mp4' is a URL"),
+        (np.zeros((4, 6, 3), "uint8"), "images[0]: the frames have shape (4, 6, 3): expected (T, H, W, 3)"),
+        (np.zeros((2, 4, 6, 5), "uint8"), "images[0][0]: the numpy array has shape (4, 6, 5)"),
+        (np.zeros((0, 4, 6, 3), "uint8"), "images[0] is a video without frames"),
+        (Image.new("RGB", (5, 5)), "images[0] is an Image: expected a list of images"),
+        ({"boxes": 1}, "images[0] is a dict of length 1: expected a list of images"),
+    ],
+)
+@pytest.mark.parametrize("on_error", ["raise", "nan"])
+def test_values_that_are_no_video(value: Any, message: str, on_error: str) -> None:
+    assert str(refusal([value], "video", on_error=on_error)).startswith(message)
+
+
+def test_files_and_folders_that_are_no_video(tmp_path: Path) -> None:
+    film = tmp_path / "film.mp4"
+    film.write_bytes(b"\0\0\0\x18ftypisom")
+    message = str(refusal([film], "video"))
+    assert message.startswith(f"images[0]: '{film}' is a file: videos are not decoded: write its frames")
+    (tmp_path / "empty").mkdir()
+    assert "holds no image: write the frames" in str(refusal([tmp_path / "empty"], "video"))
+    assert "a\\x00b" in str(refusal(["a\0b"], "video"))
+
+
+def test_videos_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.broadcast_to(GREY[:, :, None], (MOST_FRAMES + 1, 4, 6, 1))
+    assert str(refusal([array], "video")) == (
+        f"images[0] is a video of {MOST_FRAMES + 1:,} frames: take at most {MOST_FRAMES:,} of them"
+    )
+    assert len(InputFrames.of(array[:-1]).load()) == MOST_FRAMES
+    assert "take at most" in str(refusal([[GREY] * (MOST_FRAMES + 1)], "video"))
+    folder = folder_of(tmp_path / "clip", "0.png", "1.png", "2.png")
+    monkeypatch.setattr(frame_module, "MOST_PIXELS", 2 * 96 * 64)
+    for video in (InputFrames.of(CLIP), InputFrames.of(folder)):
+        for use in (video.check, video.load):
+            with pytest.raises(ImageError, match="more than 12,288 pixels in its first 3 frames: scale"):
+                use()
+    InputFrames.of(CLIP[:2]).check()
+    monkeypatch.setattr(frame_module, "MOST_FRAMES", 2)
+    with pytest.raises(ImageError, match="is a video of 3 frames"):
+        InputFrames.of(folder).check()
+
+
+# ---- boxes
+
+
+def test_boxes_have_one_key_however_they_are_handed_in(tmp_path: Path) -> None:
+    arrays = {name: np.asarray(value, "float64") for name, value in FOUND.items()}
+    tensors = {name: torch.tensor(np.asarray(value)) for name, value in FOUND.items()}
+    path = npz(tmp_path / "a.npz", **arrays)
+    values = [FOUND, arrays, tensors, path, str(path), {**FOUND, "size": None, "more": 1}]
+    found = [InputBoxes.of(value) for value in values]
+    assert len({one.key for one in found}) == 1
+    loaded = found[0].load()
+    assert loaded.boxes.tolist() == FOUND["boxes"] and loaded.boxes.dtype == np.float32
+    assert (loaded.size, loaded.scores, len(loaded)) == (None, None, 2)
+    full = InputBoxes.of({**FOUND, "size": (20, 30), "scores": [0.5, 0.25]})
+    assert full.load().size == (20, 30) and full.load().scores is not None
+    changes: list[dict[str, Any]] = [
+        {"size": (30, 20)},
+        {"scores": [0.5, 0.5]},
+        {"features": np.zeros((2, 5))},
+        {"boxes": [[0, 0, 9, 8]] * 2},
+    ]
+    keys = {
+        InputBoxes.of({**FOUND, "size": (20, 30), "scores": [0.5, 0.25], **change}).key for change in changes
+    }
+    assert len({*keys, full.key, found[0].key}) == 6
+    assert pickle.loads(pickle.dumps(found[3])).key == found[0].key
+
+
+@pytest.mark.parametrize(
+    ("change", "index", "message"),
+    [
+        ({"boxes": None}, 0, "images[0]: there is no 'boxes' among the keys"),
+        (
+            {"boxes": [[0, 0, 9]] * 2},
+            (0, "boxes"),
+            'images[0]["boxes"]: the array has shape (2, 3): expected (n, 4)',
+        ),
+        (
+            {"boxes": [0, 0, 9, 9]},
+            (0, "boxes"),
+            'images[0]["boxes"]: the array has shape (4,): expected 2 axes',
+        ),
+        ({"boxes": [[0, 0, 9, 9]]}, 0, "images[0]: there are 1 boxes but 2 rows of features"),
+        (
+            {"boxes": [[0, 0, 9, 9], [5, 5, 4, 9]]},
+            (0, "boxes", 1),
+            'images[0]["boxes"][1] is [5.0, 5.0, 4.0, 9.0]',
+        ),
+        ({"size": (20, 9)}, (0, "boxes", 1), "outside of an image of 20x9: expected pixels"),
+        (
+            {"size": (20, 0)},
+            (0, "size"),
+            'images[0]["size"] is a tuple of length 2: expected width and height',
+        ),
+        ({"size": "20x9"}, (0, "size"), 'images[0]["size"] is a str'),
+        ({"scores": [1.0]}, 0, "images[0]: there are 2 boxes but 1 scores"),
+        ({"features": np.full((2, 5), np.nan)}, (0, "features"), "has NaN or infinity, first at [0, 0]"),
+        ({"features": np.full((2, 5), 1e300)}, (0, "features"), "has NaN or infinity"),
+        (
+            {"features": [["a"] * 5] * 2},
+            (0, "features"),
+            'images[0]["features"] is an array of <U1: expected',
+        ),
+        (
+            {"features": [[1, 2], [3]]},
+            (0, "features"),
+            'images[0]["features"] is a list of length 2 that numpy',
+        ),
+        (
+            {"boxes": np.zeros((0, 4)), "features": np.zeros((0, 5))},
+            0,
+            "there are 0 boxes with 5 numbers each",
+        ),
+        ({"features": np.ones((2, WIDEST + 1))}, 0, f"with {WIDEST + 1:,} numbers each: expected 1 to"),
+        (
+            {"boxes": np.zeros((MOST_BOXES + 1, 4)), "features": np.zeros((MOST_BOXES + 1, 5))},
+            0,
+            f"there are {MOST_BOXES + 1:,} boxes",
+        ),
+    ],
+)
+def test_boxes_that_do_not_fit(change: dict[str, Any], index: Any, message: str) -> None:
+    error = refusal([{**FOUND, **change}], "boxes")
+    (problem,) = error.problems
+    assert (problem.argument, problem.index) == ("images", index)
+    assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "images[0] is None: every caption needs the boxes"),
+        ("a.npy", "images[0]: 'a.npy' is not an .npz file: expected a dict"),
+        ("a.npz", "images[0]: there is no file 'a.npz'"),
+        (GREY, "images[0] is"),
+        ([[0, 0, 9, 9]], "images[0] is a list of length 1: expected a dict"),
+    ],
+)
+def test_values_that_are_no_boxes(value: Any, message: str) -> None:
+    assert str(refusal([value], "boxes")).startswith(message)
+
+
+class Runs:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("unpickled",)
+
+
+def archive(path: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in members.items():
+            file.writestr(f"{name}.npy", data)
+    return path
+
+
+def npy(array: Any, shape: tuple[int, ...] | None = None) -> bytes:
+    """An array as numpy writes it, with a header that may claim another shape."""
+    data = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(data, {**header, "shape": shape or array.shape})
+    return data.getvalue() + array.tobytes()
+
+
+def test_hostile_files_of_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = npy(np.ones((2, 5)))
+    cases = {
+        "text": (tmp_path / "text.npz", "is not an .npz file, or damaged"),
+        "cut": (tmp_path / "cut.npz", "is not an .npz file, or damaged"),
+        "claims": (
+            archive(tmp_path / "claims.npz", boxes=npy(np.ones((2, 4)), (10**12, 4)), features=good),
+            "the header says shape (1000000000000, 4) of float64, which the array does not have",
+        ),
+        "pickle": (
+            npz(tmp_path / "pickle.npz", boxes=np.array([Runs()], object), features=np.ones((1, 5))),
+            "write plain numbers with numpy.savez",
+        ),
+        "header": (archive(tmp_path / "header.npz", boxes=b"not numpy", features=good), "or damaged ("),
+        "missing": (
+            archive(tmp_path / "missing.npz", features=good),
+            "there is no 'boxes' among the keys 'features'",
+        ),
+    }
+    cases["text"][0].write_text("boxes")
+    cases["cut"][0].write_bytes(
+        npz(tmp_path / "good.npz", **{k: np.asarray(v) for k, v in FOUND.items()}).read_bytes()[:200]
+    )
+    for path, message in cases.values():
+        assert message in str(refusal([path], "boxes")), path
+    monkeypatch.setattr(box_module, "MOST_BYTES", 2**20)
+    bomb = archive(tmp_path / "bomb.npz", boxes=npy(np.zeros((2**16, 4))), features=good)
+    assert bomb.stat().st_size < 2**14
+    assert "bytes: expected at most 1,048,576" in str(refusal([bomb], "boxes"))
+
+
+# ---- which media a metric takes
+
+
+def test_a_metric_refuses_other_media_with_a_fix(tmp_path: Path) -> None:
+    image, video, found = InputImage.of(GREY), InputFrames.of([GREY]), InputBoxes.of(FOUND)
+    for value, medium, message in (
+        (GREY, "video", "images[0]: the frames have shape (4, 6): expected (T, H, W, 3)"),
+        (image, "video", "images[0] is an image: this metric takes videos, each a list of frames"),
+        (b"abc", "video", "images[0] is a bytes of length 3: expected a list of images"),
+        (video, "boxes", "images[0] is a video: this metric takes dicts of boxes"),
+        (
+            FOUND,
+            "image",
+            "images[0]: a dict needs the keys \"bytes\" and \"path\", found 'boxes', 'features'",
+        ),
+        ([GREY], "image", "images[0] is a list of length 1: expected a path"),
+        (np.stack([GREY] * 3)[..., None], "image", "images[0]: the numpy array has shape (3, 4, 6, 1)"),
+        (tmp_path, "image", f"images[0]: '{tmp_path}' is a folder: pass the path of one image"),
+    ):
+        assert str(refusal([value], medium)).startswith(message), (value, medium)
+    assert isinstance(refusal([video], "boxes"), InputTypeError)
+    assert checked([image], "image").images[0].key == image.key
+    assert checked([found], "boxes").images[0].key == found.key
+
+
+def test_a_metric_may_take_several_media(tmp_path: Path) -> None:
+    clip, path = (
+        folder_of(tmp_path / "clip", "0.png"),
+        npz(tmp_path / "a.npz", **{k: np.asarray(v) for k, v in FOUND.items()}),
+    )
+    values = [GREY, [GREY], clip, path, FOUND, clip / "0.png", np.zeros((2, 4, 6, 3), "uint8")]
+    visuals: list[Visual[Any]] = list(checked(values, "image", "video", "boxes").images)
+    assert [type(visual) for visual in visuals] == [
+        InputImage, InputFrames, InputFrames, InputBoxes, InputBoxes, InputImage, InputFrames
+    ]  # fmt: skip
+    assert [visual.where for visual in visuals] == [f"images[{i}]" for i in range(7)]
+    assert visuals[3].key == visuals[4].key
+    assert str(refusal([FOUND], "image", "video")).startswith(
+        "images[0] is boxes: this metric takes images or videos"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "medium", "fix"),
+    [
+        (np.zeros((2, 4, 6, 3), "uint8"), "video", "pass a list, images=[video]"),
+        (FOUND, "boxes", "pass a list, images=[boxes]"),
+        ("clip", "video", "pass a list, images=[video]"),
+    ],
+)
+def test_a_single_visual_gets_the_fix(values: Any, medium: str, fix: str) -> None:
+    with pytest.raises(InputTypeError) as caught:
+        check_samples(["a"], values, needs_references=False, media=[medium])
+    assert fix in str(caught.value)
+
+
+def test_equal_videos_and_boxes_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = npz(tmp_path / "a.npz", **{k: np.asarray(v) for k, v in FOUND.items()})
+    reads: list[str] = []
+    read_file = box_module.read_file
+    monkeypatch.setattr(
+        box_module, "read_file", lambda name, what: reads.append(name) or read_file(name, what)
+    )
+    samples = checked([path] * 5, "boxes")
+    assert len(reads) == 1 and len({visual.source for visual in samples.images}) == 1
