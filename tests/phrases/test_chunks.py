@@ -77,7 +77,7 @@ WORDS = "a the dog two red running rides is are on of the left to it and , . who
 @given(st.lists(st.sampled_from(WORDS.split())))
 def test_any_words_can_be_read(words: list[str]) -> None:
     caption = " ".join(words)
-    found = chunks(caption)
-    assert all(chunk.text.strip() == chunk.text and chunk.text for chunk in found)
-    assert len({chunk.text.casefold() for chunk in found}) == len(found)
-    assert {word for chunk in found for word in chunk.text.split()} <= set(words)
+    phrases = chunks(caption)
+    assert all(chunk.text.strip() == chunk.text and chunk.text for chunk in phrases)
+    assert len({chunk.text.casefold() for chunk in phrases}) == len(phrases)
+    assert {word for chunk in phrases for word in chunk.text.split()} <= set(words)

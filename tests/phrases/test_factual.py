@@ -160,12 +160,12 @@ def test_a_parser_from_the_hub(parser_folder: Path, tmp_path: Path) -> None:
 import json, warnings
 from capeval_core.phrases.factual import FactualParser
 answers = []
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     for name in ("org/parser", "org/parser@v1", "org/parser@{commit("v1")[:9]}", "org/none", "org/parser@v9"):
         try:
             parser = FactualParser(name, device="cpu", beams=1)
-            answers.append([parser.name, parser.phrases(["two men"])[0].phrases, len(told)])
+            answers.append([parser.name, parser.phrases(["two men"])[0].phrases, len(warned)])
         except ValueError as error:
             answers.append(str(error))
 print(json.dumps(answers))

@@ -61,8 +61,8 @@ def test_any_string_can_be_read(text: str) -> None:
     assert graph.normal_form(cleaned) == cleaned
     assert graph.facts_of(cleaned) == sorted(graph.facts_of(cleaned))
     graph.object_form(cleaned), graph.soft_spice_phrases(cleaned), graph.spice_tuples(cleaned)
-    found = triplets(text)
-    assert all(fact.subject and "(" not in str(fact) and "," not in str(fact) for fact in found)
+    facts = triplets(text)
+    assert all(fact.subject and "(" not in str(fact) and "," not in str(fact) for fact in facts)
     for style in ("triplet", "soft-spice"):
         phrases = phrases_of(text, style)
         assert all(phrase.strip() == phrase and phrase for phrase in phrases)

@@ -46,9 +46,9 @@ def test_where_sentences_end(text: str, expected: list[str]) -> None:
 def test_no_word_is_lost(parts: list[str]) -> None:
     text = "xx" + "".join(parts)  # so that no mark of a list is left out at the start
     text = re.sub(r"\n[\s\d.)(-]*", "\nxx", text)
-    found = sentences(text)
-    assert re.findall(r"\w", "".join(found)) == re.findall(r"\w", text)
-    assert all(sentence == sentence.strip() and sentence for sentence in found)
+    split = sentences(text)
+    assert re.findall(r"\w", "".join(split)) == re.findall(r"\w", text)
+    assert all(sentence == sentence.strip() and sentence for sentence in split)
 
 
 def test_a_caption_of_many_words_is_parted() -> None:

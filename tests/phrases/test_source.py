@@ -24,12 +24,12 @@ def test_chunks() -> None:
 
 
 def test_phrases_that_are_handed_in(tmp_path: Path) -> None:
-    given = {"Two dogs run.": ["two dogs", "dogs run", "two dogs"], "Night": []}
-    source = open_phrases(given)
+    phrases = {"Two dogs run.": ["two dogs", "dogs run", "two dogs"], "Night": []}
+    source = open_phrases(phrases)
     expected = [Phrases(("Night",), fallback=1), Phrases(("two dogs", "dogs run"))]
     assert source.phrases(["Night", "Two dogs run."]) == expected
     file = tmp_path / "phrases.json"
-    file.write_text(json.dumps(given))
+    file.write_text(json.dumps(phrases))
     assert open_phrases(file).phrases(["Night", "Two dogs run."]) == expected
     assert open_phrases(str(file)).fingerprint == source.fingerprint
     assert open_phrases({"Night": ["dark"]}).fingerprint != source.fingerprint

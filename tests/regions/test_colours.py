@@ -22,9 +22,9 @@ def test_every_drawn_object_is_one_region(size: int, least: float) -> None:
         scene = sample_scene(rng)
         regions = ColourRegions().segment(draw(scene, size))
         truth = masks(scene, size)
-        found = regions.masks()
-        assert len(found) == len(truth)  # objects never overlap, so none merge
-        shared = (found[:, None] & truth).sum((2, 3)) / (found[:, None] | truth).sum((2, 3))
+        patches = regions.masks()
+        assert len(patches) == len(truth)  # objects never overlap, so none merge
+        shared = (patches[:, None] & truth).sum((2, 3)) / (patches[:, None] | truth).sum((2, 3))
         assert shared.max(axis=0).min() > least
         assert sorted(shared.argmax(axis=0)) == list(range(len(truth)))
 
@@ -86,12 +86,12 @@ def test_large_images_have_the_same_regions_in_bounded_memory() -> None:
     small = ColourRegions().segment(image)
     large = image.resize((16 * 192, 16 * 192), Image.Resampling.NEAREST)  # 9.4 megapixels
     tracemalloc.start()
-    found = ColourRegions().segment(large)
+    regions = ColourRegions().segment(large)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found.size == (large.height, large.width)
-    assert len(found) == len(small)
-    assert np.abs(found.boxes - 16 * small.boxes).max() <= 16
+    assert regions.size == (large.height, large.width)
+    assert len(regions) == len(small)
+    assert np.abs(regions.boxes - 16 * small.boxes).max() <= 16
     assert peak < 40 * large.width * large.height
     odd = large.crop((0, 0, 3071, 3001))  # no multiple of the step
     assert ColourRegions().segment(odd).size == (3001, 3071)

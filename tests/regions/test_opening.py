@@ -37,9 +37,9 @@ def plain(image: Image.Image) -> InputImage:
 
 def test_names() -> None:
     assert open_regions("colours").name == "colours"
-    given = open_regions({"a": []})
-    assert isinstance(given, PrecomputedRegions)
-    assert open_regions(given) is given
+    source = open_regions({"a": []})
+    assert isinstance(source, PrecomputedRegions)
+    assert open_regions(source) is source
 
 
 def test_files_of_masks(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_files_of_masks(tmp_path: Path) -> None:
         ("everything:a b/c", WeightsError, "neither a folder nor a Hub id"),
     ],
 )
-def test_what_a_name_cannot_mean(spec: Any, kind: type[Exception], message: str) -> None:
+def test_unknown_names(spec: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message.replace("?", r"\?")):
         open_regions(spec)
 
@@ -210,9 +210,9 @@ def test_owlv2_boxes_are_those_of_transformers(image: Image.Image, owlv2_folder:
     processor: Any = Owlv2ImageProcessor.from_pretrained(owlv2_folder)
     pixels = processor(images=image, return_tensors="pt")["pixel_values"]
     with torch.no_grad():
-        found = model.image_guided_detection(pixels, query_pixel_values=pixels)
+        detected = model.image_guided_detection(pixels, query_pixel_values=pixels)
         features = model.image_embedder(pixels)[0].flatten(1, 2)
-        _, best, boxes = model.embed_image_query(features, found.query_image_embeds)
+        _, best, boxes = model.embed_image_query(features, detected.query_image_embeds)
     x, y, width, height = (boxes[0, int(best)] * 160).tolist()
     ours = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(image), image)
     expected = np.clip([x - width / 2, y - height / 2, x + width / 2, y + height / 2], 0, [160, 100] * 2)
@@ -248,8 +248,8 @@ def test_overlapping_boxes_by_definition() -> None:
     for i in np.argsort(-scores, kind="stable"):
         if all(overlap(corners[i], corners[j]) <= 0.5 for j in kept):
             kept.append(int(i))
-    found = suppress_overlaps(corners, scores, 0.5, 12)
-    assert (found.corners == corners[kept[:12]]).all()
+    boxes = suppress_overlaps(corners, scores, 0.5, 12)
+    assert (boxes.corners == corners[kept[:12]]).all()
 
 
 def test_everything(image: Image.Image, sam_folder: Path) -> None:
@@ -276,15 +276,15 @@ def test_boxes_of_a_detector_that_ran_elsewhere(image: Image.Image, sam_folder: 
 
 def test_the_released_detectors_network() -> None:
     image = Image.new("RGB", (160, 100), (204, 102, 51))
-    seen: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
 
     def network(pixels: torch.Tensor) -> torch.Tensor:
-        seen.append(pixels)
+        inputs.append(pixels)
         return torch.tensor([[512.0, 320, 200, 100, 0.9], [512, 320, 202, 100, 0.8], [100, 100, 20, 20, 0.3]])
 
     boxes = ObjectAwareBoxes(network, fingerprint="x", device="cpu").find(plain(image), image)
-    assert seen[0].shape == (1, 3, 640, 1024)
-    assert seen[0][0, :, 320, 32].tolist() == pytest.approx([0.2, 0.4, 0.8])  # blue first
+    assert inputs[0].shape == (1, 3, 640, 1024)
+    assert inputs[0][0, :, 320, 32].tolist() == pytest.approx([0.2, 0.4, 0.8])  # blue first
     assert boxes.corners.tolist() == [pytest.approx([64.375, 42.1875, 95.625, 57.8125])]
 
     none = ObjectAwareBoxes(lambda _: torch.zeros(5, 5), fingerprint="x", device="cpu")

@@ -94,11 +94,11 @@ def test_a_checkpoint_of_mobilesam(tmp_path: Path, capsys: pytest.CaptureFixture
     torch.save({name: torch.from_numpy(x) for name, x in tensors.items()}, tmp_path / "mobile_sam.pt")
     out = tmp_path / "mobilesam"
     assert main(["convert", "regions", str(tmp_path / "mobile_sam.pt"), "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "SAM with tiny_vit_5m, 1024 pixels; decoder 2x256, 8 heads" in said
-    assert "decoder: of mobile_sam.pt; 8 attention heads, as in every release" in said
-    assert "dropped norm_head.weight, norm_head.bias, head.weight, head.bias" in said
-    assert f"--regions objects:{out}" in said
+    output = capsys.readouterr().out
+    assert "SAM with tiny_vit_5m, 1024 pixels; decoder 2x256, 8 heads" in output
+    assert "decoder: of mobile_sam.pt; 8 attention heads, as in every release" in output
+    assert "dropped norm_head.weight, norm_head.bias, head.weight, head.bias" in output
+    assert f"--regions objects:{out}" in output
     config = json.loads((out / "config.json").read_text())
     assert config["encoder"] == "sam" and "canary" in config and "checksum" in config
     assert opened(out).image_size == 1024  # checks the canary
@@ -138,10 +138,10 @@ def test_a_folder_in_transformers_format_is_the_model_that_transformers_loads(
     size = (image.height, image.width)
     boxes = torch.from_numpy(ours.scaled(BOXES, size))[None]
     with torch.no_grad():
-        found = theirs(ours.preprocess(image)[None], input_boxes=boxes, multimask_output=False)
+        output = theirs(ours.preprocess(image)[None], input_boxes=boxes, multimask_output=False)
     logits, quality = ours.decode(ours.embed(image), BOXES, size)
-    assert np.allclose(logits, found.pred_masks[0], atol=1e-5)
-    assert np.allclose(quality, found.iou_scores[0, :, 0], atol=1e-6)
+    assert np.allclose(logits, output.pred_masks[0], atol=1e-5)
+    assert np.allclose(quality, output.iou_scores[0, :, 0], atol=1e-6)
 
 
 def test_the_config_of_the_default_on_the_hub() -> None:
@@ -198,16 +198,16 @@ def test_no_box_gives_no_region_and_costs_nothing(sam_folder: Path, image: Image
 def test_threads_get_what_one_gets(sam_folder: Path, image: Image.Image) -> None:
     sam = opened(sam_folder)
     alone = sam.segment(image, BOXES)
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     threads = [
-        threading.Thread(target=lambda i=i: found.update({i: sam.segment(image, BOXES)})) for i in range(4)
+        threading.Thread(target=lambda i=i: results.update({i: sam.segment(image, BOXES)})) for i in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
-    assert all((each.masks() == alone.masks()).all() for each in found.values())
+    assert len(results) == 4
+    assert all((regions.masks() == alone.masks()).all() for regions in results.values())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

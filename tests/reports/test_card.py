@@ -68,11 +68,13 @@ def test_a_width_that_is_none(width: int) -> None:
 
 
 def test_a_legend_shows_outlines_like_its_samples() -> None:
-    seen = FramedImage(image(), [LegendEntry("seen", RegionMark.of(2)), LegendEntry("and a remark")])
+    with_legend = FramedImage(
+        image(), [LegendEntry("a region", RegionMark.of(2)), LegendEntry("and a remark")]
+    )
     plain = Card(Heading("", 0), Caption(""), FramedImage(image())).drawn(400)
-    told = Card(Heading("", 0), Caption(""), seen).drawn(400)
-    assert told.height > plain.height
-    assert share(plain, REGIONS[2]) == 0 < share(told, REGIONS[2])
+    legend = Card(Heading("", 0), Caption(""), with_legend).drawn(400)
+    assert legend.height > plain.height
+    assert share(plain, REGIONS[2]) == 0 < share(legend, REGIONS[2])
 
 
 def test_a_legend_that_is_too_long_takes_a_further_line() -> None:
@@ -97,10 +99,10 @@ def test_the_outline_of_a_small_region_lies_on_that_of_a_large_one() -> None:
     assert (own == large.colour).all(-1).any()
 
 
-def test_marks_have_the_colours_that_they_are_given() -> None:
-    given = image()
+def test_marks_keep_their_colours() -> None:
+    plain = image()
     own = OutlinedImage(
-        given.image, given.regions, [RegionMark("A", (255, 0, 0)), RegionMark("B", (0, 0, 255))]
+        plain.image, plain.regions, [RegionMark("A", (255, 0, 0)), RegionMark("B", (0, 0, 255))]
     )
     drawn = own.drawn(400)
     assert share(drawn, (255, 0, 0)) > 0 < share(drawn, (0, 0, 255))

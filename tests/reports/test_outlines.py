@@ -29,8 +29,8 @@ def test_parts_and_holes_have_outlines_of_their_own() -> None:
     mask[10:60, 10:60] = True
     mask[20:40, 20:40] = False
     mask[70:90, 70:90] = True
-    found = outlines(rle.encode(mask), (100, 100))
-    assert [round(area_of(line), 2) for line in found] == [0.25, 0.04, 0.04]
+    lines = outlines(rle.encode(mask), (100, 100))
+    assert [round(area_of(line), 2) for line in lines] == [0.25, 0.04, 0.04]
 
 
 def test_a_mask_at_the_border_and_corners_that_touch() -> None:

@@ -67,10 +67,10 @@ def test_a_mark_stands_before_the_text_or_behind_the_numbers(mark: Mark, colour:
     before = drawn(Table("", [""], [Row(mark, "", [Bar(0.0, PAPER)])]))
     behind = drawn(Table("", [""], [Row(nothing, "", [Bar(0.0, PAPER)], tail=mark)]))
     for image, part in ((before, slice(0, 24)), (behind, slice(WIDTH - 24, WIDTH))):
-        found = shows(image, colour)
-        assert found[:, part].any()
-        found[:, part] = False
-        assert not found.any()
+        marked = shows(image, colour)
+        assert marked[:, part].any()
+        marked[:, part] = False
+        assert not marked.any()
 
 
 def test_a_long_text_has_three_lines() -> None:
@@ -87,9 +87,9 @@ def test_parts_share_the_width_and_all_rows() -> None:
     half = WIDTH // 2
     for index, row in enumerate(rows):
         assert isinstance(row.lead, RegionMark)
-        found = shows(image, row.lead.colour)
-        assert found[:, :half].any() == (index < 3)
-        assert found[:, half:].any() == (index >= 3)
+        marked = shows(image, row.lead.colour)
+        assert marked[:, :half].any() == (index < 3)
+        assert marked[:, half:].any() == (index >= 3)
     assert len(image) < len(drawn(table))
 
 

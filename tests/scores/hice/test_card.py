@@ -39,8 +39,8 @@ def card(key: str = "hice_s", **changed: Any) -> Card:
     halves = np.zeros((2, 2, 2), dtype=np.bool_)
     halves[0, :, 0] = halves[1, :, 1] = True
     marks = region_marks(content["regions"])
-    seen = OutlinedImage(Image.new("RGB", (2, 2)), Regions.of(halves[: len(marks)], size=(2, 2)), marks)
-    return card_of(content, seen, [Span(13, 17)])
+    image = OutlinedImage(Image.new("RGB", (2, 2)), Regions.of(halves[: len(marks)], size=(2, 2)), marks)
+    return card_of(content, image, [Span(13, 17)])
 
 
 def test_the_score_and_its_terms() -> None:
@@ -87,7 +87,7 @@ def test_references_that_the_score_does_not_use_are_faint() -> None:
     assert card().tables[1].rows == []
 
 
-def test_the_legend_tells_of_the_outlines_that_there_are() -> None:
+def test_the_legend_names_the_outlines_that_there_are() -> None:
     def legend(*unmentioned: bool, outside: int = 0) -> list[LegendEntry]:
         notes = [{**REGIONS_SEEN[0], "unmentioned": each} for each in unmentioned]
         phrases = [PHRASES[1]]  # of no region
@@ -114,7 +114,7 @@ def test_what_could_not_be_judged_is_neither_right_nor_wrong() -> None:
     assert rows[1] == Row(Unknown(), "door", [Bar(0.1, FAINT)], Word("all"), FAINT)
 
 
-def test_texts_that_were_cut_off_are_told() -> None:
+def test_texts_that_are_truncated_have_a_remark() -> None:
     assert card().caption.remark == ""
     assert card(truncated=2).caption.remark.startswith("The caption is longer than the text encoder reads")
     compared = card(truncated=2, compared=COMPARED_WITH)

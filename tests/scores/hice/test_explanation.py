@@ -33,15 +33,15 @@ REFERENCES = [[*item.references, item.unrelated] for item in ITEMS for _ in rang
 
 
 class Bars(RegionSource):
-    """Eight upright bars that cover an image, and how often it was asked."""
+    """Eight upright bars that cover an image, and the number of calls."""
 
     name = fingerprint = "bars"
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
 
     def find(self, image: InputImage) -> Regions:
-        self.asked += 1
+        self.calls += 1
         width, height = image.load().size
         bar = np.arange(width) * 8 // width
         return Regions.of([np.tile(bar == i, (height, 1)) for i in range(8)])
@@ -69,8 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def opened(kind: type[HiceS], folder: Path, **options: Any) -> HiceS:
     usual = {"regions": "colours", "phrases": "chunks", "device": "cpu", "evidence": True}
-    given = {"weights": str(folder), "cache": FeatureCache(), **usual, **options}
-    return kind(kind.Options.of(kind.name, given))
+    settings = {"weights": str(folder), "cache": FeatureCache(), **usual, **options}
+    return kind(kind.Options.of(kind.name, settings))
 
 
 def unit(features: Floats) -> NDArray[np.float64]:
@@ -80,10 +80,12 @@ def unit(features: Floats) -> NDArray[np.float64]:
 
 def cosines(metric: HiceS, caption: str, image: Any) -> tuple[list[str], NDArray[np.float64]]:
     """The phrases of a caption, and their cosines with the regions of an image, and with it as a whole."""
-    (said,) = metric.phrase_source.phrases([caption])
-    (seen,) = metric.encoder.encode_regions([InputImage.of(image)], metric.region_source)
-    texts = metric.encoder.encode_texts(list(said.phrases)).features
-    return list(said.phrases), unit(texts) @ unit(np.concatenate([seen.regions, seen.whole[None]])).T
+    (parsed,) = metric.phrase_source.phrases([caption])
+    (features,) = metric.encoder.encode_regions([InputImage.of(image)], metric.region_source)
+    texts = metric.encoder.encode_texts(list(parsed.phrases)).features
+    return list(parsed.phrases), unit(texts) @ unit(
+        np.concatenate([features.regions, features.whole[None]])
+    ).T
 
 
 @pytest.mark.parametrize("include_whole_image", [False, True])
@@ -92,64 +94,67 @@ def test_notes_are_the_best_cosines(folder: Path, include_whole_image: bool) -> 
     result = metric.score(CAPTIONS, IMAGES)
     by_whole = 0
     for index, (caption, image) in enumerate(zip(CAPTIONS, IMAGES, strict=True)):
-        found = result.explain(index)
-        assert isinstance(found, HiceExplanation)
+        explanation = result.explain(index)
+        assert isinstance(explanation, HiceExplanation)
         phrases, every = cosines(metric, caption, image)
         candidates = every if include_whole_image else every[:, :-1]
-        assert [note["phrase"] for note in found.phrases] == phrases
-        for note, row in zip(found.phrases, candidates, strict=True):
+        assert [note["phrase"] for note in explanation.phrases] == phrases
+        for note, row in zip(explanation.phrases, candidates, strict=True):
             best = int(row.argmax())
             assert note["region"] == (best if best < 8 else None)
             assert note["precision"] == pytest.approx(2.5 * max(row[best], 0), abs=2e-6)
             assert note["mistake"] == (note["precision"] < 0.5)
             by_whole += best == 8
-        for seen, column in zip(found.regions, every.T[:-1], strict=True):
-            assert seen["phrase"] == phrases[int(column.argmax())]
-            assert seen["recall"] == pytest.approx(2.5 * max(column.max(), 0), abs=2e-6)
-            assert seen["unmentioned"] == (seen["recall"] < 0.5)
+        for region, column in zip(explanation.regions, every.T[:-1], strict=True):
+            assert region["phrase"] == phrases[int(column.argmax())]
+            assert region["recall"] == pytest.approx(2.5 * max(column.max(), 0), abs=2e-6)
+            assert region["unmentioned"] == (region["recall"] < 0.5)
         whole = {"recall": pytest.approx(2.5 * max(every[:, -1].max(), 0), abs=2e-6)}
         whole["phrase"] = phrases[int(every[:, -1].argmax())]
-        assert found["whole"] == (whole if include_whole_image else None)
-        assert found["caption"] == caption
-        assert found["hice_s"] == result.scores[index]
-        assert found["precision"] == result.parts["precision"][index]
+        assert explanation["whole"] == (whole if include_whole_image else None)
+        assert explanation["caption"] == caption
+        assert explanation["hice_s"] == result.scores[index]
+        assert explanation["precision"] == result.parts["precision"][index]
     assert bool(by_whole) == include_whole_image
 
 
 def test_without_a_region_the_whole_image_stands_for_them(folder: Path) -> None:
     metric = opened(HiceS, folder, regions=Nothing())
-    found = metric.score(CAPTIONS[:1], IMAGES[:1]).explain(0)
+    explanation = metric.score(CAPTIONS[:1], IMAGES[:1]).explain(0)
     _, every = cosines(metric, CAPTIONS[0], IMAGES[0])
-    assert found["regions"] == []
-    assert [note["region"] for note in found["phrases"]] == [None] * len(every)
-    assert [note["precision"] for note in found["phrases"]] == pytest.approx(
+    assert explanation["regions"] == []
+    assert [note["region"] for note in explanation["phrases"]] == [None] * len(every)
+    assert [note["precision"] for note in explanation["phrases"]] == pytest.approx(
         (2.5 * np.maximum(every[:, 0], 0)).tolist(), abs=2e-6
     )
-    assert found["whole"]["recall"] == pytest.approx(2.5 * max(every.max(), 0), abs=2e-6)
-    assert isinstance(found, HiceExplanation)
-    assert found.plot(width=800).width == 800
+    assert explanation["whole"]["recall"] == pytest.approx(2.5 * max(every.max(), 0), abs=2e-6)
+    assert isinstance(explanation, HiceExplanation)
+    assert explanation.plot(width=800).width == 800
 
 
 def test_regions_are_those_that_the_encoder_saw(folder: Path) -> None:
     """Bars at both ends of a wide image lie outside its central square."""
     wide = Image.new("RGB", (160, 40), "white")
-    found = opened(HiceS, folder, regions=Bars()).score(["a wall"], [wide]).explain(0)
-    assert found["regions_dropped"] == 6
-    assert [note["box"] for note in found["regions"]] == [[60.0, 0.0, 80.0, 40.0], [80.0, 0.0, 100.0, 40.0]]
-    assert [note["area"] for note in found["regions"]] == [0.125, 0.125]
+    explanation = opened(HiceS, folder, regions=Bars()).score(["a wall"], [wide]).explain(0)
+    assert explanation["regions_dropped"] == 6
+    assert [note["box"] for note in explanation["regions"]] == [
+        [60.0, 0.0, 80.0, 40.0],
+        [80.0, 0.0, 100.0, 40.0],
+    ]
+    assert [note["area"] for note in explanation["regions"]] == [0.125, 0.125]
 
 
 def test_what_may_lie_outside_the_square_is_no_mistake(folder: Path) -> None:
     """Of a wide image with bars at both ends no phrase is wrong at any threshold; of its centre all."""
     wide = Image.new("RGB", (160, 40), "white")
     metric = opened(HiceS, folder, regions=Bars())
-    found = metric.score(["a wall and a door"], [wide]).explain(0)
-    assert isinstance(found, HiceExplanation)
-    assert (found["outside"], found["square"]) == (6, [60, 0, 100, 40])
-    judged = found.with_threshold(10.0)
+    explanation = metric.score(["a wall and a door"], [wide]).explain(0)
+    assert isinstance(explanation, HiceExplanation)
+    assert (explanation["outside"], explanation["square"]) == (6, [60, 0, 100, 40])
+    judged = explanation.with_threshold(10.0)
     assert [(note["mistake"], note["judged"]) for note in judged.phrases] == [(False, False)] * 2
     assert judged.wrong_words() == []
-    assert all(note["judged"] for note in found.with_threshold(0.0).phrases)
+    assert all(note["judged"] for note in explanation.with_threshold(0.0).phrases)
     square = metric.score(["a wall and a door"], [wide.crop((60, 0, 100, 40))]).explain(0)
     assert isinstance(square, HiceExplanation)
     assert square["outside"] == 0
@@ -160,9 +165,9 @@ def test_what_may_lie_outside_the_square_is_no_mistake(folder: Path) -> None:
 
 def test_what_is_not_seen_is_dimmed_and_the_rest_keeps_its_colours(folder: Path) -> None:
     wide = Image.new("RGB", (160, 40), (200, 30, 30))
-    found = opened(HiceS, folder, regions=Bars()).score(["a red wall"], [wide]).explain(0)
-    assert isinstance(found, HiceExplanation)
-    shown = np.asarray(found.overlay(640))
+    explanation = opened(HiceS, folder, regions=Bars()).score(["a red wall"], [wide]).explain(0)
+    assert isinstance(explanation, HiceExplanation)
+    shown = np.asarray(explanation.overlay(640))
     assert shown.shape == (160, 640, 3)
     assert (shown[60:100, 270:290] == (200, 30, 30)).all()  # inside of a region, away from its outline
     dimmed = shown[60:100, 20:200].astype(int)
@@ -190,38 +195,40 @@ def test_explanations_come_in_the_order_of_the_input(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", [HiceS, RefHiceS])
 def test_resumed_rows_are_explained_as_fresh_ones(kind: type[HiceS], folder: Path, tmp_path: Path) -> None:
-    given = CAPTIONS, IMAGES, REFERENCES if kind.needs_references else None
-    fresh = opened(kind, folder, rows=tmp_path / "rows").score(*given)
-    resumed = opened(kind, folder, rows=tmp_path / "rows").score(*given)
+    inputs = CAPTIONS, IMAGES, REFERENCES if kind.needs_references else None
+    fresh = opened(kind, folder, rows=tmp_path / "rows").score(*inputs)
+    resumed = opened(kind, folder, rows=tmp_path / "rows").score(*inputs)
     assert resumed.scores == fresh.scores
     assert resumed.evidence == fresh.evidence
 
 
 def test_json_and_pickle_give_it_back(folder: Path) -> None:
-    found = opened(RefHiceS, folder).score(CAPTIONS[:1], IMAGES[:1], REFERENCES[:1]).explain(0)
-    assert json.loads(json.dumps(plain(found))) == found
-    copy = pickle.loads(pickle.dumps(found))
-    assert copy == found
-    assert np.array_equal(np.asarray(copy.plot(640)), np.asarray(found.plot(640)))  # type: ignore[attr-defined]
+    explanation = opened(RefHiceS, folder).score(CAPTIONS[:1], IMAGES[:1], REFERENCES[:1]).explain(0)
+    assert json.loads(json.dumps(plain(explanation))) == explanation
+    copy = pickle.loads(pickle.dumps(explanation))
+    assert copy == explanation
+    assert np.array_equal(np.asarray(copy.plot(640)), np.asarray(explanation.plot(640)))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("reduction", ["joint", "best", "mean", "pooled"])
 def test_of_several_references_those_that_the_score_uses(folder: Path, reduction: str) -> None:
     result = opened(RefHiceS, folder, reference_reduction=reduction).score(CAPTIONS, IMAGES, REFERENCES)
     for index, references in enumerate(REFERENCES):
-        found = result.explain(index)
-        assert [note["reference"] for note in found["compared"]] == references
-        chosen = [note for note in found["compared"] if note["chosen"]]
+        explanation = result.explain(index)
+        assert [note["reference"] for note in explanation["compared"]] == references
+        chosen = [note for note in explanation["compared"] if note["chosen"]]
         if reduction == "joint":
-            assert [(note["gttc"], note["lttc"]) for note in chosen] == [(found["gttc"], found["lttc"])]
+            assert [(note["gttc"], note["lttc"]) for note in chosen] == [
+                (explanation["gttc"], explanation["lttc"])
+            ]
         elif reduction == "best":
-            assert max(note["gttc"] for note in chosen) == found["gttc"]
-            assert max(note["lttc"] for note in chosen) == found["lttc"]
+            assert max(note["gttc"] for note in chosen) == explanation["gttc"]
+            assert max(note["lttc"] for note in chosen) == explanation["lttc"]
             assert len(chosen) <= 2
         else:
             assert len(chosen) == len(references)
             assert reduction == "pooled" or np.mean([note["lttc"] for note in chosen]) == pytest.approx(
-                found["lttc"], abs=1e-12
+                explanation["lttc"], abs=1e-12
             )
 
 
@@ -229,42 +236,42 @@ def test_a_image_that_failed_says_why(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     result = opened(HiceS, folder, on_error="nan").score(CAPTIONS[:2], [broken, IMAGES[0]])
-    found = result.explain(0)
-    assert found["error"] == result.errors[0]
-    assert (found["phrases"], found["regions"]) == ([], [])
+    explanation = result.explain(0)
+    assert explanation["error"] == result.errors[0]
+    assert (explanation["phrases"], explanation["regions"]) == ([], [])
     assert "error" not in result.explain(1)
-    assert json.loads(json.dumps(plain(found)))["hice_s"] is None
+    assert json.loads(json.dumps(plain(explanation)))["hice_s"] is None
     with pytest.raises(ValueError, match=r"there is no score to draw: .*broken\.png"):
-        found.plot()  # type: ignore[attr-defined]
+        explanation.plot()  # type: ignore[attr-defined]
 
 
 def test_a_region_source_is_asked_once_for_each_image(folder: Path) -> None:
     source = Bars()
     opened(HiceS, folder, regions=source).score(CAPTIONS, IMAGES)
-    assert source.asked == len(ITEMS)
+    assert source.calls == len(ITEMS)
 
 
 def test_remembered_regions_leave_when_there_is_no_room() -> None:
     source = Bars()
-    remembered = CachedRegions(source, max_bytes=1)
+    cached = CachedRegions(source, max_bytes=1)
     for _ in range(2):
-        assert len(remembered.segment(IMAGES[0])) == 8
-    assert source.asked == 2
-    remembered = CachedRegions(source)
+        assert len(cached.segment(IMAGES[0])) == 8
+    assert source.calls == 2
+    cached = CachedRegions(source)
     for image in [*IMAGES, *IMAGES]:
-        remembered.segment(image)
-    assert source.asked == 2 + len(ITEMS)
+        cached.segment(image)
+    assert source.calls == 2 + len(ITEMS)
     with pytest.raises(ImageError):
-        remembered.segment("no file")
+        cached.segment("no file")
 
 
 def test_a_threshold_of_ones_own(folder: Path) -> None:
-    found = explained(folder)
-    strict = found.with_threshold(10.0)
+    explanation = explained(folder)
+    strict = explanation.with_threshold(10.0)
     assert all(note["mistake"] for note in strict.phrases)
     assert all(note["unmentioned"] for note in strict.regions)
-    assert found.with_threshold(0.5) == found
-    assert found.plot(640, threshold=10.0) == strict.plot(640)
+    assert explanation.with_threshold(0.5) == explanation
+    assert explanation.plot(640, threshold=10.0) == strict.plot(640)
 
 
 def test_the_threshold_follows_the_scale(folder: Path) -> None:
@@ -280,11 +287,11 @@ def test_tiny_finds_the_one_wrong_word() -> None:
     result = metric.score([item.subtly_wrong for item in ITEMS], [item.image for item in ITEMS])
     for index, item in enumerate(ITEMS):
         true, false = set(item.good.split()), set(item.subtly_wrong.split())
-        found = result.explain(index)
-        assert isinstance(found, HiceExplanation)
-        marked = " ".join(item.subtly_wrong[span.start : span.end] for span in found.wrong_words())
+        explanation = result.explain(index)
+        assert isinstance(explanation, HiceExplanation)
+        marked = " ".join(item.subtly_wrong[span.start : span.end] for span in explanation.wrong_words())
         assert false - true <= set(marked.split())
-        assert not all(note["mistake"] for note in found.phrases)
+        assert not all(note["mistake"] for note in explanation.phrases)
     right = metric.score([item.good for item in ITEMS], [item.image for item in ITEMS])
     assert [
         note["phrase"] for i in range(len(ITEMS)) for note in right.explain(i)["phrases"] if note["mistake"]
@@ -298,8 +305,8 @@ def test_an_overlay_has_the_regions_colours_on_their_outlines() -> None:
     image = Image.new("RGB", (200, 100), (120, 120, 120))
     masks = np.zeros((2, 100, 200), dtype=np.bool_)
     masks[0, 20:80, 20:80] = masks[1, 20:80, 120:180] = True
-    found = made("a wall and a door", image, Regions.of(masks), [0.9, 0.1])
-    shown = np.asarray(found.overlay(400), dtype=int)
+    explanation = made("a wall and a door", image, Regions.of(masks), [0.9, 0.1])
+    shown = np.asarray(explanation.overlay(400), dtype=int)
     assert shown.shape == (200, 400, 3)
     below = shown[159:162, 60:150]  # the lower edge of the first, away from its badge
     assert np.abs(below - REGIONS[0]).sum(-1).min(axis=0).max() < 60
@@ -339,8 +346,8 @@ def test_many_regions_make_no_long_tail() -> None:
     yy, xx = np.mgrid[:120, :160]
     centres = rng.uniform(0.1, 0.9, (40, 2)) * [160, 120]
     masks = np.array([np.hypot(xx - x, yy - y) < 9 for x, y in centres])
-    found = made("a field", Image.new("RGB", (160, 120)), Regions.of(masks), [0.7] * 40)
-    plot = found.plot(1280)
+    explanation = made("a field", Image.new("RGB", (160, 120)), Regions.of(masks), [0.7] * 40)
+    plot = explanation.plot(1280)
     assert plot.height < 1400
     assert (np.asarray(plot)[-20:] == PAPER).all()
 
@@ -359,9 +366,9 @@ def test_a_region_of_one_pixel_and_the_smallest_image() -> None:
 
 
 def explained(folder: Path, **options: Any) -> HiceExplanation:
-    found = opened(HiceS, folder, **options).score(CAPTIONS[:1], IMAGES[:1]).explain(0)
-    assert isinstance(found, HiceExplanation)
-    return found
+    explanation = opened(HiceS, folder, **options).score(CAPTIONS[:1], IMAGES[:1]).explain(0)
+    assert isinstance(explanation, HiceExplanation)
+    return explanation
 
 
 def close(one: Any, other: Any) -> bool:
@@ -387,11 +394,13 @@ def made(caption: str, image: Image.Image, regions: Regions, values: list[float]
         {"phrase": words[i], "precision": value, "region": i, **verdict(value, 0.5, 0)}
         for i, value in enumerate(values[: len(words)])
     ]
-    seen = [
+    region_notes = [
         {"box": box, "area": 0.1, "recall": value, "phrase": words[0], "unmentioned": value < 0.5}
         for box, value in zip(regions.boxes.tolist(), values, strict=True)
     ]
     terms = dict.fromkeys(("hice_s", "gitc", "litc", "precision", "recall"), 0.6)
     content = {"caption": caption, "image": "x", **terms, "threshold": 0.5, "whole": None}
     content |= {"outside": 0, "truncated": 0, "square": [0, 0, image.width, image.height]}
-    return HiceExplanation({**content, "phrases": notes, "regions": seen}, InputImage.of(image), regions)
+    return HiceExplanation(
+        {**content, "phrases": notes, "regions": region_notes}, InputImage.of(image), regions
+    )

@@ -91,33 +91,33 @@ class Case:
 
 def plainly(case: Case, w: float, include_whole_image: bool, reduction: str) -> dict[str, float]:
     """Eq. 2 to 11 for one caption."""
-    said = case.caption
+    caption = case.caption
     compared = [*case.regions, case.image] if include_whole_image or not case.regions else case.regions
-    p, r = sets(said.phrases, compared, w)
-    found = {"gitc": w * max(cosine(case.image, said.whole), 0), "precision": p, "recall": r}
-    found["litc"] = harmonic(p, r)
-    found["hice"] = harmonic(found["gitc"], found["litc"])
-    g = [max(cosine(said.whole, reference.whole), 0) for reference in case.references]
-    local = [harmonic(*sets(said.phrases, reference.phrases)) for reference in case.references]
+    p, r = sets(caption.phrases, compared, w)
+    terms = {"gitc": w * max(cosine(case.image, caption.whole), 0), "precision": p, "recall": r}
+    terms["litc"] = harmonic(p, r)
+    terms["hice"] = harmonic(terms["gitc"], terms["litc"])
+    g = [max(cosine(caption.whole, reference.whole), 0) for reference in case.references]
+    local = [harmonic(*sets(caption.phrases, reference.phrases)) for reference in case.references]
     if reduction == "joint":
         best = max(range(len(g)), key=lambda i: harmonic(g[i], local[i]))
-        found |= {"gttc": g[best], "lttc": local[best]}
+        terms |= {"gttc": g[best], "lttc": local[best]}
     elif reduction == "mean":
-        found |= {"gttc": sum(g) / len(g), "lttc": sum(local) / len(local)}
+        terms |= {"gttc": sum(g) / len(g), "lttc": sum(local) / len(local)}
     elif reduction == "best":
-        found |= {"gttc": max(g), "lttc": max(local)}
+        terms |= {"gttc": max(g), "lttc": max(local)}
     else:
         pool = [phrase for reference in case.references for phrase in reference.phrases]
-        found |= {"gttc": max(g), "lttc": harmonic(*sets(said.phrases, pool))}
-    found["refhice"] = harmonic(found["gitc"], found["litc"], found["gttc"], found["lttc"])
-    return found
+        terms |= {"gttc": max(g), "lttc": harmonic(*sets(caption.phrases, pool))}
+    terms["refhice"] = harmonic(terms["gitc"], terms["litc"], terms["gttc"], terms["lttc"])
+    return terms
 
 
 def reading(texts: Sequence[Text]) -> EncodedTexts:
-    said = [("phrase",) * len(text.phrases) for text in texts]
+    of_texts = [("phrase",) * len(text.phrases) for text in texts]
     none = np.zeros(len(texts), dtype=np.int64)
     phrases = np.stack([phrase for text in texts for phrase in text.phrases])
-    return EncodedTexts(said, np.stack([text.whole for text in texts]), phrases, none, none)
+    return EncodedTexts(of_texts, np.stack([text.whole for text in texts]), phrases, none, none)
 
 
 def rows_of(cases: Sequence[Case]) -> pa.Table:
@@ -127,10 +127,10 @@ def rows_of(cases: Sequence[Case]) -> pa.Table:
         regions = np.array(case.regions, dtype=np.float32).reshape(-1, len(case.image))
         made = RegionFeatures(case.image, regions, np.arange(len(regions)), 0, "key")
         shown.setdefault(id(case.regions), made)
-    seen = [shown[id(case.regions)] for case in cases]
+    images = [shown[id(case.regions)] for case in cases]
     counts = np.array([len(case.references) for case in cases], dtype=np.int64)
     captions = reading([case.caption for case in cases])
-    columns = region_columns(captions, seen)
+    columns = region_columns(captions, images)
     compared = EncodedReferences(reading([r for case in cases for r in case.references]), counts)
     columns |= reference_columns(captions, compared)
     n = len(cases)
@@ -163,9 +163,9 @@ def some_cases(shapes: Sequence[Shape], dimension: int, seed: int, likeness: flo
 
     cases: list[Case] = []
     for i, (regions, phrases, references) in enumerate(shapes):
-        image, found = (cases[-1].image, cases[-1].regions) if i % 2 else (feature(), features(regions))
+        image, of_image = (cases[-1].image, cases[-1].regions) if i % 2 else (feature(), features(regions))
         compared = [Text(feature(), features(count)) for count in references]
-        cases.append(Case(image, found, Text(feature(), features(phrases)), compared))
+        cases.append(Case(image, of_image, Text(feature(), features(phrases)), compared))
     return cases
 
 
@@ -197,15 +197,15 @@ def test_eq_2_to_11_a_second_way(
         include_whole_image=include_whole_image,
         reference_reduction=reduction,
     )
-    found = metric.combine(rows_of(cases))
+    result = metric.combine(rows_of(cases))
     free = opened(HiceS, folder, w=w, include_whole_image=include_whole_image).aggregate(rows_of(cases))
     for row, plain in enumerate(expected):
-        assert found.scores[row] == pytest.approx(plain.pop("refhice"), abs=1e-6)
+        assert result.scores[row] == pytest.approx(plain.pop("refhice"), abs=1e-6)
         assert free.scores[row] == pytest.approx(plain.pop("hice"), abs=1e-6)
         for name, value in plain.items():
-            assert found.parts[name][row] == pytest.approx(value, abs=1e-6), name
-        assert found.parts["region_count"][row] == len(cases[row].regions)
-        assert found.parts["phrase_count"][row] == len(cases[row].caption.phrases)
+            assert result.parts[name][row] == pytest.approx(value, abs=1e-6), name
+        assert result.parts["region_count"][row] == len(cases[row].regions)
+        assert result.parts["phrase_count"][row] == len(cases[row].caption.phrases)
 
 
 def test_the_best_region_of_each_phrase_and_the_best_phrase_of_each_region() -> None:
@@ -232,15 +232,15 @@ def test_w_moves_the_ranking_by_refhice_and_not_that_by_hice(folder: Path) -> No
 
 
 class Rectangles(RegionSource):
-    """So many rectangles in every image, and how often it was asked."""
+    """So many rectangles in every image, and the number of calls."""
 
     name = "rectangles"
 
     def __init__(self, count: int) -> None:
-        self.count, self.asked, self.fingerprint = count, 0, f"rectangles-{count}"
+        self.count, self.calls, self.fingerprint = count, 0, f"rectangles-{count}"
 
     def find(self, image: InputImage) -> Regions:
-        self.asked += 1
+        self.calls += 1
         width, height = image.load().size
         rng = np.random.default_rng(self.count)
         masks = np.zeros((self.count, height, width), dtype=np.bool_)
@@ -253,7 +253,7 @@ class Rectangles(RegionSource):
 
 
 class Graphs:
-    """Phrases of scene graphs that are given, as a parser makes them of what it wrote."""
+    """Phrases of scene graphs, as a parser makes them of its output."""
 
     name, fingerprint = "graphs", "graphs-1"
 
@@ -261,10 +261,10 @@ class Graphs:
         self.graphs, self.truncated = graphs, truncated
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
-        found = [phrases_of(self.graphs.get(text, "")) for text in texts]
+        parsed = [phrases_of(self.graphs.get(text, "")) for text in texts]
         return [
-            Phrases(tuple(said or [text]), self.truncated, int(not said))
-            for text, said in zip(texts, found, strict=True)
+            Phrases(tuple(phrases or [text]), self.truncated, int(not phrases))
+            for text, phrases in zip(texts, parsed, strict=True)
         ]
 
 
@@ -275,8 +275,8 @@ def values(result: Result) -> dict[str, list[float]]:
     return {"score": result.scores, **result.parts}
 
 
-def close(found: dict[str, list[float]], expected: dict[str, list[float]]) -> bool:
-    return found == {name: pytest.approx(part, abs=1e-6, nan_ok=True) for name, part in expected.items()}
+def close(actual: dict[str, list[float]], expected: dict[str, list[float]]) -> bool:
+    return actual == {name: pytest.approx(part, abs=1e-6, nan_ok=True) for name, part in expected.items()}
 
 
 @pytest.mark.parametrize("kind", [HiceS, RefHiceS])
@@ -307,8 +307,8 @@ def test_windows_of_texts_change_nothing(
     usual = opened(RefHiceS, folder).score(CAPTIONS, images[:4], references)
     for texts in (1, 3, 5):
         monkeypatch.setattr("capeval_core.scores.hice.metric.TEXTS_AT_ONCE", texts)
-        found = opened(RefHiceS, folder).score(CAPTIONS, images[:4], references)
-        assert close(values(found), values(usual)) and found.groups == usual.groups
+        result = opened(RefHiceS, folder).score(CAPTIONS, images[:4], references)
+        assert close(values(result), values(usual)) and result.groups == usual.groups
 
 
 def test_four_captions_of_thirty_masks_cost_31_forwards_and_a_further_one_none(
@@ -316,12 +316,12 @@ def test_four_captions_of_thirty_masks_cost_31_forwards_and_a_further_one_none(
 ) -> None:
     source = Rectangles(30)
     metric = opened(HiceS, folder, regions=source)
-    with counted(metric.encoder) as seen:
+    with counted(metric.encoder) as forwards:
         four = metric.score(CAPTIONS, [images[4]] * 4)
-    assert (seen.masked, source.asked) == (31, 1)
-    with counted(metric.encoder) as seen:
+    assert (forwards.masked, source.calls) == (31, 1)
+    with counted(metric.encoder) as forwards:
         fifth = metric.score(["a fifth caption"], [images[4]])
-    assert (seen.masked, seen.images, source.asked) == (0, 0, 1)
+    assert (forwards.masked, forwards.images, source.calls) == (0, 0, 1)
     assert four.parts["region_count"] == [30] * 4 and fifth.parts["region_count"] == [30]
 
 
@@ -338,13 +338,13 @@ def test_options_of_the_formula_need_no_new_run(
     changed: dict[str, Any], folder: Path, images: list[Path], tmp_path: Path
 ) -> None:
     references = [["a star", "a red star above a heart"], ["dogs", "two dogs run"]]
-    given = (CAPTIONS[:2], images[:2], references)
-    opened(RefHiceS, folder).score(*given, rows=tmp_path)
+    inputs = (CAPTIONS[:2], images[:2], references)
+    opened(RefHiceS, folder).score(*inputs, rows=tmp_path)
     other = opened(RefHiceS, folder, **changed)
-    with counted(other.encoder) as seen:
-        again = other.score(*given, rows=tmp_path)
-    assert (seen.masked, seen.texts) == (0, 0)
-    assert again == opened(RefHiceS, folder, **changed).score(*given)
+    with counted(other.encoder) as forwards:
+        again = other.score(*inputs, rows=tmp_path)
+    assert (forwards.masked, forwards.texts) == (0, 0)
+    assert again == opened(RefHiceS, folder, **changed).score(*inputs)
 
 
 @pytest.mark.parametrize(
@@ -388,29 +388,32 @@ def test_sources_of_one_name_sign_by_what_they_give(folder: Path) -> None:
 
 def test_without_regions_the_whole_image_is_the_region(folder: Path, images: list[Path]) -> None:
     grey = Image.new("RGB", (60, 40), (128, 128, 128))  # colours finds nothing here
-    found = opened(HiceS, folder, evidence=True).score(CAPTIONS[:3], [grey, images[0], grey])
+    result = opened(HiceS, folder, evidence=True).score(CAPTIONS[:3], [grey, images[0], grey])
     assert (
-        found.parts["region_count"][0] == found.parts["region_count"][2] == 0 < found.parts["region_count"][1]
+        result.parts["region_count"][0]
+        == result.parts["region_count"][2]
+        == 0
+        < result.parts["region_count"][1]
     )
-    assert all(math.isfinite(score) for score in found.scores) and found.counts.failed == 0
+    assert all(math.isfinite(score) for score in result.scores) and result.counts.failed == 0
     with_whole = opened(HiceS, folder, include_whole_image=True).score(CAPTIONS[:1], [grey])
-    assert with_whole.scores == [pytest.approx(found.scores[0], abs=1e-6)]
+    assert with_whole.scores == [pytest.approx(result.scores[0], abs=1e-6)]
 
 
 def test_one_region(folder: Path, images: list[Path]) -> None:
-    found = opened(HiceS, folder, regions=Rectangles(1)).score([CAPTIONS[1]], [images[0]])
-    assert found.parts["region_count"] == [1] and found.parts["phrase_count"] == [1]
-    assert found.parts["precision"] == found.parts["recall"]  # one phrase, one region: one cosine
+    result = opened(HiceS, folder, regions=Rectangles(1)).score([CAPTIONS[1]], [images[0]])
+    assert result.parts["region_count"] == [1] and result.parts["phrase_count"] == [1]
+    assert result.parts["precision"] == result.parts["recall"]  # one phrase, one region: one cosine
 
 
 def test_five_hundred_regions_and_the_best_ten_of_them(folder: Path, images: list[Path]) -> None:
     metric = opened(HiceS, folder, regions=Rectangles(500))
     assert metric.score(CAPTIONS[:1], images[:1]).parts["region_count"] == [500]
     limited = opened(HiceS, folder, regions=Rectangles(500), max_regions=10)
-    with counted(limited.encoder) as seen:
-        found = limited.score(CAPTIONS[:1], images[:1])
-    assert seen.masked == 11 and found.parts["region_count"] == [10]
-    assert "|max_regions:10|" in found.signature
+    with counted(limited.encoder) as forwards:
+        result = limited.score(CAPTIONS[:1], images[:1])
+    assert forwards.masked == 11 and result.parts["region_count"] == [10]
+    assert "|max_regions:10|" in result.signature
 
 
 def test_regions_that_are_cropped_away_are_dropped_and_counted(folder: Path, tmp_path: Path) -> None:
@@ -418,27 +421,27 @@ def test_regions_that_are_cropped_away_are_dropped_and_counted(folder: Path, tmp
     Image.new("RGB", (90, 30), (200, 10, 10)).save(path)
     left, middle = np.zeros((2, 30, 90), dtype=np.bool_)
     left[:, :5], middle[5:20, 35:50] = True, True
-    found = opened(HiceS, folder, regions={"wide": [left, middle]}).score(CAPTIONS[:1], [path])
-    assert found.parts["region_count"] == [1] and found.parts["regions_dropped"] == [1]
+    result = opened(HiceS, folder, regions={"wide": [left, middle]}).score(CAPTIONS[:1], [path])
+    assert result.parts["region_count"] == [1] and result.parts["regions_dropped"] == [1]
 
 
 def test_masks_of_another_size_cost_their_image(folder: Path, images: list[Path]) -> None:
     whole = np.ones((60, 90), dtype=np.bool_)
     masks = {"0": [whole], "1": [np.ones((3, 3), dtype=np.bool_)]}
     metric = opened(HiceS, folder, regions=masks, on_error="nan")
-    found = metric.score(CAPTIONS[:3], [images[0], images[1], images[2]])
-    assert sorted(found.errors) == [1, 2] and math.isfinite(found.scores[0])
-    assert "images[1]: mask 0 of" in found.errors[1] and "is 3 high and 3 wide" in found.errors[1]
-    assert "images[2]: there are no precomputed masks of" in found.errors[2]
-    assert all(math.isnan(part[1]) for part in found.parts.values())
+    result = metric.score(CAPTIONS[:3], [images[0], images[1], images[2]])
+    assert sorted(result.errors) == [1, 2] and math.isfinite(result.scores[0])
+    assert "images[1]: mask 0 of" in result.errors[1] and "is 3 high and 3 wide" in result.errors[1]
+    assert "images[2]: there are no precomputed masks of" in result.errors[2]
+    assert all(math.isnan(part[1]) for part in result.parts.values())
     with pytest.raises(ValueError, match=r"(?s)images\[1\]: mask 0.*images\[2\]: there are no"):
         opened(HiceS, folder, regions=masks).score(CAPTIONS[:3], images[:3])
 
 
 def test_empty_masks_are_dropped_and_counted(folder: Path, images: list[Path]) -> None:
     whole = np.ones((60, 90), dtype=np.bool_)
-    found = opened(HiceS, folder, regions={"0": [whole, ~whole]}).score(CAPTIONS[:1], images[:1])
-    assert found.parts["region_count"] == [1] and found.parts["regions_dropped"] == [1]
+    result = opened(HiceS, folder, regions={"0": [whole, ~whole]}).score(CAPTIONS[:1], images[:1])
+    assert result.parts["region_count"] == [1] and result.parts["regions_dropped"] == [1]
     none = opened(HiceS, folder, regions={"0": [~whole]}).score(CAPTIONS[:1], images[:1])
     assert none.parts["region_count"] == [0] and math.isfinite(none.mean)
 
@@ -447,18 +450,18 @@ def test_a_broken_image_costs_its_captions(folder: Path, images: list[Path], tmp
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(images[0].read_bytes()[:300])
     shown = [images[0], broken, images[1], broken]
-    found = opened(RefHiceS, folder, on_error="nan").score(CAPTIONS, shown, [["a dog"]] * 4)
-    assert sorted(found.errors) == [1, 3] and "images[3]" in found.errors[3]
-    assert all(math.isnan(values(found)[part][1]) for part in ("score", "gitc", "litc", "region_count"))
+    result = opened(RefHiceS, folder, on_error="nan").score(CAPTIONS, shown, [["a dog"]] * 4)
+    assert sorted(result.errors) == [1, 3] and "images[3]" in result.errors[3]
+    assert all(math.isnan(values(result)[part][1]) for part in ("score", "gitc", "litc", "region_count"))
     sound = opened(RefHiceS, folder).score(CAPTIONS[::2], images[:2], [["a dog"]] * 2)
-    assert [found.scores[0], found.scores[2]] == pytest.approx(sound.scores, abs=1e-6)
+    assert [result.scores[0], result.scores[2]] == pytest.approx(sound.scores, abs=1e-6)
 
 
 def test_a_caption_of_400_words_is_counted_as_truncated(folder: Path, images: list[Path]) -> None:
     long = " ".join(f"There is a small red star beside the big blue heart number {i}." for i in range(31))
     assert len(long.split()) > 400
-    found = opened(HiceS, folder).score([long, "a star"], images[:2])
-    assert found.counts.truncated == 1 and found.parts["phrase_count"][0] > 10
+    result = opened(HiceS, folder).score([long, "a star"], images[:2])
+    assert result.counts.truncated == 1 and result.parts["phrase_count"][0] > 10
     # Neither the text encoder nor the rules cut this one, but a parser may.
     cut = opened(HiceS, folder, phrases=Graphs({}, truncated=2)).score(["a star"], images[:1])
     assert cut.counts.truncated == 1
@@ -483,18 +486,18 @@ def test_phrases_that_the_text_encoder_cuts_are_counted(folder: Path, images: li
 def test_a_graph_without_a_fact_leaves_the_caption_as_its_own_phrase(
     graph: str, folder: Path, images: list[Path]
 ) -> None:
-    found = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], images[:1])
+    result = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], images[:1])
     own = opened(HiceS, folder, phrases={CAPTIONS[0]: [CAPTIONS[0]]}).score(CAPTIONS[:1], images[:1])
-    assert found.scores == own.scores
-    assert found.parts["without_phrases"] == [1] and found.parts["phrase_count"] == [1]
+    assert result.scores == own.scores
+    assert result.parts["without_phrases"] == [1] and result.parts["phrase_count"] == [1]
 
 
 @pytest.mark.parametrize(
     "graph", ["( star , is , red ) , ( star , ab", "(( star , is , red )", "star , is , red )"]
 )
 def test_what_can_be_read_of_a_broken_graph_is_used(graph: str, folder: Path, images: list[Path]) -> None:
-    found = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], images[:1])
-    assert found.parts["phrase_count"] == [1] and math.isfinite(found.mean)
+    result = opened(HiceS, folder, phrases=Graphs({CAPTIONS[0]: graph})).score(CAPTIONS[:1], images[:1])
+    assert result.parts["phrase_count"] == [1] and math.isfinite(result.mean)
 
 
 def test_phrases_and_regions_can_be_handed_in(folder: Path, images: list[Path], tmp_path: Path) -> None:
@@ -510,8 +513,8 @@ def test_phrases_and_regions_can_be_handed_in(folder: Path, images: list[Path], 
     of_content = PrecomputedRegions.of([images[0]], [list(masks.masks())])
     for regions in (by_name, tmp_path / "masks.json", str(tmp_path / "masks.json"), of_content):
         metric = opened(HiceS, folder, regions=regions, phrases=tmp_path / "phrases.json")
-        found = metric.score(CAPTIONS[:2], [images[0]] * 2)
-        assert found.scores == pytest.approx(expected.scores, abs=1e-6)
+        result = metric.score(CAPTIONS[:2], [images[0]] * 2)
+        assert result.scores == pytest.approx(expected.scores, abs=1e-6)
     with pytest.raises(ValueError, match=r"phrases have no entry for 'another'"):
         metric.score(["another"], images[:1])
 
@@ -526,7 +529,7 @@ def test_sources_of_ones_own_are_held_to_what_they_promise(folder: Path, images:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "said"),
+    ("options", "kind", "message"),
     [
         ({"regions": 3}, TypeError, "regions=3: expected str or path or mapping or RegionSource or None"),
         ({"phrases": 3.5}, TypeError, "phrases=3.5: expected str or path or mapping or PhraseSource or None"),
@@ -540,8 +543,8 @@ def test_sources_of_ones_own_are_held_to_what_they_promise(folder: Path, images:
     ],
     ids=str,
 )
-def test_wrong_options(options: dict[str, Any], kind: type[Exception], said: str, folder: Path) -> None:
-    with pytest.raises(kind, match=said):
+def test_wrong_options(options: dict[str, Any], kind: type[Exception], message: str, folder: Path) -> None:
+    with pytest.raises(kind, match=message):
         opened(HiceS, folder, **options)
 
 
@@ -555,7 +558,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"regions": "objects"}, [f"segmenter {SEGMENTER!r} could not be loaded", 'regions="colours"']),
         (
@@ -568,8 +571,8 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_a_model_that_cannot_be_had_says_which_and_how_to_do_without(
-    options: dict[str, Any], said: list[str], folder: Path
+    options: dict[str, Any], message: list[str], folder: Path
 ) -> None:
     with pytest.raises(ValueError) as caught:
         opened(HiceS, folder, **options)
-    assert [words for words in said if words not in str(caught.value)] == []
+    assert [words for words in message if words not in str(caught.value)] == []

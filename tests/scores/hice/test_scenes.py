@@ -1,4 +1,4 @@
-"""HICE-S with `tiny` on scenes that it has never seen: what the paper's tables 3 and 5 say of real ones."""
+"""HICE-S with `tiny` on scenes outside its training set: the trends of the paper's tables 3 and 5."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_recall_rises_with_each_object_that_is_mentioned(scenes: list[Scene]) ->
     recall, precision = table(result, "recall", 3), table(result, "precision", 3)
     assert (np.diff(recall, axis=1) > 0).mean() >= 0.98
     assert (np.diff(recall.mean(axis=0)) > 0.3).all()
-    assert np.ptp(precision.mean(axis=0)) < 0.1  # all that is said is true
+    assert np.ptp(precision.mean(axis=0)) < 0.1  # every caption is true
 
 
 def test_precision_falls_with_each_wrong_phrase(scenes: list[Scene]) -> None:
@@ -72,7 +72,7 @@ def test_precision_falls_with_each_wrong_phrase(scenes: list[Scene]) -> None:
     recall, precision = table(result, "recall", 4), table(result, "precision", 4)
     assert (np.diff(precision, axis=1) < 0).mean() >= 0.98
     assert (np.diff(precision.mean(axis=0)) < -0.1).all()
-    assert np.ptp(recall.mean(axis=0)) < 0.05  # all that is there is said
+    assert np.ptp(recall.mean(axis=0)) < 0.05  # every object is mentioned
     scores = np.array(result.scores).reshape(-1, 4)
     assert (np.diff(scores.mean(axis=0)) < 0).all()
 
