@@ -61,6 +61,8 @@ def test_the_command_line_knows_it(outside: Path, tmp_path: Path, capsys: pytest
     assert "Colour-S" in capsys.readouterr().out
     assert main(["convert", NAME, "x.pth", "--out", str(tmp_path / "w")]) == 2
     assert "colours has no weights" in capsys.readouterr().err
+    assert main(["page", NAME, "--weights", "tiny"]) == 2
+    assert "--weights tiny: colours has no weights, leave the option out" in capsys.readouterr().err
 
 
 def test_its_page_offers_no_weights_and_scores(outside: Path) -> None:
