@@ -27,10 +27,9 @@ def run(arguments: list[str]) -> int:
     metric = metric_class(given.metric)
     if given.port is not None and given.port not in PORTS:
         parser.error(f"--port {given.port}: expected a number from 1 to {PORTS[-1]}")
-    if given.weights is not None:
+    if given.weights is not None and metric.tiny is not None:
         with in_words_of_the_user(metric.Options):
-            metric.check_options(metric.Options(weights=given.weights))
-            open_unless_on_the_hub(given.weights, metric=metric.name, tiny=metric.tiny or metric.name)
+            open_unless_on_the_hub(given.weights, metric=metric.name, tiny=metric.tiny)
     if find_spec("gradio") is None:
         raise ValueError('the page needs gradio: pip install "capeval[page]"')
     from capeval_core.integrations import page
