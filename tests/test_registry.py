@@ -159,6 +159,15 @@ def test_a_name_of_two_packages_is_nobodys(declare: Declare) -> None:
         metric_class("mine")
 
 
+def test_entry_points_are_read_only_when_other_metrics_are_in_question(
+    declare: Declare, recwarn: pytest.WarningsRecorder
+) -> None:
+    declare("no assignment at all")
+    assert metric_class("refpacs").name == "refpacs"
+    capeval_core.load("pacs", weights="tiny")
+    assert not recwarn.list
+
+
 def test_damaged_entry_points_of_any_package_break_none_of_ours(declare: Declare) -> None:
     declare("no assignment at all")
     with pytest.warns(UserWarning, match="entry points of installed packages could not be read"):

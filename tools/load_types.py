@@ -46,7 +46,7 @@ def load_stub() -> str:
         if issubclass(base, Settings) and base is not Settings
     }
     options = [_typed_dict(class_, imports) for class_ in classes]
-    known = "_Known: TypeAlias = Literal[\n" + "".join(f'    "{name}",\n' for name in metrics) + "]\n"
+    names = "_Known: TypeAlias = Literal[\n" + "".join(f'    "{name}",\n' for name in metrics) + "]\n"
     overloads = [
         f'@overload\ndef load(name: Literal["{name}"], **options: Unpack[_{metric.Options.__name__}])'
         f" -> {metric.__name__}: ...\n"
@@ -59,7 +59,7 @@ def load_stub() -> str:
             exported + '\n_T = TypeVar("_T")\n',
             *options,
             _WRONG,
-            known,
+            names,
             "".join(overloads) + _TAIL,
         ]
     )

@@ -72,6 +72,8 @@ def test_its_page_offers_no_weights_and_scores(outside: Path) -> None:
     assert "Colour-S" in json.dumps(build(NAME).get_config_file(), default=str)
     scorer = Scorer(NAME)
     assert scorer.offered == (NO_WEIGHTS,)
+    with pytest.raises(ValueError, match="colours has no weights, leave the option out"):
+        build(NAME, "tiny")
     scored = scorer.score(str(item.image), "a red dog", [])
     assert scored.result == capeval_core.load(NAME, evidence=True).score(["a red dog"], [str(item.image)])
     assert scored.score == capeval_core.load(NAME).score(["a red dog"], [item.image]).mean

@@ -137,8 +137,8 @@ def _terms(
     facts = ask(questions.shown(queries).amax(1), torch.from_numpy(lessons.facts[rows]))
     # Both captions and two of the foils are also read alone.
     ends = _read(model, texts.ids[:, :4].reshape(-1, LONGEST), texts.lengths[:, :4].reshape(-1))
-    places = np.concatenate([np.zeros((len(rows), 2), np.int64), captions.foils[:, :2]], axis=1)
-    stated = lessons.stated[rows[:, None], np.array([wording, 1 - wording, wording, wording]), places]
+    slots = np.concatenate([np.zeros((len(rows), 2), np.int64), captions.foils[:, :2]], axis=1)
+    stated = lessons.stated[rows[:, None], np.array([wording, 1 - wording, wording, wording]), slots]
     facts = facts + ask(questions.stated(ends), torch.from_numpy(stated).flatten(0, 1).float())
     contrast = _contrast(
         functional.normalize(model.vision_projection(queries), dim=-1),
@@ -189,11 +189,11 @@ def _match(model: Any, questions: _Questions, states: Tensor, texts: Texts) -> t
         mask = np.arange(longest) < np.maximum(lengths, 1)[:, None]
         hidden = matched_states(model, states[rows], ids, torch.from_numpy(mask), with_text=True)
         logits.append(model.itm_head(hidden[:, :QUERIES]).mean(1))
-        asked = mask & (texts.marked[rows].reshape(-1) & (lengths > 0))[:, None]
+        marked = mask & (texts.marked[rows].reshape(-1) & (lengths > 0))[:, None]
         false = texts.false_words[rows, :, :longest].reshape(len(lengths), longest)
-        answers = questions.word(hidden[:, QUERIES:])[..., 0][torch.from_numpy(asked)]
-        weight = torch.from_numpy(np.where(false[asked], 6.0, 1.0).astype(np.float32))
-        truth = torch.from_numpy(false[asked].astype(np.float32))
+        answers = questions.word(hidden[:, QUERIES:])[..., 0][torch.from_numpy(marked)]
+        weight = torch.from_numpy(np.where(false[marked], 6.0, 1.0).astype(np.float32))
+        truth = torch.from_numpy(false[marked].astype(np.float32))
         words.append(functional.binary_cross_entropy_with_logits(answers, truth, weight))
     there = texts.lengths.reshape(-1) > 0
     true = texts.true.reshape(-1)[there]

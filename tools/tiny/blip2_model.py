@@ -96,20 +96,20 @@ def _tower(clip: dict[str, Tensor]) -> dict[str, Tensor]:
     embedding; the division is by the usual deviation.
     """
     kernel = clip["conv1.weight"] - clip["conv1.weight"].mean(0)
-    places = clip["positional_embedding"].clone()
-    places[0] += clip["class_embedding"]
-    places = places - places.mean(-1, keepdim=True)
+    positions = clip["positional_embedding"].clone()
+    positions[0] += clip["class_embedding"]
+    positions = positions - positions.mean(-1, keepdim=True)
     gain, bias = clip["ln_pre.weight"], clip["ln_pre.bias"]
     rng = np.random.default_rng(0)
     drawn = np.stack([shrink(draw(sample_scene(rng)), SIDE) for _ in range(32)])
     patches = functional.conv2d(normalised(drawn), kernel, stride=kernel.shape[-1]).flatten(2).transpose(1, 2)
-    deviation = (patches + places[1:]).std(-1).median()
-    mark = functional.layer_norm(places[0], places[0].shape, gain, bias)
+    deviation = (patches + positions[1:]).std(-1).median()
+    mark = functional.layer_norm(positions[0], positions[0].shape, gain, bias)
     width = len(gain)
     tower = {
         "embeddings.class_embedding": mark.view(1, 1, width),
         "embeddings.position_embedding": torch.cat(
-            [torch.zeros(1, width), places[1:] / deviation * gain + bias]
+            [torch.zeros(1, width), positions[1:] / deviation * gain + bias]
         )[None],
         "embeddings.patch_embedding.weight": kernel / deviation * gain[:, None, None, None],
         "embeddings.patch_embedding.bias": torch.zeros(width),

@@ -10,7 +10,7 @@ The recipe: image-to-caption contrast as in CLIP (Radford et al., 2021, section 
 of the right caption as further negatives of its own image, captions of like scenes taken out of the
 negatives, simple scenes first, and patch positions that begin as sines and cosines. At first each
 tower learns by itself, from plain questions: what lies in this patch? is there a red circle? does the
-caption say so? They go on beside the contrast, fade, and their heads are thrown away. Without them, places
+caption say so? They go on beside the contrast, fade, and their heads are thrown away. Without them, positions
 in the image were still at chance after a quarter of the training, and sizes were not told apart where a
 scene has both.
 """
@@ -106,16 +106,16 @@ def train(recipe: TinyRecipe = TinyRecipe(), seed: int = 0) -> tuple[CLIP, list[
 
     def losses(done: float) -> tuple[Tensor, dict[str, Tensor]]:
         rows = _next_rows(lessons, recipe, done, rng)
-        images, shown = _see(model, questions, lessons, rows)
+        images, image_questions = _see(model, questions, lessons, rows)
         wording = int(rng.integers(lessons.tokens.shape[1]))
         seldom = ("colour",)  # is learnt soon
         captions = Captions.choose(lessons, rows, wording, recipe.foils, rng, seldom)
-        texts, stated = _read(model, questions, words.embedding, lessons, captions)
-        asked = shown + stated
-        loss = recipe.question_weight * fading(done, recipe.questions_until) * asked
+        texts, text_questions = _read(model, questions, words.embedding, lessons, captions)
+        answers = image_questions + text_questions
+        loss = recipe.question_weight * fading(done, recipe.questions_until) * answers
         if done >= recipe.apart_until:
             loss = loss + scene_contrast(images, texts, captions, recipe.scale, recipe.wording_weight)
-        return loss, {"questions": asked}
+        return loss, {"questions": answers}
 
     history = descend(recipe, _parts(model, questions, words.embedding, recipe), losses)
     words.put_back(model)
@@ -147,10 +147,10 @@ def _next_rows(lessons: Lessons, recipe: TinyRecipe, done: float, rng: np.random
 def _see(model: CLIP, questions: Questions, lessons: Lessons, rows: Ints) -> tuple[Tensor, Tensor]:
     """The images' features, (B, embed_dim), of unit length, and the loss of the questions to them."""
     patches, whole = image_tokens(model, normalised(lessons.pixels[rows]))
-    asked = questions.loss(
+    loss = questions.loss(
         patches, whole, torch.from_numpy(lessons.objects[rows]), torch.from_numpy(lessons.facts[rows])
     )
-    return functional.normalize(whole @ model.visual.proj, dim=-1), asked
+    return functional.normalize(whole @ model.visual.proj, dim=-1), loss
 
 
 def _read(
@@ -158,8 +158,8 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     """The features of captions and foils, of unit length, and the loss of the questions to them."""
     ends = text_tokens(model, embedding, captions.of(lessons.tokens), captions.of(lessons.lengths))
-    asked = questions.read(ends, torch.from_numpy(captions.of(lessons.stated)))
-    return functional.normalize(ends @ model.text_projection, dim=-1), asked
+    loss = questions.read(ends, torch.from_numpy(captions.of(lessons.stated)))
+    return functional.normalize(ends @ model.text_projection, dim=-1), loss
 
 
 class Questions(nn.Module):

@@ -67,9 +67,9 @@ def build(seed: int) -> CLIP:
 
 def _waves(cells: int, width: int) -> Tensor:
     """(cells * cells, width): sines and cosines of row and column, a quarter of the width each."""
-    place = torch.arange(cells, dtype=torch.float32)
+    cell = torch.arange(cells, dtype=torch.float32)
     pace = math.pi / cells * 2 ** (torch.arange(width // 4) / (width // 4) * 3)
-    angle = (place[:, None] + 0.5) * pace
+    angle = (cell[:, None] + 0.5) * pace
     line = torch.cat([angle.sin(), angle.cos()], -1)
     return torch.cat([line[:, None].expand(-1, cells, -1), line[None].expand(cells, -1, -1)], -1).flatten(
         0, 1

@@ -115,11 +115,11 @@ def descend(
 
 
 @contextmanager
-def timed(what: str) -> Iterator[None]:
+def timed(task: str) -> Iterator[None]:
     """Log how long it took."""
     started = time.monotonic()
     yield
-    log.info("%s in %.0f s", what, time.monotonic() - started)
+    log.info("%s in %.0f s", task, time.monotonic() - started)
 
 
 def contrast_both_ways(logits: Tensor, unsure: Tensor, beside: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ class Scorer:
 
     def __init__(self, name: str, weights: str | os.PathLike[str] | None = None) -> None:
         self.metric = metric_class(name)
+        if weights is not None:
+            self.metric.check_options(self.metric.Options(weights=weights))
         entry, tiny = self.metric.default_weights, self.metric.tiny
         published = entry.repository if entry else NO_WEIGHTS
         self.first = published if weights is None else os.fspath(weights)
