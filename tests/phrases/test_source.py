@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from capeval_core.phrases.source import ChunkPhrases, Phrases, PhraseSource, PrecomputedPhrases, open_phrases
+from capeval_core.phrases.opening import open_phrases
+from capeval_core.phrases.source import ChunkPhrases, Phrases, PhraseSource, PrecomputedPhrases
 
 
 def test_chunks() -> None:
