@@ -77,35 +77,6 @@ class PrecomputedPhrases:
         problems.raise_if_any()
         self._phrases = {caption: _phrases_or_text(listed, caption) for caption, listed in phrases.items()}
 
-    @classmethod
-    def of(cls, captions: Sequence[str], phrases: Sequence[Sequence[str]]) -> PrecomputedPhrases:
-        """Phrases in a list parallel to the captions.
-
-        Raises:
-            ValueError, TypeError: lists of different lengths, phrases that are not lists of texts, or equal
-                captions with different phrases, named by index.
-
-        >>> PrecomputedPhrases.of(["Two dogs run."], [["two dogs"]]).phrases(["Two dogs run."])[0].phrases
-        ('two dogs',)
-        """
-        if len(captions) != len(phrases):
-            raise ValueError(
-                f"len(phrases)={len(phrases)} but len(captions)={len(captions)}: "
-                "pass one list of phrases for each caption"
-            )
-        problems = Problems()
-        first: dict[str, int] = {}
-        for index, (caption, listed) in enumerate(zip(captions, phrases, strict=True)):
-            _check(problems, f"phrases[{index}]", listed)
-            earlier = first.setdefault(caption, index)
-            if phrases[earlier] != listed:
-                problems.add(
-                    f"phrases[{index}] differ from phrases[{earlier}], but captions[{index}] and "
-                    f"captions[{earlier}] are the same text: give equal captions equal phrases"
-                )
-        problems.raise_if_any()
-        return cls(dict(zip(captions, phrases, strict=True)))
-
     @property
     def name(self) -> str:
         return "given"
