@@ -94,7 +94,7 @@ def plain(given: argparse.Namespace) -> dict[str, Any]:
     from PIL import Image
 
     from capeval_core.inputs.visual import InputImage
-    from capeval_core.phrases.source import open_phrases
+    from capeval_core.phrases.opening import open_phrases
 
     workload = _workload(given)
     weights = _weights(given.folder)

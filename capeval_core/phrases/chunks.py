@@ -23,8 +23,8 @@ from capeval_core.phrases.english import (
     RELATIVES,
     SUBJECT_PRONOUNS,
     VERBS,
+    sentences,
 )
-from capeval_core.phrases.sentences import sentences
 
 
 @dataclass(frozen=True)

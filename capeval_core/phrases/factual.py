@@ -22,8 +22,8 @@ import torch
 from capeval_core.errors import did_you_mean
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, exact_float32, resolve_device
+from capeval_core.phrases.english import sentences
 from capeval_core.phrases.graph import Style, phrases_of
-from capeval_core.phrases.sentences import sentences
 from capeval_core.phrases.source import Phrases
 from capeval_core.weights.checksum import file_checksum
 from capeval_core.weights.folder import TENSORS, WeightsError, check_finite

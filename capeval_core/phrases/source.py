@@ -1,20 +1,15 @@
-"""Sources of phrases: the interface, rules, phrases of the user, and how a source is opened by name."""
+"""Sources of phrases: the interface, rules, and phrases by caption."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from capeval_core.errors import FileError, Problems, did_you_mean, wrong_option
-from capeval_core.inputs.json_files import load_json
+from capeval_core.errors import Problems
 from capeval_core.phrases.chunks import chunks
-from capeval_core.phrases.graph import Style
 
 
 @dataclass(frozen=True)
@@ -49,86 +44,6 @@ class PhraseSource(Protocol):
         """The phrases of each text, in order; equal texts are parsed once."""
 
 
-PhraseSpec = str | os.PathLike[str] | Mapping[str, Sequence[str]] | PhraseSource
-
-
-def open_phrases(
-    spec: PhraseSpec = "factual",
-    *,
-    style: Style = "triplet",
-    device: str | None = None,
-    dtype: str = "float32",
-    batch_size: int | None = None,
-) -> PhraseSource:
-    """Open a source of phrases by name, from a file, or from a mapping.
-
-    Args:
-        spec: `"factual"`, the parser of the paper; a Hub id (`@revision` pins it) or folder of another parser
-            of its kind; `"chunks"`, rules without a model; a JSON file or mapping `{caption: [phrases]}`;
-            or a `PhraseSource`.
-        style: how a parser's facts become phrases (`capeval_core.phrases.graph.phrases_of`).
-        device, dtype, batch_size: where and how a parser runs.
-
-    Raises:
-        ParserError: a parser that cannot be loaded.
-        ValueError, TypeError: any other `spec`, or phrases that are not lists of texts.
-
-    >>> open_phrases("chunks").phrases(["a red star above a blue heart"])[0].phrases
-    ('red star', 'blue heart', 'red star above blue heart')
-    >>> open_phrases({"Two dogs run.": ["two dogs"]}).phrases(["Two dogs run."])
-    [Phrases(phrases=('two dogs',), truncated=0, fallback=0)]
-    """
-    return phrase_opener(spec)(style=style, device=device, dtype=dtype, batch_size=batch_size)
-
-
-def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
-    """Check `spec` before any model is opened; the result opens it, by the keywords of `open_phrases`.
-
-    Raises:
-        ValueError, TypeError: as for `open_phrases`.
-    """
-    if isinstance(spec, str | os.PathLike):
-        return _opener_named(os.fspath(spec))
-    if isinstance(spec, Mapping):
-        source: PhraseSource = PrecomputedPhrases(spec)
-        return lambda **settings: source
-    if isinstance(spec, PhraseSource):
-        return lambda **settings: spec
-    fix = (
-        "expected 'factual', 'chunks', a Hub id or folder of a parser, a JSON file, "
-        "or a mapping {caption: [phrases]}"
-    )
-    raise wrong_option("phrases", spec, "", fix, verb="", kind=TypeError)
-
-
-def _opener_named(name: str) -> Callable[..., PhraseSource]:
-    if name == "chunks":
-        return lambda **settings: ChunkPhrases()
-    if Path(name).suffix == ".json":
-        source = PrecomputedPhrases(_read(Path(name)))
-        return lambda **settings: source
-    if not (name == "factual" or "/" in name or Path(name).expanduser().is_dir()):
-        fix = (
-            "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a "
-            f"parser, or a JSON file{did_you_mean(name, ['factual', 'chunks'])}"
-        )
-        raise wrong_option("phrases", name, "", fix, verb="")
-    from capeval_core.phrases.factual import FACTUAL, FactualParser
-
-    return partial(FactualParser, FACTUAL if name == "factual" else name)
-
-
-def _read(path: Path) -> Mapping[str, Sequence[str]]:
-    try:
-        phrases = load_json(path.expanduser(), once="give all phrases of a caption in one list")
-    except FileError as error:
-        raise wrong_option("phrases", str(path), str(error), verb="") from error
-    if not isinstance(phrases, dict):
-        fix = "expected {caption: [phrases]}"
-        raise wrong_option("phrases", str(path), f"a {type(phrases).__name__}", fix, verb="holds")
-    return phrases
-
-
 class ChunkPhrases:
     """Phrases by rules (`capeval_core.phrases.chunks`), without a model."""
 
@@ -161,35 +76,6 @@ class PrecomputedPhrases:
             _check(problems, f"phrases[{_short(caption)}]", listed)
         problems.raise_if_any()
         self._phrases = {caption: _phrases_or_text(listed, caption) for caption, listed in phrases.items()}
-
-    @classmethod
-    def of(cls, captions: Sequence[str], phrases: Sequence[Sequence[str]]) -> PrecomputedPhrases:
-        """Phrases in a list parallel to the captions.
-
-        Raises:
-            ValueError, TypeError: lists of different lengths, phrases that are not lists of texts, or equal
-                captions with different phrases, named by index.
-
-        >>> PrecomputedPhrases.of(["Two dogs run."], [["two dogs"]]).phrases(["Two dogs run."])[0].phrases
-        ('two dogs',)
-        """
-        if len(captions) != len(phrases):
-            raise ValueError(
-                f"len(phrases)={len(phrases)} but len(captions)={len(captions)}: "
-                "pass one list of phrases for each caption"
-            )
-        problems = Problems()
-        first: dict[str, int] = {}
-        for index, (caption, listed) in enumerate(zip(captions, phrases, strict=True)):
-            _check(problems, f"phrases[{index}]", listed)
-            earlier = first.setdefault(caption, index)
-            if phrases[earlier] != listed:
-                problems.add(
-                    f"phrases[{index}] differ from phrases[{earlier}], but captions[{index}] and "
-                    f"captions[{earlier}] are the same text: give equal captions equal phrases"
-                )
-        problems.raise_if_any()
-        return cls(dict(zip(captions, phrases, strict=True)))
 
     @property
     def name(self) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from capeval_core.phrases.factual import FACTUAL, FactualParser, GraphWriter, ParserError
-from capeval_core.phrases.source import Phrases, open_phrases
+from capeval_core.phrases.opening import open_phrases
+from capeval_core.phrases.source import Phrases
 from tests.hub import Repository, ask, commit, serving
 from tests.phrases.tiny_parser import GRAPHS
 

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "data"
 
 
-def test_texts_that_the_tool_was_asked_about() -> None:
+def test_texts_of_which_the_tools_tokens_are_recorded() -> None:
     cases = json.loads((HERE / "ptb_cases.json").read_text(encoding="utf-8"))
     assert {text: " ".join(ptb_tokens(text)) for text in cases} == cases
 
@@ -54,7 +54,7 @@ def test_hard_texts_have_the_words_that_the_tool_gives() -> None:
         ("soft\u00adware it\x92s \x8050", "software it 's $ 50"),
     ],
 )
-def test_what_only_hard_texts_hold(text: str, tokens: str) -> None:
+def test_tokens_of_hard_texts(text: str, tokens: str) -> None:
     assert " ".join(ptb_tokens(text)) == tokens
 
 

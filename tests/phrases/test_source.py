@@ -1,4 +1,4 @@
-"""Phrases by rules or handed in, and what cannot be a source of phrases."""
+"""Phrases by rules or precomputed, and specs that are not sources of phrases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from capeval_core.phrases.source import ChunkPhrases, Phrases, PhraseSource, PrecomputedPhrases, open_phrases
+from capeval_core.phrases.opening import open_phrases
+from capeval_core.phrases.source import ChunkPhrases, Phrases, PhraseSource, PrecomputedPhrases
 
 
 def test_chunks() -> None:
@@ -23,7 +24,7 @@ def test_chunks() -> None:
     assert (source.name, source.fingerprint) == ("chunks", ChunkPhrases().fingerprint)
 
 
-def test_phrases_that_are_handed_in(tmp_path: Path) -> None:
+def test_precomputed_phrases(tmp_path: Path) -> None:
     phrases = {"Two dogs run.": ["two dogs", "dogs run", "two dogs"], "Night": []}
     source = open_phrases(phrases)
     expected = [Phrases(("Night",), fallback=1), Phrases(("two dogs", "dogs run"))]
@@ -38,31 +39,22 @@ def test_phrases_that_are_handed_in(tmp_path: Path) -> None:
     assert "2 problems" in str(caught.value) and "xxx...'" in str(caught.value)
 
 
-def test_phrases_in_parallel_lists() -> None:
-    source = PrecomputedPhrases.of(["a", "b", "a"], [["x"], ["y", "z"], ["x"]])
-    assert source.phrases(["b"]) == [Phrases(("y", "z"))]
-    with pytest.raises(ValueError, match=r"len\(phrases\)=1 but len\(captions\)=2"):
-        PrecomputedPhrases.of(["a", "b"], [["x"]])
-    with pytest.raises(ValueError, match=r"phrases\[2\] differ from phrases\[0\].*captions\[2\]"):
-        PrecomputedPhrases.of(["a", "b", "a"], [["x"], ["y"], ["z"]])
-
-
 def test_phrases_that_are_wrong_are_named_all_at_once() -> None:
     wrong: list[Sequence[str]] = ["red dog", ["x", 5, " "], None]  # type: ignore[list-item]
     with pytest.raises(ValueError) as caught:
-        PrecomputedPhrases.of(["a", "b", "c"], wrong)
+        PrecomputedPhrases(dict(zip("abc", wrong, strict=True)))
     assert str(caught.value).splitlines() == [
         "4 problems with the input:",
-        "  phrases[0] is 'red dog': pass a list of phrases",
-        "  phrases[1][1] is a int: phrases are strings",
-        "  phrases[1][2] is empty: leave it out",
-        "  phrases[2] is a NoneType: pass a list of phrases",
+        "  phrases['a'] is 'red dog': pass a list of phrases",
+        "  phrases['b'][1] is a int: phrases are strings",
+        "  phrases['b'][2] is empty: leave it out",
+        "  phrases['c'] is a NoneType: pass a list of phrases",
     ]
     with pytest.raises(TypeError, match=r"phrases\['a'\] is 'red'"):
         open_phrases({"a": "red"})
 
 
-def test_what_is_no_source(tmp_path: Path) -> None:
+def test_specs_that_are_not_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"phrases='chunk'.*did you mean 'chunks'"):
         open_phrases("chunk")
     with pytest.raises(TypeError, match="phrases=5"):

@@ -374,7 +374,7 @@ def test_missing_tensors_of_the_detector(owlv2_folder: Path, tmp_path: Path) -> 
         Owlv2Boxes(damaged, device="cpu")
 
 
-def test_a_source_of_ones_own(image: Image.Image) -> None:
+def test_a_source_of_the_user(image: Image.Image) -> None:
     class Halves(RegionSource):
         name = fingerprint = "halves"
 

@@ -67,7 +67,7 @@ def test_files(tmp_path: Path, image: Path) -> None:
         assert source.segment(image).quality.tolist() == [0.75]
 
 
-def test_images_without_names_are_told_apart_by_content() -> None:
+def test_images_without_names_are_identified_by_content() -> None:
     red, blue = Image.new("RGB", (8, 6), "red"), Image.new("RGB", (8, 6), "blue")
     source = PrecomputedRegions.of([red, blue, red], [[MASK], [], [MASK]])
     assert len(source.segment(red.copy())) == 1
@@ -78,7 +78,7 @@ def test_images_without_names_are_told_apart_by_content() -> None:
         PrecomputedRegions.of([red, blue], [[]])
 
 
-def test_what_colours_found_can_be_kept(tmp_path: Path) -> None:
+def test_colour_regions_can_be_stored(tmp_path: Path) -> None:
     from tools.scenes import draw, sample_scene
 
     draw(sample_scene(np.random.default_rng(1))).save(tmp_path / "a.png")
@@ -120,7 +120,7 @@ def test_unknown_and_ambiguous_images(image: Path) -> None:
         PrecomputedRegions({"42": [], "042": []}).segment(image)
 
 
-def test_wrong_input_is_gathered() -> None:
+def test_all_wrong_entries_are_named_at_once() -> None:
     masks: dict[str, Any] = {
         "a": [MASK.astype(np.uint8), "x", {"size": [1, 1]}],
         "b": RUNS,

@@ -99,7 +99,7 @@ def test_no_region() -> None:
         Regions.of([])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_masks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"masks\[1\] has shape \(2, 3\), expected \(5, 7\)"):
         Regions.of([some()[0], np.ones((2, 3), bool)])
     with pytest.raises(ValueError, match="4 masks need as many qualities"):

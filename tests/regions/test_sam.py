@@ -50,7 +50,7 @@ def split(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, Any], dict[str, A
     return {"state_dict": encoder}, parts
 
 
-def test_names_are_those_that_transformers_was_found_to_have(original: dict[str, torch.Tensor]) -> None:
+def test_names_are_those_of_transformers(original: dict[str, torch.Tensor]) -> None:
     known = json.loads((CASE / "hf_key_map.json").read_text())
     ours = decoder_names(name for name in original if not name.startswith("image_encoder."))
     for name, places in known.items():
@@ -104,7 +104,7 @@ def test_a_checkpoint_of_mobilesam(tmp_path: Path, capsys: pytest.CaptureFixture
     assert opened(out).image_size == 1024  # checks the canary
 
 
-def test_what_is_no_sam(original: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_checkpoints_that_are_not_sam_are_refused(original: dict[str, torch.Tensor], tmp_path: Path) -> None:
     encoder, decoder = split(original)
     missing = {name: x for name, x in original.items() if name != "mask_decoder.iou_token.weight"}
     strange = {name.replace("patch_embed", "stem"): x for name, x in original.items()}

@@ -35,6 +35,6 @@ def test_a_badge_is_on_its_outline_unless_that_is_taken() -> None:
     assert not lonely.is_apart(RADIUS)
 
 
-def test_a_image_too_small_for_all() -> None:
+def test_an_image_too_small_for_all_badges() -> None:
     places = place_badges([ring(10, 10, 5)] * 9, (20.0, 20.0), RADIUS)
     assert len(places) == 9

@@ -61,7 +61,7 @@ def test_the_last_table_makes_no_long_tail(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [0, 319, 640.0, None])
-def test_a_width_that_is_none(width: int) -> None:
+def test_wrong_widths_are_refused(width: int) -> None:
     for draw in (card().drawn, image().drawn):
         with pytest.raises(ValueError, match="expected a whole number of at least 320 pixels"):
             draw(width)

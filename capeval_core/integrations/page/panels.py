@@ -15,7 +15,8 @@ from capeval_core.reports.canvas import region_colour
 from capeval_core.scores.hice.card import outside_text, threshold_text
 
 if TYPE_CHECKING:
-    from capeval_core.scores.hice.explanation import HiceExplanation, PhraseNote
+    from capeval_core.scores.hice.card import PhraseNote
+    from capeval_core.scores.hice.explanation import HiceExplanation
 
 DIGITS = 3
 """As papers report these metrics."""

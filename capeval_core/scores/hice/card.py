@@ -1,18 +1,15 @@
-"""The card that draws an explanation of HICE-S."""
+"""The notes of an explanation of HICE-S, and the card that draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict
 
 from capeval_core.phrases.spans import Span
 from capeval_core.reports.canvas import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
 from capeval_core.reports.card import Bar, Caption, Card, FramedImage, Heading, LegendEntry, Row, Table
 from capeval_core.reports.marks import Cross, Dot, Mark, RegionMark, Tick, Unknown, Word
 from capeval_core.reports.overlay import OutlinedImage
-
-if TYPE_CHECKING:
-    from capeval_core.scores.hice.explanation import PhraseNote, ReferenceNote, RegionNote
 
 _TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
 _TERMS = {
@@ -25,6 +22,48 @@ _TERMS = {
 }
 _OUTLINES = {False: "region that a phrase mentions", True: "region that none mentions"}
 _WHOLE = Word("all")  # the mark of the whole image
+
+
+class PhraseNote(TypedDict):
+    """A phrase of the caption.
+
+    precision: w max(cos, 0) with the best region. region: index of that region, None for the whole image.
+    mistake: whether the precision is below the threshold. judged: False where the precision is below the
+    threshold but the phrase may be about a region outside of the square that the image tower sees; such a
+    phrase is not a mistake.
+    """
+
+    phrase: str
+    precision: float
+    region: int | None
+    mistake: bool
+    judged: bool
+
+
+class RegionNote(TypedDict):
+    """A region of the image.
+
+    box: x0, y0, x1, y1 in pixels. area: share of the image. recall: w max(cos, 0) with the best phrase.
+    phrase: that phrase. unmentioned: whether the recall is below the threshold.
+    """
+
+    box: list[float]
+    area: float
+    recall: float
+    phrase: str
+    unmentioned: bool
+
+
+class ReferenceNote(TypedDict):
+    """A reference: compatibility with the caption as a whole (eq. 3) and by phrases (eq. 9).
+
+    chosen: whether the score uses either.
+    """
+
+    reference: str
+    gttc: float
+    lttc: float
+    chosen: bool
 
 
 def card_of(explanation: Mapping[str, Any], image: OutlinedImage, wrong: Sequence[Span]) -> Card:

@@ -18,7 +18,7 @@ from capeval_core.ragged import Ragged
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.reports.overlay import OutlinedImage
-from capeval_core.scores.hice.card import card_of, region_marks
+from capeval_core.scores.hice.card import PhraseNote, ReferenceNote, RegionNote, card_of, region_marks
 from capeval_core.scores.hice.formulas import joint
 from capeval_core.scores.hice.rows import EncodedTexts, match_regions
 
@@ -35,53 +35,11 @@ Weights whose cosines are in another range name their own: `threshold` among the
 WIDTH = 1280
 
 
-class PhraseNote(TypedDict):
-    """A phrase of the caption.
-
-    precision: w max(cos, 0) with the best region. region: index of that region, None for the whole image.
-    mistake: whether the precision is below the threshold. judged: False where the precision is below the
-    threshold but the phrase may be about a region outside of the square that the image tower sees; such a
-    phrase is not a mistake.
-    """
-
-    phrase: str
-    precision: float
-    region: int | None
-    mistake: bool
-    judged: bool
-
-
 class Verdict(TypedDict):
     """`mistake` and `judged` of a `PhraseNote`."""
 
     mistake: bool
     judged: bool
-
-
-class RegionNote(TypedDict):
-    """A region of the image.
-
-    box: x0, y0, x1, y1 in pixels. area: share of the image. recall: w max(cos, 0) with the best phrase.
-    phrase: that phrase. unmentioned: whether the recall is below the threshold.
-    """
-
-    box: list[float]
-    area: float
-    recall: float
-    phrase: str
-    unmentioned: bool
-
-
-class ReferenceNote(TypedDict):
-    """A reference: compatibility with the caption as a whole (eq. 3) and by phrases (eq. 9).
-
-    chosen: whether the score uses either.
-    """
-
-    reference: str
-    gttc: float
-    lttc: float
-    chosen: bool
 
 
 def verdict(precision: float, threshold: float, outside: int) -> Verdict:

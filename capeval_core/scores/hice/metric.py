@@ -19,7 +19,8 @@ from capeval_core.matching.cosine import harmonic_mean
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
-from capeval_core.phrases.source import PhraseSource, phrase_opener
+from capeval_core.phrases.opening import phrase_opener
+from capeval_core.phrases.source import PhraseSource
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.source import CachedRegions, LimitedRegions, RegionSource
 from capeval_core.result import Published, Values

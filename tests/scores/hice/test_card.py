@@ -108,7 +108,7 @@ def test_the_legend_names_the_outlines_that_there_are() -> None:
     assert legend(outside=1)[2].text.startswith("1 region outside the square was not judged")
 
 
-def test_what_could_not_be_judged_is_neither_right_nor_wrong() -> None:
+def test_phrases_that_are_not_judged_are_neither_right_nor_wrong() -> None:
     phrases = [PHRASES[0], {**PHRASES[1], "mistake": False, "judged": False}]
     rows = card(phrases=phrases, outside=2).tables[0].rows
     assert rows[1] == Row(Unknown(), "door", [Bar(0.1, FAINT)], Word("all"), FAINT)

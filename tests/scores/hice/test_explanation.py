@@ -132,7 +132,7 @@ def test_without_a_region_the_whole_image_stands_for_them(folder: Path) -> None:
     assert explanation.plot(width=800).width == 800
 
 
-def test_regions_are_those_that_the_encoder_saw(folder: Path) -> None:
+def test_regions_are_those_that_the_encoder_sees(folder: Path) -> None:
     """Bars at both ends of a wide image lie outside its central square."""
     wide = Image.new("RGB", (160, 40), "white")
     explanation = opened(HiceS, folder, regions=Bars()).score(["a wall"], [wide]).explain(0)
@@ -144,7 +144,7 @@ def test_regions_are_those_that_the_encoder_saw(folder: Path) -> None:
     assert [note["area"] for note in explanation["regions"]] == [0.125, 0.125]
 
 
-def test_what_may_lie_outside_the_square_is_no_mistake(folder: Path) -> None:
+def test_phrases_about_regions_outside_the_square_are_not_judged(folder: Path) -> None:
     """Of a wide image with bars at both ends no phrase is wrong at any threshold; of its centre all."""
     wide = Image.new("RGB", (160, 40), "white")
     metric = opened(HiceS, folder, regions=Bars())
@@ -163,7 +163,7 @@ def test_what_may_lie_outside_the_square_is_no_mistake(folder: Path) -> None:
     ] * 2
 
 
-def test_what_is_not_seen_is_dimmed_and_the_rest_keeps_its_colours(folder: Path) -> None:
+def test_only_the_part_outside_the_square_is_dimmed(folder: Path) -> None:
     wide = Image.new("RGB", (160, 40), (200, 30, 30))
     explanation = opened(HiceS, folder, regions=Bars()).score(["a red wall"], [wide]).explain(0)
     assert isinstance(explanation, HiceExplanation)
@@ -175,7 +175,7 @@ def test_what_is_not_seen_is_dimmed_and_the_rest_keeps_its_colours(folder: Path)
     assert dimmed[0, 0, 0] - dimmed[0, 0, 1] < 60  # and not 170
 
 
-def test_a_cut_caption_is_told_in_its_explanation(folder: Path) -> None:
+def test_an_explanation_counts_truncated_tokens(folder: Path) -> None:
     metric = opened(HiceS, folder)
     result = metric.score(["a wall " * 90, "a wall"], IMAGES[:2])
     assert result.explain(0)["truncated"] > 0 == result.explain(1)["truncated"]
@@ -202,7 +202,7 @@ def test_resumed_rows_are_explained_as_fresh_ones(kind: type[HiceS], folder: Pat
     assert resumed.evidence == fresh.evidence
 
 
-def test_json_and_pickle_give_it_back(folder: Path) -> None:
+def test_json_and_pickle_keep_an_explanation(folder: Path) -> None:
     explanation = opened(RefHiceS, folder).score(CAPTIONS[:1], IMAGES[:1], REFERENCES[:1]).explain(0)
     assert json.loads(json.dumps(plain(explanation))) == explanation
     copy = pickle.loads(pickle.dumps(explanation))
@@ -232,7 +232,7 @@ def test_of_several_references_those_that_the_score_uses(folder: Path, reduction
             )
 
 
-def test_a_image_that_failed_says_why(folder: Path, tmp_path: Path) -> None:
+def test_the_explanation_of_a_failed_image_has_its_error(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     result = opened(HiceS, folder, on_error="nan").score(CAPTIONS[:2], [broken, IMAGES[0]])
@@ -245,13 +245,13 @@ def test_a_image_that_failed_says_why(folder: Path, tmp_path: Path) -> None:
         explanation.plot()  # type: ignore[attr-defined]
 
 
-def test_a_region_source_is_asked_once_for_each_image(folder: Path) -> None:
+def test_a_region_source_segments_each_image_once(folder: Path) -> None:
     source = Bars()
     opened(HiceS, folder, regions=source).score(CAPTIONS, IMAGES)
     assert source.calls == len(ITEMS)
 
 
-def test_remembered_regions_leave_when_there_is_no_room() -> None:
+def test_the_oldest_cached_regions_are_evicted() -> None:
     source = Bars()
     cached = CachedRegions(source, max_bytes=1)
     for _ in range(2):
@@ -265,7 +265,7 @@ def test_remembered_regions_leave_when_there_is_no_room() -> None:
         cached.segment("no file")
 
 
-def test_a_threshold_of_ones_own(folder: Path) -> None:
+def test_another_threshold(folder: Path) -> None:
     explanation = explained(folder)
     strict = explanation.with_threshold(10.0)
     assert all(note["mistake"] for note in strict.phrases)
@@ -316,7 +316,7 @@ def test_an_overlay_has_the_regions_colours_on_their_outlines() -> None:
     assert np.array_equal(shown[10, 200], [120, 120, 120])
 
 
-def test_a_plot_is_as_wide_as_asked_and_marks_the_wrong_words() -> None:
+def test_a_plot_has_its_width_and_marks_the_wrong_words() -> None:
     image = Image.new("RGB", (200, 100), (120, 120, 120))
     masks = np.zeros((2, 100, 200), dtype=np.bool_)
     masks[0, 20:80, 20:80] = masks[1, 20:80, 120:180] = True

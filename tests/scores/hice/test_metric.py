@@ -500,7 +500,7 @@ def test_what_can_be_read_of_a_broken_graph_is_used(graph: str, folder: Path, im
     assert result.parts["phrase_count"] == [1] and math.isfinite(result.mean)
 
 
-def test_phrases_and_regions_can_be_handed_in(folder: Path, images: list[Path], tmp_path: Path) -> None:
+def test_precomputed_phrases_and_regions(folder: Path, images: list[Path], tmp_path: Path) -> None:
     masks = Rectangles(3).segment(images[0])
     phrases = {CAPTIONS[0]: ["red star", "blue heart"], CAPTIONS[1]: []}
     expected = opened(HiceS, folder, regions=Rectangles(3), phrases=phrases).score(
@@ -519,7 +519,7 @@ def test_phrases_and_regions_can_be_handed_in(folder: Path, images: list[Path], 
         metric.score(["another"], images[:1])
 
 
-def test_sources_of_ones_own_are_held_to_what_they_promise(folder: Path, images: list[Path]) -> None:
+def test_sources_of_the_user_must_give_phrases_of_every_text(folder: Path, images: list[Path]) -> None:
     class Silent(Graphs):
         def phrases(self, texts: Sequence[str]) -> list[Phrases]:
             return [Phrases(()) for _ in texts]
@@ -570,7 +570,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_a_model_that_cannot_be_had_says_which_and_how_to_do_without(
+def test_a_model_that_could_not_be_loaded_names_the_alternatives(
     options: dict[str, Any], message: list[str], folder: Path
 ) -> None:
     with pytest.raises(ValueError) as caught:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capeval_core.phrases.sentences import sentences
+from capeval_core.phrases.english import sentences
 
 
 @pytest.mark.parametrize(
