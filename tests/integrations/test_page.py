@@ -41,6 +41,7 @@ from capeval_core.integrations.page.views import scale, ticks
 from capeval_core.integrations.page.words import PageWords
 from capeval_core.weights.folder import WeightsError, open_weights
 from tests.adversarial.case import png_header
+from tests.inputs.photographs import encoded, photograph
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -197,9 +198,9 @@ def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, im
     broken.write_bytes(image.read_bytes()[:60])
     bomb, damaged = tmp_path / "bomb.png", tmp_path / "damaged.png"
     bomb.write_bytes(png_header(20_000, 20_000))
-    data = bytearray(image.read_bytes())
+    data = bytearray(encoded(photograph(), "PNG"))
     at = data.index(b"IDAT") + 4
-    data[at : at + 40] = bytes(40)
+    data[at : at + 200] = bytes(200)
     damaged.write_bytes(data)
     text.write_text("no image")
     frames = [Image.new("L", (8, 8), grey) for grey in (0, 90, 200)]
