@@ -16,8 +16,7 @@ def run_snippets(text: str, name: str) -> int:
     """Run every block marked `python`, in order and in one namespace; give the number of values checked.
 
     A comment behind an expression, or in the lines that follow it, is its `repr`, or `Kind: message` of the
-    error that it raises, whose kind is its class or one above, with `...` for anything. Other comments are
-    prose.
+    error that it raises (its class or one above), with `...` for anything. Other comments are prose.
     """
     namespace: dict[str, Any] = {}
     checked = 0

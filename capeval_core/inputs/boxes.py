@@ -130,7 +130,7 @@ def _array_in(file: zipfile.ZipFile, name: str) -> NDArray[Any]:
         )
     data = BytesIO(file.read(entry))
     shape, _, dtype = _HEADERS[np.lib.format.read_magic(data)](data)
-    if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize != entry.file_size - data.tell():
+    if int(np.prod(shape, dtype=object)) * dtype.itemsize != entry.file_size - data.tell():
         found = f"the header says shape {shape} of {dtype}, which the array does not have"
         raise Refused(found, "write plain numbers with numpy.savez", index=(name,))
     data.seek(0)

@@ -46,7 +46,7 @@ def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("imag
     if values is None:
         problems.add(Problem("images", None, "missing", f"pass a list of {many}"))
         return None
-    if (medium := _is_single(values, media)) is not None:
+    if (medium := _single_medium(values, media)) is not None:
         fix = f"pass a list, images=[{medium}]"
         problems.add(Problem("images", None, f"a single {medium}", fix, kind=TypeError))
         return None
@@ -64,7 +64,7 @@ def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("imag
     return None
 
 
-def _is_single(value: Any, media: Sequence[str]) -> str | None:
+def _single_medium(value: Any, media: Sequence[str]) -> str | None:
     """The medium of a value that is one visual and not a list of them."""
     if isinstance(value, InputVisual):
         return value.medium

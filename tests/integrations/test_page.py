@@ -41,6 +41,8 @@ from capeval_core.integrations.page.uploads import CUT, DEEP, TRANSPARENT, TURNE
 from capeval_core.integrations.page.views import scale, ticks
 from capeval_core.integrations.page.words import PageWords
 from capeval_core.weights.folder import WeightsError, open_weights
+from tests.adversarial.case import png_header
+from tests.inputs.photographs import encoded, photograph
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -195,6 +197,12 @@ def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, im
     scorer = Scorer("refpacs", "tiny")
     broken, text, animated = tmp_path / "cut.png", tmp_path / "text.png", tmp_path / "frames.gif"
     broken.write_bytes(image.read_bytes()[:60])
+    bomb, damaged = tmp_path / "bomb.png", tmp_path / "damaged.png"
+    bomb.write_bytes(png_header(20_000, 20_000))
+    data = bytearray(encoded(photograph(), "PNG"))
+    at = data.index(b"IDAT") + 4
+    data[at : at + 200] = bytes(200)
+    damaged.write_bytes(data)
     text.write_text("no image")
     frames = [Image.new("L", (8, 8), grey) for grey in (0, 90, 200)]
     frames[0].save(animated, save_all=True, append_images=frames[1:])
@@ -205,14 +213,14 @@ def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, im
         ("a", image, []),
         ("a", image, ["x", " "]),
         ("", None, []),
-        *(("a", path, ["x"]) for path in (broken, text, animated)),
+        *(("a", path, ["x"]) for path in (broken, text, animated, bomb, damaged)),
     ]
     for caption, path, references in wrong:
         with pytest.raises(ValueError) as refused:
             scorer.check(None if path is None else str(path), caption, references, "tiny")
         message = PageWords().of(refused.value)
         assert not re.search(r"\[\d|pass \w+=|None|captions|images|PIL\.", message), message
-        assert str(tmp_path) not in message
+        assert str(tmp_path) not in message and "damaged:" not in message
         assert not any(line.strip()[0].islower() for line in message.splitlines())
         assert str(refused.value).count("\n") == message.count("\n") < SHOWN
 

@@ -304,7 +304,7 @@ def test_metrics_are_named_described_or_opened(scenes: Scenes, weights: str) -> 
         ({"images": None}, "images is missing"),
         ({"images": []}, "images is empty"),
         ({"images": {"a": [], "b": []}}, "images is a dict"),
-        ({"images": ["nowhere.png"] * COUNT}, "there is no file 'nowhere.png' (also images[1]"),
+        ({"images": ["nowhere.png"] * COUNT}, "images[0], images[1], images[2] and 7 more: there"),
         ({"references": [["a"]]}, "len(images)=10 but len(references)=1"),
     ],
 )
