@@ -27,8 +27,6 @@ class Blip2Encoder(Blip2Towers, tags=["image-captioning", "blip-2"]):
 
     kind = "blip2"
     Conversion = Blip2Conversion
-    used_by = "eco"
-    tiny = "blip2"
 
     def match(
         self,

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from capeval_core.models.architecture import check_tensors
 from capeval_core.models.precision import DTYPES
-from capeval_core.weights.blip2_transformers import empty_model
+from capeval_core.weights.blip2 import empty_model
 
 
 def build_blip2(architecture: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> nn.Module:

@@ -34,9 +34,8 @@ from capeval_core.models.architecture import is_whole, scaling_problems, shown, 
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.model import CheckedModel
 from capeval_core.models.precision import DTYPES, exact_float32
-from capeval_core.weights.blip2_transformers import read_words, translate_transformers
-from capeval_core.weights.checksum import sha256_of
-from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
+from capeval_core.weights.blip2 import read_words, translate_transformers
+from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder, sha256_of
 from capeval_core.writing import write_whole
 
 Floats = NDArray[np.float32]

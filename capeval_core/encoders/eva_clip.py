@@ -36,7 +36,6 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
 
     kind = "eva_clip"
     Conversion = EvaClipConversion
-    used_by = "eva-clip"
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
         return build_eva_clip(config, tensors, self.dtype, self.device)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.inputs.resizing import resized
-from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
+from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
 INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 

@@ -18,9 +18,8 @@ import torch
 
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.precision import DTYPES, exact_float32
-from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import TENSORS, WeightsError, check_finite
-from capeval_core.weights.foreign import download
+from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum
+from capeval_core.weights.hub import download_model
 
 FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"
 """Flan-T5 base (Apache 2.0) tuned on Visual Genome's descriptions; `-large-` and `-small-` exist too."""
@@ -148,8 +147,8 @@ def find_parser(model: str) -> tuple[Path, str, str]:
     if path.is_dir():
         folder, label, version = path, path.resolve().name, ""
     else:
-        folder = download(
-            model, _WHAT, ["*.json", "*.model"], default=FACTUAL, without=_WITHOUT, error=ParserError
+        folder = download_model(
+            model, _WHAT, ["*.json", "*.model"], TENSORS, default=FACTUAL, without=_WITHOUT, error=ParserError
         ).path
         label, version = model.partition("@")[0], folder.name
     # Without its files transformers would make up a tokenizer of its own.

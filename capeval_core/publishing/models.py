@@ -19,8 +19,7 @@ from capeval_core.publishing.publication import (
 )
 from capeval_core.registry import METRICS
 from capeval_core.suggestion import did_you_mean
-from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, restriction_of
-from capeval_core.weights.constants import LICENCE_NOT_STATED
+from capeval_core.weights.catalogue import LICENCE_NOT_STATED, WeightsEntry, entry_known_as, restriction_of
 from capeval_core.weights.folder import (
     CONFIG,
     OPEN_CLIP_CONFIG,

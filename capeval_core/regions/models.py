@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, WeightsFolder, open_weights, read_json
-from capeval_core.weights.foreign import download
+from capeval_core.weights.folder import (
+    CONFIG,
+    TENSORS,
+    WeightsError,
+    WeightsFolder,
+    file_checksum,
+    open_weights,
+    read_json,
+)
+from capeval_core.weights.hub import download_model
 
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"
 """SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0: light as the paper's MobileSAMv2, whose weights have to
@@ -43,7 +50,9 @@ def open_model(weights: str | os.PathLike[str], *, what: str, model_type: str, d
     if path.is_dir():
         folder = _read(path, path.resolve().name, None, what, default)
     else:
-        found = download(name, what, ["*config.json"], default=default, without=WITHOUT)
+        found = download_model(
+            name, what, ["*config.json"], TENSORS, default=default, without=WITHOUT, error=WeightsError
+        )
         folder = _read(found.path, name.partition("@")[0], found.commit, what, default)
     kind = folder.config.get("encoder" if folder.config.get("format") == 1 else "model_type")
     if kind != model_type:

@@ -22,8 +22,7 @@ from capeval_core.models.device import resolve_device
 from capeval_core.models.precision import exact_float32
 from capeval_core.regions.boxes import clipped, distinct
 from capeval_core.regions.source import Boxes, BoxSource
-from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import WeightsError
+from capeval_core.weights.folder import WeightsError, file_checksum
 
 Floats = NDArray[np.float32]
 

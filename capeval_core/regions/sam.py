@@ -24,8 +24,8 @@ from capeval_core.models.precision import DTYPES, exact_float32
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam_model import build, build_transformers, empty_transformers, fill, with_copy
-from capeval_core.regions.sam_release import MEAN, STD, SamConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
+from capeval_core.weights.sam import MEAN, STD, SamConversion
 
 _BOXES = 32
 """Boxes that the decoder takes at a time: each needs a copy of the image's features."""
@@ -53,7 +53,6 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     kind = "sam"
     depends_on = ("architecture", "preprocessing")
     Conversion = SamConversion
-    used_by = "hices"
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         try:

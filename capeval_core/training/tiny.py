@@ -44,7 +44,7 @@ from capeval_core.training.tiny_model import (
 )
 from capeval_core.training.tiny_questions import Questions
 from capeval_core.training.tiny_report import REPORT
-from capeval_core.weights.constants import PROMPT
+from capeval_core.weights.catalogue import PROMPT
 
 
 @dataclass(frozen=True)

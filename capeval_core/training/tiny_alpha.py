@@ -43,7 +43,7 @@ from capeval_core.training.tiny_model import (
     shipped,
     text_tokens,
 )
-from capeval_core.weights.constants import MASK_MEAN, MASK_STD
+from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
 
 THRESHOLD = 0.55
 """The cosine below which a phrase counts as false. Of fresh scenes' true phrases 3% lie below it; of those

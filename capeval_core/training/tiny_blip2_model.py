@@ -13,7 +13,7 @@ from capeval_core.encoders.wordpiece import END, PAD, START, UNKNOWN, WordPiece
 from capeval_core.synthetic import describe, draw, sample_scene
 from capeval_core.training.lessons import LONGEST, shrink
 from capeval_core.training.tiny_model import PATCH, SIDE, normalised, shipped
-from capeval_core.weights.blip2_transformers import empty_model
+from capeval_core.weights.blip2 import empty_model
 
 VISION_LAYERS = 3
 WIDTH, QUERIES, DIMENSION = 96, 12, 64

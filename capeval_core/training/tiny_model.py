@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from capeval_core.encoders.tokenizer import ClipTokenizer
 from capeval_core.training.lessons import Ints
-from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, PROMPT
+from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD, PROMPT
 from capeval_core.weights.folder import TINY, WeightsFolder, open_weights
 
 SIDE, PATCH = 48, 8

@@ -1,4 +1,4 @@
-"""Where weights live: Hub repositories, and the original releases that they are converted from."""
+"""Where weights live, Hub repositories and the original releases, and what they were trained with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+PROMPT = "A photo depicts "
+"""Put before every caption and reference by PAC-S and CLIP-S."""
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+MASK_MEAN, MASK_STD = 0.5, 0.26
+"""How Alpha-CLIP scales masks of zeros and ones."""
+LICENCE_NOT_STATED = "not stated by the original"
+"""In a config, the licence of weights whose authors state none."""
 NAMESPACE = os.environ.get("CAPEVAL_NAMESPACE", "capeval")
 """The Hub namespace of everything that this project publishes."""
 
@@ -30,7 +38,17 @@ def restriction_of(licence: str) -> str | None:
     'reproduce and Share the Licensed Material, in whole or in part, for NonCommercial purposes only'
     >>> restriction_of("MIT")
     """
-    return next((said for name, said in LICENCES.items() if name.lower() == licence.lower()), None)
+    return next((text for name, text in LICENCES.items() if name.lower() == licence.lower()), None)
+
+
+@dataclass(frozen=True)
+class PassWeights:
+    """In a message: weights to pass; each door has words of its own for that."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"pass weights={self.name!r}"
 
 
 @dataclass(frozen=True)
@@ -41,10 +59,10 @@ class WeightsEntry:
     original: where the authors' own release lives.
     checkpoint: file name of that release, None if the repository is the authors' or a known mirror.
     licence: one of `LICENCES`, as its authors state it; None if they state none.
-    settings: what a config must say of them; a repository that says otherwise is refused. They are also flags
-        of `capeval convert`, for what the tensors cannot tell.
+    settings: values that their config must have; a repository with others is refused. They are also flags of
+        `capeval convert`, for what the tensors do not show.
     metrics: names of those whose published weights these are; none where no metric here is named after them.
-    architecture: how encoders describe these weights, without their activation; None where that is not noted.
+    architecture: how encoders describe these weights, without their activation; None: not recorded.
     """
 
     repository: str
@@ -57,7 +75,7 @@ class WeightsEntry:
     architecture: str | None = None
 
     def is_another(self, described: str) -> str | None:
-        """What is wrong with weights that go by this entry's name but are described as another model.
+        """The problem of weights that have this entry's name but are described as another model.
 
         >>> PACS_B32.is_another("ViT/32 2x64, 64 pixels; text 2x64; 32 dimensions; gelu")
         'PAC-S, CLIP ViT-B/32 is ViT/32 12x768, ..., but these weights are ViT/32 2x64, ...; gelu'
@@ -85,21 +103,23 @@ class WeightsEntry:
         flags = "".join(f" --{name} {value}" for name, value in self.settings.items())
         return f"capeval convert {metric} {self.checkpoint}{flags} --out {self.folder}"
 
-    def how_to_convert(self, metric: str) -> str:
-        """The exact way to these weights when the Hub repository cannot be had here."""
+    def how_to_convert(self, metric: str) -> list[str | PassWeights]:
+        """The exact way to these weights where the Hub repository could not be loaded."""
         if self.checkpoint is None:
-            return (
+            steps = (
                 f"Where there is a network, download it with\n"
                 f"    hf download {self.repository} --local-dir {self.folder}\n"
-                f"copy the folder here, and pass weights={self.folder!r}."
+                f"copy the folder here, and "
             )
-        return (
-            f"The original release is {self.checkpoint} at\n"
-            f"    {self.original}\n"
-            f"Download it, run\n"
-            f"    {self.convert_command(metric)}\n"
-            f"and pass weights={self.folder!r}."
-        )
+        else:
+            steps = (
+                f"The original release is {self.checkpoint} at\n"
+                f"    {self.original}\n"
+                f"Download it, run\n"
+                f"    {self.convert_command(metric)}\n"
+                f"and "
+            )
+        return [steps, PassWeights(self.folder), "."]
 
 
 _QUICK, _EXACT = {"activation": "quick_gelu"}, {"activation": "gelu"}
@@ -199,7 +219,18 @@ BLIP2: tuple[WeightsEntry, ...] = (
 """Image-text matching; the first one is what ECO uses."""
 
 EVA_CLIP = "eva-clip"
-"""What `capeval convert` is told for EVA-CLIP, which is no metric's own weights."""
+"""EVA-CLIP in `capeval convert`: no metric's own weights."""
+CONVERTED_AS: Mapping[str, str] = {
+    "clip": "pacs",
+    "alpha_clip": "hices",
+    "blip2": "eco",
+    "open_clip": "eco",
+    "eva_clip": EVA_CLIP,
+    "sam": "regions",
+}
+"""Name of a network, as `encoder` in a config -> of its original releases in `capeval convert`."""
+TINY_OF: Mapping[str, str] = {"clip": "pacs", "alpha_clip": "hices", "blip2": "blip2"}
+"""Name of a network -> folder of its embedded small model."""
 EVA_18B = WeightsEntry(
     f"{NAMESPACE}/eva-clip-18b",
     "EVA-CLIP-18B",
@@ -251,7 +282,7 @@ ECO_MEMBERS: dict[str, WeightsEntry] = {
     ),
     "openclip-l14": _openclip("CLIP-ViT-L-14-laion2B-s32B-b82K", "ViT-L/14"),
 }
-"""Dual encoders of ECO's ensemble by the names that its option `members` knows."""
+"""Dual encoders of ECO's ensemble by their names in its option `members`."""
 
 WEIGHTS: tuple[WeightsEntry, ...] = (
     PACS_B32,

@@ -26,8 +26,8 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionsError, RegionSource
+from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import WeightsError
-from capeval_core.weights.release import Release
 from tests.counting import counted
 from tests.seeded import alpha_encoder, alpha_release, write_config
 

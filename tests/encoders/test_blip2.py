@@ -39,8 +39,7 @@ def convert(folder: Path, checkpoint: Path | None = None, **settings: Any) -> An
     """The seeded checkpoint, in LAVIS's format unless another is given, converted."""
     (folder / "vocab.txt").write_text("\n".join(case().words) + "\n")
     settings = {"vocabulary": str(folder / "vocab.txt"), **case().heads} | settings
-    conversion = Blip2Encoder.Conversion.of("convert", settings)
-    return conversion.read(checkpoint or case().lavis_checkpoint(folder))
+    return Blip2Encoder.convert(checkpoint or case().lavis_checkpoint(folder), **settings)
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,8 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.encoders.eva_clip_model import EvaTower, empty_eva_clip
 from capeval_core.inputs.visual import InputImage
-from capeval_core.weights.eva_clip import EvaClipConversion
+from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import WeightsError
-from capeval_core.weights.release import Release
 from tests.encoders.original_eva_clip import Sizes, Tensors, image_feature, seeded, text_feature
 from tests.seeded import write_config
 
@@ -58,7 +57,7 @@ def release(norm: str = "post", half: bool = False) -> Release:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "seeded.pt"
         torch.save(checkpoint(half), path)
-        return EvaClipConversion.of("convert", {"head_width": Sizes().head_width, "norm": norm}).read(path)
+        return EvaClipEncoder.convert(path, head_width=Sizes().head_width, norm=norm)
 
 
 @cache

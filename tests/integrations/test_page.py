@@ -217,7 +217,7 @@ def test_the_librarys_messages_lose_what_only_a_program_knows(tmp_path: Path, im
 
 
 def test_how_to_get_weights_is_told_to_who_runs_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = metric_class("pacs").default_weights.how_to_convert("pacs")
+    message = "".join(map(str, metric_class("pacs").default_weights.how_to_convert("pacs")))
     told = in_words_of_the_page(message)
     assert "\n    capeval convert pacs clip_ViT-B-32.pth" in told
     assert told.endswith("\nand start `capeval page` with --weights pacs-clip-vit-b-32.")

@@ -148,7 +148,7 @@ def test_parsers_that_cannot_be_loaded(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in ("factual", "someone/nowhere@v1"):
         message = refused(name)
-        assert FACTUAL in message and "cannot be had" in message
+        assert FACTUAL in message and "could not be loaded" in message
         assert "HF_HUB_OFFLINE is set" in message
     for name in ("not a/valid id", "./nothing/here", "a/b/c"):
         assert "is neither a folder nor a Hub id" in refused(name)
@@ -177,7 +177,7 @@ print(json.dumps(answers))
         newest, tagged, pinned, missing, unknown = ask(code, hub.address, tmp_path)
     assert newest == [f"parser@{commit('main')[:8]}", ["men is 2"], 0]
     assert tagged == pinned == [f"parser@{commit('v1')[:8]}", ["men is 2"], 0]
-    assert "'org/none' cannot be had" in missing and "'org/parser@v9' cannot be had" in unknown
+    assert "'org/none' could not be loaded" in missing and "'org/parser@v9' could not be loaded" in unknown
 
 
 def test_settings_that_are_wrong(parser_folder: Path) -> None:

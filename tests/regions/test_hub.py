@@ -33,7 +33,7 @@ def test_models_from_the_hub(sam_folder: Path, owlv2_folder: Path, tmp_path: Pat
     assert rectangles[0] == f"rectangles:org/owl@{main}"
     assert default[1] == named[1]  # the same weights under another name
     assert default[2] == [40, 60] and default[3] > 0
-    assert "segmenter 'org/none' cannot be had" in none and f"The default is {SEGMENTER}" in none
+    assert "segmenter 'org/none' could not be loaded" in none and f"The default is {SEGMENTER}" in none
     assert "detector 'org/sam' is a model of type 'sam', expected 'owlv2'" in another
     asked = {request.rsplit("/", 1)[-1] for request in hub.requests if "/resolve/" in request}
     assert asked == {"config.json", "preprocessor_config.json", "model.safetensors"}

@@ -1,4 +1,4 @@
-"""Sources by name, as a user opens them: detectors, segmenters, and what is said where they cannot be had."""
+"""Sources by name, as a user opens them: detectors, segmenters, and what is said where they could not be loaded."""
 
 from __future__ import annotations
 
@@ -318,9 +318,15 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(WeightsError) as caught:
         open_regions("objects")
-    for part in (SEGMENTER, "cannot be had", "hf download", 'regions="colours"', 'regions="masks.json"'):
+    for part in (
+        SEGMENTER,
+        "could not be loaded",
+        "hf download",
+        'regions="colours"',
+        'regions="masks.json"',
+    ):
         assert part in str(caught.value)
-    with pytest.raises(WeightsError, match=f"a/b.* cannot be had .*The default is {DETECTOR}"):
+    with pytest.raises(WeightsError, match=f"a/b.* could not be loaded .*The default is {DETECTOR}"):
         open_regions("rectangles:a/b")
 
 

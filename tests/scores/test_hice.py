@@ -546,9 +546,12 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"regions": "objects"}, [f"segmenter {SEGMENTER!r} cannot be had", 'regions="colours"']),
-        ({"regions": "rectangles"}, [f"detector {DETECTOR!r} cannot be had", "hf download", "masks.json"]),
-        ({"phrases": "factual"}, [FACTUAL, 'phrases="chunks"', "cannot be had"]),
+        ({"regions": "objects"}, [f"segmenter {SEGMENTER!r} could not be loaded", 'regions="colours"']),
+        (
+            {"regions": "rectangles"},
+            [f"detector {DETECTOR!r} could not be loaded", "hf download", "masks.json"],
+        ),
+        ({"phrases": "factual"}, [FACTUAL, 'phrases="chunks"', "could not be loaded"]),
         ({"phrases": "org/parser@v2"}, ["org/parser", "v2", 'phrases="chunks"']),
     ],
     ids=str,

@@ -15,7 +15,7 @@ from capeval_core.training.lessons import make_lessons, shrink
 from capeval_core.training.tiny import TinyRecipe, folder_of, train
 from capeval_core.training.tiny_model import CELLS, SIDE, CaptionCodec, build, normalised, text_tokens
 from capeval_core.training.tiny_report import REPORT, measure_encoder
-from capeval_core.weights.constants import PROMPT
+from capeval_core.weights.catalogue import PROMPT
 
 SHORT = TinyRecipe(scenes=64, steps=24, batch=16, warmup=4)
 

@@ -20,7 +20,7 @@ from capeval_core.training.report import Comparison
 from capeval_core.training.tiny_alpha import AlphaRecipe, build, folder_of, region_contrast, train
 from capeval_core.training.tiny_alpha_report import GAIN, MASKED, REPORT, UNMASKED, measure_regions
 from capeval_core.training.tiny_model import SIDE, CaptionCodec
-from capeval_core.weights.constants import PROMPT
+from capeval_core.weights.catalogue import PROMPT
 from capeval_core.weights.folder import TINY
 
 SHORT = AlphaRecipe(scenes=48, steps=16, batch=8, warmup=3)
@@ -50,7 +50,7 @@ def test_the_shipped_model_reads_regions_it_has_never_seen(tiny: AlphaClipEncode
 
 def test_the_shipped_model_is_small(tiny: AlphaClipEncoder) -> None:
     files = list(TINY.rglob("*.safetensors"))
-    assert (TINY / AlphaClipEncoder.used_by / "model.safetensors").stat().st_size <= 8_000_000
+    assert (TINY / "hices" / "model.safetensors").stat().st_size <= 8_000_000
     assert sum(file.stat().st_size for file in files) < 30_000_000
 
 

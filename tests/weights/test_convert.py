@@ -19,8 +19,9 @@ from open_clip.model import CLIP
 from safetensors.torch import save_file
 
 from capeval_core.weights.adapters import low_rank_update
-from capeval_core.weights.architecture import _mlp_ratio, expected_shapes, read_architecture
-from capeval_core.weights.convert import read_release
+from capeval_core.weights.catalogue import PACS_B32
+from capeval_core.weights.clip import ClipConversion, _mlp_ratio, read_architecture
+from capeval_core.weights.conversion import Release
 from tests.golden import recipe
 
 CASES = Path(__file__).parents[1] / "golden" / "cases"
@@ -39,6 +40,11 @@ def checkpoint(case: str) -> dict[str, torch.Tensor]:
 def saved(tmp_path: Path, content: Any, name: str = "release.pth") -> Path:
     torch.save(content, tmp_path / name)
     return tmp_path / name
+
+
+def read_release(path: Path, **settings: Any) -> Release:
+    """The checkpoint, by these settings, with exactly the tensors of open_clip's model."""
+    return ClipConversion(**settings).read(path, build)
 
 
 def build(config: dict[str, Any]) -> CLIP:
@@ -61,7 +67,6 @@ def test_the_tensors_are_exactly_those_of_open_clip(case: str, tmp_path: Path) -
     model = build(release.config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     assert {name: tuple(tensor.shape) for name, tensor in release.tensors.items()} == expected
-    assert expected_shapes(release.config["architecture"]) == expected
     model.load_state_dict(release.tensors, strict=True)
     for name, tensor in release.tensors.items():
         assert tensor.is_contiguous()
@@ -79,7 +84,7 @@ def test_the_sizes_are_those_of_the_original(case: str) -> None:
     model = json.loads((CASES / case / "config.json").read_text())["model"]
     manifest = json.loads((CASES / case / "manifest.json").read_text())
     shapes = {name: tuple(spec["shape"]) for name, spec in manifest.items()}
-    architecture, _ = read_architecture(shapes, **HEADS.get(case, {}))
+    architecture = read_architecture(shapes, [], **HEADS.get(case, {}))
     vision, text = architecture["vision"], architecture["text"]
     assert architecture["embed_dim"] == model["embed_dim"]
     if "vision_cfg" in model:
@@ -100,9 +105,7 @@ def test_the_sizes_are_those_of_the_original(case: str) -> None:
 
 def test_the_source_is_recorded(tmp_path: Path) -> None:
     path = saved(tmp_path, checkpoint("pacs-vit-tiny"), "clip_ViT-B-32.pth")
-    release = read_release(
-        path, source_name="PAC-S ViT-B/32", url="https://example.org/x", licence="none given"
-    )
+    release = read_release(path, source="PAC-S ViT-B/32", url="https://example.org/x", licence="none given")
     source = release.config["source"]
     assert source["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert source["file"] == "clip_ViT-B-32.pth"
@@ -113,8 +116,11 @@ def test_the_source_is_recorded(tmp_path: Path) -> None:
         "none given",
     )
     assert source["notes"] == release.notes
-    bare = read_release(path).config["source"]
-    assert (bare["name"], bare["url"]) == ("clip_ViT-B-32", None)
+    listed = read_release(path).config["source"]
+    assert (listed["name"], listed["url"]) == ("clip_ViT-B-32", PACS_B32.original)
+    assert listed["licence"] == "not stated by the original"
+    bare = read_release(path.rename(tmp_path / "my.best.model.pth")).config["source"]
+    assert (bare["name"], bare["url"]) == ("my.best.model", None)
     assert bare["licence"] == "not stated by the original"
     assert release.config["constants"] == {"prompt": "A photo depicts "}
     assert release.config["preprocessing"]["interpolation"] == "bicubic"
@@ -155,7 +161,7 @@ def test_leftovers_and_counters(tmp_path: Path) -> None:
     }
     release = read_release(saved(tmp_path, tensors))
     build(release.config).load_state_dict(release.tensors, strict=True)
-    dropped = notes_about(release.notes, "dropped")
+    dropped = notes_about(release.notes, "left out")
     assert all(name in dropped for name in ("input_resolution", "context_length", "vocab_size", "attn_mask"))
     assert release.tensors["visual.bn1.num_batches_tracked"].item() == 7
     assert "21 BatchNorm counters" in notes_about(release.notes, "counters")
@@ -208,7 +214,9 @@ def test_the_model_saved_by_open_clip_itself_tells_gelu(tmp_path: Path) -> None:
 def test_sorted_names_tell_no_activation(tmp_path: Path) -> None:
     tensors = checkpoint("pacs-vit-tiny")
     path = saved(tmp_path, {name: tensors[name] for name in sorted(tensors)})
-    with pytest.raises(ValueError, match=r"release\.pth: the activation cannot be told.*Pass activation="):
+    with pytest.raises(
+        ValueError, match=r"release\.pth: the activation cannot be inferred.*Pass activation="
+    ):
         read_release(path)
     assert read_release(path, activation="gelu").config["activation"] == "gelu"
 
@@ -224,7 +232,7 @@ def test_blocks_of_mixed_orders_tell_no_activation(tmp_path: Path) -> None:
         names = [name for name in tensors if name not in parts]
         for mixed in ([*names, *moved], [*moved, *names]):
             path = saved(tmp_path, {name: tensors[name] for name in mixed})
-            with pytest.raises(ValueError, match=r"the activation cannot be told.*Pass activation="):
+            with pytest.raises(ValueError, match=r"the activation cannot be inferred.*Pass activation="):
                 read_release(path)
 
 
@@ -440,15 +448,18 @@ def test_wide_towers_need_their_head_width(tmp_path: Path) -> None:
         "visual.transformer.resblocks.0.mlp.c_fc.weight": (5120, 1280),
     }
     with pytest.raises(ValueError, match=r"1280 wide.*pass head_width"):
-        read_architecture(shapes)
-    architecture, _ = read_architecture(shapes, head_width=80)
+        read_architecture(shapes, [])
+    architecture = read_architecture(shapes, [], head_width=80)
     assert architecture["vision"]["head_width"] == 80
     assert architecture["vision"]["image_size"] == 224
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"activation": "relu"}, "choose 'quick_gelu' or 'gelu'"), ({"adapters": "mlp"}, "choose")],
+    [
+        ({"activation": "relu"}, "expected 'quick_gelu' or 'gelu'"),
+        ({"adapters": "mlp"}, "expected 'released'"),
+    ],
 )
 def test_unknown_choices(option: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
@@ -546,5 +557,5 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(how: str, tmp_path: Path
 
 
 def test_importing_the_converter_imports_no_encoder() -> None:
-    code = "import sys, capeval_core.weights.convert; sys.exit('capeval_core.encoders' in sys.modules)"
+    code = "import sys, capeval_core.weights.clip; sys.exit('capeval_core.encoders' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -20,8 +20,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.catalogue import BLIP2, EVA_18B, PACS_B32, WEIGHTS, entry_of
-from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
+from capeval_core.weights.folder import WeightsError, WeightsFolder, file_checksum, open_weights
 from tests.hub import commit
 from tests.seeded import encoder, write_config
 
@@ -335,7 +334,7 @@ def test_changes_within_one_tick_of_the_file_systems_clock_are_noticed(
 def test_a_change_in_place_is_noticed_although_size_and_time_are_put_back(
     folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.checksum._SETTLED", 0.0)  # as if seconds had passed each time
+    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 0.0)  # as if seconds had passed each time
     tensors = folder / "model.safetensors"
     restamp(tensors, 3600)
     before = tensors.stat()
@@ -361,7 +360,7 @@ def test_a_change_in_place_is_noticed_although_size_and_time_are_put_back(
 def test_another_file_in_the_place_is_noticed(
     folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.checksum._SETTLED", 0.0)
+    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 0.0)
     tensors = folder / "model.safetensors"
     content, before = bytearray(tensors.read_bytes()), tensors.stat()
     opened(folder)
@@ -391,7 +390,7 @@ def test_checksums_of_settled_files_are_remembered(memory: Path) -> None:
 def test_a_damaged_memory_does_not_condemn_weights(
     folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.checksum._SETTLED", 0.0)
+    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 0.0)
     first = opened(folder).checksum
     (note,) = memory.iterdir()
     note.write_text("0" * 64)
@@ -455,7 +454,7 @@ def test_the_catalogue_is_sound() -> None:
         assert entry_of(entry.repository.upper()) is entry
         assert entry in (*BLIP2, EVA_18B) or entry.settings["activation"] in ("gelu", "quick_gelu")
         assert entry.original.startswith("https://")
-        told = entry.how_to_convert("pacs")
+        told = "".join(map(str, entry.how_to_convert("pacs")))
         if entry.checkpoint is None:
             assert f"hf download {entry.repository} --local-dir" in told
         else:

@@ -21,7 +21,7 @@ from capeval_core.encoders.open_clip import OpenClipEncoder
 from capeval_core.models.model import CheckedModel
 from capeval_core.networks import network_of
 from capeval_core.regions.owlv2 import Owlv2Boxes
-from capeval_core.regions.sam import Sam, SamConversion
+from capeval_core.regions.sam import Sam
 from capeval_core.weights.folder import TINY, WeightsError, open_weights
 from tests import seeded
 from tests.encoders import original_eva_clip, test_open_clip
@@ -102,12 +102,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> d
     place = tmp_path_factory.mktemp("networks")
     torch.save(original_eva_clip.seeded(), place / "eva.pt")
     heads = {"head_width": original_eva_clip.Sizes().head_width}
-    eva = EvaClipEncoder.Conversion.of("convert", heads).read(place / "eva.pt")
+    eva = EvaClipEncoder.convert(place / "eva.pt", **heads)
     EvaClipEncoder(eva.config, eva.tensors, device="cpu").save_pretrained(place / "eva_clip")
     case = Path(__file__).parents[1] / "golden" / "cases" / "sam-boxes-tiny"
     tensors = recipe.state_dict(case / "manifest.json", 1)
     torch.save({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, place / "sam.pth")
-    sam = SamConversion(decoder_heads=2).read(place / "sam.pth")
+    sam = Sam.convert(place / "sam.pth", decoder_heads=2)
     Sam(sam.config, sam.tensors, device="cpu").save_pretrained(place / "sam")
     seeded.alpha_encoder().save_pretrained(place / "alpha_clip")
     test_open_clip.repository(place / "open_clip")
