@@ -62,7 +62,8 @@ class Conversion(Settings, ABC):
     title: ClassVar[str]
     """The network in messages."""
     anchors: ClassVar[tuple[str, ...]] = ()
-    """A tensor that every such checkpoint has, in each naming; what precedes its name is the prefix."""
+    """A tensor that every such checkpoint has, in each naming; what precedes its name is the prefix. Empty:
+    there is none to take off."""
     unused: ClassVar[str] = "$^"
     """Pattern of the beginning of names that the model does not need."""
     names: ClassVar[Names] = ()
@@ -98,15 +99,19 @@ class Conversion(Settings, ABC):
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         """What the model needs, without the common prefix."""
-        content = without_prefix(content, self.anchors, self.title, notes)
+        if self.anchors:
+            content = without_prefix(content, self.anchors, self.title, notes)
         unused = [name for name in content if re.match(self.unused, name)]
         if unused:
-            notes.append(f"left out what the model does not use or makes itself: {name_some(unused)}")
+            notes.append(
+                f"left out {len(unused)} tensors that the model does not use or makes itself: "
+                f"{name_some(unused)}"
+            )
         return {name: value for name, value in content.items() if name not in unused}
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
         """Float32 tensors under the encoder's names."""
-        return {renamed(name, self.names): tensor for name, tensor in as_float32(content, notes).items()}
+        return rename(as_float32(content, notes), self.names)
 
     @abstractmethod
     def architecture(self, shapes: Shapes, notes: list[str]) -> dict[str, Any]:
@@ -201,6 +206,21 @@ def renamed(name: str, names: Names) -> str:
     for pattern, replacement in names:
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def rename(tensors: Tensors, names: Names) -> Tensors:
+    """The tensors under the encoder's names.
+
+    Raises:
+        ValueError: two of them would have the same name.
+    """
+    result: Tensors = {}
+    for name, tensor in tensors.items():
+        new = renamed(name, names)
+        if new in result:
+            raise ValueError(f"{name} is a second {new}: save one model alone")
+        result[new] = tensor
+    return result
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -25,7 +25,7 @@ from capeval_core.weights.conversion import (
     clip_preprocessing,
     count_blocks,
     own_memory,
-    renamed,
+    rename,
 )
 
 Norm = Literal["post", "pre"]
@@ -91,10 +91,10 @@ class EvaClipConversion(Conversion):
         if _TRANSFORMERS in content:
             content = _from_transformers(content)
             notes.append("names: transformers', translated into the authors' own")
-        floats = {renamed(name, self.names): checked_floats(name, value) for name, value in content.items()}
-        types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in floats.values()})
+        tensors = {name: own_memory(checked_floats(name, value)) for name, value in content.items()}
+        types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
         notes.append(f"tensors are kept in {' and '.join(types)}, as released")
-        return {name: own_memory(tensor) for name, tensor in floats.items()}
+        return rename(tensors, self.names)
 
     def architecture(self, shapes: Shapes, notes: list[str]) -> dict[str, Any]:
         width, _, patch, _ = shape_of(shapes, "visual.patch_embed.proj.weight", 4)

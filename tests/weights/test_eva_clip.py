@@ -152,6 +152,7 @@ def test_norms_are_told_by_the_width_of_the_released_models(tmp_path: Path) -> N
         (lambda t: t.update({"visual.pos_embed": torch.zeros(1, 18, 48)}), "17 image positions, not a"),
         (lambda t: t.update({"visual.norm.weight": torch.full((48,), torch.nan)}), "norm.weight holds NaN"),
         (lambda t: t.update({"visual.norm.weight": torch.zeros(48).long()}), "is of type int64"),
+        (lambda t: t.update({"ln_final.bias": torch.zeros(128)}), "ln_final.bias is a second ln_final.bias"),
         (lambda t: t.pop("visual.patch_embed.proj.weight"), "no EVA-CLIP: expected visual.patch_embed.proj"),
         (lambda t: t.update({"m.visual.patch_embed.proj.weight": torch.zeros(1)}), "several models"),
     ],
