@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -158,8 +157,10 @@ def pool_starts(batch: Samples) -> list[int]:
 
 def cannot_open(name: str, error: BaseException) -> str:
     """A complaint about weights, in words about members."""
-    said = re.sub(r"pass weights=('(?!tiny)[^']+')", r"name \1 in `members` instead", str(error))
-    return f"members: {name!r} cannot be opened. {said}\nTo do without it, name the others in `members`."
+    reason = str(error)
+    if isinstance(error, WeightsError):
+        reason = error.in_words_of("weights", passing=lambda other: f"name {other!r} in `members` instead")
+    return f"members: {name!r} cannot be opened. {reason}\nTo do without it, name the others in `members`."
 
 
 def _repeated(values: Sequence[Any], lengths: NDArray[np.int64]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Sources by name, as a user opens them: detectors, segmenters, and what is said where they could not be loaded."""
+"""Sources by name, as a user opens them: detectors, segmenters, and errors where they could not be loaded."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import time
@@ -151,6 +152,22 @@ def test_what_is_no_name_of_weights(name: str, said: str, monkeypatch: pytest.Mo
     with pytest.raises(WeightsError) as caught:
         opened(name)
     assert said in str(caught.value) and repr(name) in str(caught.value)
+
+
+def test_an_error_in_the_words_of_another_door() -> None:
+    """Each door names the argument and says how to pass other weights; processes hand the error on."""
+    with pytest.raises(WeightsError) as caught:
+        opened("tinny")
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert error.value == "tinny"
+        assert error.in_words_of("base").startswith("base='tinny' is neither a folder")
+    parts = ["is missing: ", *PACS_B32.how_to_convert("pacs")]
+    error = WeightsError(*parts, value="x")
+    assert str(error).startswith("weights='x' is missing: The original release is clip_ViT-B-32.pth at")
+    assert str(error).endswith("and pass weights='pacs-clip-vit-b-32'.")
+    assert error.in_words_of("base").endswith("and pass base='pacs-clip-vit-b-32'.")
+    message = error.in_words_of("weights", passing=lambda name: f"choose {name}")
+    assert message.endswith("and choose pacs-clip-vit-b-32.") and "pass weights" not in message
 
 
 def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
