@@ -33,17 +33,17 @@ def run(arguments: list[str]) -> int:
         return _introduce(arguments)
     name, *rest = arguments
     encoder = _encoder_of(name)
-    given = _parser(name, encoder.Conversion).read(rest)
-    out: Path = given.out
-    _refuse_to_overwrite(out, given.force)
+    flags = _parser(name, encoder.Conversion).read(rest)
+    out: Path = flags.out
+    _refuse_to_overwrite(out, flags.force)
     with in_words_of_the_user(encoder.Conversion):
-        release = encoder.convert(given.checkpoint, **chosen(given, encoder.Conversion))
+        release = encoder.convert(flags.checkpoint, **chosen(flags, encoder.Conversion))
     encoder(release.config, release.tensors, device="cpu").save_pretrained(out)
     architecture = encoder.describe(release.config)
-    entry = entry_known_as(out.name, given.checkpoint.name)
+    entry = entry_known_as(out.name, flags.checkpoint.name)
     if entry is not None and (difference := entry.is_another(architecture)):
         complain(
-            f"warning: {difference}: {given.checkpoint} is not the released file, its scores are not "
+            f"warning: {difference}: {flags.checkpoint} is not the released file, its scores are not "
             "comparable"
         )
     print(f"{out}: {architecture}")

@@ -31,12 +31,12 @@ def run(arguments: list[str]) -> int:
     add_arguments, collect = _OF_KIND[kind]
     parser = _parser(kind)
     add_arguments(parser)
-    given = parser.read(rest)
-    publications = collect(given)
-    if given.dry_run:
+    flags = parser.read(rest)
+    publications = collect(flags)
+    if flags.dry_run:
         print("\n".join(_planned(publication) for publication in publications))
         return 0
-    sent = publishing.publish(publications, branch=given.branch, private=given.private, message=given.message)
+    sent = publishing.publish(publications, branch=flags.branch, private=flags.private, message=flags.message)
     for pushed in sent:
         commit = f"{'commit' if pushed.changed else 'unchanged, at'} {pushed.commit}"
         lines = [f"{pushed.publication.address}: {commit}", *_not_sent(pushed.publication)]
@@ -96,8 +96,8 @@ def _add_modules(parser: Parser) -> None:
     )
 
 
-def _modules(given: argparse.Namespace) -> list[Publication]:
-    return [publishing.module(name, given.namespace, given.install_from) for name in given.names or METRICS]
+def _modules(flags: argparse.Namespace) -> list[Publication]:
+    return [publishing.module(name, flags.namespace, flags.install_from) for name in flags.names or METRICS]
 
 
 def _add_weights(parser: Parser) -> None:
@@ -113,17 +113,17 @@ def _add_weights(parser: Parser) -> None:
     )
 
 
-def _weights(given: argparse.Namespace) -> list[Publication]:
-    options = {"name": given.name, "permission": given.permission, "private": given.private}
-    return [publishing.weights(given.folder, given.namespace, **options)]
+def _weights(flags: argparse.Namespace) -> list[Publication]:
+    options = {"name": flags.name, "permission": flags.permission, "private": flags.private}
+    return [publishing.weights(flags.folder, flags.namespace, **options)]
 
 
 def _add_cards(parser: Parser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="+", help=f"of {', '.join(publishing.cards())}")
 
 
-def _cards(given: argparse.Namespace) -> list[Publication]:
-    return [publishing.card(name, given.namespace) for name in given.names]
+def _cards(flags: argparse.Namespace) -> list[Publication]:
+    return [publishing.card(name, flags.namespace) for name in flags.names]
 
 
 _USAGE = {"modules": "[NAME ...] --install-from WHERE", "weights": "FOLDER", "cards": "NAME ..."}

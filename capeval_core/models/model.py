@@ -6,8 +6,6 @@ import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
@@ -32,6 +30,7 @@ from capeval_core.weights.folder import (
     check_finite,
     config_checksum,
     file_checksum,
+    naming_weights,
     open_weights,
 )
 from capeval_core.writing import whole_folder
@@ -193,7 +192,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         cls: type[Self], folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32"
     ) -> Self:
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
-        with _named(folder):
+        with naming_weights(folder.name):
             config = cls._config_of(folder)
             key = (cls._fingerprint(config, folder.checksum), str(resolve_device(device)), dtype)
             encoder = _OPENED.get(key)
@@ -211,7 +210,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         Raises:
             WeightsError: as for `open`, as far as the config tells.
         """
-        with _named(folder):
+        with naming_weights(folder.name):
             return cls._fingerprint(cls._config_of(folder), folder.checksum)
 
     @classmethod
@@ -267,17 +266,6 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
 
 _OPENED: WeakValueDictionary[tuple[str, str, str], CheckedModel] = WeakValueDictionary()
-
-
-@contextmanager
-def _named(folder: WeightsFolder) -> Iterator[None]:
-    """Let errors about weights name them."""
-    try:
-        yield
-    except WeightsError as error:
-        if str(error).startswith("weights "):
-            raise
-        raise WeightsError(f"weights {folder.name!r}: {error}") from error
 
 
 def _check_settings(name: str, config: dict[str, Any]) -> None:

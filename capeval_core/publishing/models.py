@@ -48,7 +48,7 @@ def weights(
     README.md; nothing else.
 
     Args:
-        folder: made by `capeval convert`, or in open_clip's format; which network it is for, its config says.
+        folder: made by `capeval convert`, or in open_clip's format; its config names the network.
         namespace: user or organisation on the Hub.
         name: of the repository; None: the folder's.
         permission: who allows to publish weights whose authors state no licence or restrict their use, and

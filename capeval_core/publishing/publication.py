@@ -1,4 +1,4 @@
-"""What one repository on the Hub is to hold, and its way there: one commit for each that changes."""
+"""The files of a repository on the Hub, and sending them: one commit for each repository that changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 _OWN_NAMESPACES = "capeval|metrics"
-"""Namespaces of modules in the texts of the source, whatever CAPEVAL_NAMESPACE says, and in a checkout."""
+"""Namespaces of modules in the texts of the source, whatever CAPEVAL_NAMESPACE is, and in a checkout."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"v?\d+\.\d+(\.\d+)?")
 _COPY = "only files that lie in the folder itself are sent, so that no other one is by mistake: copy it there"

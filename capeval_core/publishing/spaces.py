@@ -21,7 +21,7 @@ from capeval_core.registry import METRICS, metric_class
 
 PYPI = "pypi"
 _IN_A_CHECKOUT = re.compile(r"(?<=<!-- part loading -->\n).*?(?=\n\n|\n<!-- /part loading -->)", re.DOTALL)
-"""The paragraph of a module's card that says how to load it from a checkout."""
+"""The paragraph of a module's card about loading it from a checkout."""
 
 
 def module(name: str, namespace: str, install_from: str) -> Publication:

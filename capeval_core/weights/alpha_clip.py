@@ -74,20 +74,15 @@ class AlphaClipConversion(Conversion):
             texts = {key: value for key, value in base.tensors.items() if not key.startswith("visual.")}
             tensors = {**tower, **texts}
             notes.append(f"text tower: of {name}")
+        sizes: list[str] = []
         with naming([path], self.title):
             heads = base.config["architecture"]["text"].get("heads")
-            sizes: list[str] = []
-            architecture = replace(self, text_heads=heads).architecture(shapes_of(tensors), sizes)
+            config = replace(self, text_heads=heads).config(shapes_of(tensors), tensors, sizes)
         # The base's notes are about its text tower already, and perhaps about an equal image tower.
         sizes = [note for note in sizes if not note.startswith("text heads")]
         notes = list(dict.fromkeys([*notes, *base.notes, *sizes]))
-        settings = {
-            "activation": base.config["activation"],
-            "preprocessing": clip_preprocessing(architecture["vision"]["image_size"]),
-            "mask": {"mean": MASK_MEAN, "std": MASK_STD},
-            "base": name,
-        }
-        return self.release([path], architecture, settings, tensors, empty, notes)
+        config |= {"activation": base.config["activation"], "base": name}
+        return self.release([path], config, tensors, empty, notes)
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         names = [name for name in content if name.endswith(("conv1.weight", _KERNEL))]
@@ -104,8 +99,13 @@ class AlphaClipConversion(Conversion):
             )
         return super().select(content, notes)
 
-    def architecture(self, shapes: Shapes, notes: list[str]) -> dict[str, Any]:
-        return read_architecture(shapes, notes, text_heads=self.text_heads)
+    def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+        architecture = read_architecture(shapes, notes, text_heads=self.text_heads)
+        return {
+            "architecture": architecture,
+            "preprocessing": clip_preprocessing(architecture["vision"]["image_size"]),
+            "mask": {"mean": MASK_MEAN, "std": MASK_STD},
+        }
 
     def _base(self, path: Path, tower: Tensors, empty: Empty) -> tuple[str, Release]:
         """The name and the content of the CLIP that the image tower was tuned from."""

@@ -143,7 +143,7 @@ class Blip2Conversion(Conversion):
             tensors[f"{layer}.self_attn.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
         return {name: tensor for name, tensor in tensors.items() if name not in biases}
 
-    def architecture(self, shapes: Shapes, notes: list[str]) -> dict[str, Any]:
+    def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         width, _, _, patch = shapes["vision_model.embeddings.patch_embedding.weight"]
         positions = shapes["vision_model.embeddings.position_embedding"][1] - 1
         words, hidden = shapes["embeddings.word_embeddings.weight"]
@@ -179,20 +179,17 @@ class Blip2Conversion(Conversion):
             "cross_attention_frequency": min((layer for layer in crossed if layer), default=len(crossed) + 1),
             "encoder_hidden_size": width,
         }
-        return {
+        architecture = {
             "vision": vision,
             "qformer": qformer,
             "num_query_tokens": shapes["query_tokens"][1],
             "image_text_hidden_size": shapes["vision_projection.weight"][0],
         }
-
-    def settings(
-        self, content: Mapping[str, Any], architecture: dict[str, Any], notes: list[str]
-    ) -> dict[str, Any]:
         return {
+            "architecture": architecture,
             "preprocessing": preprocessing(architecture),
             "context_length": CONTEXT,
-            "vocabulary": self._vocabulary(architecture["qformer"]["vocab_size"], notes),
+            "vocabulary": self._vocabulary(words, notes),
         }
 
     def listed(self, file: Path) -> WeightsEntry | None:

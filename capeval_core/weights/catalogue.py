@@ -28,7 +28,7 @@ LICENCES: Mapping[str, str | None] = {
     "research only": "The data and checkpoint is intended and licensed for research use only.",
 }
 """Every licence of listed weights, and what it restricts, word for word; None: anyone may use them for
-anything and hand them on. `research only` stands for what Alpha-CLIP's README says."""
+anything and hand them on. `research only` quotes Alpha-CLIP's README."""
 
 
 def restriction_of(licence: str) -> str | None:
@@ -43,7 +43,7 @@ def restriction_of(licence: str) -> str | None:
 
 @dataclass(frozen=True)
 class PassWeights:
-    """In a message: weights to pass; each door has words of its own for that."""
+    """In a message: weights to pass, which every door puts into words of its own."""
 
     name: str
 
@@ -146,7 +146,7 @@ def _pac(
     original: str | None = None,
     settings: Mapping[str, str] = _QUICK,
 ) -> WeightsEntry:
-    # The authors state no licence for the weights: each user converts them, none are hosted again.
+    # The authors state no licence for the weights: users convert them, none are hosted again.
     original = original or f"{_PLUSPLUS}/{checkpoint}"
     metrics = ("pacs", "refpacs")
     repository = f"{NAMESPACE}/{name}"

@@ -61,16 +61,14 @@ class ClipConversion(Conversion):
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
         return merge_adapters(as_float32(content, notes), self.adapters, notes)
 
-    def architecture(self, shapes: Shapes, notes: list[str]) -> dict[str, Any]:
-        return read_architecture(shapes, notes, head_width=self.head_width, text_heads=self.text_heads)
-
-    def settings(
-        self, content: Mapping[str, Any], architecture: dict[str, Any], notes: list[str]
-    ) -> dict[str, Any]:
+    def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+        heads = {"head_width": self.head_width, "text_heads": self.text_heads}
+        architecture = read_architecture(shapes, notes, **heads)
         activation, evidence = _infer_activation(list(content), self.activation)
         resnet = isinstance(architecture["vision"]["layers"], list)
         notes.append(evidence + ("; it concerns the text tower, the ResNet has ReLU" if resnet else ""))
         return {
+            "architecture": architecture,
             "activation": activation,
             "preprocessing": clip_preprocessing(architecture["vision"]["image_size"]),
             "constants": {"prompt": PROMPT},

@@ -51,7 +51,7 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion(Settings, ABC):
-    """Settings of a conversion, each a flag of `capeval convert`, and the conversion itself.
+    """A conversion; its settings are flags of `capeval convert`.
 
     A network states its name table and reads its architecture; a step that differs is overridden. Every step
     appends to `notes` what it inferred, merged or left out.
@@ -89,9 +89,8 @@ class Conversion(Settings, ABC):
         with naming(files, self.title):
             content = self.select(content, notes)
             tensors = self.translate(content, notes)
-            architecture = self.architecture(shapes_of(tensors), notes)
-            settings = self.settings(content, architecture, notes)
-        return self.release(files, architecture, settings, tensors, empty, notes)
+            config = self.config(shapes_of(tensors), content, notes)
+        return self.release(files, config, tensors, empty, notes)
 
     def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
         """What the checkpoint holds under its names, and the files that it was read from."""
@@ -114,30 +113,23 @@ class Conversion(Settings, ABC):
         return rename(as_float32(content, notes), self.names)
 
     @abstractmethod
-    def architecture(self, shapes: Shapes, notes: list[str]) -> dict[str, Any]:
-        """The sizes of the model, read off the shapes of its tensors.
+    def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+        """The architecture, its sizes read off the shapes of tensors, and what else the encoder needs.
 
         Raises:
-            ValueError, KeyError: a tensor that shows one is missing or has an impossible shape.
+            ValueError, KeyError: a tensor that shows a size is missing or has an impossible shape.
         """
-
-    def settings(
-        self, content: Mapping[str, Any], architecture: dict[str, Any], notes: list[str]
-    ) -> dict[str, Any]:
-        """What config.json holds beside the architecture and the source."""
-        return {}
 
     def release(
         self,
         files: Sequence[Path],
-        architecture: dict[str, Any],
-        settings: Mapping[str, Any],
+        config: Mapping[str, Any],
         tensors: Tensors,
         empty: Empty,
         notes: list[str],
     ) -> Release:
         """Config and tensors, once names and shapes are exactly those of the model."""
-        config = {"format": 1, "encoder": self.encoder, "architecture": architecture, **settings}
+        config = {"format": 1, "encoder": self.encoder, **config}
         with naming(files, self.title):
             tensors = complete(tensors, shapes_of(empty(config).state_dict()), self.title, notes)
         first, *beside = [
@@ -229,7 +221,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def as_float32(content: Mapping[str, Any], notes: list[str]) -> Tensors:
-    """The same tensors in float32, each in memory of its own; counters stay integers."""
+    """The same tensors in float32, none a slice of another; counters stay integers."""
     narrow: set[str] = set()
     tensors: Tensors = {}
     for name, value in content.items():
@@ -269,32 +261,32 @@ def own_memory(tensor: Tensor) -> Tensor:
 
 def complete(tensors: Tensors, expected: Shapes, title: str, notes: list[str]) -> Tensors:
     """Exactly the expected tensors, in their order; anything missing, unknown or misshaped is an error."""
-    found = {
+    completed = {
         name: tensor.reshape(()) if expected.get(name) == () and tensor.shape == (1,) else tensor
         for name, tensor in tensors.items()
     }
-    counters = [name for name in expected if name.endswith("num_batches_tracked") and name not in found]
+    counters = [name for name in expected if name.endswith("num_batches_tracked") and name not in completed]
     if counters:
-        found |= {name: torch.zeros((), dtype=torch.int64) for name in counters}
+        completed |= {name: torch.zeros((), dtype=torch.int64) for name in counters}
         notes.append(
             f"{len(counters)} BatchNorm counters were missing and set to 0: they do not matter outside "
             "training"
         )
     problems = []
-    if missing := [name for name in expected if name not in found]:
+    if missing := [name for name in expected if name not in completed]:
         problems.append(f"{len(missing)} tensors are missing: {name_some(missing)}")
-    if extra := [name for name in found if name not in expected]:
+    if extra := [name for name in completed if name not in expected]:
         problems.append(f"{len(extra)} tensors are unknown: {name_some(extra)}")
     shapes = [
-        f"{name} {tuple(found[name].shape)} instead of {shape}"
+        f"{name} {tuple(completed[name].shape)} instead of {shape}"
         for name, shape in expected.items()
-        if name in found and tuple(found[name].shape) != shape
+        if name in completed and tuple(completed[name].shape) != shape
     ]
     if shapes:
         problems.append(f"{len(shapes)} tensors have another shape: {name_some(shapes)}")
     if problems:
         raise ValueError(f"not a complete {title}: " + "; ".join(problems))
-    return {name: found[name] for name in expected}
+    return {name: completed[name] for name in expected}
 
 
 def clip_preprocessing(image_size: int) -> dict[str, Any]:

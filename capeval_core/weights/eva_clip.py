@@ -96,7 +96,7 @@ class EvaClipConversion(Conversion):
         notes.append(f"tensors are kept in {' and '.join(types)}, as released")
         return rename(tensors, self.names)
 
-    def architecture(self, shapes: Shapes, notes: list[str]) -> dict[str, Any]:
+    def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         width, _, patch, _ = shape_of(shapes, "visual.patch_embed.proj.weight", 4)
         _, positions, _ = shape_of(shapes, "visual.pos_embed", 3)
         embed_dim, _ = shape_of(shapes, "visual.head.weight", 2)
@@ -106,7 +106,7 @@ class EvaClipConversion(Conversion):
                 "the width of its heads"
             )
         norm = self.norm or ("pre" if width == _PRE_NORM_WIDTH else "post")
-        vision = {
+        vision: dict[str, Any] = {
             "image_size": side_of(positions - 1, "visual.pos_embed") * patch,
             "patch_size": patch,
             "width": width,
@@ -120,13 +120,12 @@ class EvaClipConversion(Conversion):
             f"{vision['image_size']}, heads {self.head_width} wide, {norm}-norm (heads and norm are not "
             "visible in the tensors)"
         )
-        return {"embed_dim": embed_dim, "vision": vision, "text": read_text(shapes, notes, self.text_heads)}
-
-    def settings(
-        self, content: Mapping[str, Any], architecture: dict[str, Any], notes: list[str]
-    ) -> dict[str, Any]:
-        size = architecture["vision"]["image_size"]
-        return {"activation": "gelu", "preprocessing": clip_preprocessing(size)}
+        text = read_text(shapes, notes, self.text_heads)
+        return {
+            "architecture": {"embed_dim": embed_dim, "vision": vision, "text": text},
+            "activation": "gelu",
+            "preprocessing": clip_preprocessing(vision["image_size"]),
+        }
 
 
 def _from_transformers(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,12 +37,12 @@ _SETTLED = 2.0
 class WeightsError(ValueError):
     """Weights that could not be loaded or trusted; the message says which, why, and what to do.
 
-    value: what the argument `weights` held, where the message begins with it.
-    parts: the rest of the message; each door has words of its own for the weights to pass instead.
+    It begins with the value of the argument `weights`, where that is wrong, or with the name of the weights.
+    parts: the rest of the message, with the weights to pass instead, which every door puts into its words.
     """
 
-    def __init__(self, *parts: str | PassWeights, value: str | None = None) -> None:
-        self.value, self.parts = value, parts
+    def __init__(self, *parts: str | PassWeights, value: str | None = None, name: str | None = None) -> None:
+        self.parts, self.value, self.name = parts, value, name
         super().__init__(self.in_words_of("weights"))
 
     def in_words_of(self, argument: str, passing: Callable[[str], str] | None = None) -> str:
@@ -55,8 +55,22 @@ class WeightsError(ValueError):
         "weights='x' is missing: choose tiny"
         """
         pass_ = passing or (lambda name: f"pass {argument}={name!r}")
-        rest = "".join(pass_(part.name) if isinstance(part, PassWeights) else part for part in self.parts)
-        return rest if self.value is None else f"{argument}={self.value!r} {rest}"
+        subject = "" if self.name is None else f"weights {self.name!r}: "
+        subject = subject if self.value is None else f"{argument}={self.value!r} "
+        rest = [pass_(part.name) if isinstance(part, PassWeights) else part for part in self.parts]
+        return subject + "".join(rest)
+
+
+@contextmanager
+def naming_weights(name: str) -> Iterator[None]:
+    """Let errors about weights begin with their name, unless they name them already."""
+    try:
+        yield
+    except WeightsError as error:
+        if error.name is None and error.value is None:
+            error.name = name
+            error.args = (error.in_words_of("weights"),)
+        raise
 
 
 @dataclass(frozen=True)
@@ -127,10 +141,8 @@ class WeightsFolder:
 
         with self._reading():
             tensors = load_file(self.tensor_file)
-        try:
+        with naming_weights(self.name):
             check_finite(tensors)
-        except WeightsError as error:
-            raise WeightsError(f"weights {self.name!r}: {self.tensor_file.name}: {error}") from None
         return tensors
 
     @contextmanager
@@ -140,10 +152,10 @@ class WeightsFolder:
         try:
             yield
         except (SafetensorError, OSError, KeyError) as error:
-            raise WeightsError(
-                f"weights {self.name!r}: {self.tensor_file.name} cannot be read ({error}): "
-                "download or convert the weights again"
-            ) from error
+            problem = (
+                f"{self.tensor_file.name} cannot be read ({error}): download or convert the weights again"
+            )
+            raise WeightsError(problem, name=self.name) from error
 
 
 def check_finite(tensors: Mapping[str, Tensor], fix: str = "download or convert the weights again") -> None:
@@ -210,7 +222,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
 
 
 def open_unless_on_the_hub(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> None:
-    """Raise what `open_weights` would, unless that is up to the Hub, which is not asked."""
+    """Raise the errors of `open_weights` that need no Hub."""
     name = os.fspath(weights)
     if Path(name).expanduser().exists() or not _may_be_on_the_hub(name):
         open_weights(name, metric=metric, tiny=tiny)
@@ -234,36 +246,36 @@ def _unavailable(name: str, repository: str, metric: str, reason: str | None) ->
     entry = entry_of(repository)
     hint = "" if entry else _did_you_mean(repository)
     return WeightsError(
-        f"weights {repository!r} could not be loaded ({reason}){hint}.\n",
+        f"could not be loaded ({reason}){hint}.\n",
         *([*entry.how_to_convert(metric), "\n"] if entry else []),
         "To try the library without real weights, ",
         PassWeights("tiny"),
-        " (it knows only synthetic scenes).",
+        " (trained on synthetic scenes only).",
+        name=repository,
     )
 
 
 def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
-    if (path / OPEN_CLIP_CONFIG).exists():
-        config, file = _read_json(path / OPEN_CLIP_CONFIG, name), OPEN_CLIP_TENSORS
-    elif (path / CONFIG).exists():
-        config, file = _read_json(path / CONFIG, name), TENSORS
-        if config.get("format") != 1 and config.get("model_type") not in _TRANSFORMERS:
+    with naming_weights(name):
+        if (path / OPEN_CLIP_CONFIG).exists():
+            config, tensor_file = _read_config(path / OPEN_CLIP_CONFIG), path / OPEN_CLIP_TENSORS
+        elif (path / CONFIG).exists():
+            config, tensor_file = _read_config(path / CONFIG), path / TENSORS
+            if config.get("format") != 1 and config.get("model_type") not in _TRANSFORMERS:
+                raise WeightsError(
+                    f'{CONFIG} is not one of ours (it lacks "format": 1): pass a folder made by `capeval '
+                    "convert`, or an open_clip repository"
+                )
+        else:
+            files = sorted(file.name for file in path.iterdir())[:5] if path.is_dir() else []
             raise WeightsError(
-                f'weights {name!r}: {CONFIG} is not one of ours (it lacks "format": 1): pass a folder '
-                "made by `capeval convert`, or an open_clip repository"
+                f"{path} has no {CONFIG} (it holds {', '.join(files) or 'nothing'}): pass a folder made by "
+                "`capeval convert`, or an open_clip repository"
             )
-    else:
-        files = sorted(file.name for file in path.iterdir())[:5] if path.is_dir() else []
-        raise WeightsError(
-            f"weights {name!r}: {path} has no {CONFIG} (it holds {', '.join(files) or 'nothing'}): "
-            "pass a folder made by `capeval convert`, or an open_clip repository"
-        )
-    tensor_file = path / file
-    if not tensor_file.is_file():
-        raise WeightsError(f"weights {name!r}: {path} has no {file}: download or convert the weights again")
-    return WeightsFolder(
-        path, name, revision, config, tensor_file, _checked_sum(tensor_file, config, name, revision)
-    )
+        if not tensor_file.is_file():
+            raise WeightsError(f"{path} has no {tensor_file.name}: download or convert the weights again")
+        checksum = _verified_checksum(tensor_file, config, name, revision)
+    return WeightsFolder(path, name, revision, config, tensor_file, checksum)
 
 
 def config_checksum(config: dict[str, Any]) -> str:
@@ -273,17 +285,14 @@ def config_checksum(config: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str, revision: str | None) -> str:
+def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, revision: str | None) -> str:
     checksum, expected = file_checksum(tensor_file), config.get("checksum", {})
     if not isinstance(expected, dict):
-        raise WeightsError(
-            f"weights {name!r}: in the config, checksum is not an object of file names and sha256"
-        )
+        raise WeightsError("in the config, checksum is not an object of file names and sha256")
     if expected.get(CONFIG, config_checksum(config)) != config_checksum(config):
         raise WeightsError(
-            f"weights {name!r}: {CONFIG} is not as it was saved (its sha256 is another): it is damaged or "
-            f'was edited; download or convert it again, or, if the edit is meant, take "{CONFIG}" out of its '
-            '"checksum"'
+            f"{CONFIG} is not as it was saved (its sha256 is another): it is damaged or was edited; download "
+            f'or convert it again, or, if the edit is meant, take "{CONFIG}" out of its "checksum"'
         )
     written = str(expected.get(tensor_file.name, checksum))
     if checksum != written:  # or the remembered checksum is wrong
@@ -293,21 +302,19 @@ def _checked_sum(tensor_file: Path, config: dict[str, Any], name: str, revision:
         if revision:  # or the client's cache would give the same file again
             again = f"run `hf download {name} {tensor_file.name} --revision {revision} --force-download`"
         raise WeightsError(
-            f"weights {name!r}: {tensor_file.name} has sha256 {checksum[:12]}..., but {CONFIG} says "
-            f"{written[:12]}...: the file is damaged or was changed; {again}"
+            f"{tensor_file.name} has sha256 {checksum[:12]}..., but {CONFIG} has {written[:12]}...: the file "
+            f"is damaged or was changed; {again}"
         )
     return checksum
 
 
-def _read_json(path: Path, name: str) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = read_json(path)
     except (ValueError, OSError) as error:
-        raise WeightsError(f"weights {name!r}: {path.name} cannot be read ({error})") from error
+        raise WeightsError(f"{path.name} cannot be read ({error})") from error
     if not isinstance(config, dict):
-        raise WeightsError(
-            f"weights {name!r}: {path.name} holds a {type(config).__name__}, expected an object"
-        )
+        raise WeightsError(f"{path.name} holds a {type(config).__name__}, expected an object")
     return config
 
 

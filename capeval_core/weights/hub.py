@@ -110,16 +110,10 @@ def download_model(
     without: str,
     error: type[Exception],
 ) -> Snapshot:
-    """A network that stays in another library's format, as `download`.
+    """A network that stays in another library's format, as `download`; `large` is the file of its tensors.
 
-    Args:
-        name: repository and revision.
-        what: its purpose, in messages.
-        small: patterns of the files beside the tensors.
-        large: the file of the tensors.
-        default: a repository that would do.
-        without: how to do without it.
-        error: what is raised.
+    Messages name the network's purpose (`what`), a repository that would do (`default`) and how to do
+    `without` it.
     """
 
     def unavailable(repository: str, why: str | None) -> Exception:

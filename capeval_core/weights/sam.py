@@ -134,9 +134,9 @@ class SamConversion(Conversion):
         return super().select(content, notes)
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
-        kind = next(kind for name, kind in _KINDS.items() if _ENCODER + name in content)
+        encoder_names = ENCODER_NAMES[str(_kind(content))]
         names = decoder_names([name for name in content if not name.startswith(_ENCODER)]) | {
-            name: _OURS + renamed(name.removeprefix(_ENCODER), ENCODER_NAMES[kind])
+            name: _OURS + renamed(name.removeprefix(_ENCODER), encoder_names)
             for name in content
             if name.startswith(_ENCODER)
         }
@@ -145,20 +145,20 @@ class SamConversion(Conversion):
             tensors[COPY] = tensors[GAUSSIAN]
         return tensors
 
-    def architecture(self, shapes: Shapes, notes: list[str]) -> dict[str, Any]:
+    def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         heads = self.decoder_heads or _HEADS
         evidence = "as given" if self.decoder_heads else "as in every release, since no tensor shows them"
         notes.append(f"decoder: {heads} attention heads, {evidence}")
-        kind = next(
-            kind for name, kind in _KINDS.items() if _OURS + renamed(name, ENCODER_NAMES[kind]) in shapes
-        )
+        kind = _kind(content)
         sizes = _read_vit(shapes) if kind == "vit" else {"image_size": 1024, "patch_size": 16}
-        return {"kind": kind, **sizes, "decoder": _read_decoder(shapes, heads)}
+        return {
+            "architecture": {"kind": kind, **sizes, "decoder": _read_decoder(shapes, heads)},
+            "preprocessing": {"mean": list(MEAN), "std": list(STD)},
+        }
 
-    def settings(
-        self, content: Mapping[str, Any], architecture: dict[str, Any], notes: list[str]
-    ) -> dict[str, Any]:
-        return {"preprocessing": {"mean": list(MEAN), "std": list(STD)}}
+
+def _kind(content: Mapping[str, Any]) -> str | None:
+    return next((kind for name, kind in _KINDS.items() if _ENCODER + name in content), None)
 
 
 def decoder_names(names: Sequence[str]) -> dict[str, str]:
@@ -204,7 +204,7 @@ def _parts(content: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict
             f"{path} is no SAM: expected names that begin with image_encoder, prompt_encoder or "
             f"mask_decoder, found {name_some(outside)}"
         )
-    if encoder and not any(_ENCODER + name in encoder for name in _KINDS):
+    if encoder and not _kind(encoder):
         raise ValueError(
             f"{path}: the image encoder is neither a ViT, nor TinyViT, nor EfficientViT-L2 (it has "
             f"{name_some(encoder)})"

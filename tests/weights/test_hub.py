@@ -209,7 +209,7 @@ def test_an_old_version_is_never_used_without_a_word(troubled: Any) -> None:
 @pytest.mark.slow
 def test_half_a_file_is_never_taken_for_a_whole_one(troubled: Any) -> None:
     during, after, _, hub = troubled
-    assert "weights 'org/cut-off' could not be loaded" in during["org/cut-off"]["said"]
+    assert "weights 'org/cut-off': could not be loaded" in during["org/cut-off"]["said"]
     assert hub.address in during["org/cut-off"]["said"]
     assert after["org/cut-off"] == opened("org/cut-off", commit("main"))
 
