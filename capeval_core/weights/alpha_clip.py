@@ -29,7 +29,7 @@ from capeval_core.weights.conversion import (
 )
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, open_weights
 
-_KERNEL = "conv1_alpha.weight"
+_KERNEL, _CLIP_KERNEL = "conv1_alpha.weight", "visual.conv1.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,7 @@ class AlphaClipConversion(Conversion):
 
     def read(self, path: Path, empty: Empty) -> Release:
         notes: list[str] = []
+        files = [path]
         if self.zero_mask:
             if self.base is not None:
                 raise ValueError(
@@ -63,7 +64,7 @@ class AlphaClipConversion(Conversion):
                     "base"
                 )
             name, base = path.name, self._base_file(path, empty)
-            kernel = base.tensors["visual.conv1.weight"]
+            kernel = base.tensors[_CLIP_KERNEL]
             tensors = {**base.tensors, f"visual.{_KERNEL}": torch.zeros_like(kernel[:, :1])}
             notes.append("the mask channel is zero: masks change nothing, these are the features of CLIP")
         else:
@@ -71,6 +72,7 @@ class AlphaClipConversion(Conversion):
             with naming([path], self.title):
                 tower = self.translate(self.select(content, notes), notes)
             name, base = self._base(path, tower, empty)
+            files += [file for file in [Path(str(self.base)).expanduser()] if file.is_file()]
             texts = {key: value for key, value in base.tensors.items() if not key.startswith("visual.")}
             tensors = {**tower, **texts}
             notes.append(f"text tower: of {name}")
@@ -82,11 +84,11 @@ class AlphaClipConversion(Conversion):
         sizes = [note for note in sizes if not note.startswith("text heads")]
         notes = list(dict.fromkeys([*notes, *base.notes, *sizes]))
         config |= {"activation": base.config["activation"], "base": name}
-        return self.release([path], config, tensors, empty, notes)
+        return self.release(files, config, tensors, empty, notes)
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-        names = [name for name in content if name.endswith(("conv1.weight", _KERNEL))]
-        if names and not any(name.endswith(_KERNEL) for name in names):
+        ends = {end for end in (_CLIP_KERNEL, _KERNEL) if any(name.endswith(end) for name in content)}
+        if ends == {_CLIP_KERNEL}:
             raise ValueError(
                 f"no Alpha-CLIP: expected {_KERNEL} among the tensors, found {name_some(content)}; this is a "
                 "plain CLIP: convert an Alpha-CLIP checkpoint and pass this one as base, or pass zero_mask "
@@ -120,9 +122,9 @@ class AlphaClipConversion(Conversion):
         else:
             name, base = self._base_folder(fspath(self.base))
         if differing := [
-            f"{name} {tuple(tower[name].shape)} and {tuple(tensor.shape)}"
-            for name, tensor in base.tensors.items()
-            if name in tower and tower[name].shape != tensor.shape
+            f"{key} {tuple(tower[key].shape)} and {tuple(tensor.shape)}"
+            for key, tensor in base.tensors.items()
+            if key in tower and tower[key].shape != tensor.shape
         ]:
             raise ValueError(
                 f"{path} was not tuned from base={fspath(self.base)!r}: {len(differing)} tensors of the "
@@ -170,7 +172,7 @@ _BASES = {
 
 
 def _guess(tower: Tensors) -> str:
-    kernel, positions = tower.get("visual.conv1.weight"), tower.get("visual.positional_embedding")
+    kernel, positions = tower.get(_CLIP_KERNEL), tower.get("visual.positional_embedding")
     if kernel is None or positions is None or kernel.ndim != 4:
         return ""
     base = _BASES.get((kernel.shape[0], kernel.shape[-1], positions.shape[0]))

@@ -131,7 +131,7 @@ class Conversion(Settings, ABC):
         """Config and tensors, once names and shapes are exactly those of the model."""
         config = {"format": 1, "encoder": self.encoder, **config}
         with naming(files, self.title):
-            tensors = complete(tensors, shapes_of(empty(config).state_dict()), self.title, notes)
+            tensors = complete(tensors, empty(config).state_dict(), self.title, notes)
         first, *beside = [
             {"file": file.name, "size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
         ]
@@ -259,10 +259,11 @@ def own_memory(tensor: Tensor) -> Tensor:
     return tensor.clone() if shared else tensor
 
 
-def complete(tensors: Tensors, expected: Shapes, title: str, notes: list[str]) -> Tensors:
+def complete(tensors: Tensors, expected: Mapping[str, Tensor], title: str, notes: list[str]) -> Tensors:
     """Exactly the expected tensors, in their order; anything missing, unknown or misshaped is an error."""
+    scalars = {name for name, tensor in expected.items() if tensor.shape == ()}
     completed = {
-        name: tensor.reshape(()) if expected.get(name) == () and tensor.shape == (1,) else tensor
+        name: tensor.reshape(()) if name in scalars and tensor.shape == (1,) else tensor
         for name, tensor in tensors.items()
     }
     counters = [name for name in expected if name.endswith("num_batches_tracked") and name not in completed]
@@ -272,21 +273,27 @@ def complete(tensors: Tensors, expected: Shapes, title: str, notes: list[str]) -
             f"{len(counters)} BatchNorm counters were missing and set to 0: they do not matter outside "
             "training"
         )
-    problems = []
-    if missing := [name for name in expected if name not in completed]:
-        problems.append(f"{len(missing)} tensors are missing: {name_some(missing)}")
-    if extra := [name for name in completed if name not in expected]:
-        problems.append(f"{len(extra)} tensors are unknown: {name_some(extra)}")
-    shapes = [
-        f"{name} {tuple(completed[name].shape)} instead of {shape}"
-        for name, shape in expected.items()
-        if name in completed and tuple(completed[name].shape) != shape
-    ]
-    if shapes:
-        problems.append(f"{len(shapes)} tensors have another shape: {name_some(shapes)}")
-    if problems:
+    if problems := tensor_problems(expected, completed):
         raise ValueError(f"not a complete {title}: " + "; ".join(problems))
     return {name: completed[name] for name in expected}
+
+
+def tensor_problems(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with the names, shapes and types of tensors, in words; no value is read."""
+    both = [(name, tensor, tensors[name]) for name, tensor in expected.items() if name in tensors]
+    problems = {
+        "are missing": [name for name in expected if name not in tensors],
+        "are not part of the architecture": [name for name in tensors if name not in expected],
+        "have another shape": [
+            f"{name} {tuple(tensor.shape)} instead of {tuple(own.shape)}"
+            for name, own, tensor in both
+            if tensor.shape != own.shape
+        ],
+        "do not hold floating-point numbers": [
+            name for name, own, tensor in both if own.is_floating_point() and not tensor.is_floating_point()
+        ],
+    }
+    return [f"{len(names)} tensors {what}: {name_some(names)}" for what, names in problems.items() if names]
 
 
 def clip_preprocessing(image_size: int) -> dict[str, Any]:

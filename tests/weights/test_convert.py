@@ -56,9 +56,9 @@ def build(config: dict[str, Any]) -> CLIP:
 
 
 def notes_about(notes: list[str], word: str) -> str:
-    found = [note for note in notes if word in note]
-    assert len(found) == 1, notes
-    return found[0]
+    matching = [note for note in notes if word in note]
+    assert len(matching) == 1, notes
+    return matching[0]
 
 
 @pytest.mark.parametrize("case", TINY)
@@ -189,7 +189,7 @@ def test_safetensors_and_legacy_files_are_read(tmp_path: Path) -> None:
     assert all(torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors)
 
 
-def test_the_order_of_the_tensors_tells_the_activation(tmp_path: Path) -> None:
+def test_the_order_of_the_tensors_shows_the_activation(tmp_path: Path) -> None:
     openai = read_release(saved(tmp_path, checkpoint("pacs-vit-tiny")))
     assert openai.config["activation"] == "quick_gelu"
     assert "order of the tensors" in notes_about(openai.notes, "activation")
@@ -197,12 +197,12 @@ def test_the_order_of_the_tensors_tells_the_activation(tmp_path: Path) -> None:
     open_clip = read_release(theirs, head_width=16)
     assert open_clip.config["activation"] == "gelu"
     assert "quick_gelu" in notes_about(open_clip.notes, "activation")  # how to say otherwise
-    told = read_release(theirs, head_width=16, activation="quick_gelu")
-    assert told.config["activation"] == "quick_gelu"
-    assert "as given" in notes_about(told.notes, "activation")
+    explicit = read_release(theirs, head_width=16, activation="quick_gelu")
+    assert explicit.config["activation"] == "quick_gelu"
+    assert "as given" in notes_about(explicit.notes, "activation")
 
 
-def test_the_model_saved_by_open_clip_itself_tells_gelu(tmp_path: Path) -> None:
+def test_the_model_saved_by_open_clip_itself_shows_gelu(tmp_path: Path) -> None:
     vision = {"image_size": 32, "patch_size": 16, "width": 64, "layers": 1}
     text = {"vocab_size": VOCABULARY, "width": 64, "heads": 1, "layers": 1}
     model = CLIP(16, vision, text)
@@ -211,7 +211,7 @@ def test_the_model_saved_by_open_clip_itself_tells_gelu(tmp_path: Path) -> None:
     assert all(torch.equal(release.tensors[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_sorted_names_tell_no_activation(tmp_path: Path) -> None:
+def test_sorted_names_show_no_activation(tmp_path: Path) -> None:
     tensors = checkpoint("pacs-vit-tiny")
     path = saved(tmp_path, {name: tensors[name] for name in sorted(tensors)})
     with pytest.raises(
@@ -221,7 +221,7 @@ def test_sorted_names_tell_no_activation(tmp_path: Path) -> None:
     assert read_release(path, activation="gelu").config["activation"] == "gelu"
 
 
-def test_blocks_of_mixed_orders_tell_no_activation(tmp_path: Path) -> None:
+def test_blocks_of_mixed_orders_show_no_activation(tmp_path: Path) -> None:
     """One block as OpenAI's code saves it, the others as open_clip does, or the other way round."""
     tensors = checkpoint("pacs-vit-tiny")
     block = "transformer.resblocks.1."
@@ -236,14 +236,14 @@ def test_blocks_of_mixed_orders_tell_no_activation(tmp_path: Path) -> None:
                 read_release(path)
 
 
-def test_sorted_adapters_still_tell_openai(tmp_path: Path) -> None:
+def test_sorted_adapters_still_show_openai(tmp_path: Path) -> None:
     tensors = checkpoint("pacs-plusplus-lora-tiny")
     release = read_release(saved(tmp_path, {name: tensors[name] for name in sorted(tensors)}))
     assert release.config["activation"] == "quick_gelu"
     assert "adapters are present" in notes_about(release.notes, "activation")
 
 
-def test_the_resnet_note_says_whose_activation_it_is(tmp_path: Path) -> None:
+def test_the_resnet_note_names_the_tower_of_the_activation(tmp_path: Path) -> None:
     release = read_release(saved(tmp_path, checkpoint("pacs-resnet-tiny")))
     assert "ReLU" in notes_about(release.notes, "activation:")
 
@@ -279,15 +279,15 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize("place", ADAPTED)
+@pytest.mark.parametrize("part", ADAPTED)
 @pytest.mark.parametrize("adapters", ["released", "all", "none"])
-def test_which_adapters_are_merged(place: str, adapters: Any, tmp_path: Path) -> None:
+def test_which_adapters_are_merged(part: str, adapters: Any, tmp_path: Path) -> None:
     tensors = checkpoint("pacs-plusplus-lora-tiny")
-    ours = read_release(saved(tmp_path, tensors), adapters=adapters).tensors[ADAPTED[place]].numpy()
-    name = ADAPTED[place]
-    stem = name + "_lora_" if place == "in_proj" else name.removesuffix("weight") + "lora_"
+    ours = read_release(saved(tmp_path, tensors), adapters=adapters).tensors[ADAPTED[part]].numpy()
+    name = ADAPTED[part]
+    stem = name + "_lora_" if part == "in_proj" else name.removesuffix("weight") + "lora_"
     weight, a, b = (tensors[n].double().numpy() for n in (name, stem + "A", stem + "B"))
-    if adapters == "all" or (adapters == "released" and place not in ("c_fc", "c_proj")):
+    if adapters == "all" or (adapters == "released" and part not in ("c_fc", "c_proj")):
         rank = 4
         weight = weight + np.einsum("ok,ki->oi", b, a).reshape(weight.shape) / rank
     np.testing.assert_array_equal(ours.shape, weight.shape)
@@ -337,7 +337,7 @@ def test_the_mlp_ratio_gives_back_the_hidden_width() -> None:
             assert int(width * _mlp_ratio(shapes, "transformer", width)) == hidden
 
 
-# Refusals: each names the file and the mend.
+# Refusals: each names the file and the fix.
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -376,7 +376,10 @@ REFUSED = {
     ),
     "tensor missing": (changed(ln_final__bias=None), "1 tensors are missing: 'ln_final.bias'"),
     "size missing": (changed(positional_embedding=None), "positional_embedding is not in the checkpoint"),
-    "tensor unknown": (changed(logit_bias=torch.ones(())), "1 tensors are unknown: 'logit_bias'"),
+    "tensor unknown": (
+        changed(logit_bias=torch.ones(())),
+        "1 tensors are not part of the architecture: 'logit_bias'",
+    ),
     "other shape": (
         changed(ln_final__bias=torch.ones(5)),
         r"1 tensors have another shape: 'ln_final.bias \(5,\) instead of \(128,\)'",
