@@ -141,8 +141,10 @@ class WeightsFolder:
 
         with self._reading():
             tensors = load_file(self.tensor_file)
-        with naming_weights(self.name):
+        try:
             check_finite(tensors)
+        except WeightsError as error:
+            raise WeightsError(f"{self.tensor_file.name}: {error}", name=self.name) from None
         return tensors
 
     @contextmanager

@@ -291,7 +291,7 @@ def test_the_canary_sees_what_tensors_do_not_show(saved: Path, setting: tuple[st
         (lambda t: t.pop("visual.blocks.1.attn.qkv.weight"), r"1 tensors are missing: 'visual.blocks.1.attn"),
         (lambda t: t.update(extra=torch.zeros(1)), r"1 tensors are not part of the architecture: 'extra'"),
         (lambda t: t.update({"visual.head.weight": torch.zeros(40, 47)}),
-         r"visual.head.weight is \(40, 47\), expected \(40, 48\)"),
+         r"visual.head.weight \(40, 47\) instead of \(40, 48\)"),
     ],
 )  # fmt: skip
 def test_tensors_must_fit(change: Any, said: str) -> None:
