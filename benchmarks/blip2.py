@@ -26,7 +26,7 @@ import torch
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.inputs.visual import InputImage
-from capeval_core.weights.blip2_transformers import empty_model, preprocessing
+from capeval_core.weights.blip2 import empty_model, preprocessing
 
 VISION: dict[str, dict[str, int]] = {
     "base": {

@@ -63,7 +63,7 @@ def make_alpha_weights(name: str, folder: Path) -> Path:
     import torch
 
     from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-    from capeval_core.weights.constants import MASK_MEAN, MASK_STD
+    from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
 
     tensors = _seeded(name).state_dict()
     kernel = tensors["visual.conv1.weight"]
@@ -83,7 +83,7 @@ def _seeded(name: str) -> torch.nn.Module:
 
 
 def _config(name: str) -> dict[str, Any]:
-    from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
+    from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
     size = ARCHITECTURES[name]["vision"]["image_size"]
     scaling = {"image_size": size, "mean": CLIP_MEAN, "std": CLIP_STD, "interpolation": "bicubic"}

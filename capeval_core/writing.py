@@ -1,4 +1,4 @@
-"""Files that are either there as a whole or not at all."""
+"""Files, and folders of files, that are written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PARTIAL = ".partial"
-"""How names of files end that are not whole yet."""
+"""How names of unfinished files and folders end."""
 
 
 def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bool = False) -> None:
-    """Write a file beside its place and rename it: whatever fails, a file that was there stays as it was.
+    """Write a file under another name and rename it: whatever fails, an existing file stays as it was.
 
-    The content is on the disk before the name is. A link stays one, to another content; permissions stay.
+    The content is on the disk before the name is. A link stays a link, to the new content; permissions stay.
 
     Args:
         path: the file.
         content: a text is written in UTF-8.
-        into_pipes: a pipe or a device that is there is written to; otherwise it is an error.
+        into_pipes: an existing pipe or device is written to; otherwise it is an error.
 
     Raises:
-        OSError: it cannot be written. ValueError: a text that is not valid Unicode.
+        OSError: it cannot be written, or is a pipe or a device. ValueError: a text that is not valid Unicode.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -34,48 +34,65 @@ def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bo
     [('scores.json', '{}')]
     """
     data = content.encode() if isinstance(content, str) else content
-    if into_pipes and path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():
+        if not into_pipes:  # it could block for ever, or never be full
+            raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
         path.write_bytes(data)
         return
-    with whole(path) as partial:
-        partial.write_bytes(data)
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A place beside a file for the block to write to, which then takes the file's name; see `write_whole`.
-
-    Raises:
-        OSError: a pipe or a device has the name, which could block for ever or never be full; or it cannot be
-            written.
-    """
-    if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
-    place = Path(os.path.realpath(path))
-    partial = place.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
+    target = Path(os.path.realpath(path))
+    partial = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
     try:
-        yield partial
-        with partial.open("rb+") as file:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
             os.fsync(file.fileno())
-        if place.exists():
-            shutil.copymode(place, partial)
-        partial.replace(place)
+        if target.exists():
+            shutil.copymode(target, partial)
+        partial.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
-    sync(place.parent)
+    _sync_names(target.parent)
 
 
-def sync(path: Path) -> None:
-    """Have a file's content, or a folder's names, on the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows opens no folders
-        return
-    opened = os.open(path, os.O_RDONLY)
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A new folder for the block to write files to, which then become files of `folder`; see `write_whole`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    name = f".{uuid.uuid4().hex}{PARTIAL}"
+    # An existing folder may be a mount or the one that the user is in: its files change, not the folder.
+    partial = folder / name if folder.is_dir() else folder.with_name(name)
+    partial.mkdir(parents=True)
     try:
-        os.fsync(opened)
-    except OSError:
-        if path.is_file():  # file systems that cannot do so for folders do not need it
-            raise
+        yield partial
+        for file in partial.iterdir():
+            with file.open("rb+") as opened:
+                os.fsync(opened.fileno())
+        _sync_names(partial)
+        if folder.is_dir():
+            for file in partial.iterdir():
+                if (folder / file.name).exists():
+                    shutil.copymode(folder / file.name, file)
+                file.replace(folder / file.name)
+            _sync_names(folder)
+        else:
+            partial.rename(folder)
+            _sync_names(folder.absolute().parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync_names(folder: Path) -> None:
+    """Have a folder's names on the disk."""
+    if os.name == "nt":  # Windows opens no folders
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # file systems that cannot do so do not need it
+            os.fsync(opened)
     finally:
         os.close(opened)

@@ -12,9 +12,8 @@ import torch
 
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.weights.convert import read_release
+from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import config_checksum
-from capeval_core.weights.release import Release
 from tests.golden import recipe
 
 CASES = Path(__file__).parent / "golden" / "cases"
@@ -37,7 +36,7 @@ def release(case: str = "pacs-vit-tiny") -> Release:
     }
     with tempfile.TemporaryDirectory() as folder:
         torch.save(tensors, Path(folder) / "original.pth")
-        return read_release(Path(folder) / "original.pth", **HEADS[case])
+        return ClipEncoder.convert(Path(folder) / "original.pth", **HEADS[case])
 
 
 @cache
@@ -65,8 +64,8 @@ def alpha_release(zero_mask: bool = False) -> Release:
     with tempfile.TemporaryDirectory() as folder:
         tower, base = alpha_checkpoints(Path(folder))
         if zero_mask:
-            return AlphaClipEncoder.Conversion.of("convert", {"zero_mask": True}).read(base)
-        return AlphaClipEncoder.Conversion.of("convert", {"base": str(base)}).read(tower)
+            return AlphaClipEncoder.convert(base, zero_mask=True)
+        return AlphaClipEncoder.convert(tower, base=str(base))
 
 
 @cache
@@ -84,7 +83,7 @@ def blip2_weights(folder: Path) -> Path:
     case = Case.read(CASES / "blip2-itm")
     (folder / "vocab.txt").write_text("\n".join(case.words) + "\n")
     settings = {"vocabulary": str(folder / "vocab.txt"), **case.heads}
-    found = Blip2Encoder.Conversion.of("convert", settings).read(case.lavis_checkpoint(folder))
+    found = Blip2Encoder.convert(case.lavis_checkpoint(folder), **settings)
     Blip2Encoder(found.config, found.tensors, device="cpu").save_pretrained(folder / "blip2")
     return folder / "blip2"
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from capeval_core.encoders.blip2 import Blip2Encoder
-from capeval_core.writing import write_whole
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.writing import whole_folder, write_whole
 from tests.seeded import encoder
 
 
@@ -61,24 +62,57 @@ def test_links_permissions_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     assert link.is_symlink() and out.read_text() == "after"
     assert out.stat().st_mode & 0o777 == 0o640
     os.mkfifo(pipe)
-    read: list[str] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()), daemon=True)
     reader.start()
     with pytest.raises(OSError, match="no regular file"):
         write_whole(pipe, b"x")
     write_whole(pipe, b"after", into_pipes=True)
     reader.join(10)  # nobody comes where the pipe was replaced
-    assert pipe.is_fifo() and read == ["after"]
+    assert pipe.is_fifo() and received == ["after"]
 
 
-def test_an_encoder_that_cannot_be_saved_leaves_no_file_that_is_cut(tmp_path: Path) -> None:
+def test_an_encoder_that_cannot_be_saved_leaves_the_old_weights(tmp_path: Path) -> None:
+    old, new, other = tmp_path / "old", tmp_path / "new", encoder("pacs-resnet-tiny")
+    encoder().save_pretrained(old)
+    before = {file.name: file.read_bytes() for file in old.iterdir()}
+    assert before.keys() == {"config.json", "model.safetensors", "README.md"}
+    for folder in (old, new):
+        with largest_file(4_000), pytest.raises(Exception, match=r"(?i)too large"):
+            other.save_pretrained(folder)
+    assert {file.name: file.read_bytes() for file in old.iterdir()} == before
+    assert not new.exists()
+
+
+def test_weights_saved_again_replace_the_old_ones_but_not_a_card(tmp_path: Path) -> None:
     encoder().save_pretrained(tmp_path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with largest_file(4_000), pytest.raises(Exception, match=r"(?i)too large"):
-        encoder().save_pretrained(tmp_path)
-    after = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert "model.safetensors" in after
-    assert after == {name: before[name] for name in after}  # the Hub's client takes config.json away first
+    (tmp_path / "README.md").write_text("my weights")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "config.json").chmod(0o640)
+    encoder("pacs-resnet-tiny").save_pretrained(tmp_path)
+    reopened = ClipEncoder.from_pretrained(tmp_path, device="cpu")
+    assert reopened.fingerprint != encoder().fingerprint
+    assert reopened.describe(reopened.config) == ClipEncoder.describe(encoder("pacs-resnet-tiny").config)
+    assert (tmp_path / "README.md").read_text() == "my weights"
+    assert (tmp_path / "config.json").stat().st_mode & 0o777 == 0o640
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"config.json", "model.safetensors", "README.md", "notes.txt"}
+
+
+def test_a_folder_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for content in ("first", "second"):
+        with whole_folder(folder) as partial:
+            (partial / "a").write_text(content)
+            (partial / content).touch()
+        assert (folder / "a").read_text() == content
+    assert {path.name for path in folder.iterdir()} == {"a", "first", "second"}
+    with pytest.raises(ZeroDivisionError), whole_folder(folder) as partial:
+        (partial / "a").write_text("third")
+        raise ZeroDivisionError
+    assert (folder / "a").read_text() == "second"
+    assert {path.name for path in folder.iterdir()} == {"a", "first", "second"}
+    assert {path.name for path in tmp_path.iterdir()} == {"folder"}
 
 
 def test_a_vocabulary_is_written_whole(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from capeval_core import publishing
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
-from capeval_core.publishing import PYPI, Publication, Pushed
+from capeval_core.publishing import PYPI, Publication
 from capeval_core.registry import METRICS
 from capeval_core.weights.catalogue import NAMESPACE
 
-WHAT = {
+KINDS = {
     "modules": "metrics, as Spaces that evaluate.load reads",
     "weights": "a folder of weights, as a model with its card",
     "cards": "cards of weights that are published already",
@@ -24,74 +24,43 @@ _EPILOG = (
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] not in WHAT:
+    if not arguments or arguments[0] not in KINDS:
         return _introduce(arguments)
-    what, *rest = arguments
-    given = _PARSERS[what]().read(rest)
-    publications = _COLLECT[what](given)
-    if given.dry_run:
+    kind, *rest = arguments
+    add_arguments, collect = _OF_KIND[kind]
+    parser = _parser(kind)
+    add_arguments(parser)
+    flags = parser.read(rest)
+    publications = collect(flags)
+    if flags.dry_run:
         print("\n".join(_planned(publication) for publication in publications))
         return 0
-    sent = publishing.publish(publications, branch=given.branch, private=given.private, message=given.message)
+    sent = publishing.publish(publications, branch=flags.branch, private=flags.private, message=flags.message)
     for pushed in sent:
-        print("\n".join([_told(pushed), *_left(pushed.publication)]), flush=True)
+        commit = f"{'commit' if pushed.changed else 'unchanged, at'} {pushed.commit}"
+        lines = [f"{pushed.publication.address}: {commit}", *_not_sent(pushed.publication)]
+        print("\n".join(lines), flush=True)
     return 0
 
 
 def _introduce(arguments: list[str]) -> int:
     parser = Parser(
         prog="capeval publish",
-        usage="capeval publish {" + ",".join(WHAT) + "} [options]",
+        usage="capeval publish {" + ",".join(KINDS) + "} [options]",
         description=paragraph("Put what this package has onto the Hugging Face Hub, in any namespace."),
-        epilog=table(list(WHAT.items()), indent="  ")
+        epilog=table(list(KINDS.items()), indent="  ")
         + "\n\n"
         + paragraph("`capeval publish modules --help` shows all options. " + _EPILOG),
     )
     parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-    parser.error(f"what comes first: capeval publish {{{','.join(WHAT)}}}")
+    parser.error(f"what comes first: capeval publish {{{','.join(KINDS)}}}")
 
 
-def _modules_parser() -> Parser:
-    parser = _parser("modules", "[NAME ...] --install-from WHERE")
-    parser.add_argument(
-        "names", metavar="NAME", nargs="*", help=f"of {', '.join(METRICS)}; all if none is given"
-    )
-    parser.add_argument(
-        "--install-from",
-        metavar="WHERE",
-        required=True,
-        help="where a Space installs capeval from: an address for pip, e.g. "
-        f"git+https://host/org/capeval@COMMIT, or {PYPI}: this version, which has to be there",
-    )
-    return parser
-
-
-def _weights_parser() -> Parser:
-    parser = _parser("weights", "FOLDER")
-    parser.add_argument(
-        "folder", metavar="FOLDER", type=Path, help="of `capeval convert`, or in open_clip's format"
-    )
-    parser.add_argument("--name", metavar="NAME", help="of the repository; the folder's if it is not given")
-    parser.add_argument(
-        "--permission",
-        metavar="TEXT",
-        help="who allows to publish weights whose authors state no licence or restrict their use, and where; "
-        "told in the commit and on the card",
-    )
-    return parser
-
-
-def _cards_parser() -> Parser:
-    parser = _parser("cards", "NAME ...")
-    parser.add_argument("names", metavar="NAME", nargs="+", help=f"of {', '.join(publishing.cards())}")
-    return parser
-
-
-def _parser(what: str, usage: str) -> Parser:
+def _parser(kind: str) -> Parser:
     parser = Parser(
-        prog=f"capeval publish {what}",
-        usage=f"capeval publish {what} {usage} [options]",
-        description=paragraph(f"Publish {WHAT[what]}."),
+        prog=f"capeval publish {kind}",
+        usage=f"capeval publish {kind} {_USAGE[kind]} [options]",
+        description=paragraph(f"Publish {KINDS[kind]}."),
         epilog=paragraph(_EPILOG),
     )
     parser.add_argument(
@@ -113,49 +82,64 @@ def _parser(what: str, usage: str) -> Parser:
     return parser
 
 
-def _modules(given: argparse.Namespace) -> list[Publication]:
-    return [publishing.module(name, given.namespace, given.install_from) for name in given.names or METRICS]
+def _add_modules(parser: Parser) -> None:
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*", help=f"of {', '.join(METRICS)}; all if none is given"
+    )
+    parser.add_argument(
+        "--install-from",
+        metavar="WHERE",
+        required=True,
+        help="where a Space installs capeval from: an address for pip, e.g. "
+        f"git+https://host/org/capeval@COMMIT, or {PYPI}: this version, which has to be there",
+    )
 
 
-def _weights(given: argparse.Namespace) -> list[Publication]:
-    return [
-        publishing.weights(
-            given.folder,
-            given.namespace,
-            name=given.name,
-            permission=given.permission,
-            private=given.private,
-        )
-    ]
+def _modules(flags: argparse.Namespace) -> list[Publication]:
+    return [publishing.module(name, flags.namespace, flags.install_from) for name in flags.names or METRICS]
 
 
-def _cards(given: argparse.Namespace) -> list[Publication]:
-    return [publishing.card(name, given.namespace) for name in given.names]
+def _add_weights(parser: Parser) -> None:
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path, help="of `capeval convert`, or in open_clip's format"
+    )
+    parser.add_argument("--name", metavar="NAME", help="of the repository; the folder's if it is not given")
+    parser.add_argument(
+        "--permission",
+        metavar="TEXT",
+        help="who allows to publish weights whose authors state no licence or restrict their use, and where; "
+        "quoted in the commit and on the card",
+    )
 
 
-_PARSERS: dict[str, Callable[[], Parser]] = {
-    "modules": _modules_parser,
-    "weights": _weights_parser,
-    "cards": _cards_parser,
-}
-_COLLECT: dict[str, Callable[[argparse.Namespace], list[Publication]]] = {
-    "modules": _modules,
-    "weights": _weights,
-    "cards": _cards,
+def _weights(flags: argparse.Namespace) -> list[Publication]:
+    options = {"name": flags.name, "permission": flags.permission, "private": flags.private}
+    return [publishing.weights(flags.folder, flags.namespace, **options)]
+
+
+def _add_cards(parser: Parser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="+", help=f"of {', '.join(publishing.cards())}")
+
+
+def _cards(flags: argparse.Namespace) -> list[Publication]:
+    return [publishing.card(name, flags.namespace) for name in flags.names]
+
+
+_USAGE = {"modules": "[NAME ...] --install-from WHERE", "weights": "FOLDER", "cards": "NAME ..."}
+_OF_KIND: dict[str, tuple[Callable[[Parser], None], Callable[[argparse.Namespace], list[Publication]]]] = {
+    "modules": (_add_modules, _modules),
+    "weights": (_add_weights, _weights),
+    "cards": (_add_cards, _cards),
 }
 
 
 def _planned(publication: Publication) -> str:
     rows = [[path, f"{size:,} bytes"] for path, size in sorted(publication.sizes().items())]
-    return "\n".join([publication.address, table(rows, indent="  ", width=WHOLE_LINES), *_left(publication)])
+    files = table(rows, indent="  ", width=WHOLE_LINES)
+    return "\n".join([publication.address, files, *_not_sent(publication)])
 
 
-def _left(publication: Publication) -> list[str]:
-    """One line on what else lies in the folder, where there is something."""
+def _not_sent(publication: Publication) -> list[str]:
+    """One line that names the other files in the folder, where there are any."""
     names = ", ".join(name if name.isprintable() else ascii(name) for name in publication.not_sent)
     return [f"  not sent: {names}"] if names else []
-
-
-def _told(pushed: Pushed) -> str:
-    what = "commit" if pushed.changed else "unchanged, at"
-    return f"{pushed.publication.address}: {what} {pushed.commit}"

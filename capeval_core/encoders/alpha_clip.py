@@ -100,7 +100,6 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     kind = "alpha_clip"
     depends_on = ("architecture", "activation", "preprocessing", "mask")
     Conversion = AlphaClipConversion
-    used_by = "hices"
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
         return build_clip(config, tensors, self.dtype, mask_channel=True)

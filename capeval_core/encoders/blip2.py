@@ -46,10 +46,8 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
-from capeval_core.weights.blip2 import Blip2Conversion
-from capeval_core.weights.blip2_transformers import read_words, translate_transformers
-from capeval_core.weights.checksum import sha256_of
-from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
+from capeval_core.weights.blip2 import Blip2Conversion, read_words, translate_transformers
+from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder, sha256_of
 from capeval_core.writing import write_whole
 
 Floats = NDArray[np.float32]
@@ -104,8 +102,6 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
     kind = "blip2"
     depends_on = _KEYS
     Conversion = Blip2Conversion
-    used_by = "eco"
-    tiny = "blip2"
 
     model: Any
 

@@ -21,7 +21,7 @@ from capeval_core.models.architecture import (
     size_problems,
 )
 from capeval_core.models.device import DTYPES
-from capeval_core.weights.blip2_transformers import empty_model
+from capeval_core.weights.blip2 import empty_model
 
 _READ = {
     "vision": ("image_size",),

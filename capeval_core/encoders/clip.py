@@ -34,10 +34,9 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
-from capeval_core.weights.convert import ClipConversion
+from capeval_core.weights.clip import ClipConversion, translate_open_clip
+from capeval_core.weights.conversion import Conversion
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
-from capeval_core.weights.open_clip_format import translate_open_clip
-from capeval_core.weights.release import Conversion
 
 Floats = NDArray[np.float32]
 
@@ -163,7 +162,6 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     kind = "clip"
     depends_on = ("architecture", "activation", "preprocessing")
     Conversion: ClassVar[type[Conversion]] = ClipConversion
-    used_by = "pacs"
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
         return build_clip(config, tensors, self.dtype)

@@ -6,8 +6,8 @@ from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.encoders.open_clip import OpenClipEncoder, is_plain
+from capeval_core.weights.clip import translate_open_clip
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
-from capeval_core.weights.open_clip_format import translate_open_clip
 
 DualEncoder = ClipEncoder | AlphaClipEncoder
 """A text tower and an image tower into one space (other encoders are kinds of `ClipEncoder`)."""

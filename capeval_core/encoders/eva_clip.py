@@ -20,10 +20,12 @@ from torch.nn import functional
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.models.architecture import check_tensors
 from capeval_core.models.device import DTYPES
-from capeval_core.weights.eva_clip import STAND_IN, TEXT_KEYS, VISION_KEYS, EvaClipConversion
+from capeval_core.weights.eva_clip import TEXT_KEYS, VISION_KEYS, EvaClipConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 _EPSILON = 1e-6
+_REPLACED_TOWER = {"layers": 1, "width": 64, "head_width": 64, "patch_size": 1, "image_size": 1}
+"""The image tower that open_clip builds beside the text tower, until EVA's takes its place."""
 
 
 class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"]):
@@ -45,7 +47,6 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
 
     kind = "eva_clip"
     Conversion = EvaClipConversion
-    used_by = "eva-clip"
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
         return build_eva_clip(config, tensors, self.dtype, self.device)
@@ -216,7 +217,7 @@ def empty_eva_clip(config: dict[str, Any], dtype: str = "float32") -> CLIP:
         with torch.device("meta"):
             model = CLIP(
                 architecture["embed_dim"],
-                STAND_IN,
+                _REPLACED_TOWER,
                 architecture["text"],
                 cast_dtype=None if dtype == "float32" else DTYPES[dtype],
             )

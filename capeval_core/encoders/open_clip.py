@@ -34,7 +34,6 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
     """
 
     kind = "open_clip"
-    used_by = "eco"
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
         super().__init__(config, _own_names(tensors), **more)

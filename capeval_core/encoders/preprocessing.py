@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.inputs.decoding import resized
-from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD
+from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
 MaskTransform = Literal["square_crop", "released", "released_no_antialias"]
 INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from capeval_core.weights.conversion import tensor_problems
 from capeval_core.weights.folder import WeightsError
 
 _LAYERS = range(1, 1_001)
@@ -93,31 +94,8 @@ def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor])
     Raises:
         WeightsError: some are missing, extra, misshaped or integers.
     """
-    problems = []
-    if missing := sorted(expected.keys() - tensors.keys()):
-        problems.append(f"{len(missing)} tensors are missing ({_some(missing)})")
-    if extra := sorted(tensors.keys() - expected.keys()):
-        problems.append(f"{len(extra)} tensors are not part of the architecture ({_some(extra)})")
-    shapes = [
-        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in tensors and tensors[name].shape != tensor.shape
-    ]
-    if shapes:
-        problems.append(f"{len(shapes)} tensors have another shape ({_some(shapes)})")
-    integers = [
-        name
-        for name, tensor in expected.items()
-        if name in tensors and tensor.is_floating_point() and not tensors[name].is_floating_point()
-    ]
-    if integers:
-        problems.append(f"{len(integers)} tensors do not hold floating-point numbers ({_some(integers)})")
-    if problems:
+    if problems := tensor_problems(expected, tensors):
         raise WeightsError(
             "; ".join(problems)
             + ": the config and the tensors do not belong together; convert the weights again"
         )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

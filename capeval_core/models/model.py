@@ -6,8 +6,6 @@ import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
@@ -22,8 +20,8 @@ from torch import Tensor, nn
 from capeval_core.models.architecture import check_tensors
 from capeval_core.models.canary import TOLERANCE, canary_problem, check_canary
 from capeval_core.models.device import resolve_device
-from capeval_core.weights.catalogue import entry_of
-from capeval_core.weights.checksum import file_checksum
+from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
+from capeval_core.weights.conversion import Conversion, Release
 from capeval_core.weights.folder import (
     CONFIG,
     TENSORS,
@@ -31,13 +29,15 @@ from capeval_core.weights.folder import (
     WeightsFolder,
     check_finite,
     config_checksum,
+    file_checksum,
+    naming_weights,
     open_weights,
 )
-from capeval_core.weights.release import Conversion
-from capeval_core.writing import whole, write_whole
+from capeval_core.writing import whole_folder
 
 Self = TypeVar("Self", bound="CheckedModel")
 
+_CARD_FILE = "README.md"
 _CARD = """---
 {{ card_data }}
 ---
@@ -73,10 +73,6 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     """Keys of the config that features depend on."""
     Conversion: ClassVar[type[Conversion]]
     """How an original checkpoint becomes its config and tensors."""
-    used_by: ClassVar[str]
-    """A metric that uses it: whose `tiny` it opens, and whose name messages about conversion give."""
-    tiny: ClassVar[str | None] = None
-    """Folder of the embedded small model that `"tiny"` means; None: that of `used_by`."""
 
     fingerprint: str
     """Names tensors, architecture and preprocessing: features of equal ones are equal."""
@@ -169,19 +165,34 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """The encoder of a Hub repository (`org/name[@revision]`), a folder, or `"tiny"`; see `open`.
 
         Raises:
-            WeightsError: weights that could not be loaded, read or trusted.
+            WeightsError: weights that could not be loaded or trusted.
         """
         # The mixin's own would ask the Hub for a repository called tiny, and knows no `@revision`.
         name = f"{fspath(weights)}@{revision}" if revision else weights
-        folder = open_weights(name, metric=cls.used_by, tiny=cls.tiny or cls.used_by)
+        folder = open_weights(name, metric=CONVERTED_AS[cls.kind], tiny=TINY_OF.get(cls.kind, cls.kind))
         return cls.open(folder, device=device, dtype=dtype)
+
+    @classmethod
+    def convert(cls, path: str | PathLike[str], **settings: Any) -> Release:
+        """Config and tensors of an original checkpoint: arguments of the encoder, from which it can be saved.
+
+        Args:
+            path: the file that the authors released.
+            settings: of `Conversion`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            TypeError, ValueError: a setting is unknown or wrong; the file cannot be read safely or is not
+                a complete checkpoint of this network.
+        """
+        return cls.Conversion.of("convert", settings).read(Path(path), cls.empty)
 
     @classmethod
     def open(
         cls: type[Self], folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32"
     ) -> Self:
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
-        with _named(folder):
+        with naming_weights(folder.name):
             config = cls._config_of(folder)
             key = (cls._fingerprint(config, folder.checksum), str(resolve_device(device)), dtype)
             encoder = _OPENED.get(key)
@@ -199,7 +210,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         Raises:
             WeightsError: as for `open`, as far as the config tells.
         """
-        with _named(folder):
+        with naming_weights(folder.name):
             return cls._fingerprint(cls._config_of(folder), folder.checksum)
 
     @classmethod
@@ -221,6 +232,19 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def save_pretrained(
+        self, save_directory: str | PathLike[str], *, repo_id: str | None = None, **arguments: Any
+    ) -> str | None:
+        """Write a weights folder whose files are replaced together: whatever fails, the old ones stay.
+
+        Arguments are those of `ModelHubMixin.save_pretrained`.
+        """
+        folder = Path(save_directory)
+        with whole_folder(folder) as partial:
+            if (folder / _CARD_FILE).is_file():  # a card of the user's is kept
+                shutil.copy(folder / _CARD_FILE, partial)
+            return super().save_pretrained(partial, repo_id=repo_id or folder.name, **arguments)
+
     def _save_pretrained(self, save_directory: Path) -> None:
         from safetensors.torch import save_file
 
@@ -230,30 +254,18 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
             )
         tensors = self.model.state_dict().items()
         stored = {name: tensor.cpu().to(self._stored_as[name]).contiguous() for name, tensor in tensors}
-        with whole(save_directory / TENSORS) as partial:
-            save_file(stored, partial)
+        save_file(stored, save_directory / TENSORS)
         stored_config = self.save_beside(save_directory)
         canary = {"cosines": self.canary().astype(float).round(7).tolist(), "tolerance": TOLERANCE}
         checksum = {TENSORS: file_checksum(save_directory / TENSORS)}
         config = {**stored_config, "checksum": checksum, "canary": canary}
         checksum[CONFIG] = config_checksum(config)
-        write_whole(save_directory / CONFIG, json.dumps(config, indent=1) + "\n")
+        (save_directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         # safetensors' file is its owner's alone; other users shall read both files or neither.
         shutil.copymode(save_directory / CONFIG, save_directory / TENSORS)
 
 
 _OPENED: WeakValueDictionary[tuple[str, str, str], CheckedModel] = WeakValueDictionary()
-
-
-@contextmanager
-def _named(folder: WeightsFolder) -> Iterator[None]:
-    """Let errors about weights name them."""
-    try:
-        yield
-    except WeightsError as error:
-        if str(error).startswith("weights "):
-            raise
-        raise WeightsError(f"weights {folder.name!r}: {error}") from error
 
 
 def _check_settings(name: str, config: dict[str, Any]) -> None:

@@ -25,8 +25,7 @@ from capeval_core.models.device import DTYPES, exact_float32, resolve_device
 from capeval_core.phrases.english import sentences
 from capeval_core.phrases.graph import Style, phrases_of
 from capeval_core.phrases.source import Phrases
-from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import TENSORS, WeightsError, check_finite
+from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum
 from capeval_core.weights.foreign import open_foreign
 
 FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"

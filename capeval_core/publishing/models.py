@@ -18,8 +18,7 @@ from capeval_core.publishing.publication import (
     shipped,
 )
 from capeval_core.registry import METRICS, network_of
-from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, restriction_of
-from capeval_core.weights.constants import LICENCE_NOT_STATED
+from capeval_core.weights.catalogue import LICENCE_NOT_STATED, WeightsEntry, entry_known_as, restriction_of
 from capeval_core.weights.folder import (
     CONFIG,
     OPEN_CLIP_CONFIG,
@@ -48,31 +47,31 @@ def weights(
     README.md; nothing else.
 
     Args:
-        folder: made by `capeval convert`, or in open_clip's format; which network it is for, its config says.
+        folder: made by `capeval convert`, or in open_clip's format; its config names the network.
         namespace: user or organisation on the Hub.
         name: of the repository; None: the folder's.
         permission: who allows to publish weights whose authors state no licence or restrict their use, and
-            where; told in the commit and on the card.
+            where; quoted in the commit and on the card.
         private: the repository will be private, which needs no permission.
 
     Raises:
         WeightsError: the weights cannot be read or trusted.
-        PublishError: their authors state no licence or restrict their use, they are not what their name
-            says, there is no card for them, or one of their files is a link.
+        PublishError: their authors state no licence or restrict their use, they are another model than their
+            name says, there is no card for them, or one of their files is a link.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder: pass one that `capeval convert` has made")
     # Before anything is read: what is opened is what will be sent.
-    own = {each: file for each in _SENT if (file := own_file(path, each, hard_links=False))}
+    own = {file_name: file for file_name in _SENT if (file := own_file(path, file_name, hard_links=False))}
     opened = open_weights(path, metric="METRIC", tiny="")
     network = network_of(opened).open(opened, device="cpu")
     name = checked(name or opened.name)
     entry = entry_known_as(name, opened.original)
     if not permission and not private and (why := _withheld(entry, opened)):
         raise PublishError(_refusal(name, why))
-    if entry is not None and (wrong := entry.is_another(network.describe(network.config))):
-        raise PublishError(f"{path}: {wrong}: convert the file that the authors released")
+    if entry is not None and (difference := entry.is_another(network.describe(network.config))):
+        raise PublishError(f"{path}: {difference}: convert the file that the authors released")
     listed = _listed_card(name)
     card = listed or own_file(path, CARD, hard_links=False)
     if card is None:
@@ -80,11 +79,11 @@ def weights(
     message = f"Weights {opened.checksum[:12]}, capeval {__version__}"
     if permission:
         message += f"\n\nPublished with permission: {permission}"
-    sent = [each for each in own if each in (opened.config_file.name, opened.tensor_file.name, VOCABULARY)]
+    sent = [file for file in own if file in (opened.config_file.name, opened.tensor_file.name, VOCABULARY)]
     return Publication(
         f"{checked(namespace)}/{name}",
         "model",
-        {CARD: _card_text(card, name, namespace, permission), **{each: own[each] for each in sent}},
+        {CARD: _card_text(card, name, namespace, permission), **{file: own[file] for file in sent}},
         message,
         not_sent=others(path, sent if listed else [*sent, CARD]),
     )
@@ -94,8 +93,8 @@ def card(name: str, namespace: str) -> Publication:
     """The card alone of weights that are published already."""
     path = _listed_card(name)
     if path is None:
-        known = cards()
-        raise PublishError(f"no card {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
+        names = cards()
+        raise PublishError(f"no card {name!r}{did_you_mean(name, names)} (known: {', '.join(names)})")
     content = _card_text(path, name, namespace)
     repository = f"{checked(namespace)}/{name}"
     return Publication(repository, "model", {CARD: content}, f"Card, capeval {__version__}", create=False)
@@ -118,7 +117,7 @@ def _withheld(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
 
 
 def _licence(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
-    """The licence that the authors state; the catalogue knows better than what `convert` was told."""
+    """The licence that the authors state; the catalogue comes before the option of `convert`."""
     if entry is not None:
         return entry.licence
     source = folder.config.get("source")

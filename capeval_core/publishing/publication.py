@@ -1,21 +1,26 @@
-"""What one repository on the Hub is to hold."""
+"""The files of a repository on the Hub, and sending them: one commit for each repository that changes."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from capeval_core.weights.hub import failures, patiently, reason, status_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 CARD = "README.md"
-_WRITTEN = "capeval|metrics"
-"""Where texts in the source have modules: our namespace, whatever CAPEVAL_NAMESPACE says, or the checkout."""
+_OWN_NAMESPACES = "capeval|metrics"
+"""Namespaces of modules in the texts of the source, whatever CAPEVAL_NAMESPACE is, and in a checkout."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
+_VERSION = re.compile(r"v?\d+\.\d+(\.\d+)?")
 _COPY = "only files that lie in the folder itself are sent, so that no other one is by mistake: copy it there"
 
 
@@ -25,11 +30,11 @@ class PublishError(ValueError):
 
 @dataclass(frozen=True)
 class Publication:
-    """What one repository is to hold.
+    """The files of one repository.
 
     repository: id on the Hub. kind: a Space is a module, a model is weights. files: path in the repository ->
     content, or the file that has it. create: whether the repository is made where it does not exist.
-    not_sent: what else lies in the folder, by name.
+    not_sent: names of other files in the folder.
     """
 
     repository: str
@@ -61,14 +66,14 @@ def in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
     'evaluate.load("me/pacs"), weights of capeval/pacs-clip-vit-b-32'
     """
     ids = "|".join(map(re.escape, names))
-    return re.sub(rf"(?<![\w.-])(?:{_WRITTEN})/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
+    return re.sub(rf"(?<![\w.-])(?:{_OWN_NAMESPACES})/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
 
 
 def own_file(folder: Path, name: str, *, hard_links: bool = True) -> Path | None:
     """A file of a folder that may go out: a regular one, in the folder itself; None: there is none.
 
     Args:
-        folder: where it lies.
+        folder: the folder.
         name: of the file.
         hard_links: whether it may have other names elsewhere, as files of installed packages often have.
 
@@ -89,7 +94,7 @@ def own_file(folder: Path, name: str, *, hard_links: bool = True) -> Path | None
 
 
 def others(folder: Path, sent: Iterable[str]) -> list[str]:
-    """Names of what lies in a folder and is not sent, without Python's bytecode; folders end with a slash."""
+    """Names in a folder that are not sent, without Python's bytecode; folders end with a slash."""
     names = {path.name: path for path in folder.iterdir() if path.name != "__pycache__"}
     return [
         name + ("/" if path.is_dir() and not path.is_symlink() else "")
@@ -109,3 +114,116 @@ def shipped(package: str, folder: str) -> Path:
     """A folder of the repository, which a wheel installs inside the package."""
     root = Path(__file__).parents[1]
     return root / package if (root / package).is_dir() else root.parent / folder
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A repository that holds its publication. changed: whether that took a commit."""
+
+    publication: Publication
+    commit: str
+    changed: bool
+
+
+def publish(
+    publications: Iterable[Publication],
+    *,
+    branch: str = "main",
+    private: bool = False,
+    message: str | None = None,
+) -> Iterator[Pushed]:
+    """Send publications, one commit for each that changes its repository; yields each when it is sent.
+
+    Files that are only on the Hub stay. What the Hub has already is not sent again, so a run that was
+    interrupted can be repeated.
+
+    Args:
+        publications: all of one namespace.
+        branch: of the repositories, made where it does not exist.
+        private: make repositories private; public ones that exist are refused.
+        message: of the commits, instead of the publications' own.
+
+    Raises:
+        PublishError: no login, no right, no network; the message says which, and what was sent before.
+    """
+    from huggingface_hub import HfApi
+
+    if _VERSION.fullmatch(branch):
+        raise PublishError(
+            f"branch {branch!r} reads like a version: evaluate would take it for its own, choose another name"
+        )
+    api = HfApi()
+    expected: tuple[type[Exception], ...] = (*failures(), ValueError)
+    sent: list[str] = []
+    for publication in publications:
+        try:
+            if not sent:
+                _check_rights(api, publication.repository.split("/")[0])
+            pushed = patiently(partial(_push, api, publication, branch, private, message))
+        except expected as error:
+            problem = f"{publication.address}: {_fix(error, publication)}"
+            if sent:
+                problem += f"\nsent before that: {', '.join(sent)}; a second run sends only the rest"
+            raise PublishError(problem) from error
+        sent.append(publication.address)
+        yield pushed
+
+
+def _push(api: HfApi, publication: Publication, branch: str, private: bool, message: str | None) -> Pushed:
+    from huggingface_hub import CommitOperationAdd
+
+    repository, kind = publication.repository, publication.kind
+    if publication.create:
+        sdk = "gradio" if kind == "space" else None
+        api.create_repo(repository, repo_type=kind, space_sdk=sdk, private=private or None, exist_ok=True)
+    before = api.repo_info(repository, repo_type=kind)
+    if private and not before.private:
+        raise PublishError("the repository exists and is public: make it private at its page on the Hub")
+    if branch != "main":
+        api.create_branch(repository, branch=branch, repo_type=kind, exist_ok=True)
+        before = api.repo_info(repository, repo_type=kind, revision=branch)
+    title, _, description = (message or publication.message).partition("\n\n")
+    commit = api.create_commit(
+        repository,
+        [CommitOperationAdd(path, content) for path, content in publication.files.items()],
+        commit_message=title,
+        commit_description=description,
+        repo_type=kind,
+        revision=branch,
+    )
+    return Pushed(publication, commit.oid, commit.oid != before.sha)
+
+
+def _check_rights(api: HfApi, namespace: str) -> None:
+    account = api.whoami()
+    names = [account["name"], *(org["name"] for org in account.get("orgs", []))]
+    if namespace.lower() not in [name.lower() for name in names]:
+        raise PublishError(
+            f"you are logged in as {account['name']!r}, who may not write to {namespace!r}: pass "
+            f"--namespace or set CAPEVAL_NAMESPACE ({', '.join(names)})"
+        )
+    if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise PublishError(
+            "the token may only read: make one that may write at https://huggingface.co/settings/tokens and "
+            "log in with `hf auth login`"
+        )
+
+
+def _fix(error: Exception, publication: Publication) -> str:
+    """What went wrong, and what to do."""
+    from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set: unset it to publish"
+    if isinstance(error, LocalTokenNotFoundError):
+        return "not logged in to the Hub: run `hf auth login` with a token that may write, or set HF_TOKEN"
+    status = status_of(error)
+    if status == 401:
+        return "the Hub refuses the token: log in with `hf auth login` (HF_TOKEN, where set, comes first)"
+    if status == 403:
+        return f"the token may not write to {publication.repository}: give it that right, or use another one"
+    if status == 404 and not publication.create:
+        return "there is no such repository: publish the weights first (`capeval publish weights`)"
+    if isinstance(error, ValueError) and status in (None, 400):
+        return str(error)
+    return f"{reason(error)}: try again later"

@@ -21,7 +21,7 @@ from capeval_core.registry import METRICS, metric_class
 
 PYPI = "pypi"
 _IN_A_CHECKOUT = re.compile(r"(?<=<!-- part loading -->\n).*?(?=\n\n|\n<!-- /part loading -->)", re.DOTALL)
-"""The paragraph of a module's card that says how to load it from a checkout."""
+"""The paragraph of a module's card about loading it from a checkout."""
 
 
 def module(name: str, namespace: str, install_from: str) -> Publication:
@@ -38,19 +38,19 @@ def module(name: str, namespace: str, install_from: str) -> Publication:
     folder = shipped("hub_metrics", "metrics") / name
     if not folder.is_dir():
         raise PublishError(f"metric {name!r} has no module folder: {folder} does not exist")
-    found: dict[str, bytes | Path] = {}
+    files: dict[str, bytes | Path] = {}
     for file in (CARD, "app.py", f"{name}.py", "requirements.txt"):
         if path := own_file(folder, file):
             text = installing(path.read_text(encoding="utf-8"), install_from)
             if file == CARD:
                 text = _IN_A_CHECKOUT.sub(lambda _: _from_the_hub(install_from), text)
-            found[file] = in_namespace(text, namespace, METRICS).encode()
+            files[file] = in_namespace(text, namespace, METRICS).encode()
     return Publication(
         f"{checked(namespace)}/{name}",
         "space",
-        found,
+        files,
         f"{metric_class(name).title}, capeval {__version__}",
-        not_sent=others(folder, found),
+        not_sent=others(folder, files),
     )
 
 
@@ -79,7 +79,7 @@ def installing(text: str, source: str) -> str:
 
 
 def _secret_in(source: str) -> str | None:
-    """What in an address is, or may be, a secret; None: nothing."""
+    """The part of an address that is, or may be, a secret; None: there is none."""
     try:
         parts = urlsplit(source)
         user, password, _ = parts.username, parts.password, parts.port

@@ -20,8 +20,7 @@ from torch import Tensor
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.device import exact_float32, resolve_device
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
-from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import WeightsError
+from capeval_core.weights.folder import WeightsError, file_checksum
 
 Floats = NDArray[np.float32]
 

@@ -29,10 +29,10 @@ from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam_model import build, fill, with_copy
-from capeval_core.regions.sam_release import MEAN, STD, SamConversion
 from capeval_core.regions.source import WITHOUT, RegionSource
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 from capeval_core.weights.foreign import open_foreign_weights
+from capeval_core.weights.sam import MEAN, STD, SamConversion
 
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"
 """SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0: as light as the paper's MobileSAMv2, whose weights must
@@ -63,7 +63,6 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     kind = "sam"
     depends_on = ("architecture", "preprocessing")
     Conversion = SamConversion
-    used_by = "hices"
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         try:

@@ -9,79 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.regions.sam_names import GAUSSIAN
+from capeval_core.weights.sam import COPY, GAUSSIAN
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-COPY = "prompt_encoder.shared_embedding.positional_embedding"
-"""Second name of the Gaussian matrix in transformers."""
 _RELEASED_EPS = 1e-5
 """Epsilon of the layer norms in the decoder's transformer: PyTorch's default, as in the original. Configs on
 the Hub have 1e-6, which moves logits by up to 6e-4."""
-
-
-def read_architecture(shapes: Shapes, kind: str, heads: int) -> dict[str, Any]:
-    """The architecture of tensors with transformers' and timm's names.
-
-    Args:
-        shapes: tensor name -> shape.
-        kind: kind of the image encoder.
-        heads: attention heads of the mask decoder, which shapes do not show.
-
-    Raises:
-        ValueError: a tensor that shows a size is missing.
-    """
-    try:
-        decoder = _decoder(shapes, heads)
-        if kind == "vit":
-            return {"kind": kind, **_vit(shapes), "decoder": decoder}
-    except KeyError as error:
-        raise ValueError(f"not a complete SAM: {error.args[0]!r} is missing") from None
-    return {"kind": kind, "image_size": 1024, "patch_size": 1024 // SIDE, "decoder": decoder}
-
-
-def _decoder(shapes: Shapes, heads: int) -> dict[str, int]:
-    block = "mask_decoder.transformer.layers.0"
-    width = shapes["mask_decoder.iou_token.weight"][1]
-    layers = [name for name in shapes if name.startswith("mask_decoder.transformer.layers.")]
-    head = [name for name in shapes if name.startswith("mask_decoder.iou_prediction_head.layers.")]
-    return {
-        "hidden_size": width,
-        "mlp_dim": shapes[f"{block}.mlp.lin1.weight"][0],
-        "num_hidden_layers": _count(layers, 3),
-        "num_attention_heads": heads,
-        "attention_downsample_rate": width // shapes[f"{block}.cross_attn_token_to_image.q_proj.weight"][0],
-        "num_multimask_outputs": shapes["mask_decoder.mask_tokens.weight"][0] - 1,
-        "iou_head_depth": _count(head, 3) + 2,
-        "iou_head_hidden_dim": shapes["mask_decoder.iou_prediction_head.proj_in.weight"][0],
-        "mask_input_channels": shapes["prompt_encoder.mask_embed.conv2.weight"][0],
-    }
-
-
-def _vit(shapes: Shapes) -> dict[str, Any]:
-    width, _, patch, _ = shapes["vision_encoder.patch_embed.projection.weight"]
-    grid = shapes["vision_encoder.pos_embed"][1]
-    layers = _count([name for name in shapes if name.startswith("vision_encoder.layers.")], 2)
-    rows = [shapes[f"vision_encoder.layers.{layer}.attn.rel_pos_h"] for layer in range(layers)]
-    reach = [(length + 1) // 2 for length, _ in rows]  # of relative positions: the side of a window
-    windows = [side for side in reach if side != grid]
-    return {
-        "image_size": grid * patch,
-        "patch_size": patch,
-        "vision": {
-            "hidden_size": width,
-            "num_hidden_layers": layers,
-            "num_attention_heads": width // rows[0][1],
-            "mlp_dim": shapes["vision_encoder.layers.0.mlp.lin1.weight"][0],
-            "window_size": windows[0] if windows else grid,
-            "global_attn_indexes": [layer for layer, side in enumerate(reach) if side == grid],
-        },
-    }
-
-
-def _count(names: list[str], index: int) -> int:
-    """Number of different parts `index` of dotted names."""
-    return len({name.split(".")[index] for name in names})
 
 
 def build(architecture: Mapping[str, Any]) -> nn.Module:
@@ -135,13 +67,6 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         model.load_state_dict(dict(tensors))
     except RuntimeError as error:
         raise ValueError("; ".join(line.strip()[:200] for line in str(error).splitlines()[1:4])) from None
-
-
-def expected_shapes(architecture: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Tensor name -> shape, of an architecture."""
-    with torch.device("meta"):
-        model = build(architecture)
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _untied(model: Any) -> nn.Module:

@@ -23,8 +23,7 @@ from capeval_core.options import option
 from capeval_core.ragged import Ragged
 from capeval_core.result import Published, Values
 from capeval_core.rows import column, common_columns, row_schema
-from capeval_core.weights.catalogue import PACS_B32
-from capeval_core.weights.constants import PROMPT
+from capeval_core.weights.catalogue import PACS_B32, PROMPT
 
 if TYPE_CHECKING:
     from capeval_core.encoders.clip import ClipEncoder

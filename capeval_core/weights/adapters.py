@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 Adapters = Literal["released", "all", "none"]
 
-# The scale of an update is alpha / r; PAC-S++ was trained with alpha = 1.
 ALPHA = 1.0
+"""The scale of an update is alpha / r; PAC-S++ was trained with alpha = 1."""
 
-_PLACE = re.compile(
+_NAME = re.compile(
     r"(?P<owner>visual\.conv1"
     r"|(?:visual\.)?transformer\.resblocks\.\d+\.(?:attn\.in_proj_weight|attn\.out_proj|mlp\.c_fc|mlp\.c_proj))"
     r"[._]lora_(?P<half>[AB])"
 )
-
-
-@dataclass(frozen=True)
-class Merged:
-    """Plain tensors after merging, and sentences that say what was merged, what was ignored and why."""
-
-    tensors: dict[str, torch.Tensor]
-    notes: list[str]
 
 
 def is_adapter(name: str) -> bool:
@@ -58,11 +49,14 @@ def low_rank_update(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> t
     return (b.double() @ a.double()).reshape(weight.shape) * (ALPHA / rank)
 
 
-def merge_adapters(tensors: Mapping[str, torch.Tensor], adapters: Adapters = "released") -> Merged:
+def merge_adapters(
+    tensors: Mapping[str, torch.Tensor], adapters: Adapters, notes: list[str]
+) -> dict[str, torch.Tensor]:
     """Tensors of the plain model, with the chosen adapters added to their weights.
 
     `adapters` is ``"released"`` (those that the released PAC-S++ script applies: attention and patch
-    embedding, not the MLP), ``"all"`` or ``"none"``. Sums are made in float64 and kept as float32.
+    embedding, not the MLP), ``"all"`` or ``"none"``. Sums are made in float64 and kept as float32. What was
+    merged, what was ignored and why is appended to `notes`.
 
     Raises:
         ValueError: an adapter is unknown, lacks its other half or its weight, or has a wrong shape.
@@ -70,64 +64,61 @@ def merge_adapters(tensors: Mapping[str, torch.Tensor], adapters: Adapters = "re
     plain = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     pairs = _pair_up([name for name in tensors if is_adapter(name)])
     if not pairs:
-        asked = "" if adapters == "released" else f", so adapters={adapters!r} changes nothing"
-        return Merged(plain, [f"no adapters in the checkpoint: its weights are taken as they are{asked}"])
-
+        ineffective = "" if adapters == "released" else f", so adapters={adapters!r} changes nothing"
+        notes.append(f"no adapters in the checkpoint: its weights are taken as they are{ineffective}")
+        return plain
     ranks: set[int] = set()
-    ignored = [target for target in pairs if not _applies(target, adapters)]
+    merged = 0
     for target, (a, b) in pairs.items():
         if target not in plain:
             raise ValueError(f"adapter {a} has no weight to change: {target} is not in the checkpoint")
+        weight = plain[target]
         try:
-            update = low_rank_update(plain[target], tensors[a], tensors[b])
+            update = low_rank_update(weight, tensors[a], tensors[b])
         except ValueError as error:
             raise ValueError(f"adapter {a}: {error}") from None
-        ranks.add(tensors[a].shape[0] // (plain[target].shape[-1] if plain[target].ndim == 4 else 1))
-        if _applies(target, adapters):
-            plain[target] = (plain[target].double() + update).float()
-    return Merged(plain, _tell(adapters, len(pairs) - len(ignored), len(ignored), ranks))
-
-
-def _applies(target: str, adapters: Adapters) -> bool:
-    return adapters == "all" or (adapters == "released" and ".mlp." not in target)
+        ranks.add(tensors[a].shape[0] // (weight.shape[-1] if weight.ndim == 4 else 1))
+        if adapters == "all" or (adapters == "released" and ".mlp." not in target):
+            plain[target] = (weight.double() + update).float()
+            merged += 1
+    notes += _notes(adapters, merged, len(pairs) - merged, ranks)
+    return plain
 
 
 def _pair_up(names: list[str]) -> dict[str, tuple[str, str]]:
     """Weight -> the names of its A and B, in the order of the checkpoint."""
-    halves: dict[str, dict[str, str]] = {}
+    pairs: dict[str, dict[str, str]] = {}
     for name in names:
-        place = _PLACE.fullmatch(name)
-        if place is None:
+        parts = _NAME.fullmatch(name)
+        if parts is None:
             raise ValueError(
                 f"unknown adapter {name}: PAC-S++ has them at attn.in_proj_weight, attn.out_proj, mlp.c_fc, "
                 "mlp.c_proj and visual.conv1"
             )
-        owner = place["owner"]
+        owner = parts["owner"]
         target = owner if owner.endswith("in_proj_weight") else f"{owner}.weight"
-        halves.setdefault(target, {})[place["half"]] = name
-    for target, found in halves.items():
-        if len(found) == 1:
-            ((half, name),) = found.items()
+        pairs.setdefault(target, {})[parts["half"]] = name
+    for target, halves in pairs.items():
+        if len(halves) == 1:
+            ((half, name),) = halves.items()
             raise ValueError(
                 f"adapter {name} lacks its other half, lora_{'B' if half == 'A' else 'A'} of {target}"
             )
-    return {target: (found["A"], found["B"]) for target, found in halves.items()}
+    return {target: (halves["A"], halves["B"]) for target, halves in pairs.items()}
 
 
-def _tell(adapters: Adapters, merged: int, ignored: int, ranks: set[int]) -> list[str]:
-    rank = " and ".join(str(r) for r in sorted(ranks))
+def _notes(adapters: Adapters, merged: int, ignored: int, ranks: set[int]) -> list[str]:
+    rank = " and ".join(map(str, sorted(ranks)))
     if adapters == "none":
         return [f"all {ignored} low-rank adapters (rank {rank}) were ignored on request (adapters='none')"]
     scale = f"rank {rank}, scale 1/rank"
-    written = (
+    modes = (
         "A checkpoint written in training mode needs adapters='all' to give the model that was trained; one "
         "written in evaluation mode has them in its MLP weights already, and 'all' would add them twice "
         "(compare mlp.c_fc.weight with the CLIP that was tuned: equal means not yet added)"
     )
     if adapters == "all":
-        return [
-            f"all {merged} low-rank adapters ({scale}) were merged on request (adapters='all'). {written}"
-        ]
+        return [f"all {merged} low-rank adapters ({scale}) were merged on request (adapters='all'). {modes}"]
     notes = [
         f"{merged} low-rank adapters of attention and patch embedding ({scale}) were merged into their "
         "weights, as the released script applies them"
@@ -136,6 +127,6 @@ def _tell(adapters: Adapters, merged: int, ignored: int, ranks: set[int]) -> lis
         notes.append(
             f"{ignored} adapters of MLP layers were ignored, as the released script does: it enters "
             "evaluation mode before it loads the checkpoint, which marks these layers as merged while their "
-            f"B is still zero. {written}"
+            f"B is still zero. {modes}"
         )
     return notes

@@ -1,4 +1,4 @@
-"""BLIP-2's matching model as LAVIS released it -> what a weights folder holds, under transformers' names.
+"""BLIP-2's matching model: as LAVIS released it, and in transformers' format, whose names it keeps here.
 
 An image's side is the one that the tower's positions are for.
 """
@@ -10,48 +10,91 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from capeval_core.errors import wrong_option
 from capeval_core.options import option
-from capeval_core.weights.blip2_transformers import CONTEXT, empty_model, preprocessing, read_words
-from capeval_core.weights.catalogue import BLIP2
+from capeval_core.weights.catalogue import BLIP2, WeightsEntry
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
-from capeval_core.weights.checksum import sha256_of
-from capeval_core.weights.convert import as_float32, complete
-from capeval_core.weights.release import Conversion, Release
+from capeval_core.weights.conversion import Conversion, Shapes, Tensors, clip_preprocessing, count_blocks
+from capeval_core.weights.folder import (
+    TOKENIZER,
+    VOCABULARY,
+    WeightsError,
+    WeightsFolder,
+    read_json,
+    sha256_of,
+)
 
-Tensors = dict[str, torch.Tensor]
+if TYPE_CHECKING:
+    from transformers import Blip2ForImageTextRetrieval
 
+CONTEXT = 32
+"""Ids of a text in the original code, marks included."""
 _VISION_HEAD, _QFORMER_HEAD = 88, 64
 """Widths of the heads of the released models' towers."""
-_TOWER, _QUERIES, _BERT = "visual_encoder.", "query_tokens", "Qformer.bert."
+_TOWER = "visual_encoder."
+_IN_TOWER = r"cls_token$|pos_embed$|patch_embed\.proj\.|blocks\."
+_BIAS = re.compile(r"(vision_model\.encoder\.layers\.\d+)\.attn\.([qv])_bias")
+_LAYER = "vision_model.encoder.layers.0"
 _DEC = "[DEC]"
-_LEFT_OUT = re.compile(r"temp$|Qformer\.cls\.|Qformer\.bert\.embeddings\.position_ids$")
-"""What captioning or training needs, or what the model makes itself."""
-_NAMES = (
-    (r"visual_encoder\.cls_token", "vision_model.embeddings.class_embedding"),
-    (r"visual_encoder\.pos_embed", "vision_model.embeddings.position_embedding"),
-    (r"visual_encoder\.patch_embed\.proj", "vision_model.embeddings.patch_embedding"),
-    (r"visual_encoder\.blocks\.(\d+)\.attn\.qkv", r"vision_model.encoder.layers.\1.self_attn.qkv"),
-    (r"visual_encoder\.blocks\.(\d+)\.attn\.proj", r"vision_model.encoder.layers.\1.self_attn.projection"),
-    (r"visual_encoder\.blocks\.(\d+)\.norm", r"vision_model.encoder.layers.\1.layer_norm"),
-    (r"visual_encoder\.blocks\.(\d+)\.", r"vision_model.encoder.layers.\1."),
-    (r"ln_vision", "vision_model.post_layernorm"),
-    (r"Qformer\.bert\.embeddings\.LayerNorm", "qformer.layernorm"),
-    (r"Qformer\.bert\.embeddings", "embeddings"),
-    (r"Qformer\.bert\.(encoder\.layer\.\d+\.(?:cross)?attention)\.self\.", r"qformer.\1.attention."),
-    (r"Qformer\.bert\.", "qformer."),
-    (r"vision_proj\.", "vision_projection."),
-    (r"text_proj\.", "text_projection."),
+_VISION_KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "image_size",
+    "patch_size",
+    "hidden_act",
+    "layer_norm_eps",
+    "qkv_bias",
 )
+_QFORMER_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "max_position_embeddings",
+    "layer_norm_eps",
+    "pad_token_id",
+    "cross_attention_frequency",
+    "encoder_hidden_size",
+)
+"""What the towers depend on, named as in transformers' configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blip2Conversion(Conversion):
-    """What a checkpoint of LAVIS does not hold or show, and what is recorded with the weights."""
+    """BLIP-2 of LAVIS, with or without its frozen image tower."""
+
+    encoder = "blip2"
+    title = "BLIP-2 with matching heads"
+    anchors = ("Qformer.bert.embeddings.word_embeddings.weight",)
+    unused = r"temp$|Qformer\.cls\.|Qformer\.bert\.embeddings\.position_ids$"
+    names = (
+        (r"^visual_encoder\.cls_token", "vision_model.embeddings.class_embedding"),
+        (r"^visual_encoder\.pos_embed", "vision_model.embeddings.position_embedding"),
+        (r"^visual_encoder\.patch_embed\.proj", "vision_model.embeddings.patch_embedding"),
+        (r"^visual_encoder\.blocks\.(\d+)\.attn\.qkv", r"vision_model.encoder.layers.\1.self_attn.qkv"),
+        (
+            r"^visual_encoder\.blocks\.(\d+)\.attn\.proj",
+            r"vision_model.encoder.layers.\1.self_attn.projection",
+        ),
+        (r"^visual_encoder\.blocks\.(\d+)\.norm", r"vision_model.encoder.layers.\1.layer_norm"),
+        (r"^visual_encoder\.blocks\.(\d+)\.", r"vision_model.encoder.layers.\1."),
+        (r"^ln_vision", "vision_model.post_layernorm"),
+        (r"^Qformer\.bert\.embeddings\.LayerNorm", "qformer.layernorm"),
+        (r"^Qformer\.bert\.embeddings", "embeddings"),
+        (r"^Qformer\.bert\.(encoder\.layer\.\d+\.(?:cross)?attention)\.self\.", r"qformer.\1.attention."),
+        (r"^Qformer\.bert\.", "qformer."),
+        (r"^vision_proj\.", "vision_projection."),
+        (r"^text_proj\.", "text_projection."),
+    )
+    default_licence = "BSD-3-Clause"  # of their code
 
     vocabulary: str | None = option(
         None, "vocab.txt of bert-base-uncased, whose tokenizer the model was trained with"
@@ -62,54 +105,13 @@ class Blip2Conversion(Conversion):
     )
     vision_heads: int | None = option(None, "heads of the image tower; None: its width / 88", minimum=1)
     qformer_heads: int | None = option(None, "heads of the Q-Former; None: its width / 64", minimum=1)
-    source: str | None = option(None, "name of the original; None: the file's")
-    url: str | None = option(None, "where it was downloaded")
-    licence: str | None = option(None, "as its authors state it; None: BSD-3-Clause, as their code")
 
-    def read(self, path: Path) -> Release:
-        """The checkpoint at `path`, by these settings.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: a file cannot be read safely, is not what it should be, or is incomplete. The message
-                names the file and the mend.
-        """
+    def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
         content = read_checkpoint(path)
-        try:
-            content, notes = _own_names(content)
-            content, more = self._with_vision(content)
-            floats, widened = as_float32(content)
-            tensors = translate_names(floats)
-            architecture = self._architecture(tensors)
-            tensors = _complete(tensors, architecture)
-        except (ValueError, KeyError) as error:
-            said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-            raise ValueError(f"{path}: no complete BLIP-2 with matching heads: {said}") from error
-        notes = [*notes, *more, *widened]
-        vocabulary, about = self._vocabulary(architecture["qformer"]["vocab_size"])
-        notes.append(about)
-        listed = next((entry for entry in BLIP2 if entry.original.endswith("/" + path.name)), None)
-        config = {
-            "format": 1,
-            "encoder": "blip2",
-            "architecture": architecture,
-            "preprocessing": preprocessing(architecture),
-            "context_length": CONTEXT,
-            "vocabulary": vocabulary,
-            "source": {
-                "name": self.source or path.stem,
-                "url": self.url or (listed.original if listed else None),
-                "file": path.name,
-                "size": path.stat().st_size,
-                "sha256": sha256_of(path),
-                "licence": self.licence or "BSD-3-Clause",
-                "notes": notes,
-            },
-        }
-        return Release(config, tensors, notes)
+        return content, [path, *([Path(self.vision).expanduser()] if self.vision else [])]
 
-    def _with_vision(self, content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The tensors, with the frozen tower where one is given, and notes."""
+    def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+        content = super().select(content, notes)
         inside = any(name.startswith(_TOWER) for name in content)
         if self.vision is None:
             if not inside:
@@ -117,67 +119,84 @@ class Blip2Conversion(Conversion):
                     "it holds no image tower, which was frozen and lies in a file of its own "
                     "(eva_vit_g.pth of the same release): pass it as vision (--vision)"
                 )
-            return dict(content), []
+            return content
         if inside:
             raise ValueError("it holds its own image tower, tuned with the rest: pass no vision")
-        tower = read_checkpoint(Path(self.vision).expanduser())
-        blocks = [int(found[1]) for name in tower if (found := re.match(r"blocks\.(\d+)\.", name))]
+        file = Path(self.vision).expanduser()
+        tower = read_checkpoint(file)
+        blocks = [int(block[1]) for name in tower if (block := re.match(r"blocks\.(\d+)\.", name))]
         if not blocks:
             raise wrong_option("vision", self.vision, f"no such tower: it holds {name_some(tower)}")
-        last = max(blocks)
-        kept = {
+        last = f"blocks.{max(blocks)}."
+        notes.append(f"image tower: of {file.name}, without its last block, as BLIP-2 uses it")
+        return content | {
             _TOWER + name: tensor
             for name, tensor in tower.items()
-            if re.match(r"cls_token$|pos_embed$|patch_embed\.proj\.|blocks\.", name)
-            and not name.startswith(f"blocks.{last}.")
+            if re.match(_IN_TOWER, name) and not name.startswith(last)
         }
-        note = f"image tower: of {Path(self.vision).name}, without its last block, as BLIP-2 uses it"
-        return {**content, **kept}, [note]
 
-    def _architecture(self, tensors: Tensors) -> dict[str, Any]:
-        patches = tensors["vision_model.embeddings.patch_embedding.weight"]
-        positions = tensors["vision_model.embeddings.position_embedding"].shape[1] - 1
-        words = tensors["embeddings.word_embeddings.weight"]
-        side, patch = math.isqrt(positions), patches.shape[-1]
+    def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
+        tensors = super().translate(content, notes)
+        biases = {name: bias for name in tensors if (bias := _BIAS.fullmatch(name))}
+        for layer in {bias[1]: None for bias in biases.values()}:
+            query, value = (tensors[f"{layer}.attn.{part}_bias"] for part in "qv")
+            # A bias of the keys would change no attention: there is none.
+            tensors[f"{layer}.self_attn.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
+        return {name: tensor for name, tensor in tensors.items() if name not in biases}
+
+    def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+        width, _, _, patch = shapes["vision_model.embeddings.patch_embedding.weight"]
+        positions = shapes["vision_model.embeddings.position_embedding"][1] - 1
+        words, hidden = shapes["embeddings.word_embeddings.weight"]
+        side = math.isqrt(positions)
         if side * side != positions:
             raise ValueError(f"{positions} positions of patches are no square")
         crossed = [
-            int(found[1])
-            for name in tensors
-            if (found := re.match(r"qformer\.encoder\.layer\.(\d+)\.crossattention\.output\.dense\.w", name))
+            int(layer[1])
+            for name in shapes
+            if (layer := re.match(r"qformer\.encoder\.layer\.(\d+)\.crossattention\.output\.dense\.w", name))
         ]
         vision = {
-            "hidden_size": patches.shape[0],
-            "intermediate_size": tensors["vision_model.encoder.layers.0.mlp.fc1.weight"].shape[0],
-            "num_hidden_layers": _count(tensors, "vision_model.encoder.layers."),
-            "num_attention_heads": _heads(patches.shape[0], self.vision_heads, _VISION_HEAD, "vision_heads"),
+            "hidden_size": width,
+            "intermediate_size": shapes[f"{_LAYER}.mlp.fc1.weight"][0],
+            "num_hidden_layers": count_blocks(shapes, r"vision_model\.encoder\.layers\.(\d+)\."),
+            "num_attention_heads": _heads(width, self.vision_heads, _VISION_HEAD, "vision_heads"),
             "image_size": side * patch,
             "patch_size": patch,
             "hidden_act": "gelu",
             "layer_norm_eps": 1e-6,
-            "qkv_bias": "vision_model.encoder.layers.0.self_attn.qkv.bias" in tensors,
+            "qkv_bias": f"{_LAYER}.self_attn.qkv.bias" in shapes,
         }
         qformer = {
-            "vocab_size": words.shape[0],
-            "hidden_size": words.shape[1],
-            "num_hidden_layers": _count(tensors, "qformer.encoder.layer."),
-            "num_attention_heads": _heads(words.shape[1], self.qformer_heads, _QFORMER_HEAD, "qformer_heads"),
-            "intermediate_size": tensors["qformer.encoder.layer.0.intermediate_query.dense.weight"].shape[0],
+            "vocab_size": words,
+            "hidden_size": hidden,
+            "num_hidden_layers": count_blocks(shapes, r"qformer\.encoder\.layer\.(\d+)\."),
+            "num_attention_heads": _heads(hidden, self.qformer_heads, _QFORMER_HEAD, "qformer_heads"),
+            "intermediate_size": shapes["qformer.encoder.layer.0.intermediate_query.dense.weight"][0],
             "hidden_act": "gelu",
-            "max_position_embeddings": tensors["embeddings.position_embeddings.weight"].shape[0],
+            "max_position_embeddings": shapes["embeddings.position_embeddings.weight"][0],
             "layer_norm_eps": 1e-12,
             "pad_token_id": 0,
-            "cross_attention_frequency": min((place for place in crossed if place), default=len(crossed) + 1),
-            "encoder_hidden_size": patches.shape[0],
+            "cross_attention_frequency": min((layer for layer in crossed if layer), default=len(crossed) + 1),
+            "encoder_hidden_size": width,
         }
-        return {
+        architecture = {
             "vision": vision,
             "qformer": qformer,
-            "num_query_tokens": tensors["query_tokens"].shape[1],
-            "image_text_hidden_size": tensors["vision_projection.weight"].shape[0],
+            "num_query_tokens": shapes["query_tokens"][1],
+            "image_text_hidden_size": shapes["vision_projection.weight"][0],
+        }
+        return {
+            "architecture": architecture,
+            "preprocessing": preprocessing(architecture),
+            "context_length": CONTEXT,
+            "vocabulary": self._vocabulary(words, notes),
         }
 
-    def _vocabulary(self, rows: int) -> tuple[list[str], str]:
+    def listed(self, file: Path) -> WeightsEntry | None:
+        return next((entry for entry in BLIP2 if entry.original.endswith("/" + file.name)), None)
+
+    def _vocabulary(self, rows: int, notes: list[str]) -> list[str]:
         if self.vocabulary is None:
             raise ValueError(
                 "the checkpoint holds no words: pass vocabulary, the file vocab.txt of "
@@ -188,67 +207,115 @@ class Blip2Conversion(Conversion):
         if len(words) == rows - 1 and _DEC not in words:
             words.append(_DEC)  # the start mark of captioning, which BLIP-2 adds to BERT's words
         if len(words) != rows:
-            found = f"{len(words)} words, but the model knows {rows}, {_DEC} included"
+            found = f"{len(words)} words, but the model has {rows}, {_DEC} included"
             fix = "pass that of bert-base-uncased"
             raise wrong_option("vocabulary", self.vocabulary, found, fix, verb="has")
-        return words, f"words: {file.name}, sha256 {sha256_of(file)[:12]}..."
+        notes.append(f"words: {file.name}, sha256 {sha256_of(file)[:12]}...")
+        return words
 
 
-def translate_names(content: Mapping[str, torch.Tensor]) -> Tensors:
-    """LAVIS's tensors under transformers' names; query and value biases of the tower become one."""
-    tensors: Tensors = {}
-    biases: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in content.items():
-        if found := re.fullmatch(r"visual_encoder\.blocks\.(\d+)\.attn\.([qv])_bias", name):
-            biases.setdefault(found[1], {})[found[2]] = tensor
-            continue
-        for pattern, replacement in _NAMES:
-            renamed, count = re.subn("^" + pattern, replacement, name)
-            if count:
-                name = renamed
-                break
-        tensors[name] = tensor
-    for layer, parts in biases.items():
-        query, value = parts["q"], parts["v"]  # a bias of the keys would change no attention: there is none
-        tensors[f"vision_model.encoder.layers.{layer}.self_attn.qkv.bias"] = torch.cat(
-            [query, torch.zeros_like(query), value]
-        )
-    return tensors
-
-
-def _own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The tensors that are used, under LAVIS's own names, and notes."""
-    anchors = [name for name in content if name == _QUERIES or name.endswith("." + _QUERIES)]
-    if len(anchors) != 1 or not any(_BERT in name for name in content):
-        raise ValueError(
-            f"expected LAVIS's names, {_QUERIES} and {_BERT}... among them, found {name_some(content)}"
-        )
-    prefix = anchors[0][: -len(_QUERIES)]
-    named = {name[len(prefix) :]: value for name, value in content.items() if name.startswith(prefix)}
-    if outside := [name for name in content if not name.startswith(prefix)]:
-        raise ValueError(f"the model lies under {prefix!r}, but there is more: {name_some(outside)}")
-    left = [name for name in named if _LEFT_OUT.match(name)]
-    notes = [f"the prefix {prefix!r} of all names was taken off"] if prefix else []
-    if left:
-        notes.append(f"left out {len(left)} tensors that matching does not use: {name_some(left, 3)}")
-    return {name: value for name, value in named.items() if name not in left}, notes
-
-
-def _complete(tensors: Tensors, architecture: Mapping[str, Any]) -> Tensors:
-    with torch.device("meta"):
-        expected = {
-            name: tuple(tensor.shape) for name, tensor in empty_model(dict(architecture)).state_dict().items()
-        }
-    return complete(tensors, expected, called="BLIP-2")[0]
-
-
-def _count(tensors: Tensors, prefix: str) -> int:
-    return len({name[len(prefix) :].split(".")[0] for name in tensors if name.startswith(prefix)})
-
-
-def _heads(width: int, given: int | None, usual: int, name: str) -> int:
-    heads = given or width // usual
+def _heads(width: int, heads: int | None, head_width: int, name: str) -> int:
+    heads = heads or width // head_width
     if not heads or width % heads:
-        flag = name.replace("_", "-")
-        raise ValueError(f"how many heads share the width {width} cannot be told: pass {name} (--{flag})")
+        raise ValueError(
+            f"the tensors do not show how many heads share the width {width}: pass {name} "
+            f"(--{name.replace('_', '-')})"
+        )
     return heads
+
+
+def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
+    """Our configuration of a repository in transformers' format.
+
+    Raises:
+        WeightsError: it is no BLIP-2 with matching heads, or its images are not made as we make them.
+    """
+    model_type, architectures = folder.config.get("model_type"), folder.config.get("architectures")
+    if model_type != "blip-2" or architectures != ["Blip2ForImageTextRetrieval"]:
+        raise WeightsError(
+            f"these are weights of {model_type!r} ({architectures}), expected a Blip2ForImageTextRetrieval "
+            f"such as {BLIP2[0].repository}"
+        )
+    try:
+        from transformers import Blip2Config
+    except ImportError as error:
+        raise WeightsError(f"BLIP-2 needs transformers ({error}): pip install transformers") from error
+    try:
+        whole = Blip2Config.from_dict(folder.config).to_dict()
+        architecture = {
+            "vision": {key: whole["vision_config"][key] for key in _VISION_KEYS},
+            "qformer": {key: whole["qformer_config"][key] for key in _QFORMER_KEYS},
+            "num_query_tokens": whole["num_query_tokens"],
+            "image_text_hidden_size": whole["image_text_hidden_size"],
+        }
+    except Exception as error:  # versions of transformers refuse in different ways
+        raise WeightsError(f"config.json cannot be understood ({error})") from error
+    return {
+        "encoder": "blip2",
+        "architecture": architecture,
+        "preprocessing": preprocessing(architecture, _processor(folder.path)),
+        "context_length": CONTEXT,
+        "vocabulary": _words_of(folder.path),
+    }
+
+
+def empty_model(architecture: dict[str, Any]) -> Blip2ForImageTextRetrieval:
+    """The model of an architecture (names as in transformers' configuration), its weights still random.
+
+    Raises:
+        WeightsError: transformers is missing, or the architecture cannot be built.
+    """
+    try:
+        from transformers import Blip2Config, Blip2ForImageTextRetrieval
+    except ImportError as error:
+        raise WeightsError(f"BLIP-2 needs transformers ({error}): pip install transformers") from error
+    try:
+        config = Blip2Config(
+            vision_config=dict(architecture["vision"]),
+            qformer_config={**architecture["qformer"], "use_qformer_text_input": True},
+            num_query_tokens=architecture["num_query_tokens"],
+            image_text_hidden_size=architecture["image_text_hidden_size"],
+        )
+        return Blip2ForImageTextRetrieval(config)
+    except Exception as error:  # versions of transformers refuse in different ways
+        raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
+
+
+def preprocessing(architecture: Mapping[str, Any], processor: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """How pixels are made of images, as a processor of transformers says where there is one."""
+    if processor.get("resample", 3) != 3:
+        raise WeightsError(f"images are resized by method {processor['resample']}, expected 3 (bicubic)")
+    settings = clip_preprocessing(architecture["vision"]["image_size"])
+    stated = {name: processor.get(f"image_{name}") for name in ("mean", "std")}
+    return settings | {name: list(values) for name, values in stated.items() if values}
+
+
+def read_words(file: Path) -> list[str]:
+    """The words of a vocab.txt, one per line."""
+    try:
+        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{file} cannot be read ({error}): it holds the words of the token ids") from error
+
+
+def _words_of(folder: Path) -> list[str]:
+    if (folder / VOCABULARY).is_file():
+        return read_words(folder / VOCABULARY)
+    try:
+        words = read_json(folder / TOKENIZER)["model"]["vocab"]
+        return sorted(words, key=words.__getitem__)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f"{folder} has neither {VOCABULARY} nor a {TOKENIZER} with words ({error}): download it again"
+        ) from error
+
+
+def _processor(folder: Path) -> dict[str, Any]:
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            try:
+                processor = read_json(folder / name)
+                return dict(processor.get("image_processor", processor))
+            except (OSError, ValueError, AttributeError, TypeError) as error:
+                raise WeightsError(f"{name} cannot be read ({error})") from error
+    raise WeightsError(f"{folder} has no preprocessor_config.json: download the repository again")

@@ -1,4 +1,4 @@
-"""Where weights live: Hub repositories, and the original releases that they are converted from."""
+"""Where weights live, Hub repositories and the original releases, and what they were trained with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+PROMPT = "A photo depicts "
+"""Put before every caption and reference by PAC-S and CLIP-S."""
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+MASK_MEAN, MASK_STD = 0.5, 0.26
+"""How Alpha-CLIP scales masks of zeros and ones."""
+LICENCE_NOT_STATED = "not stated by the original"
+"""In a config, the licence of weights whose authors state none."""
 NAMESPACE = os.environ.get("CAPEVAL_NAMESPACE", "capeval")
 """The Hub namespace of everything that this project publishes."""
 
@@ -20,7 +28,7 @@ LICENCES: Mapping[str, str | None] = {
     "research only": "The data and checkpoint is intended and licensed for research use only.",
 }
 """Every licence of listed weights, and what it restricts, word for word; None: anyone may use them for
-anything and hand them on. `research only` stands for what Alpha-CLIP's README says."""
+anything and hand them on. `research only` quotes Alpha-CLIP's README."""
 
 
 def restriction_of(licence: str) -> str | None:
@@ -30,7 +38,7 @@ def restriction_of(licence: str) -> str | None:
     'reproduce and Share the Licensed Material, in whole or in part, for NonCommercial purposes only'
     >>> restriction_of("MIT")
     """
-    return next((said for name, said in LICENCES.items() if name.lower() == licence.lower()), None)
+    return next((text for name, text in LICENCES.items() if name.lower() == licence.lower()), None)
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,10 @@ class WeightsEntry:
     original: where the authors' own release lives.
     checkpoint: file name of that release, None if the repository is the authors' or a known mirror.
     licence: one of `LICENCES`, as its authors state it; None if they state none.
-    settings: what a config must say of them; a repository that says otherwise is refused. They are also flags
-        of `capeval convert`, for what the tensors cannot tell.
+    settings: values that their config must have; a repository with others is refused. They are also flags of
+        `capeval convert`, for what the tensors do not show.
     metrics: names of those whose published weights these are; none where no metric here is named after them.
-    architecture: how encoders describe these weights, without their activation; None where that is not noted.
+    architecture: how encoders describe these weights, without their activation; None: not recorded.
     """
 
     repository: str
@@ -57,7 +65,7 @@ class WeightsEntry:
     architecture: str | None = None
 
     def is_another(self, described: str) -> str | None:
-        """What is wrong with weights that go by this entry's name but are described as another model.
+        """The problem of weights that have this entry's name but are described as another model.
 
         >>> PACS_B32.is_another("ViT/32 2x64, 64 pixels; text 2x64; 32 dimensions; gelu")
         'PAC-S, CLIP ViT-B/32 is ViT/32 12x768, ..., but these weights are ViT/32 2x64, ...; gelu'
@@ -109,7 +117,8 @@ _PACSCORE = (
     "https://drive.google.com/drive/folders/15Da_nh7CYv8xfryIdETG6dPFSqcBiqpd"
 )
 _PLUSPLUS = "https://ailb-web.ing.unimore.it/publicfiles/pac++"
-
+_OPEN_CLIP = "https://github.com/mlfoundations/open_clip"
+_META = "https://github.com/facebookresearch/MetaCLIP"
 
 # CLIP's published sizes (Radford et al., 2021, table 20).
 _VIT_B32 = "ViT/32 12x768, 224 pixels; text 12x512; 512 dimensions"
@@ -117,47 +126,40 @@ _VIT_L14 = "ViT/14 24x1024, 224 pixels; text 12x768; 768 dimensions"
 
 
 def _pac(
-    name: str, title: str, original: str, checkpoint: str, activation: str, architecture: str
+    name: str,
+    title: str,
+    checkpoint: str,
+    architecture: str,
+    original: str | None = None,
+    settings: Mapping[str, str] = _QUICK,
 ) -> WeightsEntry:
-    return WeightsEntry(
-        f"{NAMESPACE}/{name}",
-        title,
-        original,
-        checkpoint,
-        None,  # The authors state no licence for the weights: each user converts them, none are hosted again.
-        {"activation": activation},
-        ("pacs", "refpacs"),
-        architecture,
-    )
+    # The authors state no licence for the weights: users convert them, none are hosted again.
+    original = original or f"{_PLUSPLUS}/{checkpoint}"
+    metrics = ("pacs", "refpacs")
+    repository = f"{NAMESPACE}/{name}"
+    return WeightsEntry(repository, title, original, checkpoint, None, settings, metrics, architecture)
 
 
 def _openai(repository: str, title: str) -> WeightsEntry:
-    return WeightsEntry(
-        f"timm/{repository}",
-        f"OpenAI CLIP {title}",
-        "https://github.com/openai/CLIP",
-        None,
-        "MIT",
-        _QUICK,
-        ("clips", "refclips"),
-    )
+    original, metrics = "https://github.com/openai/CLIP", ("clips", "refclips")
+    title = f"OpenAI CLIP {title}"
+    return WeightsEntry(f"timm/{repository}", title, original, None, "MIT", _QUICK, metrics)
 
 
 def _openclip(repository: str, title: str) -> WeightsEntry:
-    original = "https://github.com/mlfoundations/open_clip"
-    return WeightsEntry(f"laion/{repository}", f"OpenCLIP {title}", original, None, "MIT", _EXACT)
+    return WeightsEntry(f"laion/{repository}", f"OpenCLIP {title}", _OPEN_CLIP, None, "MIT", _EXACT)
+
+
+def _meta(repository: str, title: str) -> WeightsEntry:
+    return WeightsEntry(f"timm/{repository}", f"MetaCLIP {title}", _META, None, "CC-BY-NC-4.0", _QUICK)
 
 
 def _alpha(name: str, title: str, checkpoint: str, base: str) -> WeightsEntry:
+    original = "https://github.com/SunzeY/AlphaCLIP/blob/main/model-zoo.md"
+    settings = {**_QUICK, "base": f"timm/{base}"}
+    repository, title = f"{NAMESPACE}/{name}", f"Alpha-CLIP {title}"
     # The code is Apache-2.0, the checkpoints are not.
-    return WeightsEntry(
-        f"{NAMESPACE}/{name}",
-        f"Alpha-CLIP {title}",
-        "https://github.com/SunzeY/AlphaCLIP/blob/main/model-zoo.md",
-        checkpoint,
-        "research only",
-        {"activation": "quick_gelu", "base": f"timm/{base}"},
-    )
+    return WeightsEntry(repository, title, original, checkpoint, "research only", settings)
 
 
 def _blip2(name: str, title: str, checkpoint: str) -> WeightsEntry:
@@ -165,24 +167,18 @@ def _blip2(name: str, title: str, checkpoint: str) -> WeightsEntry:
     return WeightsEntry(f"Salesforce/{name}", f"BLIP-2 {title}", original, None, "BSD-3-Clause", {})
 
 
-PACS_B32 = _pac(
-    "pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", _PACSCORE, "clip_ViT-B-32.pth", "quick_gelu", _VIT_B32
-)
+_OPENAI_B16, _OPENAI_L14 = "vit_base_patch16_clip_224.openai", "vit_large_patch14_clip_224.openai"
+PACS_B32 = _pac("pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", "clip_ViT-B-32.pth", _VIT_B32, _PACSCORE)
 CLIP_B32 = _openai("vit_base_patch32_clip_224.openai", "ViT-B/32")
-ALPHA_L14 = _alpha(
-    "alpha-clip-vit-l-14",
-    "ViT-L/14",
-    "clip_l14_grit20m_fultune_2xe.pth",
-    "vit_large_patch14_clip_224.openai",
+ALPHA_L14 = _alpha("alpha-clip-vit-l-14", "ViT-L/14", "clip_l14_grit20m_fultune_2xe.pth", _OPENAI_L14)
+BLIP2: tuple[WeightsEntry, ...] = (
+    _blip2("blip2-itm-vit-g-coco", "ViT-g, COCO", "blip2_finetune_coco.pth"),
+    _blip2("blip2-itm-vit-g", "ViT-g", "blip2_pretrained.pth"),
 )
+"""Image-text matching; the first one is what ECO uses."""
 ALPHA_CLIP: tuple[WeightsEntry, ...] = (
     ALPHA_L14,
-    _alpha(
-        "alpha-clip-vit-b-16",
-        "ViT-B/16",
-        "clip_b16_grit20m_fultune_2xe.pth",
-        "vit_base_patch16_clip_224.openai",
-    ),
+    _alpha("alpha-clip-vit-b-16", "ViT-B/16", "clip_b16_grit20m_fultune_2xe.pth", _OPENAI_B16),
     _alpha(
         "alpha-clip-vit-l-14-336",
         "ViT-L/14@336",
@@ -191,14 +187,19 @@ ALPHA_CLIP: tuple[WeightsEntry, ...] = (
     ),
 )
 
-BLIP2: tuple[WeightsEntry, ...] = (
-    _blip2("blip2-itm-vit-g-coco", "ViT-g, COCO", "blip2_finetune_coco.pth"),
-    _blip2("blip2-itm-vit-g", "ViT-g", "blip2_pretrained.pth"),
-)
-"""Image-text matching; the first one is what ECO uses."""
-
 EVA_CLIP = "eva-clip"
-"""What `capeval convert` is told for EVA-CLIP, which is no metric's own weights."""
+"""EVA-CLIP in `capeval convert`: no metric's own weights."""
+CONVERTED_AS: Mapping[str, str] = {
+    "clip": "pacs",
+    "alpha_clip": "hices",
+    "blip2": "eco",
+    "open_clip": "eco",
+    "eva_clip": EVA_CLIP,
+    "sam": "regions",
+}
+"""Name of a network, as `encoder` in a config -> of its original releases in `capeval convert`."""
+TINY_OF: Mapping[str, str] = {"clip": "pacs", "alpha_clip": "hices", "blip2": "blip2"}
+"""Name of a network -> folder of its embedded small model."""
 EVA_18B = WeightsEntry(
     f"{NAMESPACE}/eva-clip-18b",
     "EVA-CLIP-18B",
@@ -207,80 +208,46 @@ EVA_18B = WeightsEntry(
     "Apache-2.0",
     {},
 )
-
-
-def _member(repository: str, title: str, original: str, licence: str | None, **settings: str) -> WeightsEntry:
-    return WeightsEntry(repository, title, original, None, licence, settings)
-
-
-_META = "https://github.com/facebookresearch/MetaCLIP"
-_LAION = "https://github.com/mlfoundations/open_clip"
 ECO_MEMBERS: dict[str, WeightsEntry] = {
     "eva-clip-18b": EVA_18B,
-    "metaclip-bigg": _member(
-        "timm/vit_gigantic_patch14_clip_224.metaclip_2pt5b",
-        "MetaCLIP ViT-bigG/14",
-        _META,
-        "CC-BY-NC-4.0",
-        activation="quick_gelu",
-    ),
-    "mobileclip-b": _member(
+    "metaclip-bigg": _meta("vit_gigantic_patch14_clip_224.metaclip_2pt5b", "ViT-bigG/14"),
+    "mobileclip-b": WeightsEntry(
         "apple/MobileCLIP-B-LT-OpenCLIP",
         "MobileCLIP-B (LT)",
         "https://github.com/apple/ml-mobileclip",
+        None,
         "apple-amlr",
-        activation="gelu",
+        _EXACT,
     ),
-    "openclip-bigg": _member(
-        "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k", "OpenCLIP ViT-bigG/14", _LAION, "MIT", activation="gelu"
-    ),
-    "eva02-l14": _member(
+    "openclip-bigg": _openclip("CLIP-ViT-bigG-14-laion2B-39B-b160k", "ViT-bigG/14"),
+    "eva02-l14": WeightsEntry(
         "timm/eva02_large_patch14_clip_224.merged2b_s4b_b131k",
         "EVA-02-CLIP ViT-L/14",
         "https://github.com/baaivision/EVA",
+        None,
         "MIT",
-        activation="gelu",
+        _EXACT,
     ),
-    "metaclip-l14": _member(
-        "timm/vit_large_patch14_clip_224.metaclip_2pt5b",
-        "MetaCLIP ViT-L/14",
-        _META,
-        "CC-BY-NC-4.0",
-        activation="quick_gelu",
-    ),
+    "metaclip-l14": _meta("vit_large_patch14_clip_224.metaclip_2pt5b", "ViT-L/14"),
     "openclip-l14": _openclip("CLIP-ViT-L-14-laion2B-s32B-b82K", "ViT-L/14"),
 }
-"""Dual encoders of ECO's ensemble by the names that its option `members` knows."""
+"""Dual encoders of ECO's ensemble by their names in its option `members`."""
 
 WEIGHTS: tuple[WeightsEntry, ...] = (
     PACS_B32,
     _pac(
         "pacs-openclip-vit-l-14",
         "PAC-S, OpenCLIP ViT-L/14",
-        _PACSCORE,
         "openClip_ViT-L-14.pth",
-        "gelu",
         _VIT_L14,
+        _PACSCORE,
+        _EXACT,
     ),
-    _pac(
-        "pacs-plusplus-clip-vit-b-32",
-        "PAC-S++, CLIP ViT-B/32",
-        f"{_PLUSPLUS}/PAC++_clip_ViT-B-32.pth",
-        "PAC++_clip_ViT-B-32.pth",
-        "quick_gelu",
-        _VIT_B32,
-    ),
-    _pac(
-        "pacs-plusplus-clip-vit-l-14",
-        "PAC-S++, CLIP ViT-L/14",
-        f"{_PLUSPLUS}/PAC++_clip_ViT-L-14.pth",
-        "PAC++_clip_ViT-L-14.pth",
-        "quick_gelu",
-        _VIT_L14,
-    ),
+    _pac("pacs-plusplus-clip-vit-b-32", "PAC-S++, CLIP ViT-B/32", "PAC++_clip_ViT-B-32.pth", _VIT_B32),
+    _pac("pacs-plusplus-clip-vit-l-14", "PAC-S++, CLIP ViT-L/14", "PAC++_clip_ViT-L-14.pth", _VIT_L14),
     CLIP_B32,
-    _openai("vit_base_patch16_clip_224.openai", "ViT-B/16"),
-    _openai("vit_large_patch14_clip_224.openai", "ViT-L/14"),
+    _openai(_OPENAI_B16, "ViT-B/16"),
+    _openai(_OPENAI_L14, "ViT-L/14"),
     _openai("resnet50_clip.openai", "RN50"),
     _openai("resnet101_clip.openai", "RN101"),
     _openai("resnet50x4_clip.openai", "RN50x4"),

@@ -1,4 +1,4 @@
-"""A checkpoint file, opened without running anything that it contains."""
+"""Checkpoint files, one or an index and its shards, opened without running anything that they contain."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 
+from capeval_core.weights.folder import read_json
+
+INDEX = ".index.json"
+"""How the name of an index ends: `model.safetensors.index.json`, `pytorch_model.bin.index.json`."""
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
 _EXTRACT = (
@@ -24,8 +28,8 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
     """What a checkpoint file holds under its names, in the order in which they were written.
 
     `.pth`, `.pt` and `.bin` files are read with ``torch.load(weights_only=True)`` and nothing else, so a file
-    that wants to run code is refused; `.safetensors` files are read as they are. The kind is told by
-    the first bytes, not by the name. A state dict is accepted bare, as ``{"state_dict": {...}}``, or in
+    that would run code is refused; `.safetensors` files are read as they are. The first bytes, not the name,
+    show the kind. A state dict is accepted bare, as ``{"state_dict": {...}}``, or in
     parts, as ``{"model": {...}, "epoch": 3}``, whose tensors are then named `model.` and so on.
 
     With `in_place` tensors stay in the file, which is mapped into memory, where its format allows that.
@@ -56,6 +60,37 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
     return _state_dict(_read_pickle(path, mapped=in_place and zipped), path)
 
 
+def read_shards(index: Path) -> tuple[dict[str, Any], list[Path]]:
+    """All tensors of the shards beside an index, left in their files; the index and these files.
+
+    Raises:
+        FileNotFoundError: there is no such index, or shards are missing; all of them are named.
+        ValueError: the index or a shard cannot be read, or a shard lacks what the index says it holds.
+    """
+    if not index.exists():
+        raise FileNotFoundError(f"{index} does not exist: download the original checkpoint first")
+    try:
+        shard_of: dict[str, str] = dict(read_json(index)["weight_map"])
+        shards = sorted({str(shard) for shard in shard_of.values()})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{index} is no index of shards ({error}): download it again") from error
+    if outside := [shard for shard in shards if Path(shard).name != shard]:
+        raise ValueError(f"{index} names files elsewhere ({name_some(outside, 2)}): they must lie beside it")
+    if missing := [shard for shard in shards if not (index.parent / shard).is_file()]:
+        raise FileNotFoundError(
+            f"{index} names {len(shards)} shards, of which {len(missing)} do not lie beside it "
+            f"({name_some(missing, 3)}): download them too"
+        )
+    content: dict[str, Any] = {}
+    for shard in shards:
+        tensors = read_checkpoint(index.parent / shard, in_place=True)
+        expected = [name for name in shard_of if shard_of[name] == shard]
+        if lacking := [name for name in expected if name not in tensors]:
+            raise ValueError(f"{index.parent / shard} lacks {name_some(lacking, 3)}: download it again")
+        content.update({name: tensors[name] for name in expected})
+    return content, [index, *(index.parent / shard for shard in shards)]
+
+
 def _read_pickle(path: Path, mapped: bool) -> Any:
     try:
         with warnings.catch_warnings():
@@ -64,23 +99,20 @@ def _read_pickle(path: Path, mapped: bool) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         # torch's own message advises weights_only=False, which nobody should do here: hence from None.
-        wanted = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:global|class) ([\w.]+)", str(error))
-        name = next((group for group in wanted.groups() if group), "") if wanted else ""
-        if not name:
+        code = re.search(r"(?:GLOBAL|Unsupported (?:global|class)) ([\w.]+)", str(error))
+        if not code:
             raise ValueError(
                 f"{path} is refused: it is not a plain file of tensors, or it is damaged. Fetch it again; if "
                 "it stays so, ask its author for a plain state dict or a .safetensors file"
             ) from None
         raise ValueError(
-            f"{path} is refused: reading it would run code (it asks for {name}), and a pickle can run "
+            f"{path} is refused: reading it would run code (it asks for {code[1]}), and a pickle can run "
             "anything on this machine. Nothing was executed. Ask its author for a plain state dict or a "
             ".safetensors file, or extract the tensors where you trust the file and save them with "
             "torch.save"
         ) from None
     except (RuntimeError, EOFError, OSError, KeyError, IndexError, ValueError) as error:
-        raise ValueError(
-            f"{path} is damaged or incomplete: download it again ({_first_line(error)})"
-        ) from error
+        raise _damaged(path, error) from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
@@ -90,9 +122,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         tensors: dict[str, Any] = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{path} is damaged or incomplete: download it again ({_first_line(error)})"
-        ) from error
+        raise _damaged(path, error) from error
     return tensors
 
 
@@ -104,9 +134,9 @@ def _state_dict(content: Any, path: Path) -> dict[str, Any]:
         parts = {name: part for name, part in content.items() if _holds_tensors(part)}
         content = {f"{name}.{key}": part[key] for name, part in parts.items() for key in part} or content
     if not _holds_tensors(content):
-        seen = name_some(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
+        kind = name_some(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise ValueError(
-            f"{path} holds no state dict: expected names of tensors, bare or under 'state_dict', found {seen}"
+            f"{path} holds no state dict: expected names of tensors, bare or under 'state_dict', found {kind}"
         )
     if not all(isinstance(name, str) for name in content):
         raise ValueError(f"{path} holds no state dict: its keys are not names ({name_some(content)})")
@@ -122,9 +152,7 @@ def _check_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             members = [name.partition("/")[2] for name in archive.namelist()]
     except zipfile.BadZipFile as error:
-        raise ValueError(
-            f"{path} is damaged or incomplete: download it again ({_first_line(error)})"
-        ) from error
+        raise _damaged(path, error) from error
     if "constants.pkl" in members:
         raise ValueError(
             f"{path} is a TorchScript archive (a program with its weights, as OpenAI distributes CLIP), not "
@@ -160,5 +188,6 @@ def name_some(names: Any, most: int = 6) -> str:
     return (", ".join(names[:most]) + rest) or "nothing"
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+def _damaged(path: Path, error: BaseException) -> ValueError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return ValueError(f"{path} is damaged or incomplete: download it again ({reason})")

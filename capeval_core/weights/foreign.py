@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, WeightsFolder, open_weights, read_json
-from capeval_core.weights.hub import Snapshot, failures, fetch, reason
+from capeval_core.weights.folder import (
+    CONFIG,
+    TENSORS,
+    WeightsError,
+    WeightsFolder,
+    file_checksum,
+    open_weights,
+    read_json,
+)
+from capeval_core.weights.hub import download_model
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,9 @@ def open_foreign(
     if path.is_dir():
         folder = ForeignFolder(path, path.resolve().name, None)
     else:
-        snapshot = _download(model, what, files, default=default, without=without, error=error)
+        snapshot = download_model(
+            model, what, list(files), TENSORS, default=default, without=without, error=error
+        )
         folder = ForeignFolder(snapshot.path, model.partition("@")[0], snapshot.commit)
     for patterns in required:
         if not any(file.is_file() for pattern in patterns for file in folder.path.glob(pattern)):
@@ -112,30 +120,3 @@ def needs_transformers(
 ) -> WeightsError:
     """The error that says what to install where transformers, or a package that it needs, is missing."""
     return WeightsError(f"{what} needs transformers ({missing}): pip install {packages}. {without}")
-
-
-def _download(
-    model: str, what: str, files: Sequence[str], *, default: str, without: str, error: type[WeightsError]
-) -> Snapshot:
-    repository, _, revision = model.partition("@")
-    unknown = error(f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]). {without}")
-    if repository.count("/") != 1 or model.startswith((".", "~", "/")):
-        raise unknown
-    try:
-        snapshot = fetch(repository, revision or None, list(files), lambda _: TENSORS)
-    except ValueError as refused:  # characters that are not allowed in an id
-        raise unknown from refused
-    except failures() as failed:
-        other = "" if repository == default else f" The default is {default}."
-        raise error(
-            f"{what} {model!r} could not be loaded ({reason(failed)}).{other} Check the id and the "
-            f"connection, or download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass "
-            f"the folder. {without}"
-        ) from failed
-    if snapshot.unasked:
-        warnings.warn(
-            f"{what} {model!r}: the Hub could not be asked for the newest version ({snapshot.unasked}); "
-            f"commit {snapshot.commit} of the local cache is used",
-            stacklevel=2,
-        )
-    return snapshot

@@ -1,9 +1,9 @@
-"""Files of a Hub repository, at a commit that is known: never an old version without a word.
+"""Files of a Hub repository at one commit: never an old version without a warning.
 
 What huggingface_hub does by itself (read in 2.4): when it cannot learn which commit a name means now (dead
-server, 503, time-out), `snapshot_download` silently returns the commit that the name meant last time. Lists
-and headers of files are asked for six times over 23 seconds, even where no server is, but the first question
-and a file that is answered with 503 only once. So the first question is asked here, and files by commit.
+server, 503, time-out), `snapshot_download` silently returns the commit that the name meant last time. It
+requests lists and headers of files six times over 23 seconds, even where no server is, but the commit, and a
+file that is answered with 503, only once. So the commit is requested here, and files by commit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,12 @@ _WAITS = (1.0, 2.0, 4.0)
 class Snapshot:
     """Files of a repository, in the client's cache on this machine; the folder is named by their commit.
 
-    unasked: why the Hub could not be asked whether this is still the newest commit; None where it was asked,
-        where a commit is pinned, and where the user works offline on purpose.
+    unverified: why the Hub did not say whether this is still the newest commit; None where it did, where a
+        commit is pinned, and where the user works offline on purpose.
     """
 
     path: Path
-    unasked: str | None
+    unverified: str | None
 
     @property
     def commit(self) -> str:
@@ -41,7 +42,7 @@ class Snapshot:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises when the Hub does not give what was asked.
+    """What huggingface_hub raises when a request to the Hub fails.
 
     Its HTTP client differs by version (requests, httpx, httpx2), but its errors derive from that client's. A
     portal that answers in the Hub's place sends pages instead of JSON.
@@ -51,6 +52,86 @@ def failures() -> tuple[type[Exception], ...]:
     return (OSError, *HfHubHTTPError.__bases__, json.JSONDecodeError, RuntimeError)
 
 
+def download(
+    name: str,
+    what: str,
+    small: list[str],
+    large: Callable[[Path], str],
+    *,
+    error: Callable[[str, str | None], Exception],
+) -> Snapshot:
+    """Files of `org/name` or `org/name@revision`, as `fetch`; warns where they may not be the newest.
+
+    Args:
+        name: repository and revision.
+        what: their name in the warning.
+        small, large: as of `fetch`.
+        error: the error for a repository and the reason why it could not be loaded; None: it is no Hub id.
+    """
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repository, _, revision = name.partition("@")
+    try:
+        snapshot = fetch(repository, revision or None, small, large)
+    except HFValidationError as invalid:
+        raise error(repository, None) from invalid
+    except failures() as failed:
+        if isinstance(failed, GatedRepoError):
+            why = "it is gated: accept its terms at its page on the Hub and log in with `hf auth login`"
+        elif isinstance(failed, RevisionNotFoundError):
+            why = f"no revision {revision!r} on the Hub"
+        elif isinstance(failed, RepositoryNotFoundError):
+            why = "no such repository on the Hub, or it is private"
+        else:
+            why = f"not in the local cache; {reason(failed)}"
+        raise error(repository, why) from failed
+    if snapshot.unverified:
+        warnings.warn(
+            f"{what}: the Hub did not say which version is the newest ({snapshot.unverified}). Commit "
+            f"{snapshot.commit} of the local cache is used. To stay at it, pass "
+            f"'{repository}@{snapshot.commit}'; to work offline on purpose, set HF_HUB_OFFLINE=1",
+            stacklevel=3,
+        )
+    return snapshot
+
+
+def download_model(
+    name: str,
+    what: str,
+    small: list[str],
+    large: str,
+    *,
+    default: str,
+    without: str,
+    error: type[Exception],
+) -> Snapshot:
+    """A network that stays in another library's format, as `download`; `large` is the file of its tensors.
+
+    Messages name the network's purpose (`what`), a repository that would do (`default`) and how to do
+    `without` it.
+    """
+
+    def unavailable(repository: str, why: str | None) -> Exception:
+        if why is None:
+            return error(f"{what} {name!r} is neither a folder nor a Hub id (org/name[@revision]). {without}")
+        other = "" if repository == default else f" The default is {default}."
+        return error(
+            f"{what} {name!r} could not be loaded ({why}).{other} Check the id and the connection, or "
+            f"download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass the folder. "
+            f"{without}"
+        )
+
+    repository = name.partition("@")[0]
+    if repository.count("/") != 1 or name.startswith((".", "~", "/")):
+        raise unavailable(repository, None)
+    return download(name, f"{what} {name!r}", small, lambda _: large, error=unavailable)
+
+
 def fetch(repository: str, revision: str | None, small: list[str], large: Callable[[Path], str]) -> Snapshot:
     """Files of a repository, downloaded where they are not in the cache.
 
@@ -58,10 +139,11 @@ def fetch(repository: str, revision: str | None, small: list[str], large: Callab
         repository: id on the Hub.
         revision: branch, tag or commit; None for the newest commit.
         small: patterns of the files that come first.
-        large: which other file is needed, told by the folder of the first ones.
+        large: the other file that is needed, by the folder of the first ones.
 
     Raises:
-        huggingface_hub.errors.*, OSError: see `failures`; repository, revision or files cannot be had.
+        huggingface_hub.errors.*, OSError: see `failures`; there is no such repository, revision or file, or
+            no connection.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -77,7 +159,7 @@ def fetch(repository: str, revision: str | None, small: list[str], large: Callab
     if revision and COMMIT.fullmatch(revision):
         try:
             if whole(path := cached(revision)):
-                return Snapshot(path, None)  # a commit does not change: there is nothing to ask
+                return Snapshot(path, None)  # a commit does not change
         except OSError:
             pass
     try:
@@ -107,18 +189,18 @@ def newest_commit(repository: str, revision: str | None) -> str:
     """The commit that a branch, a tag or a shortened commit means now; the newest one for None."""
     from huggingface_hub import HfApi, constants
 
-    found = HfApi().model_info(
+    model = HfApi().model_info(
         repository, revision=revision or constants.DEFAULT_REVISION, timeout=constants.HF_HUB_ETAG_TIMEOUT
     )
-    if not found.sha:
+    if not model.sha:
         raise OSError(f"{constants.ENDPOINT} gives no commit of {repository!r}: is it a Hub?")
-    return str(found.sha)
+    return str(model.sha)
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """What `call` returns; it is repeated while the server answers that it is busy, four times in all.
+    """The value of `call`, which is repeated while the server answers that it is busy, four times in all.
 
-    A server that cannot be reached is not asked again: it rarely helps, and delays starts without a network.
+    A server that cannot be reached is not tried again: it rarely helps, and delays starts without a network.
     """
     for seconds in _WAITS:
         try:
@@ -141,14 +223,14 @@ def status_of(error: BaseException | None) -> int | None:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether asking again, or the cache, would be wrong: the Hub itself says that there is no such thing."""
+    """Whether another request, or the cache, would be wrong: the Hub says that there is no such thing."""
     from huggingface_hub.errors import DisabledRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     return isinstance(error, (DisabledRepoError, RepositoryNotFoundError, RevisionNotFoundError))
 
 
 def reason(error: BaseException) -> str:
-    """Why the Hub did not give what was asked, in a few words."""
+    """Why a request to the Hub failed, in a few words."""
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -159,8 +241,8 @@ def reason(error: BaseException) -> str:
         return f"{constants.ENDPOINT} answers with HTTP status {status}"
     while error.__cause__ is not None:
         error = error.__cause__
-    said = " ".join(str(error).split()) or type(error).__name__
-    return f"{constants.ENDPOINT} cannot be reached or broke off: {said}"
+    message = " ".join(str(error).split()) or type(error).__name__
+    return f"{constants.ENDPOINT} cannot be reached or broke off: {message}"
 
 
 def _pins(revision: str | None, commit: str) -> bool:

@@ -37,10 +37,10 @@ def test_a_converted_checkpoint_scores(
     out = files / "weights"
     ran = capeval("convert", "refpacs", checkpoint, "--out", out, "--url", "https://example.org/x")
     assert (ran.status, ran.err) == (0, "")
-    told = " ".join(ran.out.split())
-    assert f"{out}: ViT/16 2x128, 64 pixels; text 2x128; 32 dimensions; quick_gelu" in told
-    assert "activation: quick_gelu, because the order of the tensors" in told
-    assert told.endswith(f"--references references.json --weights {out}")
+    output = " ".join(ran.out.split())
+    assert f"{out}: ViT/16 2x128, 64 pixels; text 2x128; 32 dimensions; quick_gelu" in output
+    assert "activation: quick_gelu, because the order of the tensors" in output
+    assert output.endswith(f"--references references.json --weights {out}")
 
     config = json.loads((out / "config.json").read_text())
     assert config["source"]["url"] == "https://example.org/x"
@@ -100,7 +100,7 @@ def test_a_failure_leaves_nothing_behind(capeval: Capeval, checkpoint: Path, tmp
     assert [entry.name for entry in tmp_path.iterdir()] == ["cut.pth"]
 
 
-def test_what_the_tensors_cannot_tell_is_asked_for_by_flag(
+def test_a_setting_that_no_tensor_shows_needs_a_flag(
     capeval: Capeval, checkpoint: Path, tmp_path: Path
 ) -> None:
     tensors = torch.load(checkpoint, weights_only=True)["state_dict"]
@@ -120,7 +120,7 @@ def test_what_the_tensors_cannot_tell_is_asked_for_by_flag(
     assert ran.status == 2 and "pass --text-heads" in ran.err
 
 
-def test_another_model_under_a_listed_name_is_told(
+def test_another_model_under_a_listed_name_is_a_warning(
     capeval: Capeval, checkpoint: Path, tmp_path: Path
 ) -> None:
     named = shutil.copy(checkpoint, tmp_path / "clip_ViT-B-32.pth")
@@ -132,7 +132,7 @@ def test_another_model_under_a_listed_name_is_told(
     assert "warning: PAC-S++, CLIP ViT-L/14 is ViT/14 24x1024" in ran.err
 
 
-def test_a_pickle_that_is_no_checkpoint_is_told_once(capeval: Capeval, tmp_path: Path) -> None:
+def test_a_pickle_that_is_no_checkpoint_is_one_line(capeval: Capeval, tmp_path: Path) -> None:
     (tmp_path / "x.pth").write_bytes(pickle.dumps({"a": [1, 2]}))
     ran = capeval("convert", "pacs", tmp_path / "x.pth", "--out", tmp_path / "w")
     assert (

@@ -55,31 +55,31 @@ def state(folder: Path, licence: str | None, **source: str) -> None:
 
 
 def files(hub: Hub, repository: str) -> dict[str, bytes]:
-    found = hub.repositories[repository].find("main")
-    assert found is not None
-    return {path: content for path, content in found[1].items() if path != ".gitattributes"}
+    revision = hub.repositories[repository].find("main")
+    assert revision is not None
+    return {path: content for path, content in revision[1].items() if path != ".gitattributes"}
 
 
 EVA_FLAGS = ("--head-width", original_eva_clip.Sizes().head_width)
 RESEARCH = '(research only: "The data and checkpoint is intended and licensed for research use only.")'
 
 
-def eva_clip(place: Path) -> tuple[object, ...]:
-    """What `capeval convert` is told to make a small EVA-CLIP."""
-    torch.save(original_eva_clip.seeded(), place / "eva.pt")
-    return ("eva-clip", place / "eva.pt", *EVA_FLAGS)
+def eva_clip(folder: Path) -> tuple[object, ...]:
+    """Arguments of `capeval convert` for a small EVA-CLIP."""
+    torch.save(original_eva_clip.seeded(), folder / "eva.pt")
+    return ("eva-clip", folder / "eva.pt", *EVA_FLAGS)
 
 
-def alpha_clip(place: Path) -> tuple[object, ...]:
-    tower, base = seeded.alpha_checkpoints(place)
+def alpha_clip(folder: Path) -> tuple[object, ...]:
+    tower, base = seeded.alpha_checkpoints(folder)
     return ("hices", tower, "--base", base)
 
 
-def sam(place: Path) -> tuple[object, ...]:
+def sam(folder: Path) -> tuple[object, ...]:
     case = Path(__file__).parents[1] / "golden" / "cases" / "sam-boxes-tiny"
     tensors = recipe.state_dict(case / "manifest.json", 1)
-    torch.save({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, place / "sam.pth")
-    return ("regions", place / "sam.pth", "--decoder-heads", 2)
+    torch.save({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, folder / "sam.pth")
+    return ("regions", folder / "sam.pth", "--decoder-heads", 2)
 
 
 def plain_open_clip(folder: Path) -> Path:
@@ -166,8 +166,8 @@ def test_weights_of_every_network_are_whole_on_the_hub(
     mine = tmp_path / "other" / "mine"
     mine.parent.mkdir()
     if kind in (conversions := {"eva_clip": eva_clip, "alpha_clip": alpha_clip, "sam": sam}):
-        told = conversions[kind](tmp_path)
-        ran = capeval("convert", *told, "--out", mine, "--licence", "MIT")
+        arguments = conversions[kind](tmp_path)
+        ran = capeval("convert", *arguments, "--out", mine, "--licence", "MIT")
         assert ran.status == 0, ran.err
     elif kind == "open_clip":
         test_open_clip.repository(mine)
@@ -187,8 +187,8 @@ def test_weights_of_every_network_are_whole_on_the_hub(
     for name, content in files(hub, "capeval/mine").items():
         (there / name).write_bytes(content)
     opened = [open_weights(each, metric="pacs", tiny="") for each in (mine, there)]
-    found = [network_of(each).open(each, device="cpu") for each in opened]
-    assert found[0].kind == kind.split()[0] and found[0].fingerprint == found[1].fingerprint
+    encoders = [network_of(folder).open(folder, device="cpu") for folder in opened]
+    assert encoders[0].kind == kind.split()[0] and encoders[0].fingerprint == encoders[1].fingerprint
 
 
 def test_weights_beside_metrics_take_a_listed_card_or_none(
@@ -233,11 +233,11 @@ def test_a_listed_card_wins_and_goes_alone(capeval: Capeval, hub: Hub, folder: P
 def test_weights_without_a_licence_are_not_hosted_again(
     name: str, source: dict[str, str], capeval: Capeval, hub: Hub, folder: Path
 ) -> None:
-    state(folder, "mit", **source)  # whatever `convert --licence` was told
+    state(folder, "mit", **source)  # whatever `convert --licence` recorded
     ran = capeval("publish", "weights", folder, "--name", name)
     assert ran.status == 2 and not hub.requests
-    for said in (name, "state no licence", "github.com/aimagelab/pacscore", "--private", "--permission"):
-        assert said in ran.err
+    for part in (name, "state no licence", "github.com/aimagelab/pacscore", "--private", "--permission"):
+        assert part in ran.err
 
 
 @pytest.mark.parametrize("stated", [None, "not stated by the original"])
@@ -259,8 +259,8 @@ def test_weights_of_restricted_use_need_a_permission(capeval: Capeval, hub: Hub,
     publish = ("publish", "weights", folder, "--namespace")
     ran = capeval(*publish, "someone")
     assert ran.status == 2 and not hub.requests
-    for said in ("github.com/SunzeY/AlphaCLIP", RESEARCH, "--private", "--permission"):
-        assert said in ran.err
+    for part in ("github.com/SunzeY/AlphaCLIP", RESEARCH, "--private", "--permission"):
+        assert part in ran.err
     assert capeval(*publish, "someone", "--private").status == 0
     assert hub.repositories["someone/alpha-clip-vit-l-14"].private
     ran = capeval(*publish, "other", "--permission", "the authors, by letter")
@@ -282,7 +282,7 @@ def test_a_licence_restricts_unlisted_weights_too(capeval: Capeval, hub: Hub, fo
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("CLIP-ViT-B-32-laion2B-s34B-b79K", None),  # MIT
         ("vit_large_patch14_clip_224.metaclip_2pt5b", 'CC-BY-NC-4.0: "'),
@@ -291,10 +291,10 @@ def test_a_licence_restricts_unlisted_weights_too(capeval: Capeval, hub: Hub, fo
     ],
 )
 def test_copies_of_listed_repositories_go_by_their_licence(
-    name: str, said: str | None, capeval: Capeval, hub: Hub, tmp_path: Path
+    name: str, message: str | None, capeval: Capeval, hub: Hub, tmp_path: Path
 ) -> None:
     ran = capeval("publish", "weights", plain_open_clip(tmp_path / name))
-    if said is None:
+    if message is None:
         assert ran.status == 0, ran.err
         assert files(hub, f"capeval/{name}").keys() == {
             "README.md",
@@ -302,7 +302,7 @@ def test_copies_of_listed_repositories_go_by_their_licence(
             "open_clip_model.safetensors",
         }
     else:
-        assert ran.status == 2 and said in ran.err and not hub.requests
+        assert ran.status == 2 and message in ran.err and not hub.requests
 
 
 def test_of_every_listed_licence_it_is_said_what_it_restricts() -> None:
@@ -518,7 +518,7 @@ def test_a_branch_is_made_and_main_stays(capeval: Capeval, hub: Hub, folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("token", "namespace", "said"),
+    ("token", "namespace", "message"),
     [
         ("", "capeval", "not logged in to the Hub: run `hf auth login`"),
         ("hf_old", "capeval", "the Hub refuses the token: log in with `hf auth login`"),
@@ -528,27 +528,29 @@ def test_a_branch_is_made_and_main_stays(capeval: Capeval, hub: Hub, folder: Pat
     ],
 )
 def test_who_may_not(
-    token: str, namespace: str, said: str, capeval: Capeval, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    token: str, namespace: str, message: str, capeval: Capeval, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
     ran = capeval("publish", "modules", "pacs", "--install-from", "pypi", "--namespace", namespace)
-    assert ran.status == 2 and said in ran.err, ran.err
+    assert ran.status == 2 and message in ran.err, ran.err
     assert hub.repositories == {} and "Traceback" not in ran.err
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (Fault("POST .*clips/commit", status=503), "answers with HTTP status 503: try again later"),
         (Fault("POST /api/spaces/capeval/clips/", status=403), "the token may not write to capeval/clips"),
     ],
 )
-def test_what_went_well_before_an_error_is_told(fault: Fault, said: str, capeval: Capeval, hub: Hub) -> None:
+def test_what_went_well_before_an_error_is_reported(
+    fault: Fault, message: str, capeval: Capeval, hub: Hub
+) -> None:
     hub.faults.append(fault)
     publish = ["publish", "modules", "pacs", "clips", "--install-from", "pypi"]
     ran = capeval(*publish)
     assert ran.status == 2 and ran.out.startswith("spaces/capeval/pacs: commit ")
-    assert f"spaces/capeval/clips: {said}" in ran.err.replace(hub.address + " ", "")
+    assert f"spaces/capeval/clips: {message}" in ran.err.replace(hub.address + " ", "")
     assert "sent before that: spaces/capeval/pacs" in ran.err
     hub.faults.clear()
     assert [line.split()[1] for line in capeval(*publish).out.splitlines()] == ["unchanged,", "commit"]
@@ -573,7 +575,7 @@ def test_a_card_that_the_hub_refuses(capeval: Capeval, hub: Hub, folder: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "what comes first: capeval publish {modules,weights,cards}"),
         (["module"], "what comes first"),
@@ -585,6 +587,6 @@ def test_a_card_that_the_hub_refuses(capeval: Capeval, hub: Hub, folder: Path) -
         (["cards"], "NAME"),
     ],
 )
-def test_wrong_arguments(arguments: list[str], said: str, capeval: Capeval) -> None:
+def test_wrong_arguments(arguments: list[str], message: str, capeval: Capeval) -> None:
     ran = capeval("publish", *arguments)
-    assert (ran.status, ran.out) == (2, "") and said in ran.err
+    assert (ran.status, ran.out) == (2, "") and message in ran.err

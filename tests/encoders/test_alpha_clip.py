@@ -25,8 +25,8 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionsError, RegionSource
+from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import WeightsError
-from capeval_core.weights.release import Release
 from tests.counting import counted
 from tests.seeded import alpha_encoder, alpha_release, write_config
 
@@ -462,7 +462,7 @@ def test_every_setting_of_masks_changes_the_fingerprint() -> None:
 def test_tensors_must_fit() -> None:
     release = alpha_release()
     tensors = {name: tensor for name, tensor in release.tensors.items() if "conv1_alpha" not in name}
-    with pytest.raises(WeightsError, match=r"1 tensors are missing \(visual.conv1_alpha.weight\)"):
+    with pytest.raises(WeightsError, match=r"1 tensors are missing: 'visual.conv1_alpha.weight'"):
         AlphaClipEncoder(release.config, tensors, device="cpu")
 
 

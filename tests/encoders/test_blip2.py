@@ -40,8 +40,7 @@ def convert(folder: Path, checkpoint: Path | None = None, **settings: Any) -> An
     """The seeded checkpoint, in LAVIS's format unless another is given, converted."""
     (folder / "vocab.txt").write_text("\n".join(case().words) + "\n")
     settings = {"vocabulary": str(folder / "vocab.txt"), **case().heads} | settings
-    conversion = Blip2Encoder.Conversion.of("convert", settings)
-    return conversion.read(checkpoint or case().lavis_checkpoint(folder))
+    return Blip2Encoder.convert(checkpoint or case().lavis_checkpoint(folder), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -439,8 +438,8 @@ def test_the_frozen_tower_lies_in_a_file_of_its_own(encoder: Blip2Encoder, tmp_p
     ("settings", "message"),
     [
         ({"vocabulary": None}, "holds no words: pass vocabulary"),
-        ({"vision_heads": None}, r"width 32 cannot be told: pass vision_heads \(--vision-heads\)"),
-        ({"qformer_heads": 7}, "width 48 cannot be told: pass qformer_heads"),
+        ({"vision_heads": None}, r"share the width 32: pass vision_heads \(--vision-heads\)"),
+        ({"qformer_heads": 7}, "share the width 48: pass qformer_heads"),
     ],
 )
 def test_what_the_checkpoint_does_not_hold_is_asked_for(
@@ -452,7 +451,7 @@ def test_what_the_checkpoint_does_not_hold_is_asked_for(
 
 def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
     torch.save({"visual.conv1.weight": torch.zeros(3, 3)}, tmp_path / "clip.pth")
-    with pytest.raises(ValueError, match=r"clip.pth: no complete BLIP-2 .* expected LAVIS's names"):
+    with pytest.raises(ValueError, match=r"clip.pth: no BLIP-2 .*: expected Qformer.bert.embeddings.word_"):
         convert(tmp_path, tmp_path / "clip.pth")
     path = case().lavis_checkpoint(tmp_path)
     content = torch.load(path, weights_only=True)["model"]
@@ -463,7 +462,7 @@ def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
     ):
         convert(tmp_path, path)
     (tmp_path / "short.txt").write_text("[PAD]\n[UNK]\n")
-    with pytest.raises(ValueError, match="has 2 words, but the model knows 120"):
+    with pytest.raises(ValueError, match="has 2 words, but the model has 120"):
         convert(tmp_path, vocabulary=str(tmp_path / "short.txt"))
 
 
@@ -474,6 +473,6 @@ def test_tensors_of_another_size_are_refused(theirs: Path, tmp_path: Path) -> No
     tensors["more"] = torch.zeros(1)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(
-        WeightsError, match=r"1 tensors are not part .* \(more\); 1 tensors have another shape"
+        WeightsError, match=r"1 tensors are not part .*: 'more'; 1 tensors have another shape"
     ):
         Blip2Encoder.from_pretrained(folder, device="cpu")

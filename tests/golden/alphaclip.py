@@ -124,7 +124,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
 
 def _opened(checkpoint: Path, folder: Path, **settings: Any) -> AlphaClipEncoder:
     """The checkpoint, converted, saved as a weights folder, and loaded from there."""
-    release = AlphaClipEncoder.Conversion.of("convert", settings).read(checkpoint)
+    release = AlphaClipEncoder.convert(checkpoint, **settings)
     AlphaClipEncoder(release.config, release.tensors, device="cpu").save_pretrained(folder)
     return AlphaClipEncoder.from_pretrained(folder, device="cpu")
 

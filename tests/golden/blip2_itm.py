@@ -140,7 +140,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
         place = Path(name)
         (place / "vocab.txt").write_text("\n".join(case.words) + "\n")
         settings = {"vocabulary": str(place / "vocab.txt"), **case.heads}
-        release = Blip2Encoder.Conversion.of("convert", settings).read(case.lavis_checkpoint(place))
+        release = Blip2Encoder.convert(case.lavis_checkpoint(place), **settings)
         Blip2Encoder(release.config, release.tensors, device="cpu").save_pretrained(place / "ours")
         converted = Blip2Encoder.from_pretrained(place / "ours", device="cpu")
         direct = Blip2Encoder.from_pretrained(case.transformers_folder(place), device="cpu")

@@ -21,7 +21,6 @@ from PIL import Image
 
 from capeval_core.regions.object_aware import letterbox, read_output
 from capeval_core.regions.sam import Sam
-from capeval_core.regions.sam_release import SamConversion
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 from tests.regions import original_sam
@@ -70,7 +69,7 @@ def _converted(name: str, encoder: dict[str, torch.Tensor], place: Path) -> Path
     prefixed = {f"image_encoder.{key}": tensor for key, tensor in encoder.items()}
     if name == "tinyvit":
         torch.save(prefixed | decoder, place / "mobile_sam.pt")
-        release = SamConversion().read(place / "mobile_sam.pt")
+        release = Sam.convert(place / "mobile_sam.pt")
     else:
         torch.save({"state_dict": prefixed}, place / "l2.pt")
         parts: dict[str, dict[str, torch.Tensor]] = {"PromtEncoder": {}, "MaskDecoder": {}}
@@ -78,7 +77,7 @@ def _converted(name: str, encoder: dict[str, torch.Tensor], place: Path) -> Path
             first, _, rest = key.partition(".")
             parts["PromtEncoder" if first == "prompt_encoder" else "MaskDecoder"][rest] = tensor
         torch.save(parts, place / "decoder.pt")
-        release = SamConversion(decoder=place / "decoder.pt").read(place / "l2.pt")
+        release = Sam.convert(place / "l2.pt", decoder=place / "decoder.pt")
     Sam(release.config, release.tensors, device="cpu").save_pretrained(place / "weights")
     return place / "weights"
 

@@ -24,7 +24,7 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
 from capeval_core.scores.pac import pac_score, ref_pac_score
-from capeval_core.weights.convert import Release, read_release
+from capeval_core.weights.conversion import Release
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -175,7 +175,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
             if not any(name.startswith(f"{prefix}image_features") for name in case.outputs):
                 continue
             weights = Path(place) / f"weights-{adapters}"
-            _save(case, read_release(checkpoint, adapters=adapters, **case.heads), weights)
+            _save(case, ClipEncoder.convert(checkpoint, adapters=adapters, **case.heads), weights)
             encoder = ClipEncoder.from_pretrained(str(weights), device="cpu")
             if prefix == "":
                 yield from _inputs(case, encoder)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.regions.sam import Sam
-from capeval_core.regions.sam_release import SamConversion
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -75,7 +74,7 @@ def convert(
         for name, x in recipe.state_dict(manifest, seed).items()
     }
     torch.save(tensors, place / "original.pth")
-    release = SamConversion(decoder_heads=heads).read(place / "original.pth")
+    release = Sam.convert(place / "original.pth", decoder_heads=heads)
     config = {**release.config, "preprocessing": preprocessing}
     Sam(config, release.tensors, device="cpu").save_pretrained(place / "weights")
     return place / "weights"

@@ -232,7 +232,7 @@ def test_how_to_get_weights_is_told_to_who_runs_the_page(monkeypatch: pytest.Mon
     assert message.startswith("Weights 'capeval/pacs-clip-vit-b-32' could not be loaded (")
     assert "\n    capeval convert pacs clip_ViT-B-32.pth" in message
     assert "\nand start `capeval page` with --weights pacs-clip-vit-b-32.\n" in message
-    assert "without real weights, choose tiny (it knows" in message
+    assert "without real weights, choose tiny (trained" in message
     monkeypatch.setenv("SPACE_ID", "someone/pacs")
     message = PageWords().of(caught.value)
     assert "\nand start this page with CAPEVAL_WEIGHTS=pacs-clip-vit-b-32.\n" in message

@@ -13,7 +13,7 @@ from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.inputs.visual import InputImage
 from capeval_core.phrases.chunks import chunks
 from capeval_core.regions.colours import ColourRegions
-from capeval_core.weights.constants import PROMPT
+from capeval_core.weights.catalogue import PROMPT
 from capeval_core.weights.folder import TINY
 from tools.scenes import COLOURS, SHAPES, draw, masks, sample_scene
 from tools.tiny.alpha_clip import (
@@ -59,7 +59,7 @@ def test_the_shipped_model_reads_regions_of_new_seeds(tiny: AlphaClipEncoder) ->
 
 def test_the_shipped_model_is_small(tiny: AlphaClipEncoder) -> None:
     files = list(TINY.rglob("*.safetensors"))
-    assert (TINY / AlphaClipEncoder.used_by / "model.safetensors").stat().st_size <= 8_000_000
+    assert (TINY / "hices" / "model.safetensors").stat().st_size <= 8_000_000
     assert sum(file.stat().st_size for file in files) < 30_000_000
 
 

@@ -10,7 +10,7 @@ from capeval_core.demo import demo_set
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.inputs.visual import InputImage
-from capeval_core.weights.constants import PROMPT
+from capeval_core.weights.catalogue import PROMPT
 from tools.captions import KINDS, describe
 from tools.scenes import draw, sample_scene
 from tools.tiny.clip import TRAINING, TinyRecipe, folder_of, measure_encoder, train

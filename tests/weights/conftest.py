@@ -16,15 +16,15 @@ def open_clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The exact-GELU model in open_clip's own repository format."""
     from open_clip.model import CLIP
 
-    found = release("pacs-openclip-tiny")
-    architecture, preprocessing = found.config["architecture"], found.config["preprocessing"]
+    converted = release("pacs-openclip-tiny")
+    architecture, preprocessing = converted.config["architecture"], converted.config["preprocessing"]
     cfg = {
         "embed_dim": architecture["embed_dim"],
         "vision_cfg": architecture["vision"],
         "text_cfg": architecture["text"],
     }
     model = CLIP(cfg["embed_dim"], cfg["vision_cfg"], cfg["text_cfg"])
-    model.load_state_dict(found.tensors)
+    model.load_state_dict(converted.tensors)
     folder = tmp_path_factory.mktemp("open_clip")
     save_file(model.state_dict(), folder / "open_clip_model.safetensors")
     preprocess = {

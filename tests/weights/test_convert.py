@@ -19,8 +19,9 @@ from open_clip.model import CLIP
 from safetensors.torch import save_file
 
 from capeval_core.weights.adapters import low_rank_update
-from capeval_core.weights.architecture import _mlp_ratio, expected_shapes, read_architecture
-from capeval_core.weights.convert import read_release
+from capeval_core.weights.catalogue import PACS_B32
+from capeval_core.weights.clip import ClipConversion, _mlp_ratio, read_architecture
+from capeval_core.weights.conversion import Release
 from tests.golden import recipe
 
 CASES = Path(__file__).parents[1] / "golden" / "cases"
@@ -41,6 +42,11 @@ def saved(tmp_path: Path, content: Any, name: str = "release.pth") -> Path:
     return tmp_path / name
 
 
+def read_release(path: Path, **settings: Any) -> Release:
+    """The checkpoint, by these settings, with exactly the tensors of open_clip's model."""
+    return ClipConversion(**settings).read(path, build)
+
+
 def build(config: dict[str, Any]) -> CLIP:
     architecture = config["architecture"]
     quick = config["activation"] == "quick_gelu"
@@ -50,9 +56,9 @@ def build(config: dict[str, Any]) -> CLIP:
 
 
 def notes_about(notes: list[str], word: str) -> str:
-    found = [note for note in notes if word in note]
-    assert len(found) == 1, notes
-    return found[0]
+    matching = [note for note in notes if word in note]
+    assert len(matching) == 1, notes
+    return matching[0]
 
 
 @pytest.mark.parametrize("case", TINY)
@@ -61,7 +67,6 @@ def test_the_tensors_are_exactly_those_of_open_clip(case: str, tmp_path: Path) -
     model = build(release.config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     assert {name: tuple(tensor.shape) for name, tensor in release.tensors.items()} == expected
-    assert expected_shapes(release.config["architecture"]) == expected
     model.load_state_dict(release.tensors, strict=True)
     for name, tensor in release.tensors.items():
         assert tensor.is_contiguous()
@@ -79,7 +84,7 @@ def test_the_sizes_are_those_of_the_original(case: str) -> None:
     model = json.loads((CASES / case / "config.json").read_text())["model"]
     manifest = json.loads((CASES / case / "manifest.json").read_text())
     shapes = {name: tuple(spec["shape"]) for name, spec in manifest.items()}
-    architecture, _ = read_architecture(shapes, **HEADS.get(case, {}))
+    architecture = read_architecture(shapes, [], **HEADS.get(case, {}))
     vision, text = architecture["vision"], architecture["text"]
     assert architecture["embed_dim"] == model["embed_dim"]
     if "vision_cfg" in model:
@@ -100,9 +105,7 @@ def test_the_sizes_are_those_of_the_original(case: str) -> None:
 
 def test_the_source_is_recorded(tmp_path: Path) -> None:
     path = saved(tmp_path, checkpoint("pacs-vit-tiny"), "clip_ViT-B-32.pth")
-    release = read_release(
-        path, source_name="PAC-S ViT-B/32", url="https://example.org/x", licence="none given"
-    )
+    release = read_release(path, source="PAC-S ViT-B/32", url="https://example.org/x", licence="none given")
     source = release.config["source"]
     assert source["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert source["file"] == "clip_ViT-B-32.pth"
@@ -113,8 +116,11 @@ def test_the_source_is_recorded(tmp_path: Path) -> None:
         "none given",
     )
     assert source["notes"] == release.notes
-    bare = read_release(path).config["source"]
-    assert (bare["name"], bare["url"]) == ("clip_ViT-B-32", None)
+    listed = read_release(path).config["source"]
+    assert (listed["name"], listed["url"]) == ("clip_ViT-B-32", PACS_B32.original)
+    assert listed["licence"] == "not stated by the original"
+    bare = read_release(path.rename(tmp_path / "my.best.model.pth")).config["source"]
+    assert (bare["name"], bare["url"]) == ("my.best.model", None)
     assert bare["licence"] == "not stated by the original"
     assert release.config["constants"] == {"prompt": "A photo depicts "}
     assert release.config["preprocessing"]["interpolation"] == "bicubic"
@@ -155,7 +161,7 @@ def test_leftovers_and_counters(tmp_path: Path) -> None:
     }
     release = read_release(saved(tmp_path, tensors))
     build(release.config).load_state_dict(release.tensors, strict=True)
-    dropped = notes_about(release.notes, "dropped")
+    dropped = notes_about(release.notes, "left out")
     assert all(name in dropped for name in ("input_resolution", "context_length", "vocab_size", "attn_mask"))
     assert release.tensors["visual.bn1.num_batches_tracked"].item() == 7
     assert "21 BatchNorm counters" in notes_about(release.notes, "counters")
@@ -183,7 +189,7 @@ def test_safetensors_and_legacy_files_are_read(tmp_path: Path) -> None:
     assert all(torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors)
 
 
-def test_the_order_of_the_tensors_tells_the_activation(tmp_path: Path) -> None:
+def test_the_order_of_the_tensors_shows_the_activation(tmp_path: Path) -> None:
     openai = read_release(saved(tmp_path, checkpoint("pacs-vit-tiny")))
     assert openai.config["activation"] == "quick_gelu"
     assert "order of the tensors" in notes_about(openai.notes, "activation")
@@ -191,12 +197,12 @@ def test_the_order_of_the_tensors_tells_the_activation(tmp_path: Path) -> None:
     open_clip = read_release(theirs, head_width=16)
     assert open_clip.config["activation"] == "gelu"
     assert "quick_gelu" in notes_about(open_clip.notes, "activation")  # how to say otherwise
-    told = read_release(theirs, head_width=16, activation="quick_gelu")
-    assert told.config["activation"] == "quick_gelu"
-    assert "as given" in notes_about(told.notes, "activation")
+    explicit = read_release(theirs, head_width=16, activation="quick_gelu")
+    assert explicit.config["activation"] == "quick_gelu"
+    assert "as given" in notes_about(explicit.notes, "activation")
 
 
-def test_the_model_saved_by_open_clip_itself_tells_gelu(tmp_path: Path) -> None:
+def test_the_model_saved_by_open_clip_itself_shows_gelu(tmp_path: Path) -> None:
     vision = {"image_size": 32, "patch_size": 16, "width": 64, "layers": 1}
     text = {"vocab_size": VOCABULARY, "width": 64, "heads": 1, "layers": 1}
     model = CLIP(16, vision, text)
@@ -205,15 +211,17 @@ def test_the_model_saved_by_open_clip_itself_tells_gelu(tmp_path: Path) -> None:
     assert all(torch.equal(release.tensors[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_sorted_names_tell_no_activation(tmp_path: Path) -> None:
+def test_sorted_names_show_no_activation(tmp_path: Path) -> None:
     tensors = checkpoint("pacs-vit-tiny")
     path = saved(tmp_path, {name: tensors[name] for name in sorted(tensors)})
-    with pytest.raises(ValueError, match=r"release\.pth: the activation cannot be told.*Pass activation="):
+    with pytest.raises(
+        ValueError, match=r"release\.pth: the activation cannot be inferred.*Pass activation="
+    ):
         read_release(path)
     assert read_release(path, activation="gelu").config["activation"] == "gelu"
 
 
-def test_blocks_of_mixed_orders_tell_no_activation(tmp_path: Path) -> None:
+def test_blocks_of_mixed_orders_show_no_activation(tmp_path: Path) -> None:
     """One block as OpenAI's code saves it, the others as open_clip does, or the other way round."""
     tensors = checkpoint("pacs-vit-tiny")
     block = "transformer.resblocks.1."
@@ -224,18 +232,18 @@ def test_blocks_of_mixed_orders_tell_no_activation(tmp_path: Path) -> None:
         names = [name for name in tensors if name not in parts]
         for mixed in ([*names, *moved], [*moved, *names]):
             path = saved(tmp_path, {name: tensors[name] for name in mixed})
-            with pytest.raises(ValueError, match=r"the activation cannot be told.*Pass activation="):
+            with pytest.raises(ValueError, match=r"the activation cannot be inferred.*Pass activation="):
                 read_release(path)
 
 
-def test_sorted_adapters_still_tell_openai(tmp_path: Path) -> None:
+def test_sorted_adapters_still_show_openai(tmp_path: Path) -> None:
     tensors = checkpoint("pacs-plusplus-lora-tiny")
     release = read_release(saved(tmp_path, {name: tensors[name] for name in sorted(tensors)}))
     assert release.config["activation"] == "quick_gelu"
     assert "adapters are present" in notes_about(release.notes, "activation")
 
 
-def test_the_resnet_note_says_whose_activation_it_is(tmp_path: Path) -> None:
+def test_the_resnet_note_names_the_tower_of_the_activation(tmp_path: Path) -> None:
     release = read_release(saved(tmp_path, checkpoint("pacs-resnet-tiny")))
     assert "ReLU" in notes_about(release.notes, "activation:")
 
@@ -271,15 +279,15 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize("place", ADAPTED)
+@pytest.mark.parametrize("part", ADAPTED)
 @pytest.mark.parametrize("adapters", ["released", "all", "none"])
-def test_which_adapters_are_merged(place: str, adapters: Any, tmp_path: Path) -> None:
+def test_which_adapters_are_merged(part: str, adapters: Any, tmp_path: Path) -> None:
     tensors = checkpoint("pacs-plusplus-lora-tiny")
-    ours = read_release(saved(tmp_path, tensors), adapters=adapters).tensors[ADAPTED[place]].numpy()
-    name = ADAPTED[place]
-    stem = name + "_lora_" if place == "in_proj" else name.removesuffix("weight") + "lora_"
+    ours = read_release(saved(tmp_path, tensors), adapters=adapters).tensors[ADAPTED[part]].numpy()
+    name = ADAPTED[part]
+    stem = name + "_lora_" if part == "in_proj" else name.removesuffix("weight") + "lora_"
     weight, a, b = (tensors[n].double().numpy() for n in (name, stem + "A", stem + "B"))
-    if adapters == "all" or (adapters == "released" and place not in ("c_fc", "c_proj")):
+    if adapters == "all" or (adapters == "released" and part not in ("c_fc", "c_proj")):
         rank = 4
         weight = weight + np.einsum("ok,ki->oi", b, a).reshape(weight.shape) / rank
     np.testing.assert_array_equal(ours.shape, weight.shape)
@@ -329,7 +337,7 @@ def test_the_mlp_ratio_gives_back_the_hidden_width() -> None:
             assert int(width * _mlp_ratio(shapes, "transformer", width)) == hidden
 
 
-# Refusals: each names the file and the mend.
+# Refusals: each names the file and the fix.
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -368,7 +376,10 @@ REFUSED = {
     ),
     "tensor missing": (changed(ln_final__bias=None), "1 tensors are missing: 'ln_final.bias'"),
     "size missing": (changed(positional_embedding=None), "positional_embedding is not in the checkpoint"),
-    "tensor unknown": (changed(logit_bias=torch.ones(())), "1 tensors are unknown: 'logit_bias'"),
+    "tensor unknown": (
+        changed(logit_bias=torch.ones(())),
+        "1 tensors are not part of the architecture: 'logit_bias'",
+    ),
     "other shape": (
         changed(ln_final__bias=torch.ones(5)),
         r"1 tensors have another shape: 'ln_final.bias \(5,\) instead of \(128,\)'",
@@ -440,15 +451,18 @@ def test_wide_towers_need_their_head_width(tmp_path: Path) -> None:
         "visual.transformer.resblocks.0.mlp.c_fc.weight": (5120, 1280),
     }
     with pytest.raises(ValueError, match=r"1280 wide.*pass head_width"):
-        read_architecture(shapes)
-    architecture, _ = read_architecture(shapes, head_width=80)
+        read_architecture(shapes, [])
+    architecture = read_architecture(shapes, [], head_width=80)
     assert architecture["vision"]["head_width"] == 80
     assert architecture["vision"]["image_size"] == 224
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"activation": "relu"}, "choose 'quick_gelu' or 'gelu'"), ({"adapters": "mlp"}, "choose")],
+    [
+        ({"activation": "relu"}, "expected 'quick_gelu' or 'gelu'"),
+        ({"adapters": "mlp"}, "expected 'released'"),
+    ],
 )
 def test_unknown_choices(option: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
@@ -546,5 +560,5 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(how: str, tmp_path: Path
 
 
 def test_importing_the_converter_imports_no_encoder() -> None:
-    code = "import sys, capeval_core.weights.convert; sys.exit('capeval_core.encoders' in sys.modules)"
+    code = "import sys, capeval_core.weights.clip; sys.exit('capeval_core.encoders' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,10 +1,11 @@
-"""From what a user calls weights to a checked folder: local, embedded and from a Hub on the loopback."""
+"""Checked folders of weights: local ones, embedded ones, and their errors."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import time
@@ -20,8 +21,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.catalogue import BLIP2, EVA_18B, PACS_B32, WEIGHTS, entry_of
-from capeval_core.weights.checksum import file_checksum
-from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
+from capeval_core.weights.folder import WeightsError, WeightsFolder, file_checksum, open_weights
 from tests.hub import commit
 from tests.seeded import encoder, write_config
 
@@ -60,10 +60,10 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any], checksum: boo
 
 
 def test_a_saved_encoder_comes_back(seeded_weights: Path) -> None:
-    found = opened(seeded_weights)
-    assert found.revision is None and found.name == "weights"
+    weights = opened(seeded_weights)
+    assert weights.revision is None and weights.name == "weights"
     again = loaded(seeded_weights)
-    assert re.fullmatch(r"weights@[0-9a-f]{8}", found.label(again.fingerprint))
+    assert re.fullmatch(r"weights@[0-9a-f]{8}", weights.label(again.fingerprint))
     # Without a cache: a feature kept from another batch may differ in its last digits.
     first, second = (
         clip.encode_texts(["a dog"], cache=FeatureCache(0)).features for clip in (encoder(), again)
@@ -80,7 +80,7 @@ def test_a_config_that_is_not_as_it_was_saved_is_refused(folder: Path) -> None:
     text = file.read_text()
     config = json.loads(text)
     mean = repr(config["preprocessing"]["mean"][1])
-    changed = mean[:-1] + ("1" if mean[-1] == "0" else "0")  # the last digit: no canary would tell
+    changed = mean[:-1] + ("1" if mean[-1] == "0" else "0")  # the last digit: no canary would show it
     file.write_text(text.replace(mean, changed))
     with pytest.raises(WeightsError, match=r"config\.json is not as it was saved"):
         opened(folder)
@@ -129,7 +129,7 @@ def test_a_rounded_encoder_is_not_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("tinny", "did you mean 'tiny'"),
         ("TINY", "did you mean 'tiny'"),
@@ -148,10 +148,26 @@ def test_a_rounded_encoder_is_not_saved(tmp_path: Path) -> None:
         ("-a/b.", "neither a folder"),
     ],
 )
-def test_what_is_no_name_of_weights(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strings_that_name_no_weights(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WeightsError) as caught:
         opened(name)
-    assert said in str(caught.value) and repr(name) in str(caught.value)
+    assert message in str(caught.value) and repr(name) in str(caught.value)
+
+
+def test_an_error_in_the_words_of_another_door() -> None:
+    """Every door names the argument and how to pass other weights; the error survives pickling."""
+    with pytest.raises(WeightsError) as caught:
+        opened("tinny")
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert error.value == "tinny"
+        assert error.in_words_of("base").startswith("base='tinny' is neither a folder")
+    parts = ["is missing: ", *PACS_B32.how_to_convert("pacs")]
+    error = WeightsError(*parts, value="x")
+    assert str(error).startswith("weights='x' is missing: The original release is clip_ViT-B-32.pth at")
+    assert str(error).endswith("and pass weights='pacs-clip-vit-b-32'.")
+    assert error.in_words_of("base").endswith("and pass base='pacs-clip-vit-b-32'.")
+    message = error.in_words_of("weights", passing=lambda name: f"choose {name}")
+    assert message.endswith("and choose pacs-clip-vit-b-32.") and "pass weights" not in message
 
 
 def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
@@ -222,12 +238,12 @@ DAMAGE: list[tuple[Callable[[Config], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), DAMAGE)
-def test_a_damaged_config_is_told(folder: Path, change: Callable[[Config], Any], said: str) -> None:
+@pytest.mark.parametrize(("change", "message"), DAMAGE)
+def test_a_damaged_config_is_refused(folder: Path, change: Callable[[Config], Any], message: str) -> None:
     edit(folder, change)
     with pytest.raises(WeightsError) as caught:
         loaded(folder)
-    assert said in str(caught.value) and "weights 'weights'" in str(caught.value)
+    assert message in str(caught.value) and "weights 'weights'" in str(caught.value)
 
 
 CANARY: list[Callable[[Config], Any]] = [
@@ -240,13 +256,13 @@ CANARY: list[Callable[[Config], Any]] = [
 
 
 @pytest.mark.parametrize("change", CANARY)
-def test_the_canary_tells_what_the_tensors_can_not(folder: Path, change: Callable[[Config], Any]) -> None:
+def test_the_canary_shows_what_tensors_cannot(folder: Path, change: Callable[[Config], Any]) -> None:
     edit(folder, change)
     with pytest.raises(WeightsError, match="canary cosines are off by"):
         loaded(folder)
 
 
-def test_without_a_canary_the_signature_tells(folder: Path) -> None:
+def test_without_a_canary_the_fingerprint_shows_it(folder: Path) -> None:
     edit(folder, lambda config: config.pop("canary"))
     fingerprints = {loaded(folder).fingerprint}
     for change in CANARY:
@@ -257,7 +273,7 @@ def test_without_a_canary_the_signature_tells(folder: Path) -> None:
     assert loaded(folder).fingerprint in fingerprints
 
 
-def test_the_canary_tells_exchanged_tensors(folder: Path) -> None:
+def test_the_canary_shows_exchanged_tensors(folder: Path) -> None:
     def exchange(tensors: dict[str, Any]) -> None:
         blocks = "transformer.resblocks.0.mlp.c_fc.weight", "transformer.resblocks.1.mlp.c_fc.weight"
         tensors[blocks[0]], tensors[blocks[1]] = tensors[blocks[1]], tensors[blocks[0]]
@@ -268,21 +284,21 @@ def test_the_canary_tells_exchanged_tensors(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (lambda t: t.pop("text_projection"), "1 tensors are missing (text_projection)"),
-        (lambda t: t.update(extra=t["visual.proj"].clone()), "not part of the architecture (extra)"),
+        (lambda t: t.pop("text_projection"), "1 tensors are missing: 'text_projection'"),
+        (lambda t: t.update(extra=t["visual.proj"].clone()), "not part of the architecture: 'extra'"),
         (
             lambda t: t.update({"visual.proj": t["visual.proj"].T.contiguous()}),
-            "visual.proj is (32, 128), expected (128, 32)",
+            "visual.proj (32, 128) instead of (128, 32)",
         ),
     ],
 )
-def test_tensors_are_read_strictly(folder: Path, change: Callable[[Any], Any], said: str) -> None:
+def test_tensors_are_read_strictly(folder: Path, change: Callable[[Any], Any], message: str) -> None:
     rewrite(folder, change)
     with pytest.raises(WeightsError) as caught:
         loaded(folder)
-    assert said in str(caught.value) and "convert the weights again" in str(caught.value)
+    assert message in str(caught.value) and "convert the weights again" in str(caught.value)
 
 
 def test_unreadable_tensors(folder: Path) -> None:
@@ -329,13 +345,13 @@ def test_changes_within_one_tick_of_the_file_systems_clock_are_noticed(
         file.write_bytes(content)
         os.utime(file, (seconds, seconds))  # no time that anyone can set tells one content from the next
         assert file_checksum(file) == hashlib.sha256(content).hexdigest()
-    assert not memory.exists()  # what is known of a file that changed just now is not kept for later
+    assert not memory.exists()  # the checksum of a file that changed just now is not kept
 
 
 def test_a_change_in_place_is_noticed_although_size_and_time_are_put_back(
     folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.checksum._SETTLED", 0.0)  # as if seconds had passed each time
+    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 0.0)  # as if seconds had passed each time
     tensors = folder / "model.safetensors"
     restamp(tensors, 3600)
     before = tensors.stat()
@@ -361,7 +377,7 @@ def test_a_change_in_place_is_noticed_although_size_and_time_are_put_back(
 def test_another_file_in_the_place_is_noticed(
     folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.checksum._SETTLED", 0.0)
+    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 0.0)
     tensors = folder / "model.safetensors"
     content, before = bytearray(tensors.read_bytes()), tensors.stat()
     opened(folder)
@@ -391,7 +407,7 @@ def test_checksums_of_settled_files_are_remembered(memory: Path) -> None:
 def test_a_damaged_memory_does_not_condemn_weights(
     folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.checksum._SETTLED", 0.0)
+    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 0.0)
     first = opened(folder).checksum
     (note,) = memory.iterdir()
     note.write_text("0" * 64)
@@ -417,7 +433,7 @@ def test_open_clips_own_format_gives_the_same_features(open_clip_folder: Path, i
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda c: c.pop("preprocess_cfg"), "preprocess_cfg"),
         (lambda c: c["model_cfg"].pop("text_cfg"), "text_cfg"),
@@ -430,14 +446,14 @@ def test_open_clips_own_format_gives_the_same_features(open_clip_folder: Path, i
         (lambda c: c["model_cfg"]["vision_cfg"].update(attentional_pool=True), "attentional_pool"),
     ],
 )
-def test_what_is_not_plain_clip_there_is_refused(
-    open_clip_folder: Path, tmp_path: Path, change: Callable[[Config], Any], said: str
+def test_open_clip_configs_of_other_models_are_refused(
+    open_clip_folder: Path, tmp_path: Path, change: Callable[[Config], Any], message: str
 ) -> None:
     folder = Path(shutil.copytree(open_clip_folder, tmp_path / "copy"))
     edit(folder, change, "open_clip_config.json")
     with pytest.raises(WeightsError) as caught:
         loaded(folder)
-    assert said in str(caught.value) and "weights 'copy'" in str(caught.value)
+    assert message in str(caught.value) and "weights 'copy'" in str(caught.value)
 
 
 def test_the_catalogues_activation_is_kept(open_clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,9 +471,9 @@ def test_the_catalogue_is_sound() -> None:
         assert entry_of(entry.repository.upper()) is entry
         assert entry in (*BLIP2, EVA_18B) or entry.settings["activation"] in ("gelu", "quick_gelu")
         assert entry.original.startswith("https://")
-        told = entry.how_to_convert("pacs")
+        steps = "".join(map(str, entry.how_to_convert("pacs")))
         if entry.checkpoint is None:
-            assert f"hf download {entry.repository} --local-dir" in told
+            assert f"hf download {entry.repository} --local-dir" in steps
         else:
-            assert entry.original in told
-            assert f"capeval convert pacs {entry.checkpoint}" in told
+            assert entry.original in steps
+            assert f"capeval convert pacs {entry.checkpoint}" in steps

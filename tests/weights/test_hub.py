@@ -1,4 +1,4 @@
-"""Weights from a Hub on the loopback: what is there, what is not, and all that can go wrong between."""
+"""Weights from a Hub on the loopback: repositories, missing ones, and failures between."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from capeval_core.weights.folder import open_weights
 hub._WAITS = (0, 0, 0)
 answers = {}
 for name in %s:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = open_weights(name, metric="pacs", tiny="pacs")
-            answers[name] = {"label": found.label("0" * 8), "revision": found.revision}
+            weights = open_weights(name, metric="pacs", tiny="pacs")
+            answers[name] = {"label": weights.label("0" * 8), "revision": weights.revision}
         except Exception as error:
-            answers[name] = {"kind": type(error).__name__, "said": str(error)}
-    if told:
-        answers[name]["warned"] = " ".join(str(warning.message) for warning in told)
+            answers[name] = {"kind": type(error).__name__, "message": str(error)}
+    if caught:
+        answers[name]["warned"] = " ".join(str(warning.message) for warning in caught)
 print(json.dumps(answers))
 """
 
@@ -62,7 +62,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-ASKED = [
+NAMES = [
     "org/good",
     "org/good@v1",
     f"org/good@{commit('v1')}",
@@ -82,7 +82,7 @@ ASKED = [
 def online(repositories: dict[str, Repository], home: Path) -> tuple[dict[str, Any], Hub]:
     """What the client gets while the Hub is up, and the Hub, which is down by now."""
     with serving(repositories) as hub:
-        return ask(OPEN % ASKED, hub.address, home), hub
+        return ask(OPEN % NAMES, hub.address, home), hub
 
 
 def test_a_repository_and_a_pinned_revision_show_their_commit(online: tuple[dict[str, Any], Hub]) -> None:
@@ -94,14 +94,14 @@ def test_a_repository_and_a_pinned_revision_show_their_commit(online: tuple[dict
     assert not any("README" in request for request in hub.requests)  # only what is needed
 
 
-def test_what_the_hub_does_not_have(online: tuple[dict[str, Any], Hub]) -> None:
+def test_repositories_that_the_hub_does_not_have(online: tuple[dict[str, Any], Hub]) -> None:
     answers, _ = online
-    for name, said in {
+    for name, parts in {
         "org/good@v7": ["'org/good'", "no revision 'v7'"],
         "org/gated": ["'org/gated'", "gated", "hf auth login"],
         "org/bare": ["'org/bare'", "model.safetensors"],
         "org/nothing": ["'org/nothing'", "config.json"],
-        "org/missing": ["'org/missing'", "no such repository", 'weights="tiny"'],
+        "org/missing": ["'org/missing'", "no such repository", "pass weights='tiny'"],
         PACS_B32.repository: [
             repr(PACS_B32.repository),
             "no such repository",
@@ -110,7 +110,7 @@ def test_what_the_hub_does_not_have(online: tuple[dict[str, Any], Hub]) -> None:
         ],
     }.items():
         assert answers[name].get("kind") == "WeightsError", (name, answers[name])
-        assert all(part in answers[name]["said"] for part in said), answers[name]["said"]
+        assert all(part in answers[name]["message"] for part in parts), answers[name]["message"]
 
 
 def test_offline_on_purpose_the_cache_serves_without_a_word(
@@ -121,11 +121,11 @@ def test_offline_on_purpose_the_cache_serves_without_a_word(
     offline = ask(OPEN % names, hub.address, home, HF_HUB_OFFLINE="1")
     for name in names[:3]:
         assert offline[name] == answers[name]
-    said = offline[PACS_B32.repository]["said"]
-    assert "not in the local cache; HF_HUB_OFFLINE is set" in said and "capeval convert pacs" in said
+    message = offline[PACS_B32.repository]["message"]
+    assert "not in the local cache; HF_HUB_OFFLINE is set" in message and "capeval convert pacs" in message
 
 
-def test_a_dead_hub_is_told_and_the_cache_still_serves(
+def test_a_dead_hub_is_a_warning_and_the_cache_still_serves(
     online: tuple[dict[str, Any], Hub], home: Path
 ) -> None:
     answers, hub = online
@@ -135,13 +135,13 @@ def test_a_dead_hub_is_told_and_the_cache_still_serves(
     for name in names[:2]:
         warned = dead[name].pop("warned")
         sha = answers[name]["revision"]
-        for said in (repr(name), f"{hub.address} cannot be reached", f"Commit {sha}", "HF_HUB_OFFLINE=1"):
-            assert said in warned
-        assert f"weights='org/good@{sha}'" in warned
+        for part in (repr(name), f"{hub.address} cannot be reached", f"Commit {sha}", "HF_HUB_OFFLINE=1"):
+            assert part in warned
+        assert f"pass 'org/good@{sha}'" in warned
     assert all(dead[name] == answers[name] for name in [*names[:2], *pinned])
     for name in names[4:]:
-        assert f"not in the local cache; {hub.address} cannot be reached" in dead[name]["said"]
-    assert "capeval convert pacs" in dead[PACS_B32.repository]["said"]
+        assert f"not in the local cache; {hub.address} cannot be reached" in dead[name]["message"]
+    assert "capeval convert pacs" in dead[PACS_B32.repository]["message"]
 
 
 CACHED = ["org/slow", "org/down", "org/gone", "org/new-file"]
@@ -202,29 +202,30 @@ def test_an_old_version_is_never_used_without_a_word(troubled: Any) -> None:
     assert during[f"org/down@{commit('main')}"] == opened("org/down", commit("main"))
     assert after["org/down"] == opened("org/down", repositories["org/down"].names["main"])
     # The repository is gone, or only half of the new version came: an error, although an old one is there.
-    assert "no such repository" in during["org/gone"]["said"]
-    assert "said" in during["org/new-file"]
+    assert "no such repository" in during["org/gone"]["message"]
+    assert "message" in during["org/new-file"]
 
 
 @pytest.mark.slow
 def test_half_a_file_is_never_taken_for_a_whole_one(troubled: Any) -> None:
     during, after, _, hub = troubled
-    assert "weights 'org/cut-off' could not be loaded" in during["org/cut-off"]["said"]
-    assert hub.address in during["org/cut-off"]["said"]
+    assert "weights 'org/cut-off' could not be loaded" in during["org/cut-off"]["message"]
+    assert hub.address in during["org/cut-off"]["message"]
     assert after["org/cut-off"] == opened("org/cut-off", commit("main"))
 
 
 @pytest.mark.slow
-def test_what_comes_wrongly_is_told(troubled: Any) -> None:
+def test_files_that_arrive_wrong_are_refused(troubled: Any) -> None:
     during, _, _, hub = troubled
-    said = during["org/damaged"]["said"]
-    assert "weights 'org/damaged': model.safetensors has sha256" in said
+    message = during["org/damaged"]["message"]
+    assert "weights 'org/damaged': model.safetensors has sha256" in message
     again = f"hf download org/damaged model.safetensors --revision {commit('main')} --force-download"
-    assert again in said
-    assert f"{hub.address} answers with HTTP status 503" in during["org/first-down"]["said"]
-    asked = [request for request in hub.requests if "org/first-down" in request]
-    assert len(asked) == 4  # not for 23 seconds, as the client does by itself for lists and headers of files
-    assert f"{hub.address} cannot be reached or broke off" in during["org/no-json"]["said"]
+    assert again in message
+    assert f"{hub.address} answers with HTTP status 503" in during["org/first-down"]["message"]
+    requests = [request for request in hub.requests if "org/first-down" in request]
+    # Not for 23 seconds, as the client does by itself for lists and headers of files.
+    assert len(requests) == 4
+    assert f"{hub.address} cannot be reached or broke off" in during["org/no-json"]["message"]
 
 
 SCORE = """
@@ -270,9 +271,9 @@ def test_a_stale_second_answer_of_the_hub_is_not_believed(seeded_weights: Path, 
         newest = repository.add("main", {"README.md": b"new"}, "a new version")
         fault = Fault("GET /api/models/org/stale/revision/main", status=503, after=1, times=1)
         hub.faults.append(fault)
-        found = ask(OPEN % ["org/stale"], hub.address, tmp_path)
+        answers = ask(OPEN % ["org/stale"], hub.address, tmp_path)
         assert fault.times == 0  # there was a second question
-    assert found["org/stale"] == opened("org/stale", newest)
+    assert answers["org/stale"] == opened("org/stale", newest)
 
 
 def test_all_files_are_of_one_commit_although_the_branch_moves(seeded_weights: Path, tmp_path: Path) -> None:
@@ -284,10 +285,10 @@ def test_all_files_are_of_one_commit_although_the_branch_moves(seeded_weights: P
 
     with serving({"org/moving": repository}) as hub:
         hub.faults.append(Fault("GET /org/moving/resolve/.*config.json", times=1, then=push))
-        found = ask(OPEN % ["org/moving"], hub.address, tmp_path)
+        answers = ask(OPEN % ["org/moving"], hub.address, tmp_path)
         large = [request for request in hub.requests if "model.safetensors" in request]
     assert repository.names["main"] != commit("main")
-    assert found["org/moving"] == opened("org/moving", commit("main"))
+    assert answers["org/moving"] == opened("org/moving", commit("main"))
     assert large and all(commit("main") in request for request in large)
 
 
@@ -299,13 +300,13 @@ def test_only_a_busy_server_is_asked_again(status: int, calls: int, monkeypatch:
     class AnswerError(RuntimeError):
         response = SimpleNamespace(status_code=status)
 
-    asked: list[int] = []
+    requests: list[int] = []
 
     def ask_once() -> None:
-        asked.append(status)
+        requests.append(status)
         raise AnswerError
 
     monkeypatch.setattr("capeval_core.weights.hub._WAITS", (0.0, 0.0, 0.0))
     with pytest.raises(AnswerError):
         patiently(ask_once)
-    assert len(asked) == calls
+    assert len(requests) == calls

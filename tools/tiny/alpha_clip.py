@@ -33,7 +33,7 @@ from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip_model import add_mask_channel
 from capeval_core.encoders.transformer import run_vision
 from capeval_core.phrases.chunks import chunks
-from capeval_core.weights.constants import MASK_MEAN, MASK_STD
+from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
 from tools.captions import KINDS, describe
 from tools.scenes import Scene, SceneObject, draw, masks, sample_scene
 from tools.tiny.clip import measure

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.tokenizers import END, PAD, START, UNKNOWN, WordPiece
-from capeval_core.weights.blip2_transformers import empty_model
+from capeval_core.weights.blip2 import empty_model
 from tools.captions import describe
 from tools.scenes import draw, sample_scene
 from tools.tiny.clip_model import PATCH, SIDE, normalised, shipped

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.weights.constants import PROMPT
+from capeval_core.weights.catalogue import PROMPT
 from tools.captions import KINDS, describe, holds
 from tools.scenes import COLOURS, MOST_ALIKE, SHAPES, SIZES, draw, sample_scene
 from tools.tiny.clip_model import (

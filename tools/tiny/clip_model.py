@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.tokenizers import ClipTokenizer
-from capeval_core.weights.constants import CLIP_MEAN, CLIP_STD, PROMPT
+from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD, PROMPT
 from capeval_core.weights.folder import TINY, WeightsFolder, open_weights
 from tools.tiny.lessons import Ints
 

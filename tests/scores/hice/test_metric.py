@@ -563,7 +563,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"regions": "objects"}, [f"segmenter {SEGMENTER!r} could not be loaded", 'regions="colours"']),
         (
             {"regions": "rectangles"},
-            [f"{DETECTOR!r} could not be loaded", "hf download", "masks.json"],
+            [f"detector {DETECTOR!r} could not be loaded", "hf download", "masks.json"],
         ),
         ({"phrases": "factual"}, [FACTUAL, 'phrases="chunks"', "could not be loaded"]),
         ({"phrases": "org/parser@v2"}, ["org/parser", "v2", 'phrases="chunks"']),

@@ -1,0 +1,311 @@
+"""What every converter shares: from an original checkpoint to config and tensors of a weights folder."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from capeval_core.options import Settings, option
+from capeval_core.weights.catalogue import (
+    CLIP_MEAN,
+    CLIP_STD,
+    LICENCE_NOT_STATED,
+    WeightsEntry,
+    entry_known_as,
+)
+from capeval_core.weights.checkpoint import name_some, read_checkpoint
+from capeval_core.weights.folder import sha256_of
+
+Tensors = dict[str, Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
+Names = Sequence[tuple[str, str | Callable[[re.Match[str]], str]]]
+"""Pattern in a name of the original -> its replacement; every rule is applied, in order."""
+Empty = Callable[[dict[str, Any]], nn.Module]
+"""The encoder's model of a config, on torch's meta device."""
+_ENDINGS = re.compile(r"(\.(fp16|pt|pth|bin|safetensors|index|json))+$")
+
+
+@dataclass(frozen=True)
+class Release:
+    """An original checkpoint in plain form.
+
+    Attributes:
+        config: the weights folder's config.json, without checksum and canary.
+        tensors: as the encoder names them, contiguous, float32 or integers, complete and nothing else;
+            those of very large models in the type in which they are stored.
+        notes: what was inferred, merged or left out, and why; also in ``config["source"]["notes"]``.
+    """
+
+    config: dict[str, Any]
+    tensors: Tensors
+    notes: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion(Settings, ABC):
+    """A conversion; its settings are flags of `capeval convert`.
+
+    A network states its name table and reads its architecture; a step that differs is overridden. Every step
+    appends to `notes` what it inferred, merged or left out.
+    """
+
+    encoder: ClassVar[str]
+    """What `encoder` in config.json calls the network."""
+    title: ClassVar[str]
+    """The network in messages."""
+    anchors: ClassVar[tuple[str, ...]] = ()
+    """A tensor that every such checkpoint has, in each naming; what precedes its name is the prefix. Empty:
+    there is none to take off."""
+    unused: ClassVar[str] = "$^"
+    """Pattern of the beginning of names that the model does not need."""
+    names: ClassVar[Names] = ()
+    """From the original's names to the encoder's."""
+    default_licence: ClassVar[str] = LICENCE_NOT_STATED
+
+    source: str | None = option(None, "name of the original; None: the file's")
+    url: str | None = option(
+        None, "where it was downloaded; None: as in the catalogue, if the file is listed"
+    )
+    licence: str | None = option(None, "as its authors state it; None: as in the catalogue")
+
+    def read(self, path: Path, empty: Empty) -> Release:
+        """The checkpoint at `path`, by these settings, with exactly the tensors of the model of `empty`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a file cannot be read safely, is not what it should be, or is incomplete; or a setting
+                is needed. The message names the file and the fix.
+        """
+        content, files = self.load(path)
+        notes: list[str] = []
+        with naming(files, self.title):
+            content = self.select(content, notes)
+            tensors = self.translate(content, notes)
+            config = self.config(shapes_of(tensors), content, notes)
+        return self.release(files, config, tensors, empty, notes)
+
+    def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
+        """What the checkpoint holds under its names, and the files that it was read from."""
+        return read_checkpoint(path), [path]
+
+    def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+        """What the model needs, without the common prefix."""
+        if self.anchors:
+            content = without_prefix(content, self.anchors, self.title, notes)
+        unused = [name for name in content if re.match(self.unused, name)]
+        if unused:
+            notes.append(
+                f"left out {len(unused)} tensors that the model does not use or makes itself: "
+                f"{name_some(unused)}"
+            )
+        return {name: value for name, value in content.items() if name not in unused}
+
+    def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
+        """Float32 tensors under the encoder's names."""
+        return rename(as_float32(content, notes), self.names)
+
+    @abstractmethod
+    def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+        """The architecture, its sizes read off the shapes of tensors, and what else the encoder needs.
+
+        Raises:
+            ValueError, KeyError: a tensor that shows a size is missing or has an impossible shape.
+        """
+
+    def release(
+        self,
+        files: Sequence[Path],
+        config: Mapping[str, Any],
+        tensors: Tensors,
+        empty: Empty,
+        notes: list[str],
+    ) -> Release:
+        """Config and tensors, once names and shapes are exactly those of the model."""
+        config = {"format": 1, "encoder": self.encoder, **config}
+        with naming(files, self.title):
+            tensors = complete(tensors, empty(config).state_dict(), self.title, notes)
+        first, *beside = [
+            {"file": file.name, "size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
+        ]
+        listed = self.listed(files[0])
+        source = {
+            "name": self.source or _ENDINGS.sub("", files[0].name),
+            "url": self.url or (listed and listed.original),
+            **first,
+            **({"beside": beside} if beside else {}),
+            "licence": self.licence or (listed and listed.licence) or self.default_licence,
+            "notes": notes,
+        }
+        return Release({**config, "source": source}, tensors, list(notes))
+
+    def listed(self, file: Path) -> WeightsEntry | None:
+        """The catalogue's entry of an original file."""
+        return entry_known_as("", file.name)
+
+
+@contextmanager
+def naming(files: Sequence[Path], title: str) -> Iterator[None]:
+    """Let errors name the files that are converted."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        missing = f"not a complete {title}: {error.args[0]!r} is missing"
+        problem = missing if isinstance(error, KeyError) else error
+        raise ValueError(f"{' and '.join(map(str, files[:2]))}: {problem}") from error
+
+
+def without_prefix(
+    content: Mapping[str, Any], anchors: Sequence[str], title: str, notes: list[str]
+) -> dict[str, Any]:
+    """The content without the prefix that all its names have, such as ``module.``.
+
+    Raises:
+        ValueError: none of `anchors` is there, several are, or other names have not the same prefix.
+    """
+    matches = [(name, a) for name in content for a in anchors if name == a or name.endswith(f".{a}")]
+    if not matches:
+        raise ValueError(
+            f"no {title}: expected {' or '.join(anchors)} among the tensors, found {name_some(content)}"
+        )
+    if len(matches) > 1:
+        names = name_some(name for name, _ in matches)
+        raise ValueError(f"several models in one checkpoint: {names}; save one of them alone")
+    prefix = matches[0][0].removesuffix(matches[0][1])
+    if outside := [name for name in content if not name.startswith(prefix)]:
+        raise ValueError(
+            f"the model lies under {prefix!r}, but there is more: {name_some(outside)}; save the model's "
+            "state dict alone"
+        )
+    if prefix:
+        notes.append(f"the prefix {prefix!r} of all names was taken off")
+    return {name.removeprefix(prefix): value for name, value in content.items()}
+
+
+def renamed(name: str, names: Names) -> str:
+    """The name after every rule.
+
+    >>> renamed("blocks.3.norm1.bias", [(r"^blocks\\.", "layers."), (r"\\.norm(\\d)\\.", r".layer_norm\\1.")])
+    'layers.3.layer_norm1.bias'
+    """
+    for pattern, replacement in names:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def rename(tensors: Tensors, names: Names) -> Tensors:
+    """The tensors under the encoder's names.
+
+    Raises:
+        ValueError: two of them would have the same name.
+    """
+    result: Tensors = {}
+    for name, tensor in tensors.items():
+        new = renamed(name, names)
+        if new in result:
+            raise ValueError(f"{name} is a second {new}: save one model alone")
+        result[new] = tensor
+    return result
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def as_float32(content: Mapping[str, Any], notes: list[str]) -> Tensors:
+    """The same tensors in float32, none a slice of another; counters stay integers."""
+    narrow: set[str] = set()
+    tensors: Tensors = {}
+    for name, value in content.items():
+        if isinstance(value, Tensor) and name.endswith("num_batches_tracked"):
+            tensors[name] = value.detach().to(torch.int64).clone()
+            continue
+        tensor = checked_floats(name, value)
+        if tensor.dtype is not torch.float32:
+            narrow.add(str(tensor.dtype).removeprefix("torch."))
+        tensors[name] = own_memory(tensor.to(torch.float32))
+    if narrow:
+        notes.append(f"{' and '.join(sorted(narrow))} tensors were stored as float32")
+    return tensors
+
+
+def checked_floats(name: str, value: Any) -> Tensor:
+    """An entry of a checkpoint as it is, if it is a dense tensor of finite floating-point numbers."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"{name} is no tensor but a {type(value).__name__}: save the model's state dict alone"
+        )
+    if not value.is_floating_point() or value.layout is not torch.strided:
+        raise ValueError(
+            f"{name} is of type {str(value.dtype).removeprefix('torch.')}: expected floating point"
+        )
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"{name} holds NaN or infinite values: the checkpoint is broken, fetch it again")
+    return value.detach()
+
+
+def own_memory(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous, and no slice of a larger buffer, which could not be saved under two names."""
+    tensor = tensor.contiguous()
+    shared = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+    return tensor.clone() if shared else tensor
+
+
+def complete(tensors: Tensors, expected: Mapping[str, Tensor], title: str, notes: list[str]) -> Tensors:
+    """Exactly the expected tensors, in their order; anything missing, unknown or misshaped is an error."""
+    scalars = {name for name, tensor in expected.items() if tensor.shape == ()}
+    completed = {
+        name: tensor.reshape(()) if name in scalars and tensor.shape == (1,) else tensor
+        for name, tensor in tensors.items()
+    }
+    counters = [name for name in expected if name.endswith("num_batches_tracked") and name not in completed]
+    if counters:
+        completed |= {name: torch.zeros((), dtype=torch.int64) for name in counters}
+        notes.append(
+            f"{len(counters)} BatchNorm counters were missing and set to 0: they do not matter outside "
+            "training"
+        )
+    if problems := tensor_problems(expected, completed):
+        raise ValueError(f"not a complete {title}: " + "; ".join(problems))
+    return {name: completed[name] for name in expected}
+
+
+def tensor_problems(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with the names, shapes and types of tensors, in words; no value is read."""
+    both = [(name, tensor, tensors[name]) for name, tensor in expected.items() if name in tensors]
+    problems = {
+        "are missing": [name for name in expected if name not in tensors],
+        "are not part of the architecture": [name for name in tensors if name not in expected],
+        "have another shape": [
+            f"{name} {tuple(tensor.shape)} instead of {tuple(own.shape)}"
+            for name, own, tensor in both
+            if tensor.shape != own.shape
+        ],
+        "do not hold floating-point numbers": [
+            name for name, own, tensor in both if own.is_floating_point() and not tensor.is_floating_point()
+        ],
+    }
+    return [f"{len(names)} tensors {what}: {name_some(names)}" for what, names in problems.items() if names]
+
+
+def clip_preprocessing(image_size: int) -> dict[str, Any]:
+    """How CLIP, and what was tuned from it, makes pixels of an image."""
+    return {
+        "image_size": image_size,
+        "mean": list(CLIP_MEAN),
+        "std": list(CLIP_STD),
+        "interpolation": "bicubic",
+    }
+
+
+def count_blocks(shapes: Shapes, pattern: str) -> int:
+    """How many numbers the group of a pattern has in the names that it begins."""
+    return len({block[1] for name in shapes if (block := re.match(pattern, name))})
