@@ -340,7 +340,7 @@ def test_damaged_weights_are_not_sent(capeval: Capeval, hub: Hub, folder: Path) 
     assert ran.status == 2 and "canary cosines are off" in ran.err
     write_config(folder, config | {"encoder": "eclip"})
     ran = capeval("publish", "weights", folder)
-    assert ran.status == 2 and "config.json says encoder 'eclip'" in ran.err
+    assert ran.status == 2 and "config.json has encoder 'eclip'" in ran.err
     (folder / "model.safetensors").write_bytes(b"")
     ran = capeval("publish", "weights", folder)
     assert ran.status == 2 and "model.safetensors has sha256" in ran.err
