@@ -26,7 +26,7 @@ from capeval_core.phrases.english import sentences
 from capeval_core.phrases.graph import Style, phrases_of
 from capeval_core.phrases.source import Phrases
 from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum
-from capeval_core.weights.foreign import open_foreign
+from capeval_core.weights.foreign import needs_transformers, open_foreign
 
 FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"
 """Flan-T5 base (Apache 2.0) tuned on Visual Genome's descriptions; `-large-` and `-small-` exist too."""
@@ -247,13 +247,13 @@ def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
     try:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
     except ImportError as error:
-        raise _missing(error) from error
+        raise needs_transformers(_WHAT, error, _WITHOUT, ParserError) from error
     try:
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder)
         model = cast(Any, AutoModelForSeq2SeqLM).from_pretrained(folder, dtype=dtype, use_safetensors=True)
         check_finite(model.state_dict(), "they make no sense of any caption")
     except ImportError as error:
-        raise _missing(error) from error
+        raise needs_transformers(_WHAT, error, _WITHOUT, ParserError) from error
     except Exception as error:  # a damaged file raises whatever its reader raises
         raise ParserError(
             f"{_WHAT} {label!r} in {folder} could not be loaded ({type(error).__name__}: "
@@ -266,9 +266,3 @@ def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
             f"tokens than the model has): download it again, or pass another. {_WITHOUT}"
         )
     return tokenizer, model
-
-
-def _missing(error: ImportError) -> ParserError:
-    return ParserError(
-        f"{_WHAT} needs transformers ({error}): pip install transformers sentencepiece. {_WITHOUT}"
-    )

@@ -102,11 +102,11 @@ class _Model:
             with torch.device("meta"):  # takes no memory before the sizes in the file are checked
                 expected = _without_text(Owlv2ForObjectDetection(config)).state_dict()
             # Files of older versions also hold buffers, which are computed here.
-            header = {name: each for name, each in folder.header().items() if name in expected}
+            header = {name: tensor for name, tensor in folder.header().items() if name in expected}
             if missing := [name for name in expected if name not in header]:
                 raise WeightsError(f"{len(missing)} tensors are missing, such as {missing[0]}")
             check_tensors(expected, header)
-            tensors = {name: each for name, each in folder.tensors().items() if name in expected}
+            tensors = {name: tensor for name, tensor in folder.tensors().items() if name in expected}
             model: Any = _without_text(Owlv2ForObjectDetection(config))
             model.load_state_dict(tensors)
         except WeightsError as error:

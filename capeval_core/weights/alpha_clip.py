@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from capeval_core.errors import Setting, wrong_option
+from capeval_core.errors import Argument, InputError, Problem, Setting, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.adapters import is_adapter
 from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
@@ -60,10 +60,8 @@ class AlphaClipConversion(Conversion):
         files = [path]
         if self.zero_mask:
             if self.base is not None:
-                raise ValueError(
-                    f"base={fspath(self.base)!r}: with zero_mask the checkpoint is the plain CLIP, pass no "
-                    "base"
-                )
+                found = "with zero_mask the checkpoint is the plain CLIP"
+                raise wrong_option("base", fspath(self.base), found, "pass no base", verb="")
             name, base = path.name, self._base_file(path, empty)
             kernel = base.tensors[_CLIP_KERNEL]
             tensors = {**base.tensors, f"visual.{_KERNEL}": torch.zeros_like(kernel[:, :1])}
@@ -113,10 +111,9 @@ class AlphaClipConversion(Conversion):
     def _base(self, path: Path, tower: Tensors, empty: Empty) -> tuple[str, Release]:
         """The name and the content of the CLIP that the image tower was tuned from."""
         if self.base is None:
-            raise ValueError(
-                f"{path} holds the image tower alone: pass base, the CLIP that it was tuned from and whose "
-                f"text tower it uses (on the command line --base){_guess(tower)}"
-            )
+            uses = f", the CLIP that it was tuned from and whose text tower it uses{_guess(tower)}"
+            fix = ("pass ", Argument("base"), uses)
+            raise InputError(Problem("", None, f"{path} holds the image tower alone", fix, verb=""))
         file = Path(self.base).expanduser()
         if file.is_file():
             name, base = file.name, self._base_file(file, empty)
@@ -127,10 +124,12 @@ class AlphaClipConversion(Conversion):
             for key, tensor in base.tensors.items()
             if key in tower and tower[key].shape != tensor.shape
         ]:
-            raise ValueError(
-                f"{path} was not tuned from base={fspath(self.base)!r}: {len(differing)} tensors of the "
-                f"image towers have different shapes, {name_some(differing, 2)}{_guess(tower)}"
+            found = (f"{path} was not ", Setting("base", fspath(self.base), "tuned from "))
+            fix = (
+                f"{len(differing)} tensors of the image towers have different shapes, "
+                f"{name_some(differing, 2)}{_guess(tower)}"
             )
+            raise InputError(Problem("", None, found, fix, verb=""))
         return name, base
 
     def _base_file(self, path: Path, empty: Empty) -> Release:

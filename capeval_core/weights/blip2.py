@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from capeval_core.errors import wrong_option
+from capeval_core.errors import Argument, InputError, Problem, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.catalogue import BLIP2, WeightsEntry
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
@@ -115,10 +115,11 @@ class Blip2Conversion(Conversion):
         inside = any(name.startswith(_TOWER) for name in content)
         if self.vision is None:
             if not inside:
-                raise ValueError(
+                found = (
                     "it holds no image tower, which was frozen and lies in a file of its own "
-                    "(eva_vit_g.pth of the same release): pass it as vision (--vision)"
+                    "(eva_vit_g.pth of the same release)"
                 )
+                raise InputError(Problem("", None, found, ("pass it as ", Argument("vision")), verb=""))
             return content
         if inside:
             raise ValueError("it holds its own image tower, tuned with the rest: pass no vision")
@@ -198,10 +199,9 @@ class Blip2Conversion(Conversion):
 
     def _vocabulary(self, rows: int, notes: list[str]) -> list[str]:
         if self.vocabulary is None:
-            raise ValueError(
-                "the checkpoint holds no words: pass vocabulary, the file vocab.txt of "
-                "https://huggingface.co/google-bert/bert-base-uncased (on the command line --vocabulary)"
-            )
+            of_bert = ", the file vocab.txt of https://huggingface.co/google-bert/bert-base-uncased"
+            fix = ("pass ", Argument("vocabulary"), of_bert)
+            raise InputError(Problem("", None, "the checkpoint holds no words", fix, verb=""))
         file = Path(self.vocabulary).expanduser()
         words = read_words(file)
         if len(words) == rows - 1 and _DEC not in words:
@@ -217,10 +217,8 @@ class Blip2Conversion(Conversion):
 def _heads(width: int, heads: int | None, head_width: int, name: str) -> int:
     heads = heads or width // head_width
     if not heads or width % heads:
-        raise ValueError(
-            f"the tensors do not show how many heads share the width {width}: pass {name} "
-            f"(--{name.replace('_', '-')})"
-        )
+        found = f"the tensors do not show how many heads share the width {width}"
+        raise InputError(Problem("", None, found, ("pass ", Argument(name)), verb=""))
     return heads
 
 

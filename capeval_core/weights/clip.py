@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from capeval_core.errors import Argument, InputError, Problem, Setting, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.adapters import Adapters, is_adapter, merge_adapters
 from capeval_core.weights.catalogue import PROMPT
@@ -96,12 +97,13 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
             "open_clip, whose models have the exact GELU unless built with quick_gelu; if this one holds "
             "OpenAI's weights, convert it again with activation='quick_gelu'"
         )
-    raise ValueError(
+    found = (
         "the activation cannot be inferred: shapes do not show it, and the order of the tensors is neither "
-        "that of OpenAI's code nor that of open_clip (they are sorted by name or mixed). Pass "
-        "activation='quick_gelu' (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's "
-        "own)"
+        "that of OpenAI's code nor that of open_clip (they are sorted by name or mixed). "
     )
+    released = Setting("activation", "quick_gelu", "Pass ")
+    more = " (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's own)"
+    raise InputError(Problem("", None, (found, released, more), verb=""))
 
 
 def _block_orders(names: Iterable[str]) -> set[tuple[str, ...]]:
@@ -139,7 +141,7 @@ def read_text(shapes: Shapes, notes: list[str], text_heads: int | None = None) -
         heads = _heads(width, None, "text", "text_heads")
         notes.append(f"text heads: {heads} (width {width} / {HEAD_WIDTH}; not visible in the tensors)")
     elif width % text_heads:
-        raise ValueError(f"text_heads={text_heads} does not divide the text width {width}")
+        raise wrong_option("text_heads", text_heads, f"the text width {width}", verb="does not divide")
     else:
         heads = text_heads
         notes.append(f"text heads: {text_heads}, as given")
@@ -158,11 +160,12 @@ def _read_vit(shapes: Shapes, notes: list[str], head_width: int | None) -> dict[
     positions, _ = shape_of(shapes, "visual.positional_embedding", 2)
     size = side_of(positions - 1, "visual.positional_embedding") * patch
     if head_width is None and width > _WIDEST_REGULAR:
-        raise ValueError(
-            f"the vision tower is {width} wide: above {_WIDEST_REGULAR} the attention heads of published "
-            f"models are not {HEAD_WIDTH} wide (ViT-H 80, ViT-g 88, ViT-bigG 104), and the tensors do not "
-            "show them; pass head_width=N"
+        fix = (
+            f"above {_WIDEST_REGULAR} the attention heads of published models are not {HEAD_WIDTH} wide "
+            "(ViT-H 80, ViT-g 88, ViT-bigG 104), and the tensors do not show them; pass ",
+            Argument("head_width"),
         )
+        raise InputError(Problem("", None, f"the vision tower is {width} wide", fix, verb=""))
     heads = _heads(width, head_width, "vision", "head_width")
     layers = count_blocks(shapes, r"visual\.transformer\.resblocks\.(\d+)\.")
     notes.append(
@@ -226,12 +229,11 @@ def _mlp_ratio(shapes: Shapes, tower: str, width: int) -> float:
 
 def _heads(width: int, head_width: int | None, tower: str, option: str) -> int:
     if head_width is None and width % HEAD_WIDTH:
-        raise ValueError(
-            f"the {tower} tower is {width} wide, no multiple of {HEAD_WIDTH}: the tensors do not show the "
-            f"number of heads, pass {option}=N"
-        )
+        found = f"the {tower} tower is {width} wide, no multiple of {HEAD_WIDTH}"
+        fix = ("the tensors do not show the number of heads, pass ", Argument(option))
+        raise InputError(Problem("", None, found, fix, verb=""))
     if head_width is not None and width % head_width:
-        raise ValueError(f"{option}={head_width} does not divide the {tower} width {width}")
+        raise wrong_option(option, head_width, f"the {tower} width {width}", verb="does not divide")
     return width // (head_width or HEAD_WIDTH)
 
 

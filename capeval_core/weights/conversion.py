@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from capeval_core.errors import in_file
 from capeval_core.options import Settings, option
 from capeval_core.weights.catalogue import (
     CLIP_MEAN,
@@ -154,12 +155,13 @@ class Conversion(Settings, ABC):
 @contextmanager
 def naming(files: Sequence[Path], title: str) -> Iterator[None]:
     """Let errors name the files that are converted."""
+    names = " and ".join(map(str, files[:2]))
     try:
         yield
-    except (ValueError, KeyError) as error:
-        missing = f"not a complete {title}: {error.args[0]!r} is missing"
-        problem = missing if isinstance(error, KeyError) else error
-        raise ValueError(f"{' and '.join(map(str, files[:2]))}: {problem}") from error
+    except KeyError as error:
+        raise ValueError(f"{names}: not a complete {title}: {error.args[0]!r} is missing") from error
+    except ValueError as error:
+        raise in_file(names, error) from error
 
 
 def without_prefix(

@@ -116,7 +116,7 @@ def open_foreign_weights(
 
 
 def needs_transformers(
-    what: str, missing: ImportError, without: str, packages: str = "transformers"
+    what: str, missing: ImportError, without: str, error: type[WeightsError] = WeightsError
 ) -> WeightsError:
     """The error that says what to install where transformers, or a package that it needs, is missing."""
-    return WeightsError(f"{what} needs transformers ({missing}): pip install {packages}. {without}")
+    return error(f"{what} needs transformers ({missing}): pip install transformers sentencepiece. {without}")

@@ -92,25 +92,25 @@ def encode_texts(
     Raises:
         ValueError: a `PhraseSource` of the user that does not give each text its phrases.
     """
-    found = source.phrases(texts)
-    without = sum(not of_text.phrases for of_text in found)
-    if len(found) != len(texts) or without:
+    parsed = source.phrases(texts)
+    without = sum(not of_text.phrases for of_text in parsed)
+    if len(parsed) != len(texts) or without:
         raise ValueError(
-            f"phrases={source.name!r} gave {len(texts)} texts {len(found)} results, {without} of them "
+            f"phrases={source.name!r} gave {len(texts)} texts {len(parsed)} results, {without} of them "
             "without a phrase: expected one for each, and the text itself where there is no phrase in it"
         )
-    phrases = [of_text.phrases for of_text in found]
+    phrases = [of_text.phrases for of_text in parsed]
     encoded = encoder.encode_texts([*texts, *(phrase for own in phrases for phrase in own)], **settings)
     n, truncated = len(texts), np.array(encoded.truncated, dtype=np.int64)
     owner = np.repeat(np.arange(n), [len(own) for own in phrases])
     truncated_phrases = np.bincount(owner, truncated[n:], n).astype(np.int64)
-    truncated_sentences = np.array([of_text.truncated for of_text in found], dtype=np.int64)
+    truncated_sentences = np.array([of_text.truncated for of_text in parsed], dtype=np.int64)
     return EncodedTexts(
         phrases=phrases,
         text_features=encoded.features[:n],
         phrase_features=encoded.features[n:],
         truncated=truncated[:n] + truncated_phrases + truncated_sentences,
-        fallback=np.array([of_text.fallback for of_text in found], dtype=np.int64),
+        fallback=np.array([of_text.fallback for of_text in parsed], dtype=np.int64),
     )
 
 
