@@ -93,17 +93,8 @@ def _pool_of(row: Any, index: int, empty: str, problems: Problems) -> list[str]:
         fix = f"pass the list of its candidates, [{short!r}, ...]"
         problems.add(Problem("captions", index, "a single string", fix, kind=TypeError))
         return []
-    fix = "every image needs at least one candidate"
-    if row is None:
-        problems.add(Problem("captions", index, "None", fix))
-        return []
-    values = as_list(row)
-    if values is None:
-        expected = "expected a list of candidate captions"
-        problems.add(Problem("captions", index, described(row), expected, kind=TypeError))
-        return []
-    if not values:
-        problems.add(Problem("captions", index, "empty", fix))
+    needed, expected = "every image needs at least one candidate", "a list of candidate captions"
+    values = _values_of(row, "captions", index, needed, expected, problems)
     return _texts_of(values, "captions", index, "write a caption, leave it out", empty, problems)
 
 
@@ -144,18 +135,21 @@ def _references_of(row: Any, index: int, empty: str, problems: Problems) -> list
     if isinstance(row, str):
         text = _text_of(row, "references", index, "write the reference", empty, problems)
         return [] if text is None else [text]
-    fix = "every caption needs at least one reference"
-    if row is None:
-        problems.add(Problem("references", index, "empty", f"{fix}, found None"))
-        return []
-    values = as_list(row)
-    if values is None:
-        expected = "expected a list of strings or one string"
-        problems.add(Problem("references", index, described(row), expected, kind=TypeError))
-        return []
-    if not values:
-        problems.add(Problem("references", index, "empty", fix))
+    needed, expected = "every caption needs at least one reference", "a list of strings or one string"
+    values = _values_of(row, "references", index, needed, expected, problems)
     return _texts_of(values, "references", index, "write the reference or leave it out", empty, problems)
+
+
+def _values_of(
+    row: Any, argument: str, index: int, needed: str, expected: str, problems: Problems
+) -> list[Any]:
+    """The values of a row that should hold several texts; problems are noted."""
+    values = None if row is None else as_list(row)
+    if row is None or values == []:
+        problems.add(Problem(argument, index, "None" if row is None else "empty", needed))
+    elif values is None:
+        problems.add(Problem(argument, index, described(row), f"expected {expected}", kind=TypeError))
+    return values or []
 
 
 def _rows_of(value: Any, argument: str, of: str, problems: Problems) -> list[Any] | None:

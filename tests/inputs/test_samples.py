@@ -145,7 +145,7 @@ def test_references_that_are_not_needed_are_not_looked_at() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (None, "references[2] is empty: every caption needs at least one reference, found None"),
+        (None, "references[2] is None: every caption needs at least one reference"),
         ([], "references[2] is empty: every caption needs at least one reference"),
         ("", f"references[2] is empty: write the reference or {EMPTY_MEND}"),
         (5, "references[2] is the number 5: expected a list of strings or one string"),
@@ -291,7 +291,7 @@ def test_all_problems_come_at_once() -> None:
         "captions[2] is the number 5: expected a string",
         "len(captions)=3 but len(images)=2: give one image per caption, and repeat it for further captions",
         "references[1] is empty: every caption needs at least one reference",
-        "references[2] is empty: every caption needs at least one reference, found None",
+        "references[2] is None: every caption needs at least one reference",
         "images[1]: there is no file 'no.jpg'",
     ]
 
