@@ -154,7 +154,7 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     assert len(published.hub.requests) == requests
     published.hub.faults.clear()
     (warned,) = cut_off[0].pop("warned")
-    assert "HTTP status 503" in warned and f"weights='{WEIGHTS}@{second}'" in warned
+    assert "HTTP status 503" in warned and f"pass '{WEIGHTS}@{second}'" in warned
     cut_off[0]["warned"] = []
     assert cut_off == on_purpose == [moved, stayed]
 
