@@ -125,11 +125,11 @@ class AlphaClipConversion(Conversion):
             if key in tower and tower[key].shape != tensor.shape
         ]:
             found = (f"{path} was not ", Setting("base", fspath(self.base), "tuned from "))
-            fix = (
+            difference = (
                 f"{len(differing)} tensors of the image towers have different shapes, "
                 f"{name_some(differing, 2)}{_guess(tower)}"
             )
-            raise InputError(Problem("", None, found, fix, verb=""))
+            raise InputError(Problem("", None, found, difference, verb=""))
         return name, base
 
     def _base_file(self, path: Path, empty: Empty) -> Release:

@@ -208,8 +208,8 @@ class Blip2Conversion(Conversion):
             words.append(_DEC)  # the start mark of captioning, which BLIP-2 adds to BERT's words
         if len(words) != rows:
             found = f"{len(words)} words, but the model has {rows}, {_DEC} included"
-            fix = "pass that of bert-base-uncased"
-            raise wrong_option("vocabulary", self.vocabulary, found, fix, verb="has")
+            other = "pass that of bert-base-uncased"
+            raise wrong_option("vocabulary", self.vocabulary, found, other, verb="has")
         notes.append(f"words: {file.name}, sha256 {sha256_of(file)[:12]}...")
         return words
 
