@@ -20,6 +20,7 @@ from torch import Tensor
 
 from capeval_core.matching import slices
 from capeval_core.matching.checks import Checks
+from capeval_core.matching.cosine import harmonic_mean
 from capeval_core.matching.paths import PathName, find_path, matching_device
 from capeval_core.matching.sets import Best, OddRowError, Pairs, Sets, expand
 from capeval_core.models.device import exact_float32
@@ -229,9 +230,7 @@ class _Side:
 
 def _means(x_side: _Side, y_side: _Side, maxima: bool, indices: bool) -> GreedyMatch:
     """What all pairs come to."""
-    both = (x_side.means > 0) & (y_side.means > 0)
-    product, total = x_side.means * y_side.means, x_side.means + y_side.means
-    f = torch.where(both, 2 * product / torch.where(both, total, 1), 0)
+    f = harmonic_mean(x_side.means.clamp(min=0), y_side.means.clamp(min=0))
     dtype = x_side.sets.scale.dtype
     kept = maxima or indices
     return GreedyMatch(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.samples import Samples
-from capeval_core.matching.cosine import grouped_cosine, paired_cosine
+from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
@@ -50,10 +50,7 @@ def ref_pac_score(pac: Doubles, reference_cosine: Doubles, *, released: bool = F
     >>> ref_pac_score(np.array([0.8, 0.8]), np.array([0.8, -0.2]))
     array([0.8, 0. ])
     """
-    nearest = reference_cosine if released else np.maximum(reference_cosine, 0)
-    product, total = 2 * pac * nearest, pac + nearest
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where((product == 0) & (total == 0), 0.0, product / total)
+    return harmonic_mean(pac, reference_cosine if released else np.maximum(reference_cosine, 0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
