@@ -170,6 +170,7 @@ class _Flight:
     def __init__(self, encoding: Encoding, cache: FeatureCache, threads: ThreadPoolExecutor) -> None:
         self.encoding, self.cache, self.threads = encoding, cache, threads
         self.entries: WeakValueDictionary[tuple[str, ...], _Entry] = WeakValueDictionary()
+        self.owners: WeakValueDictionary[str, _Entry] = WeakValueDictionary()  # by each of their keys
         self.in_order: deque[tuple[Item, str, _Entry]] = deque()
         self.preparing: deque[tuple[_Entry, Future[Units | ImageError]]] = deque()
         self.batch: _Batch = []
@@ -191,25 +192,37 @@ class _Flight:
         for item, future in read:
             content = future.result()
             if isinstance(content, ImageError):
-                entry, content = _Entry(item, (), error=content), ""
-            else:
-                keys = self.encoding.keys(content, item[1])
-                equal = self.entries.get(keys)
-                entry = equal or self.entries.setdefault(keys, _Entry(item, keys))
-                if equal is None:
-                    new.append(entry)
+                self.in_order.append((item, "", _Entry(item, (), error=content)))
+                continue
+            keys = self.encoding.keys(content, item[1])
+            entry = self.entries.get(keys)
+            if entry is None:
+                shared = {key: owner for key in keys if (owner := self.owners.get(key))}
+                if not all(owner.done for owner in shared.values()):
+                    # Some of its arrays are being computed for another item: they are waited for.
+                    yield from self._prepare(new)
+                    yield from self._rest()
+                    new = []
+                entry = self.entries.setdefault(keys, _Entry(item, keys))
+                entry.arrays.update({key: o.arrays[key] for key, o in shared.items() if key in o.arrays})
+                self.owners.update(dict.fromkeys(keys, entry))
+                new.append(entry)
             self.in_order.append((item, content, entry))
-        stored = self.cache.get({key: None for entry in new for key in entry.keys})
+        yield from self._prepare(new)
+        if len(self.in_order) > _IN_FLIGHT:
+            yield from self._rest()
+        yield []
+
+    def _prepare(self, entries: list[_Entry]) -> Iterator[_Batch]:
+        """Look items up in the cache, and prepare those that are not there."""
+        stored = self.cache.get({key: None for entry in entries for key in entry.keys})
         ahead = 2 * self.encoding.size.size if self.encoding.ahead is None else self.encoding.ahead
-        for entry in new:
+        for entry in entries:
             entry.arrays.update({key: stored[key] for key in entry.keys if key in stored})
             if not entry.done:
                 self.preparing.append((entry, self.threads.submit(self._prepared, entry)))
             while len(self.preparing) > ahead:
                 yield from self._fill(*self.preparing.popleft())
-        if len(self.in_order) > _IN_FLIGHT:
-            yield from self._rest()
-        yield []
 
     def _rest(self) -> Iterator[_Batch]:
         """What is left, in batches that need not be full."""

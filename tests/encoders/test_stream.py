@@ -337,6 +337,23 @@ def test_an_image_runs_once_and_its_texts_packed_by_length() -> None:
     assert run(texts) == expected and encoder.images == [2, 1] and encoder.pairs == [[3]]
 
 
+def test_equal_images_with_other_texts_share_their_pairs() -> None:
+    encoder = Sums()
+    texts: list[list[Ids]] = [[(1,), (2, 3)], [(4,)], [(2, 3), (5,)], [(5,), (1,)]]
+    images = [InputImage.of(grey(i), f"images[{n}]") for n, i in enumerate((10, 11, 10, 10))]
+    items = [(image, Tokens(own, [0] * len(own))) for image, own in zip(images, texts, strict=True)]
+    parts = encode_stream(
+        items, Pairs(encoder, BatchSize(2, automatic=True), None).encoding(), FeatureCache(0)
+    )
+    found = [each for part in parts for each in part]
+    for value, own, each in zip((10, 11, 10, 10), texts, found, strict=True):
+        assert each.arrays is not None
+        sums = [each.arrays[encoder.pair_key(each.content, ids)][0] for ids in own]
+        assert sums == [value + sum(ids) for ids in own]
+    assert sorted(length for lengths in encoder.pairs for length in lengths) == [1, 1, 1, 2]
+    assert encoder.images == [2, 1]  # the third has a text that the first has not; the fourth has none
+
+
 def test_forwards_are_counted() -> None:
     with count_forwards() as outer:
         flat(Model().run([InputImage.of(grey(i % 20)) for i in range(30)]))
