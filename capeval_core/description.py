@@ -112,5 +112,5 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
 
 
 def licence_in_words(weights: WeightsEntry) -> str:
-    """The licence of weights; silence of their authors is no permission, so it is said."""
+    """The licence of weights; `not stated` if their authors state none, which is no permission."""
     return weights.licence or "not stated"
