@@ -22,12 +22,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 import capeval_core
 from capeval_core.cache import FeatureCache
+from capeval_core.inputs.samples import check_samples
 from capeval_core.registry import METRICS
 from capeval_core.row_store import RowStore, check_folder, read_shard, write_shard
-from capeval_core.rows import COMMON, canonical, content_key, row_schema
+from capeval_core.rows import COMMON, RowCollector, canonical, content_key, row_schema
 from tests.small_disk import fill
 
 SCHEMA = row_schema(pa.field("cosine", pa.float32()), pa.field("near", pa.list_(pa.float32())))
@@ -110,10 +112,16 @@ def test_failures_are_not_kept_and_hide_what_they_replace(tmp_path: Path) -> Non
 
 
 def test_rows_are_written_when_an_error_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), opened(tmp_path) as store:
-        store.append(rows(0), ["c0"])
+    samples = check_samples(["a", "b"], [np.zeros((8, 8, 3), np.uint8)] * 2, needs_references=False)
+    collector = RowCollector(samples, SCHEMA, opened(tmp_path), tqdm(disable=True), refuse_errors=True)
+    with pytest.raises(KeyboardInterrupt), collector:
+        collector.add(rows(0))
         raise KeyboardInterrupt
-    assert kept(tmp_path) == {0: (0.5, "c0")}
+    assert kept(tmp_path) == {0: (0.5, content_key(samples, 0))}
+    collector = RowCollector(samples, SCHEMA, opened(tmp_path), tqdm(disable=True), refuse_errors=True)
+    assert [window.captions for window in collector.windows()] == [["b"]]
+    with pytest.raises(ValueError, match="it broke"), collector:
+        collector.add(rows(1, error="it broke"))
 
 
 def test_rows_are_reused_for_the_same_content_only(tmp_path: Path) -> None:
