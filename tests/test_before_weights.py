@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import capeval_core
-from capeval_core.registry import metric_class
+from capeval_core.registry import METRICS, metric_class
 from capeval_core.reranking import Reranker
 from tests.counting import counted
-from tests.test_contract import EVERY, opened, score
+from tests.test_contract import opened, score
+
+EVERY = pytest.mark.parametrize("name", METRICS)
 
 ABSENT = "./no-such-weights"
 """Weights that lie on no disk and on no Hub: messages that do not name them came first."""
@@ -27,12 +29,12 @@ def refusal(call: Callable[[], object]) -> str:
 @EVERY
 def test_options_are_checked_before_weights_are_opened(name: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    for options, said in (
+    for options, message in (
         ({"rows": tmp_path}, "is a folder of something else"),
         ({"rows": tmp_path / "notes.txt"}, "is a file"),
         ({"device": "cuda:77"}, "device='cuda:77'"),
     ):
-        assert said in refusal(lambda o=options: capeval_core.load(name, weights=ABSENT, **o))  # type: ignore[misc]
+        assert message in refusal(lambda o=options: capeval_core.load(name, weights=ABSENT, **o))  # type: ignore[misc]
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_weights_are_opened(tmp_path: Path) -> None:
@@ -62,10 +64,10 @@ def test_rows_of_a_call_are_checked_before_images_are_read(
 ) -> None:
     (tmp_path / "rows").write_text("mine")
     metric = opened(name, weights)
-    with counted(metric.encoder) if hasattr(metric, "encoder") else nullcontext() as seen:
+    with counted(metric.encoder) if hasattr(metric, "encoder") else nullcontext() as count:
         message = refusal(lambda: score(metric, images, rows=tmp_path / "rows"))
     assert "is a file: pass a folder for the rows" in message
-    assert seen is None or seen.images == seen.texts == 0
+    assert count is None or count.images == count.texts == 0
     missing = [Path("no-such.png")] * len(images)
     message = refusal(lambda: score(metric, missing, rows=tmp_path / "rows"))
     assert "is a file: pass a folder for the rows" in message and "no-such" not in message

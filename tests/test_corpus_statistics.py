@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from capeval_core.commands.flags import add_flags
 
 import capeval_core
+from capeval_core.commands.arguments import add_flags
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations import CaptionMetrics, reward

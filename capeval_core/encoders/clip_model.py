@@ -120,7 +120,7 @@ def config_problems(config: dict[str, Any]) -> list[str]:
 
 
 def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
-    """How many token ids weights read, told by their config alone; None where only opening them tells."""
+    """The context length of weights by their config alone; None where it shows only when they are opened."""
     name = os.fspath(weights)
     if entry_of(name.partition("@")[0]) is not None and not Path(name).is_dir():
         return _USUAL

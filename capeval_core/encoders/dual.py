@@ -15,7 +15,7 @@ _CLASSES: tuple[type[DualEncoder], ...] = (ClipEncoder, OpenClipEncoder, EvaClip
 
 
 def dual_class(folder: WeightsFolder) -> type[DualEncoder]:
-    """The encoder that a weights folder is for, told by its config.
+    """The encoder class of a weights folder, by its config.
 
     Raises:
         WeightsError: it is no dual encoder that is known here.

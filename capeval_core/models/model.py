@@ -205,7 +205,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
     @classmethod
     def fingerprint_of(cls, folder: WeightsFolder) -> str:
-        """The fingerprint that a folder's encoder will have, told without reading its tensors.
+        """The fingerprint of a folder's encoder, without reading its tensors.
 
         Raises:
             WeightsError: as for `open`, as far as the config tells.

@@ -432,7 +432,7 @@ def test_one_caption_at_a_time_is_checked_too(load: Load) -> None:
         module.add(prediction=["a"], image=image(), reference="b")
     with pytest.raises(ValueError, match=re.escape("images[0] is None: every caption needs an image")):
         module.add(prediction="a", reference="b")
-    with pytest.raises(ValueError, match=re.escape("references[0] is empty: every caption needs")):
+    with pytest.raises(ValueError, match=re.escape("references[0] is None: every caption needs")):
         module.add(prediction="a", image=image())
     with pytest.raises(TypeError, match="pass image or images, not both"):
         module.add(prediction="a", image=image(), images=image(), reference="b")

@@ -115,7 +115,7 @@ def test_checkpoints_that_are_not_sam_are_refused(original: dict[str, torch.Tens
     strange = {name.replace("patch_embed", "stem"): x for name, x in original.items()}
     short = {name: x for name, x in original.items() if "layers.1.norm4" not in name}
     for content, message in (
-        (encoder, "l2.pt has no mask decoder: pass decoder='Prompt_guided_Mask_Decoder.pt'"),
+        (encoder, 'l2.pt has no mask decoder: pass decoder="Prompt_guided_Mask_Decoder.pt"'),
         (decoder, "has no image encoder: give mobile_sam.pt, l2.pt or a SAM"),
         ({"a.b": torch.ones(1)}, "is no SAM: expected names that begin with image_encoder.* found 'a.b'"),
         (original | {"head.x": torch.ones(1)}, "is no SAM: .* found 'head.x'"),

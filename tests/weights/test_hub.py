@@ -101,7 +101,7 @@ def test_repositories_that_the_hub_does_not_have(online: tuple[dict[str, Any], H
         "org/gated": ["'org/gated'", "gated", "hf auth login"],
         "org/bare": ["'org/bare'", "model.safetensors"],
         "org/nothing": ["'org/nothing'", "config.json"],
-        "org/missing": ["'org/missing'", "no such repository", "pass weights='tiny'"],
+        "org/missing": ["'org/missing'", "no such repository", 'pass weights="tiny"'],
         PACS_B32.repository: [
             repr(PACS_B32.repository),
             "no such repository",

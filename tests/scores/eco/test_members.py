@@ -15,7 +15,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.dual import dual_class, whole_images
+from capeval_core.encoders.dual import dual_class
 from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.scores.eco.members import PRESETS, member_names
 from capeval_core.weights.catalogue import ECO_MEMBERS
@@ -157,7 +157,7 @@ def test_dual_encoders_of_every_make_are_members(
     values = np.array(metric.encode_all(samples)["values"].to_pylist())[:, 0]
     encoder = dual_class(metric.members[1].folder).open(metric.members[1].folder, device="cpu")
     text_features = encoder.encode_texts(samples.captions).features
-    image_features = np.concatenate([part.features for part in whole_images(encoder, samples.images)])
+    image_features = np.concatenate([part.features for part in encoder.encode_images(samples.images)])
     assert encoder.kind == kind
     cosines = cosines_of(image_features, text_features)
     assert np.allclose(values, cosines, atol=1e-5)
