@@ -43,7 +43,8 @@ def test_the_value_is_the_members_own_cosine(matcher: str, scenes: Any) -> None:
     assert np.allclose(values[:, 0], cosines, atol=1e-6)
     images = [samples.images[row] for row, c in enumerate(samples.candidates) if c == 0]
     matches = list(blip2.match(images, scenes[0], cache=FeatureCache(0)))
-    assert np.allclose(values[:, 1], np.concatenate([match.itc for match in matches]), atol=1e-6)
+    contrast = [best_query_cosine(match.queries, match.text_features) for match in matches]
+    assert np.allclose(values[:, 1], np.concatenate(contrast), atol=1e-6)
     assert np.allclose(rows["itm"], np.concatenate([match.itm for match in matches]), atol=1e-6)
 
 
