@@ -17,6 +17,7 @@ from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.dual import dual_class
 from capeval_core.encoders.eva_clip import EvaClipEncoder
+from capeval_core.matching.cosine import best_query_cosine
 from capeval_core.scores.eco.members import PRESETS, member_names
 from capeval_core.weights.catalogue import ECO_MEMBERS
 from capeval_core.weights.folder import WeightsError
