@@ -1,0 +1,61 @@
+"""A room imports only from the rooms before it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import capeval_core
+
+PACKAGE = Path(capeval_core.__file__).parent
+ORDER = (
+    "inputs", "weights", "models", "regions", "phrases", "encoders", "matching", "reports", "scores",
+    "publishing", "integrations", "commands",
+)  # fmt: skip
+SIDE_BY_SIDE = {"regions": {"phrases"}, "phrases": {"regions"}}
+SHARED = {"errors", "values", "options", "cache", "writing", "ragged", "demo", "_version"}
+"""Files beside the rooms that any room may import; the others are the contract, for scores and doors."""
+LAST_WITHOUT_THE_CONTRACT = ORDER.index("reports")
+
+
+def imported(path: Path) -> set[str]:
+    """Rooms and files of the package that a module imports, also within functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("capeval_core."):
+            names.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            names |= {
+                alias.name.split(".")[1] for alias in node.names if alias.name.startswith("capeval_core.")
+            }
+    return names
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_a_room_imports_only_from_its_left(room: str) -> None:
+    position = ORDER.index(room)
+    allowed = {*ORDER[: position + 1], *SHARED} - SIDE_BY_SIDE.get(room, set())
+    if position > LAST_WITHOUT_THE_CONTRACT:
+        files = {path.stem for path in PACKAGE.glob("*.py")}
+        allowed |= files - set(ORDER)
+    for path in (PACKAGE / room).rglob("*.py"):
+        assert imported(path) <= allowed, path.relative_to(PACKAGE)
+
+
+def test_every_room_has_its_place() -> None:
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms - {"demo", "hub_cards", "hub_metrics"} == set(ORDER)
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "encoders").glob("*.py")), ids=lambda path: path.name)
+def test_encoders_name_no_metric(path: Path) -> None:
+    from capeval_core.registry import METRICS
+
+    constants = {
+        node.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert not constants & METRICS.keys()
