@@ -2,8 +2,8 @@
 
     python -m tools.hops
 
-Counted are the functions on the call stack when the network first runs on an item, from `score` down, and those
-that prepare it in a thread.
+Counted are the functions on the call stack when the network first runs on an item, from `score` down, and
+those that prepare it in a thread.
 """
 
 from __future__ import annotations

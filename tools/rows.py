@@ -3,8 +3,8 @@
     python -m tools.rows store FILE
     python -m tools.rows compare OLD NEW [OLD_NAME=NEW_NAME ...]
 
-The input is drawn from a seed: images of several sizes, equal and turned ones, one that cannot be read; empty and
-truncated captions; ragged references. Names are those of columns and parts that were renamed.
+The input is drawn from a seed: images of several sizes, equal and turned ones, one that cannot be read; empty
+and truncated captions; ragged references. Names are those of columns and parts that were renamed.
 """
 
 from __future__ import annotations
