@@ -127,11 +127,6 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
         self._automatic_texts = BatchSize(2048 if on_cpu else 65_536, automatic=True)  # in tokens
 
     @classmethod
-    def reads(cls, folder: WeightsFolder) -> bool:
-        """Whether a weights folder says that it is a BLIP-2: this library's, or one of transformers'."""
-        return folder.config.get("encoder") == cls.kind or folder.config.get("model_type") == "blip-2"
-
-    @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         if "model_type" in folder.config:
             config = translate_transformers(folder)
