@@ -144,7 +144,8 @@ class PrecomputedRegions(RegionSource):
             else "images without a file name take theirs from PrecomputedRegions.of(images, masks), in "
             "capeval_core.regions.precomputed"
         )
-        found = f"no precomputed masks of {image.name} (there are masks of {len(self._masks)} images: {ids})"
+        known = f"there are masks of {len(self._masks)} images: {ids}"
+        found = f"there are no precomputed masks of {image.name} ({known})"
         raise RegionsError(Problem(image.where, None, found, fix, verb=""))
 
 
