@@ -26,7 +26,6 @@ STAMP = "stamp.json"
 _CHECKSUM = "checksum"  # of the other entries of stamp.json
 _NOTE = b"capeval_stamp"  # key of the stamp in a shard's metadata
 _SHARD = re.compile(r"\d{20}-([0-9a-f]{32})\.parquet")  # time of writing, digest of the file
-_UNCHECKED = re.compile(r"\d{20}-[0-9a-f]{8}\.parquet")  # of earlier versions: a name without a digest
 _CONTENT = "content"
 _NEVER_NULL = (*(spec.name for spec in COMMON if spec.name != "error"), _CONTENT)
 
@@ -260,8 +259,6 @@ def read_shard(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     Raises:
         DamagedError: the file is not as it was written.
     """
-    if _UNCHECKED.fullmatch(path.name):
-        raise DamagedError("was written by an earlier version, without a digest to check it by")
     named = _SHARD.fullmatch(path.name)
     if named is None or not path.is_file():
         raise DamagedError("is not a file of rows by its name")
@@ -315,7 +312,7 @@ def is_foreign(folder: Path) -> bool:
     others = [
         path
         for path in folder.iterdir()
-        if not (path.suffix == PARTIAL or _SHARD.fullmatch(path.name) or _UNCHECKED.fullmatch(path.name))
+        if not (path.suffix == PARTIAL or _SHARD.fullmatch(path.name))
         and not (path.name == STAMP and path.is_file())
     ]
     return bool(others) and (

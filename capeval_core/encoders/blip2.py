@@ -31,6 +31,7 @@ from capeval_core.encoders.blip2_model import (
 )
 from capeval_core.encoders.clip import rows_of
 from capeval_core.encoders.pairs import Pairs
+from capeval_core.encoders.preprocessing import normalised
 from capeval_core.encoders.stream import (
     Encoded,
     Encoding,
@@ -276,12 +277,10 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
         return int(self.config["architecture"]["image_text_hidden_size"])
 
     def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
-        preprocessing = self.config["preprocessing"]
-        mean, std = (
-            torch.tensor(preprocessing[key], dtype=torch.float32, device=self.device).view(3, 1, 1)
-            for key in ("mean", "std")
+        scaling = self.config["preprocessing"]
+        return normalised(
+            torch.from_numpy(pixels).to(self.device).float() / 255, scaling["mean"], scaling["std"]
         )
-        return (torch.from_numpy(pixels).to(self.device).float() / 255 - mean) / std
 
     @torch.inference_mode()
     def states(self, pixels: NDArray[np.uint8]) -> Tensor:

@@ -130,22 +130,14 @@ class HiceExplanation(dict[str, Any]):
         """
         return self._drawable(threshold)._outlined().drawn(width)
 
-    def image(self) -> Image:
-        """The image, decoded as for the metric. Raises ImageError."""
-        return self._image.load()
-
-    def masks(self) -> Regions | None:
-        """The masks of `regions`, None where there is no score."""
-        return self._masks
-
     def _drawable(self, threshold: float | None) -> HiceExplanation:
         if "error" in self:
             raise ValueError(f"there is no score to draw: {self['error']}")
         return self if threshold is None else self.with_threshold(threshold)
 
     def _outlined(self) -> OutlinedImage:
-        image = self.image()
-        regions = self.masks() or Regions.of([], size=(image.height, image.width))
+        image = self._image.load()
+        regions = self._masks or Regions.of([], size=(image.height, image.width))
         return OutlinedImage(image, regions, region_marks(self.regions), visible=tuple(self["square"]))
 
     def __reduce__(self) -> tuple[Any, ...]:
