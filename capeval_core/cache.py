@@ -139,6 +139,9 @@ def kind_of(key: str) -> str:
     return parts[2] if len(parts) == 4 else ""
 
 
+_RUN = ""  # a key that stands where the current run begins, as what is used moves to the end
+
+
 class RecentFeatures(FeatureCache):
     """Cache of the features of the current run and of the one before, however many.
 
@@ -157,27 +160,14 @@ class RecentFeatures(FeatureCache):
 
     def __init__(self) -> None:
         super().__init__(max_bytes=sys.maxsize)
-        self._used: set[str] = set()
-
-    def get(self, keys: Iterable[str]) -> dict[str, Floats]:
-        """The features of these keys; a key without features is left out."""
-        features = super().get(keys)
-        with self._lock:
-            self._used.update(features)
-        return features
-
-    def put(self, rows: Mapping[str, Floats]) -> None:
-        """Keep these features, float32 arrays of any shape."""
-        super().put(rows)
-        with self._lock:
-            self._used.update(rows)
+        self._remember({_RUN: np.empty(0, dtype=np.float32)})
 
     def forget_unused(self) -> None:
         """End a run: forget features that were neither read nor put since the end of the last one."""
         with self._lock:
-            for key in self._rows.keys() - self._used:
+            while (key := next(iter(self._rows))) != _RUN:
                 self._bytes -= _cost(key, self._rows.pop(key))
-            self._used.clear()
+            self._rows.move_to_end(_RUN)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RecentFeatures, ()
@@ -222,8 +212,6 @@ class _Disk:
                 "CREATE TABLE IF NOT EXISTS checked_features "
                 "(key TEXT PRIMARY KEY, shape TEXT, value BLOB, digest BLOB) WITHOUT ROWID"
             )
-            # The table of earlier versions, whose features nothing tells from damaged ones.
-            self._connection.execute("DROP TABLE IF EXISTS features")
         except sqlite3.DatabaseError as error:
             if _is_damage(error):
                 raise
@@ -261,11 +249,8 @@ class _Disk:
                     np.frombuffer(value, dtype="<f4").astype(np.float32).reshape(json.loads(shape))
                 )
         if damaged:
-            warnings.warn(
-                f"cache: {damaged:,} {'feature' if damaged == 1 else 'features'} in {self._file} "
-                f"{'is' if damaged == 1 else 'are'} damaged and computed again",
-                stacklevel=4,
-            )
+            found = f"cache: damaged features in {self._file}, computed again: {damaged:,}"
+            warnings.warn(found, stacklevel=4)
         return features
 
     def put(self, rows: Mapping[str, Floats]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from capeval_core.metric import CaptionMetric
 from capeval_core.reranking import Reranker
@@ -66,49 +66,41 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
     """
     low, high = metric.range
     citation, _, address = metric.paper.rpartition(" ")
+    of_pools = issubclass(metric, Reranker)
     inputs = {
         "predictions": "captions, one string per row.",
-        "images": _IMAGES.format("caption"),
+        "images": _IMAGES.format("pool" if of_pools else "caption"),
         "references": "per caption a list of texts, or one text; any number each.",
         "per_caption": "`compute` also gives scores, parts and errors per caption, the signature and counts.",
     }
+    if of_pools:
+        inputs["predictions"] = "pools, per image a list of candidate captions, any number each."
+        inputs["per_caption"] = (
+            "`compute` also gives per image the choice, its score and those of every candidate, errors, the "
+            "signature and counts."
+        )
     if not metric.needs_references:
         del inputs["references"]
-    described = MetricDescription(
+    compared = "its image and its references" if metric.needs_references else "its image"
+    return MetricDescription(
         name=metric.name,
         title=metric.title,
         summary=metric.summary,
-        command="score",
-        range=f"{low:.3g} to {high:.3g}",
+        command="rerank" if of_pools else "score",
+        range="relative" if of_pools else f"{low:.3g} to {high:.3g}",
         better=f"{'higher' if metric.higher_is_better else 'lower'} is better",
         references=f"{'with' if metric.needs_references else 'without'} references",
         media=", ".join(metric.media),
-        compares="its image and its references" if metric.needs_references else "its image",
-        mean="captions that have a score",
+        compares="its image and the other candidates" if of_pools else compared,
+        mean="chosen captions" if of_pools else "captions that have a score",
         inputs=inputs,
-        predictions="...",
+        predictions="[...], ..." if of_pools else "...",
         weights=metric.default_weights.repository if metric.default_weights else "none",
         licence=licence_in_words(metric.default_weights) if metric.default_weights else "none needed",
         citation=citation.rstrip(","),
         address=address,
+        relative=metric.relative if issubclass(metric, Reranker) else None,
     )
-    if issubclass(metric, Reranker):
-        return replace(
-            described,
-            command="rerank",
-            range="relative",
-            compares="its image and the other candidates",
-            mean="chosen captions",
-            inputs={
-                "predictions": "pools, per image a list of candidate captions, any number each.",
-                "images": _IMAGES.format("pool"),
-                "per_caption": "`compute` also gives per image the choice, its score and those of every "
-                "candidate, errors, the signature and counts.",
-            },
-            predictions="[...], ...",
-            relative=metric.relative,
-        )
-    return described
 
 
 def licence_in_words(weights: WeightsEntry) -> str:

@@ -129,11 +129,14 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
     >>> network_of(open_weights("tiny", metric="eco", tiny="blip2")).__name__
     'Blip2Encoder'
     """
-    if folder.tensor_file.name == OPEN_CLIP_TENSORS:
-        from capeval_core.encoders.dual import dual_class
-
-        return dual_class(folder)
     kind = folder.config.get("encoder")
+    if folder.tensor_file.name == OPEN_CLIP_TENSORS:
+        from capeval_core.encoders.open_clip import is_plain
+        from capeval_core.weights.clip import translate_open_clip
+
+        kind = "clip" if is_plain(translate_open_clip(folder.config)["architecture"]) else "open_clip"
+    elif folder.config.get("model_type") == "blip-2":  # a repository of transformers'
+        kind = "blip2"
     if not isinstance(kind, str) or kind not in NETWORKS:
         raise WeightsError(
             f"weights {folder.name!r}: {CONFIG} has encoder {kind!r}, which is no network here"

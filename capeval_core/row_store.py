@@ -26,7 +26,6 @@ STAMP = "stamp.json"
 _CHECKSUM = "checksum"  # of the other entries of stamp.json
 _NOTE = b"capeval_stamp"  # key of the stamp in a shard's metadata
 _SHARD = re.compile(r"\d{20}-([0-9a-f]{32})\.parquet")  # time of writing, digest of the file
-_UNCHECKED = re.compile(r"\d{20}-[0-9a-f]{8}\.parquet")  # of earlier versions: a name without a digest
 _CONTENT = "content"
 _NEVER_NULL = (*(spec.name for spec in COMMON if spec.name != "error"), _CONTENT)
 
@@ -99,14 +98,13 @@ class RowStore:
 
     def _claim(self) -> None:
         note = self.path / STAMP
-        stored, whole = read_stamp(note)
-        if not whole:
+        whole = from_shards = read_stamp(note)
+        if whole is None:
             from_shards = stamp_of_shards(self.path)
-            stored, whole = read_stamp(note)  # another run may have claimed the folder in the meantime
-        if not whole:
-            if from_shards is not None or (stored is None and note.exists()):
+            whole = read_stamp(note)  # another run may have claimed the folder in the meantime
+            if whole is None and (from_shards is not None or note.exists()):
                 warnings.warn(f"rows: {note} is lost or damaged, it is made again", stacklevel=6)
-            stored = from_shards or stored
+        stored = whole or from_shards
         if stored is not None:
             self._refuse_other_settings(stored, self.path)
         for member in [] if stored is not None else member_stamps(self.path):
@@ -260,8 +258,6 @@ def read_shard(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     Raises:
         DamagedError: the file is not as it was written.
     """
-    if _UNCHECKED.fullmatch(path.name):
-        raise DamagedError("was written by an earlier version, without a digest to check it by")
     named = _SHARD.fullmatch(path.name)
     if named is None or not path.is_file():
         raise DamagedError("is not a file of rows by its name")
@@ -278,19 +274,13 @@ def read_shard(path: Path) -> tuple[pa.Table, dict[str, Any]]:
         raise DamagedError(f"is damaged ({error})") from error
 
 
-def read_stamp(note: Path) -> tuple[dict[str, Any] | None, bool]:
-    """The stamp in a file, None if it is missing or unreadable; and whether it is as it was written."""
+def read_stamp(note: Path) -> dict[str, Any] | None:
+    """The stamp in a file, None if it is missing or not as it was written."""
     try:
-        stamp = dict(json.loads(note.read_bytes())) if note.is_file() else None
+        stamp = dict(json.loads(note.read_bytes())) if note.is_file() else {}
     except (OSError, ValueError, TypeError, RecursionError):
-        return None, False
-    if stamp is None:
-        return None, False
-    checksum = stamp.pop(_CHECKSUM, None)
-    if checksum is None:  # of an earlier version
-        return stamp, False
-    whole = checksum == _digest(_canonical_json(stamp))
-    return (stamp if whole else None), whole
+        return None
+    return stamp if stamp.pop(_CHECKSUM, None) == _digest(_canonical_json(stamp)) else None
 
 
 def stamp_of_shards(folder: Path) -> dict[str, Any] | None:
@@ -305,7 +295,7 @@ def member_stamps(folder: Path) -> Iterator[dict[str, Any]]:
     """Stamps of the folders of rows inside a folder."""
     for below in sorted(folder.iterdir()) if folder.is_dir() else []:
         if below.is_dir():
-            stamp = read_stamp(below / STAMP)[0] or stamp_of_shards(below)
+            stamp = read_stamp(below / STAMP) or stamp_of_shards(below)
             if stamp is not None:
                 yield stamp
 
@@ -315,11 +305,11 @@ def is_foreign(folder: Path) -> bool:
     others = [
         path
         for path in folder.iterdir()
-        if not (path.suffix == PARTIAL or _SHARD.fullmatch(path.name) or _UNCHECKED.fullmatch(path.name))
+        if not (path.suffix == PARTIAL or _SHARD.fullmatch(path.name))
         and not (path.name == STAMP and path.is_file())
     ]
     return bool(others) and (
-        read_stamp(folder / STAMP)[0] is None
+        read_stamp(folder / STAMP) is None
         and stamp_of_shards(folder) is None
         and next(member_stamps(folder), None) is None
     )

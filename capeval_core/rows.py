@@ -7,7 +7,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
 TEXTS_AT_ONCE = 65_536
 """Captions and references that are encoded together, which bounds memory for any number of captions."""
 _TEXTS_BETWEEN_SHARDS = 8_192  # where rows are stored on disk, so that a kill loses less
-_MEANING = "meaning"  # key of a column's metadata
 
 
 def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
     """A column of rows; `meaning` says in the documents what one value is."""
-    return pa.field(name, type, metadata={_MEANING: meaning})
+    return pa.field(name, type, metadata={"meaning": meaning})
 
 
 COMMON = (
@@ -48,29 +46,6 @@ COMMON = (
 def row_schema(*own: pa.Field) -> pa.Schema:
     """The schema of a metric's rows: the common columns, then its own."""
     return pa.schema([*COMMON, *own])
-
-
-@dataclass(frozen=True)
-class ColumnDescription:
-    """One column of rows in words, for the documents."""
-
-    name: str
-    type: str
-    meaning: str
-
-
-def describe_columns(schema: pa.Schema) -> list[ColumnDescription]:
-    """Every column of a row schema with its type and its meaning.
-
-    >>> describe_columns(row_schema())[0]
-    ColumnDescription(name='index', type='int64', meaning='position of the caption in the input')
-    """
-    return [
-        ColumnDescription(
-            spec.name, str(spec.type), (spec.metadata or {}).get(_MEANING.encode(), b"").decode()
-        )
-        for spec in schema
-    ]
 
 
 def common_columns(

@@ -29,7 +29,7 @@ from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class, metric_classes
 from capeval_core.reranking import Reranker
 from capeval_core.result import Result
-from capeval_core.rows import COMMON, describe_columns
+from capeval_core.rows import COMMON
 from capeval_core.weights.catalogue import WeightsEntry
 from tests.outside import NAME as OUTSIDE
 from tests.outside import installed
@@ -136,7 +136,7 @@ def test_the_class_describes_its_metric(name: str) -> None:
     assert metric.media and all(isinstance(medium, str) for medium in metric.media)
     assert isinstance(metric.default_weights, WeightsEntry) is isinstance(metric.tiny, str)
     assert isinstance(metric.ROW, pa.Schema) and list(metric.ROW)[: len(COMMON)] == list(COMMON)
-    assert all(column.meaning for column in describe_columns(metric.ROW))
+    assert all(column.metadata and column.metadata[b"meaning"] for column in metric.ROW)
     assert metric.__doc__ and metric.Options.__doc__
 
 

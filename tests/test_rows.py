@@ -257,19 +257,6 @@ def test_a_shard_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
         opened(tmp_path / "rows").read()
 
 
-def test_a_folder_of_an_earlier_version_is_kept_and_its_unchecked_rows_are_computed_again(
-    tmp_path: Path,
-) -> None:
-    columns = ", ".join(f"{field.name} {field.type}" for field in SCHEMA)
-    (tmp_path / "stamp.json").write_text(json.dumps({**STAMP, "columns": columns}))
-    earlier = rows(0).append_column("content", pa.array(["c0"]))
-    pq.write_table(earlier, tmp_path / "01795325923480132690-ed246022.parquet")
-    with pytest.raises(ValueError, match="dtype: 'float32' there, 'float16' now"):
-        opened(tmp_path, dtype="float16")
-    with pytest.warns(UserWarning, match=r"ed246022\.parquet was written by an earlier version"):
-        assert kept(tmp_path) == {}
-
-
 def test_what_a_kill_left_half_written_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "0123.partial").write_bytes(b'{"metr')
     with storing(tmp_path) as store:

@@ -19,7 +19,6 @@ from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.errors import Problems, did_you_mean
 from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.rows import describe_columns
 from capeval_core.weights.catalogue import EVA_CLIP, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
 from tools.load_types import load_stub
@@ -91,8 +90,8 @@ def options_table(metric: str) -> str:
 
 def rows_table(metric: str) -> str:
     """Every column of a metric's rows: type and meaning."""
-    described = describe_columns(metric_class(metric).ROW)
-    rows = [[f"`{d.name}`", f"`{d.type}`", d.meaning] for d in described]
+    columns = metric_class(metric).ROW
+    rows = [[f"`{c.name}`", f"`{c.type}`", c.metadata[b"meaning"].decode()] for c in columns]
     return markdown(["column", "type", "meaning"], rows)
 
 

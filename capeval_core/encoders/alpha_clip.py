@@ -41,6 +41,7 @@ from capeval_core.encoders.stream import (
     with_extras,
 )
 from capeval_core.encoders.transformer import run_vision
+from capeval_core.errors import Problem
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
@@ -202,31 +203,6 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         check_mask_transform(mask_transform)
         return np.asarray(self.alphas(crop_masks(masks, mask_transform), mask_transform).cpu())
 
-    def encode_prepared(
-        self,
-        pixels: Floats,
-        alphas: Floats,
-        image: Sequence[int],
-        *,
-        batch_size: int | None = None,
-    ) -> Floats:
-        """(k, d) float32 features, un-normalised, of what is preprocessed.
-
-        Args:
-            pixels: (images, 3, n, n), as `preprocess` gives them.
-            alphas: (k, 1, n, n), as `preprocess_masks` gives them.
-            image: per row of `alphas` the index of its image.
-        """
-        of_images = list(torch.from_numpy(pixels))
-        rows = [
-            Row(of_images[index], alpha) for index, alpha in zip(image, torch.from_numpy(alphas), strict=True)
-        ]
-        features = np.empty((len(rows), self.dimension), dtype=np.float32)
-        size = self.images_per_batch(batch_size)
-        for part, values in size.run(rows, self.run_rows):
-            features[part] = values
-        return features
-
     @torch.inference_mode()
     def run_rows(self, rows: Sequence[Row]) -> Floats:
         """(n, d) float32 features of n rows; an image's patches are embedded once for all its masks."""
@@ -252,10 +228,11 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images, each under a mask, and three captions."""
         images = canary_images()
-        pixels = np.stack([self.preprocess(image) for image in images])
+        pixels = [torch.from_numpy(self.preprocess(image)) for image in images]
         masks = np.ones((2, images[0].height, images[0].width), dtype=np.bool_)
         masks[0, :, images[0].width // 2 :] = False
-        image_features = self.encode_prepared(pixels, self.preprocess_masks(masks), [0, 1])
+        alphas = torch.from_numpy(self.preprocess_masks(masks))
+        image_features = self.run_rows(list(map(Row, pixels, alphas)))
         return cosines(image_features, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
 
 
@@ -352,32 +329,28 @@ def _name_of(regions: RegionSource | Masks) -> str:
 
 def _checked(regions: Masks, image: InputImage, size: tuple[int, int]) -> Regions:
     """Regions that fit the image, or ImageError with everything that is wrong."""
-    expected = f"{image.name} is {size[0]} pixels high and {size[1]} wide"
+
+    def wrong(found: str, fix: str) -> ImageError:
+        return ImageError(Problem(image.where, None, found, fix, verb=""))
+
+    high, wide = size
+    expected = f"{image.name} is {high} pixels high and {wide} wide"
     if isinstance(regions, Regions):
         if regions.size != size:
-            raise ImageError(
-                f"{image.where}: its regions are of an image {regions.size[0]} high and "
-                f"{regions.size[1]} wide, but {expected}: make them of the image itself, not of a copy"
-            )
+            found = f"its regions are of an image {regions.size[0]} high and {regions.size[1]} wide"
+            raise wrong(f"{found}, but {expected}", "make them of the image itself, not of a copy")
         return regions
     masks = np.asarray(regions)
     if masks.dtype == np.object_:
-        raise ImageError(
-            f"{image.where}: its regions are a {type(regions).__name__}, expected Regions or boolean masks "
-            f"(n, {size[0]}, {size[1]}); an array with n = 0 where there are none"
-        )
+        fix = f"pass Regions or boolean masks (n, {high}, {wide}), with n = 0 where there are none"
+        raise wrong(f"its regions are a {type(regions).__name__}", fix)
     if masks.dtype != np.bool_:
-        raise ImageError(
-            f"{image.where}: its masks are of type {masks.dtype}, expected boolean: pass masks > 0 (or "
-            "masks > 0.5 where they are probabilities)"
-        )
+        fix = "pass masks > 0 (or masks > 0.5 where they are probabilities)"
+        raise wrong(f"its masks are of type {masks.dtype}, expected boolean", fix)
     if masks.ndim != 3 or masks.shape[1:] != size:
-        raise ImageError(
-            f"{image.where}: its masks have shape {masks.shape}, but {expected}: expected (n, {size[0]}, "
-            f"{size[1]})"
-        )
+        raise wrong(f"its masks have shape {masks.shape}, but {expected}", f"expected (n, {high}, {wide})")
     empty = np.flatnonzero(~masks.any(axis=(1, 2)))
     if len(empty):
         which = ", ".join(f"masks[{index}]" for index in empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise ImageError(f"{image.where}: {which} of {len(masks)} have no pixel: leave them out")
+        raise wrong(f"{which} of {len(masks)} have no pixel", "leave them out")
     return Regions.of(masks, size=size)

@@ -31,6 +31,7 @@ from capeval_core.encoders.blip2_model import (
 )
 from capeval_core.encoders.clip import rows_of
 from capeval_core.encoders.pairs import Pairs
+from capeval_core.encoders.preprocessing import normalised
 from capeval_core.encoders.stream import (
     Encoded,
     Encoding,
@@ -125,11 +126,6 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
         on_cpu = self.device.type == "cpu"
         self._automatic_images = BatchSize(8 if on_cpu else 64, automatic=True)
         self._automatic_texts = BatchSize(2048 if on_cpu else 65_536, automatic=True)  # in tokens
-
-    @classmethod
-    def reads(cls, folder: WeightsFolder) -> bool:
-        """Whether a weights folder says that it is a BLIP-2: this library's, or one of transformers'."""
-        return folder.config.get("encoder") == cls.kind or folder.config.get("model_type") == "blip-2"
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
@@ -281,12 +277,10 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
         return int(self.config["architecture"]["image_text_hidden_size"])
 
     def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
-        preprocessing = self.config["preprocessing"]
-        mean, std = (
-            torch.tensor(preprocessing[key], dtype=torch.float32, device=self.device).view(3, 1, 1)
-            for key in ("mean", "std")
+        scaling = self.config["preprocessing"]
+        return normalised(
+            torch.from_numpy(pixels).to(self.device).float() / 255, scaling["mean"], scaling["std"]
         )
-        return (torch.from_numpy(pixels).to(self.device).float() / 255 - mean) / std
 
     @torch.inference_mode()
     def states(self, pixels: NDArray[np.uint8]) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip
-from capeval_core.encoders.preprocessing import Preprocessing
+from capeval_core.encoders.preprocessing import Preprocessing, normalised
 from capeval_core.encoders.stream import Encoding, ImageFeatures, encode_stream
 from capeval_core.encoders.texts import (
     Ids,
@@ -102,10 +102,7 @@ class ClipTowers(CheckedModel):
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
-        mean = torch.tensor(self.preprocessing.mean, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
-        std = torch.tensor(self.preprocessing.std, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
-        scaled: Tensor = (pixels - mean) / std
-        return scaled
+        return normalised(pixels, self.preprocessing.mean, self.preprocessing.std)
 
     def images_per_batch(self, batch_size: int | None) -> BatchSize:
         """The batch size that a user gave, or the automatic one."""

@@ -33,10 +33,33 @@ def build_clip(
     Raises:
         WeightsError: an architecture that is not plain CLIP; tensors that are missing, extra or misshaped.
     """
-    model = empty_clip(config, dtype, mask_channel=mask_channel)
+    return filled(empty_clip(config, dtype, mask_channel=mask_channel), tensors, dtype)
+
+
+def filled(
+    model: CLIP,
+    tensors: dict[str, Tensor],
+    dtype: str,
+    *,
+    visual: torch.dtype | None = torch.float32,
+    device: torch.device | None = None,
+) -> CLIP:
+    """A CLIP with exactly these tensors, in eval mode.
+
+    Each tensor goes to the device by itself: no second copy of the model is made. `visual` is the type of the
+    image tower's before those of linear layers get `dtype`; None: the type in which they are stored.
+
+    Raises:
+        WeightsError: tensors that are missing, extra or misshaped.
+    """
     check_tensors(model.state_dict(), tensors)
-    wide = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
-    model.load_state_dict(wide, strict=True, assign=True)
+    typed = {
+        name: t.to(device, visual if name.startswith("visual.") else torch.float32)
+        if t.is_floating_point()
+        else t
+        for name, t in tensors.items()
+    }
+    model.load_state_dict(typed, strict=True, assign=True)
     model.attn_mask = None  # causality is ours, at each text's real length
     if dtype != "float32":
         convert_weights_to_lp(model, DTYPES[dtype])
@@ -50,7 +73,7 @@ def empty_clip(config: dict[str, Any], dtype: str = "float32", *, mask_channel: 
         WeightsError: an architecture that is not plain CLIP.
     """
     architecture = config["architecture"]
-    _check_architecture(architecture)
+    check_architecture(architecture)
     try:
         with torch.device("meta"):
             model = CLIP(
@@ -79,21 +102,31 @@ def add_mask_channel(visual: nn.Module) -> None:
     )
 
 
-def _check_architecture(architecture: dict[str, Any]) -> None:
-    for tower, known in (("vision", VISION_KEYS), ("text", TEXT_KEYS)):
-        unknown = sorted(
-            key for key in architecture[tower].keys() - known if architecture[tower][key] is not None
-        )
-        if unknown:
+def check_architecture(architecture: dict[str, Any], vision_keys: set[str] = VISION_KEYS) -> None:
+    """Refuse an architecture with keys that are not known, or with another vocabulary than CLIP's."""
+    for tower, known in (("vision", vision_keys), ("text", TEXT_KEYS)):
+        if unknown := sorted(set_values(architecture[tower]).keys() - known):
             raise WeightsError(
-                f"architecture.{tower} has {', '.join(unknown)}, which OpenAI's and OpenCLIP's plain CLIP "
-                f"does not have (known: {', '.join(sorted(known))})"
+                f"architecture.{tower} has {', '.join(unknown)}, which is not known here (known: "
+                f"{', '.join(sorted(known))})"
             )
-    vocabulary = architecture["text"].get("vocab_size", 49408)
-    if vocabulary != 49408:
-        raise WeightsError(
-            f"architecture.text.vocab_size is {vocabulary}, but CLIP's vocabulary has 49408 entries"
-        )
+    if problem := vocabulary_problem(architecture):
+        raise WeightsError(problem)
+
+
+def vocabulary_problem(architecture: dict[str, Any]) -> str:
+    """What is wrong with the size of the vocabulary, in words; '' if nothing is."""
+    size = set_values(architecture["text"]).get("vocab_size", 49408)
+    return (
+        ""
+        if size == 49408
+        else (f"architecture.text.vocab_size is {size}, but CLIP's vocabulary has 49408 entries")
+    )
+
+
+def set_values(section: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a part of a config that have a value."""
+    return {key: value for key, value in section.items() if value is not None}
 
 
 def config_problems(config: dict[str, Any]) -> list[str]:

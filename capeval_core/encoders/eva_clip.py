@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from open_clip.model import CLIP, convert_weights_to_lp
+from open_clip.model import CLIP
 from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.models.architecture import check_tensors
+from capeval_core.encoders.clip_model import filled, vocabulary_problem
 from capeval_core.models.device import DTYPES
 from capeval_core.weights.eva_clip import TEXT_KEYS, VISION_KEYS, EvaClipConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
@@ -185,24 +185,13 @@ def build_eva_clip(
 ) -> CLIP:
     """open_clip's CLIP with EVA's image tower and exactly these tensors, in eval mode, on a device.
 
-    Each tensor goes there by itself: no second copy of the model is made. Where `dtype` is float32, the
-    image tower's keep the type in which they are stored.
+    Where `dtype` is float32, the image tower's tensors keep the type in which they are stored.
 
     Raises:
         WeightsError: an architecture that is not EVA-CLIP's; tensors that are missing, extra or misshaped.
     """
-    model = empty_eva_clip(config, dtype)
-    check_tensors(model.state_dict(), tensors)
-    narrow = None if dtype == "float32" else DTYPES[dtype]
-    placed = {
-        name: tensor.to(device, narrow if name.startswith("visual.") else torch.float32)
-        for name, tensor in tensors.items()
-    }
-    model.load_state_dict(placed, strict=True, assign=True)
-    model.attn_mask = None  # causality is ours, at each text's real length
-    if narrow:
-        convert_weights_to_lp(model, narrow)
-    return model.eval().requires_grad_(False)
+    visual = None if dtype == "float32" else DTYPES[dtype]
+    return filled(empty_eva_clip(config, dtype), tensors, dtype, visual=visual, device=device)
 
 
 def empty_eva_clip(config: dict[str, Any], dtype: str = "float32") -> CLIP:
@@ -240,10 +229,7 @@ def _check_architecture(config: dict[str, Any]) -> None:
         problems.append(f"architecture.vision.norm is {norm!r}, expected 'post' or 'pre'")
     if config["activation"] != "gelu":
         problems.append(f"activation is {config['activation']!r}, expected 'gelu'")
-    vocabulary = config["architecture"]["text"].get("vocab_size")
-    if vocabulary != 49408:
-        problems.append(
-            f"architecture.text.vocab_size is {vocabulary}, but CLIP's vocabulary has 49408 entries"
-        )
+    if problem := vocabulary_problem(config["architecture"]):
+        problems.append(problem)
     if problems:
         raise WeightsError("; ".join(problems))

@@ -6,24 +6,23 @@ import re
 from typing import Any
 
 import torch
-from open_clip.model import CLIP, convert_weights_to_lp
+from open_clip.model import CLIP
 from torch import Tensor
 
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.clip_model import TEXT_KEYS, VISION_KEYS
-from capeval_core.models.architecture import check_tensors
+from capeval_core.encoders.clip_model import (
+    TEXT_KEYS,
+    VISION_KEYS,
+    check_architecture,
+    filled,
+    set_values,
+)
 from capeval_core.models.device import DTYPES
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 _TIMM_KEYS = {
-    "timm_model_name",
-    "timm_model_pretrained",
-    "timm_pool",
-    "timm_proj",
-    "timm_proj_bias",
-    "timm_drop",
-    "timm_drop_path",
-    "image_size",
+    *("timm_model_name", "timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias", "timm_drop"),
+    *("timm_drop_path", "image_size"),
 }
 
 
@@ -79,7 +78,7 @@ def _own_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def is_plain(architecture: dict[str, Any]) -> bool:
     """Whether both towers are CLIP's own, so that `ClipEncoder` has shortcuts for them."""
     known = (("vision", VISION_KEYS), ("text", TEXT_KEYS))
-    return all(set(_set_values(architecture[tower])) <= keys for tower, keys in known)
+    return all(set_values(architecture[tower]).keys() <= keys for tower, keys in known)
 
 
 def build_open_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> CLIP:
@@ -91,23 +90,10 @@ def build_open_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: s
     # Really built, since timm's towers may have buffers that no file holds; its random numbers are nobody's.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         model = _built(config)
-    check_tensors(model.state_dict(), tensors)
-    narrow = DTYPES[dtype]
-    model.load_state_dict(
-        {
-            name: t.to(narrow if name.startswith("visual.") else torch.float32)
-            if t.is_floating_point()
-            else t
-            for name, t in tensors.items()
-        },
-        strict=True,
-        assign=True,
-    )
-    model.attn_mask = None  # causality is ours, at each text's real length
+    filled(model, tensors, dtype, visual=DTYPES[dtype])
     if dtype != "float32":
-        convert_weights_to_lp(model, narrow)
-        model.visual.to(narrow)  # its buffers too
-    return model.eval().requires_grad_(False)
+        model.visual.to(DTYPES[dtype])  # its buffers too
+    return model
 
 
 def _built(config: dict[str, Any]) -> CLIP:
@@ -126,7 +112,7 @@ def _built(config: dict[str, Any]) -> CLIP:
 
 
 def _check_architecture(architecture: dict[str, Any]) -> None:
-    vision, text = _set_values(architecture["vision"]), _set_values(architecture["text"])
+    vision, text = set_values(architecture["vision"]), set_values(architecture["text"])
     if text.pop("no_causal_mask", False):
         raise WeightsError("architecture.text.no_causal_mask is set, but CLIP's text tower is causal")
     if "timm_model_name" not in vision:
@@ -134,15 +120,4 @@ def _check_architecture(architecture: dict[str, Any]) -> None:
     if not re.fullmatch(r"[\w.]+", str(vision["timm_model_name"])):
         # timm would fetch the configuration of a model named `hf-hub:...`.
         raise WeightsError(f"architecture.vision.timm_model_name is {vision['timm_model_name']!r}, no name")
-    for tower, section, known in (("vision", vision, _TIMM_KEYS), ("text", text, TEXT_KEYS)):
-        if unknown := sorted(section.keys() - known):
-            raise WeightsError(
-                f"architecture.{tower} has {', '.join(unknown)}, which is not known here (known: "
-                f"{', '.join(sorted(known))})"
-            )
-    if text.get("vocab_size", 49408) != 49408:
-        raise WeightsError("architecture.text.vocab_size is not 49408, the size of CLIP's vocabulary")
-
-
-def _set_values(section: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if value is not None}
+    check_architecture({"vision": vision, "text": text}, _TIMM_KEYS)

@@ -61,6 +61,12 @@ class Preprocessing:
         return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
 
 
+def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Pixels in [0, 1], (..., 3, s, s), less the mean and divided by the deviation of each channel."""
+    shift, scale = (torch.tensor(v, dtype=torch.float32, device=pixels.device) for v in (mean, std))
+    return (pixels - shift.view(3, 1, 1)) / scale.view(3, 1, 1)
+
+
 def check_mask_transform(name: str) -> None:
     """Refuse a name that is none of `MaskTransform`.
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
+from operator import methodcaller
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
+from capeval_core.errors import Problem
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import BatchSize
 
@@ -239,7 +241,8 @@ class _Flight:
                 prepared = self.encoding.prepare(loaded)
             except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
                 mode = f" ({loaded.mode})" if hasattr(loaded, "mode") else ""
-                raise ImageError(f"{visual.where}: cannot prepare {visual.name}{mode}: {error}") from None
+                found = f"cannot prepare {visual.name}{mode}: {error}"
+                raise ImageError(Problem(visual.where, None, found, verb="")) from None
             missing = [key for key in entry.keys if key not in entry.arrays]
             return self.encoding.units(entry.item, loaded, prepared, missing)
         except ImageError as error:
@@ -285,9 +288,10 @@ class _Flight:
             if entry.error is None:
                 done.append(Encoded(extra, entry.arrays, entry.keys, content, None))
             else:
-                # The message names the first of equal items: here it is about this one.
-                reason = str(entry.error).removeprefix(entry.item[0].where)
-                done.append(Encoded(extra, None, entry.keys, content, f"{visual.where}{reason}"))
+                # Its problems are about the first of equal items.
+                renamed = methodcaller("renamed", {entry.item[0].where: visual.where})
+                error = ImageError(entry.error.problems.changed(renamed))
+                done.append(Encoded(extra, None, entry.keys, content, str(error)))
         return done
 
 

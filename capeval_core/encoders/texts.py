@@ -55,10 +55,7 @@ def encode_distinct(
 
 def sentence_features(arrays: Sequence[Floats], dimension: int) -> Floats:
     """(n, d) of n arrays (d,)."""
-    features = np.empty((len(arrays), dimension), dtype=np.float32)
-    for row, array in zip(features, arrays, strict=True):
-        row[...] = array
-    return features
+    return np.stack(arrays) if arrays else np.empty((0, dimension), dtype=np.float32)
 
 
 def by_length(sequences: Sequence[Ids]) -> Iterator[tuple[slice, int]]:

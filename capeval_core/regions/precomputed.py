@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.errors import FileError, Problems
+from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.inputs.folder import Names
 from capeval_core.inputs.json_files import load_json
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk
@@ -112,15 +112,15 @@ class PrecomputedRegions(RegionSource):
         entries = self._entries(image)
         width, height = image.load().size
         size = (height, width)
-        problems: list[str] = []
+        problems = Problems()
         masks = []
         for index, entry in enumerate(entries):
             try:
                 masks.append(_read(entry, size))
             except ValueError as error:
-                problems.append(f"{image.where}: mask {index} of {image.name} {error}")
-        if problems:
-            raise RegionsError("\n".join(problems))
+                found = f"mask {index} of {image.name} {error}"
+                problems.add(Problem(image.where, None, found, verb="", kind=RegionsError))
+        problems.raise_if_any()
         runs = [mask for mask, _, _ in masks]
         boxes = [box or rle.bounding_box(mask, size) for mask, _, box in masks]
         return Regions.of_runs(runs, size, quality=[quality for _, quality, _ in masks], boxes=boxes)
@@ -130,10 +130,9 @@ class PrecomputedRegions(RegionSource):
         for name in [path, os.path.basename(path)] if path else []:  # noqa: PTH119  (ids are no paths)
             matches = self._names.find(name)
             if len(matches) > 1:
-                raise RegionsError(
-                    f"{image.where}: {image.name} may mean any of the masks of {', '.join(matches[:3])}: "
-                    "name them as the file is named"
-                )
+                found = f"{image.name} may mean any of the masks of {', '.join(matches[:3])}"
+                fix = "name them as the file is named"
+                raise RegionsError(Problem(image.where, None, found, fix, verb=""))
             if matches:
                 return self._masks[matches[0]]
         if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
@@ -145,10 +144,9 @@ class PrecomputedRegions(RegionSource):
             else "images without a file name take theirs from PrecomputedRegions.of(images, masks), in "
             "capeval_core.regions.precomputed"
         )
-        raise RegionsError(
-            f"{image.where}: there are no precomputed masks of {image.name} (there are masks of "
-            f"{len(self._masks)} images: {ids}); {fix}"
-        )
+        known = f"there are masks of {len(self._masks)} images: {ids}"
+        found = f"there are no precomputed masks of {image.name} ({known})"
+        raise RegionsError(Problem(image.where, None, found, fix, verb=""))
 
 
 class PrecomputedBoxes(BoxSource):

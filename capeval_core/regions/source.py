@@ -49,7 +49,7 @@ class RegionSource(ABC):
 
     @abstractmethod
     def find(self, image: InputImage) -> Regions:
-        """As `segment`, for an `InputImage`."""
+        """As `segment`, for an `InputImage`; the argument of a RegionsError's `Problem` is `image.where`."""
 
 
 class LimitedRegions(RegionSource):

@@ -46,19 +46,16 @@ class Heading:
         def draw(canvas: Canvas, x: float, y: float) -> None:
             canvas.text(x, y + 13, self.title, 15, FAINT)
             canvas.text(x - 2, y + 58, f"{self.value:.3f}", 46, INK, bold=True)
-            if self.terms:
-                self._draw_terms(canvas, x, y, width)
+            first = x + max(150.0, width * 0.3)
+            step = (x + width - first) / max(1, min(len(self.terms), _TERMS_IN_ROW))
+            for index, (name, value) in enumerate(self.terms):
+                if not index:
+                    canvas.line([(first - 22, y + 22), (first - 22, y + 58)], LINE, 1)
+                across, down = first + step * (index % _TERMS_IN_ROW), y + 52 * (index // _TERMS_IN_ROW)
+                canvas.text(across, down + 32, name, 13, FAINT)
+                canvas.text(across, down + 57, f"{value:.2f}", 19, INK)
 
         return Block(62.0 if len(self.terms) <= _TERMS_IN_ROW else 114.0, draw)
-
-    def _draw_terms(self, canvas: Canvas, x: float, y: float, width: float) -> None:
-        first = x + max(150.0, width * 0.3)
-        step = (x + width - first) / min(len(self.terms), _TERMS_IN_ROW)
-        canvas.line([(first - 22, y + 22), (first - 22, y + 58)], LINE, 1)
-        for index, (name, value) in enumerate(self.terms):
-            across, down = first + step * (index % _TERMS_IN_ROW), y + 52 * (index // _TERMS_IN_ROW)
-            canvas.text(across, down + 32, name, 13, FAINT)
-            canvas.text(across, down + 57, f"{value:.2f}", 19, INK)
 
 
 _LONG = 320  # characters from which a caption is set in smaller letters
@@ -234,13 +231,18 @@ class Table:
         heights = [len(row_lines) * _LEADING + _PADDING for row_lines in lines]
 
         def draw(canvas: Canvas, x: float, y: float) -> None:
-            self._draw_head(canvas, x, y + 14, width, behind)
+            canvas.text(x, y + 14, self.title, 16, INK, bold=True)
+            for column, name in enumerate(reversed(self.columns)):
+                # The title of the last column may extend over the marks behind it.
+                end = x + width - behind - column * _COLUMN if column else x + width
+                canvas.text(end, y + 14, name, 13, FAINT, anchor="rs")
             down = y + _TOP
             for row, row_lines, height in zip(self.rows, lines, heights, strict=True):
                 canvas.line([(x, down), (x + width, down)], LINE, 1)
                 middle = down + 7 + _LEADING / 2
                 row.lead.draw(canvas, x + 11, middle)
-                _draw_lines(canvas, x + _MARK, middle + 5, row_lines, row.colour)
+                for number, pieces in enumerate(row_lines):
+                    canvas.line_of_text(x + _MARK, middle + 5 + number * _LEADING, pieces, _TEXT, row.colour)
                 for column, bar in enumerate(reversed(row.bars)):
                     end = x + width - behind - column * _COLUMN
                     self._draw_bar(canvas, end - _VALUE - _BAR, middle, bar, limit)
@@ -261,13 +263,6 @@ class Table:
         ]
         return beside([part.block(part_width) for part in parts], part_width)
 
-    def _draw_head(self, canvas: Canvas, x: float, y: float, width: float, behind: float) -> None:
-        canvas.text(x, y, self.title, 16, INK, bold=True)
-        for column, name in enumerate(reversed(self.columns)):
-            # The title of the last column may extend over the marks behind it.
-            end = x + width - behind - column * _COLUMN if column else x + width
-            canvas.text(end, y, name, 13, FAINT, anchor="rs")
-
     def _draw_bar(self, canvas: Canvas, x: float, y: float, bar: Bar, limit: float) -> None:
         canvas.box(x, y - 4, _BAR, 8, radius=4, fill=LINE)
         canvas.box(x, y - 4, max(_BAR * min(bar.value / limit, 1.0), 3), 8, radius=4, fill=bar.colour)
@@ -275,11 +270,6 @@ class Table:
             at = x + _BAR * (self.threshold / limit)
             canvas.line([(at, y - 7), (at, y + 7)], PAPER, 3)
             canvas.line([(at, y - 7), (at, y + 7)], INK, 1)
-
-
-def _draw_lines(canvas: Canvas, x: float, y: float, lines: Sequence[Sequence[Piece]], colour: Rgb) -> None:
-    for number, pieces in enumerate(lines):
-        canvas.line_of_text(x, y + number * _LEADING, pieces, _TEXT, colour)
 
 
 _ONE_COLUMN = 760  # below this width in pixels a card has one column
@@ -294,12 +284,12 @@ class Card:
     tables: tables below the caption. last: a table that may be long, placed where the card becomes lowest, in
     up to three columns.
 
-    >>> from capeval_core.reports.marks import RegionMark, Tick
+    >>> from capeval_core.reports.marks import RegionMark, RIGHT_MARK
     >>> from capeval_core.reports.overlay import OutlinedImage
     >>> from capeval_core.regions.regions import Regions
     >>> mark = RegionMark.of(0)
     >>> image = OutlinedImage(Image.new("RGB", (2, 1)), Regions.of([[[True, False]]]), [mark])
-    >>> words = Table("Words", ["cosine, region"], [Row(Tick(), "dog", [Bar(0.9, mark.colour)], mark)])
+    >>> words = Table("Words", ["cosine, region"], [Row(RIGHT_MARK, "dog", [Bar(0.9, mark.colour)], mark)])
     >>> card = Card(Heading("Precision", 0.9), Caption("a dog"), FramedImage(image), [words])
     >>> card.drawn(width=640).width
     640
@@ -320,18 +310,14 @@ class Card:
         check_width(width)
         margin = 36.0 if width >= _ONE_COLUMN else 18.0
         inner = width - 2 * margin
-        layout = self._in_one_column(inner) if width < _ONE_COLUMN else self._in_two_columns(inner)
-        return sheet(layout, width, margin)
-
-    def _in_one_column(self, inner: float) -> Block:
-        image, tables = self.image.block(inner), self._tables(inner)
-        return stacked([*self._texts(inner), image, *tables, self.last.block(inner)])
-
-    def _in_two_columns(self, inner: float) -> Block:
-        """The image on the left, texts and tables on the right, the last table below either or both."""
-        column = (inner - GAP) / 2
-        left, right = [self.image.block(column)], [*self._texts(column), *self._tables(column)]
-        last = self.last.block(column)
+        column = inner if width < _ONE_COLUMN else (inner - GAP) / 2
+        texts = [self.heading.block(column), self.caption.block(column)]
+        image, last = self.image.block(column), self.last.block(column)
+        tables = [table.block(column) for table in self.tables]
+        if width < _ONE_COLUMN:
+            return sheet(stacked([*texts, image, *tables, last]), width, margin)
+        # The image on the left, texts and tables on the right, the last table below either or both.
+        left, right = [image], [*texts, *tables]
         upper = beside([stacked(left), stacked(right)], column)
         layouts = [
             beside([stacked([*left, last]), stacked(right)], column),
@@ -340,10 +326,5 @@ class Card:
             stacked([upper, self.last.in_columns(inner, 3)]),
         ]
         lowest = min(layout.height for layout in layouts)
-        return next(layout for layout in layouts if layout.height <= _TOLERATED * lowest)
-
-    def _texts(self, width: float) -> list[Block]:
-        return [self.heading.block(width), self.caption.block(width)]
-
-    def _tables(self, width: float) -> list[Block]:
-        return [table.block(width) for table in self.tables]
+        chosen = next(layout for layout in layouts if layout.height <= _TOLERATED * lowest)
+        return sheet(chosen, width, margin)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,28 +73,23 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Tick:
-    """A tick: right."""
+class Strokes:
+    """A sign of lines, whose points are given from its centre."""
+
+    colour: Rgb
+    lines: tuple[tuple[tuple[float, float], ...], ...]
 
     def draw(self, canvas: Canvas, x: float, y: float) -> None:
-        canvas.line([(x - 6, y), (x - 2, y + 4.5), (x + 6, y - 5)], RIGHT, 2.5)
+        for line in self.lines:
+            canvas.line([(x + across, y + down) for across, down in line], self.colour, 2.5)
 
 
-@dataclass(frozen=True)
-class Cross:
-    """A cross: wrong."""
-
-    def draw(self, canvas: Canvas, x: float, y: float) -> None:
-        canvas.line([(x - 5, y - 5), (x + 5, y + 5)], WRONG, 2.5)
-        canvas.line([(x - 5, y + 5), (x + 5, y - 5)], WRONG, 2.5)
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A dash: not judged."""
-
-    def draw(self, canvas: Canvas, x: float, y: float) -> None:
-        canvas.line([(x - 5, y), (x + 5, y)], FAINT, 2.5)
+RIGHT_MARK = Strokes(RIGHT, (((-6, 0), (-2, 4.5), (6, -5)),))
+"""A tick."""
+WRONG_MARK = Strokes(WRONG, (((-5, -5), (5, 5)), ((-5, 5), (5, -5))))
+"""A cross."""
+UNKNOWN_MARK = Strokes(FAINT, (((-5, 0), (5, 0)),))
+"""A dash: not judged."""
 
 
 Points = NDArray[np.float64]
@@ -101,8 +97,7 @@ Points = NDArray[np.float64]
 _CANDIDATES = 96  # points of an outline that are tried
 
 
-@dataclass(frozen=True)
-class BadgePosition:
+class BadgePosition(NamedTuple):
     """The centre of a badge, and the point of its region's outline that it is attached to."""
 
     x: float
@@ -111,7 +106,7 @@ class BadgePosition:
 
     def is_apart(self, radius: float) -> bool:
         """Whether it is so far from its region that a line must connect them."""
-        return bool(np.hypot(self.x - self.anchor[0], self.y - self.anchor[1]) > 1.5 * radius)
+        return math.dist((self.x, self.y), self.anchor) > 1.5 * radius
 
 
 def place_badges(regions: Sequence[Points], size: tuple[float, float], radius: float) -> list[BadgePosition]:
@@ -138,9 +133,8 @@ def place_badges(regions: Sequence[Points], size: tuple[float, float], radius: f
             centre = _inside(candidates[:1], size, radius)[0]
         distance = np.hypot(*(points - centre).T)
         anchor = points[distance.argmin()]
-        positions[index] = BadgePosition(
-            float(centre[0]), float(centre[1]), (float(anchor[0]), float(anchor[1]))
-        )
+        (x, y), (to_x, to_y) = centre.tolist(), anchor.tolist()
+        positions[index] = BadgePosition(x, y, (to_x, to_y))
         placed = np.concatenate([placed, centre[None]])
     return [positions[index] for index in range(len(regions))]
 

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.alpha_clip import AlphaClipEncoder, RegionFeatures
+from capeval_core.encoders.alpha_clip import AlphaClipEncoder, RegionFeatures, Row
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.preprocessing import central_square
+from capeval_core.errors import Problem
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.regions.regions import Regions
@@ -56,12 +57,11 @@ def regions(encoder: AlphaClipEncoder, *arguments: Any, **more: Any) -> list[Reg
 
 def one_by_one(encoder: AlphaClipEncoder, shown: InputImage, masks: Masks) -> Floats:
     """A forward per mask, the whole image first: the plain way."""
-    pixels = encoder.preprocess(shown.load())[None]
+    pixels = torch.from_numpy(encoder.preprocess(shown.load()))
     full = np.ones((1, *masks.shape[1:]), dtype=np.bool_)
     every = np.concatenate([full, masks])
-    return np.concatenate(
-        [encoder.encode_prepared(pixels, encoder.preprocess_masks(mask[None]), [0]) for mask in every]
-    )
+    alphas = [torch.from_numpy(encoder.preprocess_masks(mask[None])[0]) for mask in every]
+    return np.concatenate([encoder.run_rows([Row(pixels, alpha)]) for alpha in alphas])
 
 
 def agree(found: Floats, expected: Floats, relative: float = 1e-5) -> bool:
@@ -327,7 +327,7 @@ def test_images_are_taken_as_they_are_needed() -> None:
     ("given", "message"),
     [
         (np.ones((2, 40, 56), np.uint8), "images[1]: its masks are of type uint8, expected boolean"),
-        (None, "images[1]: its regions are a NoneType, expected Regions or boolean masks (n, 40, 56)"),
+        (None, "images[1]: its regions are a NoneType: pass Regions or boolean masks (n, 40, 56)"),
         (np.ones((2, 40, 56), np.float32), "masks > 0.5 where they are probabilities"),
         (np.ones((2, 56, 40), np.bool_), "have shape (2, 56, 40), but the array"),
         (np.ones((40, 56), np.bool_), "expected (n, 40, 56)"),
@@ -352,7 +352,8 @@ def test_a_image_or_a_source_that_fails_costs_its_row(tmp_path: Path) -> None:
     class Failing(Counting):
         def find(self, image: InputImage) -> Regions:
             if image.key == failing:
-                raise RegionsError(f"{image.where}: nothing was precomputed for {image.name}")
+                found = f"nothing was precomputed for {image.name}"
+                raise RegionsError(Problem(image.where, None, found, verb=""))
             return super().find(image)
 
     failing = image(1).key

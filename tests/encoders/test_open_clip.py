@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.dual import dual_class
 from capeval_core.encoders.open_clip import OpenClipEncoder
 from capeval_core.inputs.visual import InputImage
+from capeval_core.registry import network_of
 from capeval_core.weights.folder import WeightsError, open_weights
 
 TEXTS = ["a dog runs on grass", "two red circles", "dog " * 90, "a dog"]
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(folder: Path, dtype: str = "float32") -> OpenClipEncoder:
     found = open_weights(str(folder), metric="eco", tiny="")
-    assert dual_class(found) is OpenClipEncoder
+    assert network_of(found) is OpenClipEncoder
     return OpenClipEncoder.open(found, device="cpu", dtype=dtype)
 
 
@@ -133,4 +133,4 @@ def test_what_is_not_known_is_refused(tmp_path: Path, change: dict[str, Any], sa
 
 
 def test_plain_clips_go_to_their_own_encoder(seeded_weights: Path) -> None:
-    assert dual_class(open_weights(str(seeded_weights), metric="eco", tiny="")) is ClipEncoder
+    assert network_of(open_weights(str(seeded_weights), metric="eco", tiny="")) is ClipEncoder

@@ -24,6 +24,7 @@ from capeval_core.encoders.stream import (
     encode_stream,
 )
 from capeval_core.encoders.tokenizers import Ids, Tokens
+from capeval_core.errors import Problem
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import BatchSize, count_forwards
 
@@ -217,7 +218,7 @@ class Lengths:
 
     def units(self, item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
         if item[1] < 0:
-            raise ImageError(f"{item[0].where}: fewer than no units")
+            raise ImageError(Problem(item[0].where, None, "fewer than no units", verb=""))
 
         def groups() -> Iterator[list[tuple[int, Any]]]:
             for label in range(item[1]):

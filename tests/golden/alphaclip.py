@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.alpha_clip import AlphaClipEncoder
+from capeval_core.encoders.alpha_clip import AlphaClipEncoder, Row
 from capeval_core.encoders.preprocessing import MaskTransform
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.canary import cosines
@@ -168,9 +168,9 @@ def _images(case: Case, encoder: AlphaClipEncoder, transform: MaskTransform) -> 
 def _features(case: Case, encoder: AlphaClipEncoder, transform: MaskTransform) -> Array:
     """Of every row, also under masks without a pixel."""
     alphas = np.concatenate([_alpha(row, encoder, transform) for row in case.rows])
-    return encoder.encode_prepared(
-        _pixels(case, encoder, transform), alphas, [image for image, _ in case.rows]
-    )
+    pixels = list(torch.from_numpy(_pixels(case, encoder, transform)))
+    masked = zip(case.rows, torch.from_numpy(alphas), strict=True)
+    return encoder.run_rows([Row(pixels[image], alpha) for (image, _), alpha in masked])
 
 
 def _pixels(case: Case, encoder: AlphaClipEncoder, transform: MaskTransform) -> Array:

@@ -98,7 +98,7 @@ def test_masks_that_do_not_fit_are_named_all_at_once(image: Path) -> None:
     source = PrecomputedRegions({"42": [RUNS, other, short, broken, MASK.T, box]})
     with pytest.raises(RegionsError) as caught:
         source.segment(InputImage.of(image, "images[3]"))
-    lines = str(caught.value).splitlines()
+    _, *lines = map(str.strip, str(caught.value).splitlines())
     assert [line.split(" of ")[0] for line in lines] == [f"images[3]: mask {i}" for i in range(1, 6)]
     assert all(image.name in line for line in lines)
     assert "is 8 high and 6 wide, but the image is 6 high and 8 wide" in lines[0]

@@ -10,7 +10,7 @@ from capeval_core.phrases.spans import Span
 from capeval_core.regions.regions import Regions
 from capeval_core.reports.canvas import PAPER, REGIONS, UNMENTIONED, WRONG_GROUND, Block, Rgb, stacked
 from capeval_core.reports.card import Bar, Caption, Card, FramedImage, Heading, LegendEntry, Row, Table
-from capeval_core.reports.marks import RegionMark, Tick, Word
+from capeval_core.reports.marks import RIGHT_MARK, RegionMark, Word
 from capeval_core.reports.overlay import OutlinedImage
 
 WIDTHS = (320, 759, 760, 1280)
@@ -25,7 +25,7 @@ def image() -> OutlinedImage:
 
 def tokens(count: int) -> Table:
     """Tokens of a caption, each with the token of a reference that is nearest."""
-    rows = [Row(Tick(), f"token {i}", [Bar(0.5, REGIONS[0])], Word("the")) for i in range(count)]
+    rows = [Row(RIGHT_MARK, f"token {i}", [Bar(0.5, REGIONS[0])], Word("the")) for i in range(count)]
     return Table("Tokens", ["cosine"], rows)
 
 

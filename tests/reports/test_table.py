@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from capeval_core.reports.canvas import COMPARED, INK, PAPER, REGIONS, RIGHT, WRONG, Rgb, sheet
 from capeval_core.reports.card import Bar, Row, Table
-from capeval_core.reports.marks import Cross, Dot, Mark, RegionMark, Tick, Word
+from capeval_core.reports.marks import RIGHT_MARK, WRONG_MARK, Dot, Mark, RegionMark, Word
 
 WIDTH = 400
 RED: Rgb = (255, 0, 0)
@@ -29,23 +29,23 @@ def length(image: NDArray[np.int64], colour: Rgb) -> int:
 
 
 def test_bars_are_as_long_as_their_values() -> None:
-    rows = [Row(Tick(), "", [Bar(1.0, RED)]), Row(Tick(), "", [Bar(0.25, BLUE)])]
+    rows = [Row(RIGHT_MARK, "", [Bar(1.0, RED)]), Row(RIGHT_MARK, "", [Bar(0.25, BLUE)])]
     image = drawn(Table("", [""], rows))
     assert length(image, BLUE) / length(image, RED) == pytest.approx(0.25, abs=0.03)
-    longer = drawn(Table("", [""], [*rows, Row(Tick(), "", [Bar(2.0, INK)])]))
+    longer = drawn(Table("", [""], [*rows, Row(RIGHT_MARK, "", [Bar(2.0, INK)])]))
     assert length(longer, RED) / length(image, RED) == pytest.approx(0.5, abs=0.03)
 
 
 @pytest.mark.parametrize("threshold", [0.25, 0.75, 1.8])
 def test_the_threshold_is_marked_where_such_a_bar_would_end(threshold: float) -> None:
-    image = drawn(Table("", [""], [Row(Tick(), "", [Bar(threshold, RED)])], threshold))
+    image = drawn(Table("", [""], [Row(RIGHT_MARK, "", [Bar(threshold, RED)])], threshold))
     bars = image[:, : WIDTH - 42]  # without the numbers behind them
     end = np.flatnonzero(shows(bars, RED).any(axis=0)).max()
     assert np.flatnonzero(shows(bars, INK).any(axis=0)).mean() == pytest.approx(end, abs=3)
 
 
 def test_columns_of_numbers_keep_their_order() -> None:
-    image = drawn(Table("", ["one", "other"], [Row(Tick(), "", [Bar(0.5, RED), Bar(0.5, BLUE)])]))
+    image = drawn(Table("", ["one", "other"], [Row(RIGHT_MARK, "", [Bar(0.5, RED), Bar(0.5, BLUE)])]))
     red, blue = (np.flatnonzero(shows(image, colour).any(axis=0)) for colour in (RED, BLUE))
     assert red.max() < blue.min()
 
@@ -53,8 +53,8 @@ def test_columns_of_numbers_keep_their_order() -> None:
 @pytest.mark.parametrize(
     ("mark", "colour"),
     [
-        (Tick(), RIGHT),
-        (Cross(), WRONG),
+        (RIGHT_MARK, RIGHT),
+        (WRONG_MARK, WRONG),
         (Dot(COMPARED), COMPARED),
         (Dot(COMPARED, hollow=True), COMPARED),
         (RegionMark.of(1), REGIONS[1]),
@@ -75,7 +75,7 @@ def test_a_mark_stands_before_the_text_or_behind_the_numbers(mark: Mark, colour:
 
 def test_a_long_text_has_three_lines() -> None:
     def height(text: str) -> float:
-        return Table("", [""], [Row(Tick(), text, [Bar(0.5, RED)])]).block(WIDTH).height
+        return Table("", [""], [Row(RIGHT_MARK, text, [Bar(0.5, RED)])]).block(WIDTH).height
 
     assert height("word") < height("word " * 40) == height("word " * 4000)
 

@@ -12,7 +12,6 @@ from capeval_core._version import __version__
 from capeval_core.description import describe_metric
 from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.rows import describe_columns
 from capeval_core.weights.catalogue import NAMESPACE
 from tools.documents import (
     CHECKOUT,
@@ -132,8 +131,8 @@ def test_every_option_and_column_has_its_sentence(name: str) -> None:
     metric = metric_class(name)
     for option in describe_options(metric.Options):
         assert option.help and f"| `{option.name}` |" in options_table(name)
-    for column in describe_columns(metric.ROW):
-        assert column.meaning, f"{column.name}: make it with rows.column"
+    for column in metric.ROW:
+        assert column.metadata and column.metadata[b"meaning"], f"{column.name}: make it with rows.column"
         assert f"| `{column.name}` | `{column.type}` |" in rows_table(name)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from capeval_core.encoders.alpha_clip import AlphaClipEncoder
+from capeval_core.encoders.alpha_clip import AlphaClipEncoder, Row
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.weights.catalogue import ALPHA_CLIP
 from capeval_core.weights.conversion import Release
@@ -204,5 +204,5 @@ def test_the_catalogue_says_how_to_convert() -> None:
 def test_features_of_a_converted_tower_are_finite(tower: Path, base: Path) -> None:
     release = convert(tower, base=base)
     encoder = AlphaClipEncoder(release.config, release.tensors, device="cpu")
-    pixels = np.zeros((1, 3, 64, 64), np.float32)
-    assert np.isfinite(encoder.encode_prepared(pixels, np.zeros((1, 1, 64, 64), np.float32), [0])).all()
+    row = Row(torch.zeros(3, 64, 64), torch.zeros(1, 64, 64))
+    assert np.isfinite(encoder.run_rows([row])).all()

@@ -17,13 +17,16 @@ from capeval_core.errors import Piece, Problem, Setting, did_you_mean, pieces_of
 from capeval_core.inputs.samples import Pools
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model
+from capeval_core.registry import network_of
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 
 if TYPE_CHECKING:
+    from capeval_core.encoders.alpha_clip import AlphaClipEncoder
     from capeval_core.encoders.blip2 import Blip2Encoder
-    from capeval_core.encoders.dual import DualEncoder
+    from capeval_core.encoders.clip import ClipEncoder
+    from capeval_core.models.model import CheckedModel
 
 MATCHER = "blip2-itc"
 """The member that is the contrast of the model which also filters."""
@@ -51,9 +54,9 @@ class Member(ABC):
     name: str
     folder: WeightsFolder
 
-    @abstractmethod
-    def encoder_class(self) -> Any:
+    def encoder_class(self) -> type[CheckedModel]:
         """The class of its encoder."""
+        return network_of(self.folder)
 
     @abstractmethod
     def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
@@ -79,12 +82,9 @@ class Member(ABC):
 class Dual(Member):
     """A dual encoder: cosine of image and candidate, behind the prompt that its weights name."""
 
-    def encoder_class(self) -> type[DualEncoder]:
-        from capeval_core.encoders.dual import dual_class
-
-        return dual_class(self.folder)
-
-    def rows(self, encoder: DualEncoder, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
+    def rows(
+        self, encoder: ClipEncoder | AlphaClipEncoder, batch: Pools, run: dict[str, Any]
+    ) -> Iterator[pa.Table]:
         prompt = self.folder.config.get("constants", {}).get("prompt", "")
         texts = encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **run)
         starts = batch.starts
@@ -194,7 +194,7 @@ def check_members(members: str | Sequence[str] | None) -> None:
 
 
 def _member(name: str) -> Member:
-    from capeval_core.encoders.blip2 import Blip2Encoder
+    from capeval_core.encoders.clip import ClipTowers
 
     tiny, metric, weights = "", "eco", name
     if not Path(name).expanduser().is_dir():
@@ -206,11 +206,14 @@ def _member(name: str) -> Member:
     folder = open_weights(weights, metric=metric, tiny=tiny)
     if weights == name:  # a folder or a Hub id: its name has to fit into signatures and paths
         name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
-    if Blip2Encoder.reads(folder):
+    network = network_of(folder)
+    if network.kind == "blip2":
         return Matcher(name, folder)
-    member = Dual(name, folder)
-    member.encoder_class()  # refuses other encoders now, not after hours
-    return member
+    if not issubclass(network, ClipTowers):
+        raise WeightsError(
+            f"weights {folder.name!r} are of encoder {network.kind!r}, expected a CLIP or BLIP-2"
+        )
+    return Dual(name, folder)
 
 
 def _not_opened(name: str, error: WeightsError | MemoryError) -> WeightsError | MemoryError:

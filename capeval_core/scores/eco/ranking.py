@@ -99,25 +99,21 @@ def filter_pool(
     gave_way: Filter | Literal[""] = ""
     for rule in rules.order:
         left = [i for i, reason in enumerate(dropped) if reason is None]
+        reasons: dict[int, str] = {}
         if rule == "format":
-            reasons = [bad_format(captions[i], rules) for i in left]
+            reasons = {i: reason for i in left if (reason := bad_format(captions[i], rules))}
         else:
-            reasons = _worse_half([itm[i] for i in left], rules)
-        if left and all(reason is not None for reason in reasons):
+            values = [itm[i] for i in left]
+            kept = len(better_half(values, rules.half))
+            for rank, position in enumerate(best_first(values)[kept:], kept + 1):
+                reason = f"match {values[position]:.3f}, rank {rank} of {len(left)}: not in the better half"
+                reasons[left[position]] = reason
+        if left and len(reasons) == len(left):
             gave_way = rule
             continue
-        for i, reason in zip(left, reasons, strict=True):
+        for i, reason in reasons.items():
             dropped[i] = reason
     return dropped, gave_way
-
-
-def _worse_half(itm: Sequence[float], rules: Rules) -> list[str | None]:
-    kept = set(better_half(itm, rules.half))
-    ranks = {i: rank for rank, i in enumerate(best_first(itm), 1)}
-    return [
-        None if i in kept else f"match {itm[i]:.3f}, rank {ranks[i]} of {len(itm)}: not in the better half"
-        for i in range(len(itm))
-    ]
 
 
 @dataclass(frozen=True)

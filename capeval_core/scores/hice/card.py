@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from capeval_core.phrases.spans import Span
 from capeval_core.reports.canvas import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
 from capeval_core.reports.card import Bar, Caption, Card, FramedImage, Heading, LegendEntry, Row, Table
-from capeval_core.reports.marks import Cross, Dot, Mark, RegionMark, Tick, Unknown, Word
+from capeval_core.reports.marks import RIGHT_MARK, UNKNOWN_MARK, WRONG_MARK, Dot, Mark, RegionMark, Word
 from capeval_core.reports.overlay import OutlinedImage
 
 _TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
@@ -135,18 +135,18 @@ def _legend(explanation: Mapping[str, Any]) -> list[LegendEntry]:
     if not notes:
         where = "inside the square" if explanation["outside"] else "found"
         entries.append(LegendEntry(f"No region was {where}: the whole image stands for them."))
-    entries.append(LegendEntry(threshold_text(explanation), Tick()))
+    entries.append(LegendEntry(threshold_text(explanation), RIGHT_MARK))
     if outside := outside_text(explanation):
-        entries.append(LegendEntry(f"{outside}; phrases may be about them", Unknown()))
+        entries.append(LegendEntry(f"{outside}; phrases may be about them", UNKNOWN_MARK))
     return entries
 
 
 def _phrase_row(note: PhraseNote, marks: Sequence[RegionMark]) -> Row:
     wrong, region = note["mistake"], note["region"]
-    lead: Mark = Cross() if wrong else Tick()
+    lead: Mark = WRONG_MARK if wrong else RIGHT_MARK
     bar, colour = (WRONG, WRONG) if wrong else (RIGHT, INK)
     if not note["judged"]:
-        lead, bar, colour = Unknown(), FAINT, FAINT
+        lead, bar, colour = UNKNOWN_MARK, FAINT, FAINT
     return Row(
         lead=lead,
         text=note["phrase"],

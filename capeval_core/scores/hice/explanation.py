@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,26 +34,22 @@ Weights whose cosines are in another range name their own: `threshold` among the
 WIDTH = 1280
 
 
-class Verdict(TypedDict):
-    """`mistake` and `judged` of a `PhraseNote`."""
+def judged(content: Mapping[str, Any], threshold: float) -> dict[str, Any]:
+    """An explanation's content with the verdicts of its notes, by the threshold of mistakes.
 
-    mistake: bool
-    judged: bool
-
-
-def verdict(precision: float, threshold: float, outside: int) -> Verdict:
-    """The verdict on a phrase; `outside` is the number of regions that the image tower does not see.
-
-    >>> verdict(0.1, 0.5, 0), verdict(0.1, 0.5, 11)
-    ({'mistake': True, 'judged': True}, {'mistake': False, 'judged': False})
+    Where the image tower does not see all regions, a phrase below the threshold may be about one of those.
     """
-    below = precision < threshold
-    return {"mistake": below and not outside, "judged": not (below and outside)}
-
-
-def is_unmentioned(recall: float, threshold: float) -> bool:
-    """Whether no phrase mentions a region."""
-    return recall < threshold
+    phrases = [(note, note["precision"] < threshold) for note in content["phrases"]]
+    outside = bool(content["outside"])
+    return {
+        **content,
+        "threshold": threshold,
+        "phrases": [
+            {**note, "mistake": below and not outside, "judged": not (below and outside)}
+            for note, below in phrases
+        ],
+        "regions": [{**note, "unmentioned": note["recall"] < threshold} for note in content["regions"]],
+    }
 
 
 class HiceExplanation(dict[str, Any]):
@@ -112,14 +107,7 @@ class HiceExplanation(dict[str, Any]):
 
     def with_threshold(self, threshold: float) -> HiceExplanation:
         """The same explanation with another threshold for mistakes and unmentioned regions."""
-        content: dict[str, Any] = {**self, "threshold": threshold}
-        content["phrases"] = [
-            {**note, **verdict(note["precision"], threshold, self["outside"])} for note in self.phrases
-        ]
-        content["regions"] = [
-            {**note, "unmentioned": is_unmentioned(note["recall"], threshold)} for note in self.regions
-        ]
-        return HiceExplanation(content, self._image, self._masks)
+        return HiceExplanation(judged(self, threshold), self._image, self._masks)
 
     def plot(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
         """The explanation as one image, `width` pixels wide: the image with its regions outlined and the part
@@ -142,34 +130,18 @@ class HiceExplanation(dict[str, Any]):
         """
         return self._drawable(threshold)._outlined().drawn(width)
 
-    def image(self) -> Image:
-        """The image, decoded as for the metric. Raises ImageError."""
-        return self._image.load()
-
-    def masks(self) -> Regions | None:
-        """The masks of `regions`, None where there is no score."""
-        return self._masks
-
     def _drawable(self, threshold: float | None) -> HiceExplanation:
         if "error" in self:
             raise ValueError(f"there is no score to draw: {self['error']}")
         return self if threshold is None else self.with_threshold(threshold)
 
     def _outlined(self) -> OutlinedImage:
-        image = self.image()
-        regions = self.masks() or Regions.of([], size=(image.height, image.width))
+        image = self._image.load()
+        regions = self._masks or Regions.of([], size=(image.height, image.width))
         return OutlinedImage(image, regions, region_marks(self.regions), visible=tuple(self["square"]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HiceExplanation, (dict(self), self._image, self._masks)
-
-
-@dataclass(frozen=True)
-class _Masks:
-    """The regions that the image tower sees, and the number of regions outside of its square."""
-
-    regions: Regions
-    outside: int
 
 
 def explain(
@@ -192,7 +164,7 @@ def explain(
         w, include_whole_image: options of the metric.
         threshold: as in `HiceExplanation`.
     """
-    masks_of: dict[str, _Masks | ImageError] = {}  # by image, which its captions share
+    regions_of: dict[str, Regions | ImageError] = {}  # by image, which its captions share
     index = 0
     for samples, captions, images in encoded:
         matches = match_regions(captions, images).to("cpu")
@@ -204,88 +176,58 @@ def explain(
             content |= {name: value[index] for name, value in values.items()}
             content["threshold"] = threshold
             index += 1
-            if features.error is None and features.key not in masks_of:
-                masks_of[features.key] = _masks(source, sample.image, features)
-            masks = ImageError(features.error) if features.error else masks_of[features.key]
-            if row["error"] is not None or isinstance(masks, ImageError):
-                content |= {"phrases": [], "regions": [], "whole": None, "error": row["error"] or str(masks)}
+            if features.error is None and features.key not in regions_of:
+                regions_of[features.key] = _found(source, sample.image)
+            found = ImageError(features.error) if features.error else regions_of[features.key]
+            if row["error"] is not None or isinstance(found, ImageError):
+                content |= {"phrases": [], "regions": [], "whole": None, "error": row["error"] or str(found)}
                 yield HiceExplanation(content, sample.image, None)
                 continue
-            with_whole = include_whole_image or not len(masks.regions)
-            texts = captions.phrases[i]
-            content["phrases"] = _phrase_notes(
-                row, texts, best_regions[i], with_whole, w, threshold, masks.outside
+            visible = found.select(features.kept.tolist())
+            content |= _notes(
+                row, captions.phrases[i], best_regions[i], best_phrases[i], visible, w, include_whole_image
             )
-            content["regions"] = _region_notes(row, texts, best_phrases[i], masks.regions, w, threshold)
-            content["whole"] = _whole_note(row, texts, w) if with_whole else None
-            top, left, side = central_square(*masks.regions.size)
-            content["outside"] = masks.outside
+            top, left, side = central_square(*found.size)
+            content["outside"] = len(found) - len(visible)
             content["square"] = [left, top, left + side, top + side]
             content["truncated"] = row["truncated"]
-            yield HiceExplanation(content, sample.image, masks.regions)
+            yield HiceExplanation(judged(content, threshold), sample.image, visible)
 
 
-def _masks(source: RegionSource, image: InputImage, features: RegionFeatures) -> _Masks | ImageError:
+def _found(source: RegionSource, image: InputImage) -> Regions | ImageError:
     try:
-        regions = source.find(image)
+        return source.find(image)
     except ImageError as error:
         return error
-    visible = regions.select(features.kept.tolist())
-    return _Masks(visible, len(regions) - len(visible))
 
 
-def _phrase_notes(
+def _notes(
     row: Mapping[str, Any],
     texts: Sequence[str],
     best_regions: Sequence[int],
-    with_whole: bool,
+    best_phrases: Sequence[int],
+    visible: Regions,
     w: float,
-    threshold: float,
-    outside: int,
-) -> list[PhraseNote]:
-    notes: list[PhraseNote] = []
+    include_whole_image: bool,
+) -> dict[str, Any]:
+    """The notes of a row without verdicts: phrases, visible regions, the whole image as a region."""
+    with_whole = include_whole_image or not len(visible)
+    phrases = []
     for text, best, whole, region in zip(
         texts, row["phrase_maxima"], row["phrase_cosines"], best_regions, strict=True
     ):
         by_whole = with_whole and (region < 0 or whole > best)
         precision = w * max(whole if by_whole else best, 0.0)
-        notes.append(
-            {
-                "phrase": text,
-                "precision": precision,
-                "region": None if by_whole else region,
-                **verdict(precision, threshold, outside),
-            }
-        )
-    return notes
-
-
-def _region_notes(
-    row: Mapping[str, Any],
-    texts: Sequence[str],
-    best_phrases: Sequence[int],
-    regions: Regions,
-    w: float,
-    threshold: float,
-) -> list[RegionNote]:
-    height, width = regions.size
-    boxes, areas = regions.boxes.tolist(), regions.areas.tolist()
-    return [
-        {
-            "box": box,
-            "area": area / (height * width),
-            "recall": (recall := w * max(best, 0.0)),
-            "phrase": texts[phrase],
-            "unmentioned": is_unmentioned(recall, threshold),
-        }
+        phrases.append({"phrase": text, "precision": precision, "region": None if by_whole else region})
+    height, width = visible.size
+    boxes, areas = visible.boxes.tolist(), visible.areas.tolist()
+    regions = [
+        {"box": box, "area": area / (height * width), "recall": w * max(best, 0.0), "phrase": texts[phrase]}
         for best, phrase, box, area in zip(row["region_maxima"], best_phrases, boxes, areas, strict=True)
     ]
-
-
-def _whole_note(row: Mapping[str, Any], texts: Sequence[str], w: float) -> dict[str, Any]:
-    """The recall of the whole image where it counts as a region, and its best phrase."""
     cosine, phrase = max(zip(row["phrase_cosines"], texts, strict=True), key=lambda pair: pair[0])
-    return {"recall": w * max(cosine, 0.0), "phrase": phrase}
+    whole_note = {"recall": w * max(cosine, 0.0), "phrase": phrase} if with_whole else None
+    return {"phrases": phrases, "regions": regions, "whole": whole_note}
 
 
 def reference_notes(

@@ -186,19 +186,20 @@ class HiceS(CaptionMetric):
         }
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        from capeval_core.scores.hice.rows import EncodedReferences, reference_columns, region_columns
+        from capeval_core.scores.hice.rows import reference_columns, region_columns
 
         for window in windows(batch, TEXTS_AT_ONCE):
-            references = None
-            if self.needs_references:
-                texts = self._encode_texts([text for row in window.references or [] for text in row])
-                counts = np.array([len(row) for row in window.references or []], dtype=np.int64)
-                references = EncodedReferences(texts, counts)
+            references = (window.references or []) if self.needs_references else []
+            compared = self._encode_texts([text for row in references for text in row])
+            counts = np.array([len(row) for row in references], dtype=np.int64)
+            ends = np.concatenate([[0], np.cumsum(counts)])
             for part, captions, images in self._encode_window(window):
                 columns, truncated = region_columns(captions, images), captions.truncated
-                if references is not None:
-                    columns |= reference_columns(captions, references.part(part))
-                    truncated = truncated + references.part(part).truncated
+                if references:
+                    own = compared.part(slice(ends[part.start], ends[part.stop]))
+                    columns |= reference_columns(captions, own, counts[part])
+                    owner = np.repeat(np.arange(len(images)), counts[part])
+                    truncated = truncated + np.bincount(owner, own.truncated, len(images)).astype(np.int64)
                 groups, errors = [image.key for image in images], [image.error for image in images]
                 common = common_columns(window, part, groups=groups, errors=errors, truncated=truncated)
                 yield pa.table({**common, **columns}, schema=self.ROW)

@@ -58,32 +58,6 @@ class EncodedTexts:
         )
 
 
-@dataclass(frozen=True)
-class EncodedReferences:
-    """The references of n captions, encoded.
-
-    texts: all of them, caption by caption. counts: (n,) references of each caption.
-    """
-
-    texts: EncodedTexts
-    counts: Integers
-
-    @cached_property
-    def owner(self) -> Integers:
-        """(texts,) the index of each reference's caption."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
-
-    @property
-    def truncated(self) -> Integers:
-        """(n,) sum of `EncodedTexts.truncated` over the references of each caption."""
-        return np.bincount(self.owner, self.texts.truncated, len(self.counts)).astype(np.int64)
-
-    def part(self, part: slice) -> EncodedReferences:
-        """The references of consecutive captions."""
-        ends = np.concatenate([[0], np.cumsum(self.counts)])
-        return EncodedReferences(self.texts.part(slice(ends[part.start], ends[part.stop])), self.counts[part])
-
-
 def encode_texts(
     texts: Sequence[str], source: PhraseSource, encoder: AlphaClipEncoder, **settings: Any
 ) -> EncodedTexts:
@@ -149,22 +123,22 @@ def match_regions(captions: EncodedTexts, images: Sequence[RegionFeatures]) -> G
     )
 
 
-def reference_columns(captions: EncodedTexts, references: EncodedReferences) -> dict[str, Any]:
-    """The columns that `RefHiceS.ROW` adds."""
-    texts, counts, owner = references.texts, references.counts, references.owner
+def reference_columns(captions: EncodedTexts, references: EncodedTexts, counts: Integers) -> dict[str, Any]:
+    """The columns that `RefHiceS.ROW` adds; `references` are those of all captions, `counts` of each."""
+    owner = np.repeat(np.arange(len(counts)), counts)
     matches = greedy_match(
         torch.from_numpy(captions.phrase_features),
-        torch.from_numpy(texts.phrase_features),
+        torch.from_numpy(references.phrase_features),
         captions.lengths,
-        texts.lengths,
+        references.lengths,
         x_of_pair=owner,
         return_maxima=True,
     )
-    cosines = grouped_cosine(captions.text_features, texts.text_features, counts)
+    cosines = grouped_cosine(captions.text_features, references.text_features, counts)
     return {
         "reference_cosines": lists(cosines, counts),
         "caption_phrase_maxima": lists(lists(matches.x_maxima, captions.lengths[owner]), counts),
-        "reference_phrase_maxima": lists(lists(matches.y_maxima, texts.lengths), counts),
+        "reference_phrase_maxima": lists(lists(matches.y_maxima, references.lengths), counts),
     }
 
 

@@ -15,7 +15,6 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.dual import dual_class
 from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.matching.cosine import best_query_cosine
 from capeval_core.scores.eco.members import PRESETS, member_names
@@ -103,9 +102,7 @@ def test_a_member_of_another_kind_is_named(matcher: str, seeded: str, tmp_path: 
     config = json.loads((Path(seeded) / "config.json").read_text())
     write_config(tmp_path, {**config, "encoder": "sam"})
     (tmp_path / "model.safetensors").symlink_to(Path(seeded) / "model.safetensors")
-    with pytest.raises(
-        WeightsError, match=r"members: '.*' could not be opened.*'sam', expected one of 'clip'"
-    ):
+    with pytest.raises(WeightsError, match=r"members: '.*' could not be opened.*'sam', expected a CLIP"):
         opened(matcher, [str(tmp_path)])
 
 
@@ -157,7 +154,7 @@ def test_dual_encoders_of_every_make_are_members(
     assert f"|member:member@{metric.members[1].model.fingerprint[:8]}|" in metric.signature()
     samples = metric.check(*scenes)
     values = np.array(metric.encode_all(samples)["values"].to_pylist())[:, 0]
-    encoder = dual_class(metric.members[1].folder).open(metric.members[1].folder, device="cpu")
+    encoder = metric.members[1].open("cpu", "float32")
     text_features = encoder.encode_texts(samples.captions).features
     image_features = np.concatenate([part.features for part in encoder.encode_images(samples.images)])
     assert encoder.kind == kind

@@ -11,7 +11,7 @@ from capeval_core.phrases.spans import Span
 from capeval_core.regions.regions import Regions
 from capeval_core.reports.canvas import COMPARED, FAINT, INK, REGIONS, RIGHT, UNMENTIONED, WRONG
 from capeval_core.reports.card import Bar, Caption, Card, LegendEntry, Row
-from capeval_core.reports.marks import Cross, Dot, RegionMark, Tick, Unknown, Word
+from capeval_core.reports.marks import RIGHT_MARK, UNKNOWN_MARK, WRONG_MARK, Dot, RegionMark, Word
 from capeval_core.reports.overlay import OutlinedImage
 from capeval_core.scores.hice.card import card_of, region_marks
 from capeval_core.scores.hice.explanation import PhraseNote, ReferenceNote, RegionNote
@@ -59,8 +59,8 @@ def test_the_caption_is_marked_where_it_is_wrong() -> None:
 def test_each_phrase_has_the_mark_of_its_region() -> None:
     phrases = card().tables[0]
     assert phrases.rows == [
-        Row(Tick(), "wall", [Bar(0.9, RIGHT)], MARKS[1], INK),
-        Row(Cross(), "door", [Bar(0.1, WRONG)], Word("all"), WRONG),
+        Row(RIGHT_MARK, "wall", [Bar(0.9, RIGHT)], MARKS[1], INK),
+        Row(WRONG_MARK, "door", [Bar(0.1, WRONG)], Word("all"), WRONG),
     ]
     assert phrases.threshold == 0.5
     assert [card(threshold=0.3).tables[0].threshold, card(threshold=0.3).last.threshold] == [0.3, 0.3]
@@ -95,13 +95,13 @@ def test_the_legend_names_the_outlines_that_there_are() -> None:
 
     mentioned = LegendEntry("region that a phrase mentions", RegionMark.of(0))
     missed = LegendEntry("region that none mentions", RegionMark.of(0, unmentioned=True))
-    tick = LegendEntry("fits a region: precision of at least 0.5", Tick())
+    tick = LegendEntry("fits a region: precision of at least 0.5", RIGHT_MARK)
     assert legend(True, False) == legend(False, True) == [mentioned, missed, tick]
     assert (legend(False), legend(True)) == ([mentioned, tick], [missed, tick])
     nothing = LegendEntry("No region was found: the whole image stands for them.")
     assert legend() == [nothing, tick]
     outside = LegendEntry(
-        "11 regions outside the square were not judged; phrases may be about them", Unknown()
+        "11 regions outside the square were not judged; phrases may be about them", UNKNOWN_MARK
     )
     assert legend(False, outside=11) == [mentioned, tick, outside]
     assert legend(outside=1)[0].text == "No region was inside the square: the whole image stands for them."
@@ -111,7 +111,7 @@ def test_the_legend_names_the_outlines_that_there_are() -> None:
 def test_phrases_that_are_not_judged_are_neither_right_nor_wrong() -> None:
     phrases = [PHRASES[0], {**PHRASES[1], "mistake": False, "judged": False}]
     rows = card(phrases=phrases, outside=2).tables[0].rows
-    assert rows[1] == Row(Unknown(), "door", [Bar(0.1, FAINT)], Word("all"), FAINT)
+    assert rows[1] == Row(UNKNOWN_MARK, "door", [Bar(0.1, FAINT)], Word("all"), FAINT)
 
 
 def test_texts_that_are_truncated_have_a_remark() -> None:

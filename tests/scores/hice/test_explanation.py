@@ -22,7 +22,7 @@ from capeval_core.regions.source import CachedRegions, RegionSource
 from capeval_core.reports.canvas import PAPER, REGIONS, UNMENTIONED, WRONG, WRONG_GROUND
 from capeval_core.result import plain
 from capeval_core.scores.hice import HiceS, RefHiceS
-from capeval_core.scores.hice.explanation import HiceExplanation, verdict
+from capeval_core.scores.hice.explanation import HiceExplanation
 from tests import seeded
 
 Floats = NDArray[np.float32]
@@ -391,7 +391,7 @@ def made(caption: str, image: Image.Image, regions: Regions, values: list[float]
     """An explanation in which the caption's parts between `and` fit the first regions."""
     words = caption.split(" and ")
     notes = [
-        {"phrase": words[i], "precision": value, "region": i, **verdict(value, 0.5, 0)}
+        {"phrase": words[i], "precision": value, "region": i, "mistake": value < 0.5, "judged": True}
         for i, value in enumerate(values[: len(words)])
     ]
     region_notes = [

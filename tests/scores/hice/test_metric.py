@@ -30,7 +30,7 @@ from capeval_core.regions.sam import SEGMENTER
 from capeval_core.regions.source import RegionSource
 from capeval_core.result import Result
 from capeval_core.scores.hice import HiceS, RefHiceS
-from capeval_core.scores.hice.rows import EncodedReferences, EncodedTexts, reference_columns, region_columns
+from capeval_core.scores.hice.rows import EncodedTexts, reference_columns, region_columns
 from tests import seeded
 from tests.counting import counted
 
@@ -131,8 +131,7 @@ def rows_of(cases: Sequence[Case]) -> pa.Table:
     counts = np.array([len(case.references) for case in cases], dtype=np.int64)
     captions = reading([case.caption for case in cases])
     columns = region_columns(captions, images)
-    compared = EncodedReferences(reading([r for case in cases for r in case.references]), counts)
-    columns |= reference_columns(captions, compared)
+    columns |= reference_columns(captions, reading([r for case in cases for r in case.references]), counts)
     n = len(cases)
     common = {
         "index": np.arange(n),
