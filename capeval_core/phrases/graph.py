@@ -81,7 +81,7 @@ def phrases_of(graph: str, style: Style = "triplet") -> list[str]:
 
 
 def without_mark(field: str) -> str:
-    """A field without the marks of the `-id` models: `v:` and `pv:` before verbs, `:1` after repeated nouns."""
+    """A field without the marks of `-id` models: `v:` and `pv:` before verbs, `:1` after repeated nouns."""
     return re.sub(r"^(\s*)p?v:(?!\d)|(?<=[^\W\d]):\d+(?=\s*$)", r"\1", field)
 
 
