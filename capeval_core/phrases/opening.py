@@ -9,46 +9,30 @@ from pathlib import Path
 
 from capeval_core.errors import FileError, did_you_mean, wrong_option
 from capeval_core.inputs.json_files import load_json
-from capeval_core.phrases.graph import Style
 from capeval_core.phrases.source import ChunkPhrases, PhraseSource, PrecomputedPhrases
 
 PhraseSpec = str | os.PathLike[str] | Mapping[str, Sequence[str]] | PhraseSource
 
 
-def open_phrases(
-    spec: PhraseSpec = "factual",
-    *,
-    style: Style = "triplet",
-    device: str | None = None,
-    dtype: str = "float32",
-    batch_size: int | None = None,
-) -> PhraseSource:
-    """Open a source of phrases by name, from a file, or from a mapping.
+def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
+    """Check a source of phrases before any model is opened; the result opens it.
+
+    It takes the keywords `style`, how a parser's facts become phrases, and `device`, `dtype` and
+    `batch_size`, where and how a parser runs.
 
     Args:
         spec: `"factual"`, the parser of the paper; a Hub id (`@revision` pins it) or folder of another parser
             of its kind; `"chunks"`, rules without a model; a JSON file or mapping `{caption: [phrases]}`;
             or a `PhraseSource`.
-        style: how a parser's facts become phrases (`capeval_core.phrases.graph.phrases_of`).
-        device, dtype, batch_size: where and how a parser runs.
 
     Raises:
-        ParserError: a parser that cannot be loaded.
-        ValueError, TypeError: any other `spec`, or phrases that are not lists of texts.
+        ValueError, TypeError: any other `spec`, or phrases that are not lists of texts. When it is opened,
+            ParserError: a parser that cannot be loaded.
 
-    >>> open_phrases("chunks").phrases(["a red star above a blue heart"])[0].phrases
+    >>> phrase_opener("chunks")().phrases(["a red star above a blue heart"])[0].phrases
     ('red star', 'blue heart', 'red star above blue heart')
-    >>> open_phrases({"Two dogs run.": ["two dogs"]}).phrases(["Two dogs run."])
+    >>> phrase_opener({"Two dogs run.": ["two dogs"]})().phrases(["Two dogs run."])
     [Phrases(phrases=('two dogs',), truncated=0, fallback=0)]
-    """
-    return phrase_opener(spec)(style=style, device=device, dtype=dtype, batch_size=batch_size)
-
-
-def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
-    """Check `spec` before any model is opened; the result opens it, by the keywords of `open_phrases`.
-
-    Raises:
-        ValueError, TypeError: as for `open_phrases`.
     """
     if isinstance(spec, str | os.PathLike):
         return _opener_named(os.fspath(spec))

@@ -219,7 +219,7 @@ def test_configs_of_strange_kinds_are_refused(
     kind: str, setting: str, value: Any, message: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     if (kind, setting) == ("sam", "architecture.vision"):
-        message = "do not fit"
+        message = "do not belong together"
     folder = changed(folders[kind], tmp_path / "changed", setting, value)
     with pytest.raises(WeightsError, match=message):
         open_network(kind, folder)
