@@ -34,32 +34,21 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
     >>> phrase_opener({"Two dogs run.": ["two dogs"]})().phrases(["Two dogs run."])
     [Phrases(phrases=('two dogs',), truncated=0, fallback=0)]
     """
-    if isinstance(spec, str | os.PathLike):
-        return _opener_named(os.fspath(spec))
-    if isinstance(spec, Mapping):
-        source: PhraseSource = PrecomputedPhrases(spec)
-        return lambda **settings: source
     if isinstance(spec, PhraseSource):
         return lambda **settings: spec
-    fix = (
-        "expected 'factual', 'chunks', a Hub id or folder of a parser, a JSON file, "
-        "or a mapping {caption: [phrases]}"
-    )
-    raise wrong_option("phrases", spec, "", fix, verb="", kind=TypeError)
-
-
-def _opener_named(name: str) -> Callable[..., PhraseSource]:
+    name = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
     if name == "chunks":
         return lambda **settings: ChunkPhrases()
-    if Path(name).suffix == ".json":
-        source = PrecomputedPhrases(_read(Path(name)))
+    if isinstance(spec, Mapping) or Path(name).suffix == ".json":
+        source = PrecomputedPhrases(spec if isinstance(spec, Mapping) else _read(Path(name)))
         return lambda **settings: source
-    if not (name == "factual" or "/" in name or Path(name).expanduser().is_dir()):
+    if not (name == "factual" or "/" in name or (name and Path(name).expanduser().is_dir())):
         fix = (
-            "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a "
-            f"parser, or a JSON file{did_you_mean(name, ['factual', 'chunks'])}"
+            "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a parser, a JSON "
+            f"file, or a mapping {{caption: [phrases]}}{did_you_mean(name, ['factual', 'chunks'])}"
         )
-        raise wrong_option("phrases", name, "", fix, verb="")
+        kind = ValueError if isinstance(spec, str | os.PathLike) else TypeError
+        raise wrong_option("phrases", spec if kind is TypeError else name, "", fix, verb="", kind=kind)
     from capeval_core.phrases.factual import FACTUAL, FactualParser
 
     return partial(FactualParser, FACTUAL if name == "factual" else name)

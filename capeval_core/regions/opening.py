@@ -22,6 +22,7 @@ SOURCES = {
 }
 """Name of a source -> its description."""
 
+_EXPECTED = f"expected {', '.join(map(repr, SOURCES))}, a JSON file of masks by image id, or a RegionSource"
 RegionSpec = str | os.PathLike[str] | Mapping[str, Sequence[Any]] | RegionSource
 
 
@@ -51,14 +52,14 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
         source = PrecomputedRegions(spec)
         return lambda **settings: source
     if not isinstance(spec, str | os.PathLike):
-        raise wrong_option("regions", spec, "", f"expected {_expected()}", verb="", kind=TypeError)
+        raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
     name = os.fspath(spec)
     if Path(name).suffix.lower() == ".json":
         source = PrecomputedRegions.read(Path(name).expanduser())
         return lambda **settings: source
     kind, colon, weights = name.partition(":")
     if kind not in SOURCES or (colon and (not weights or kind == "colours")):
-        fix = f"expected {_expected()}{did_you_mean(kind, SOURCES)}"
+        fix = _EXPECTED + did_you_mean(kind, SOURCES)
         raise wrong_option("regions", name, "", fix, verb="")
     if kind == "colours":
         return lambda **settings: ColourRegions()
@@ -113,8 +114,3 @@ def _open(
     if kind == "everything":
         return EverythingRegions(sam, name=label)
     return ObjectRegions(boxes(DETECTOR), sam, name=label)
-
-
-def _expected() -> str:
-    names = ", ".join(map(repr, SOURCES))
-    return f"{names}, a JSON file of masks by image id, or a RegionSource"

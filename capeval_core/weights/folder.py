@@ -123,7 +123,7 @@ class WeightsFolder:
 
         with self._reading():
             tensors = load_file(self.tensor_file)
-            check_finite(tensors)
+            check_finite(tensors, f"download or convert {self.tensor_file.name} again")
         return tensors
 
     @contextmanager

@@ -80,13 +80,7 @@ def open_foreign_weights(
 ) -> WeightsFolder:
     """The weights of a model in transformers' format, or those that `capeval convert` made of it.
 
-    Args:
-        weights: folder, or Hub id (`org/name` or `org/name@revision`).
-        what, default, without: as for `open_foreign`.
-        model_type: transformers' name of its architecture.
-
-    Raises:
-        WeightsError: the weights could not be loaded, are damaged, or are of another architecture.
+    `model_type` is transformers' name of its architecture; other arguments are those of `open_foreign`.
     """
     given = os.fspath(weights)
     if Path(given).expanduser().is_file():
