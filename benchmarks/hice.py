@@ -94,12 +94,12 @@ def plain(given: argparse.Namespace) -> dict[str, Any]:
     from PIL import Image
 
     from capeval_core.inputs.visual import InputImage
-    from capeval_core.phrases.opening import open_phrases
+    from capeval_core.phrases.opening import phrase_opener
 
     workload = _workload(given)
     weights = _weights(given.folder)
     metric = _metric(weights, MASKS, device=given.device)  # its preprocessing and its sources
-    encoder, phrases = metric.encoder, open_phrases("chunks")
+    encoder, phrases = metric.encoder, phrase_opener("chunks")()
     model, tokenize = _open_clip(weights, given.device)
     rows = 0
 

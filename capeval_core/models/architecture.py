@@ -89,11 +89,7 @@ def shown(value: Any) -> str:
 
 
 def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors whose names or shapes are not the expected ones; no value is looked at.
-
-    Raises:
-        WeightsError: some are missing, extra, misshaped or integers.
-    """
+    """Refuse tensors whose names or shapes are not the expected ones; no value is looked at."""
     if problems := tensor_problems(expected, tensors):
         raise WeightsError(
             "; ".join(problems)

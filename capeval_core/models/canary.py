@@ -46,11 +46,7 @@ def canary_problem(canary: Any) -> str | None:
 
 
 def check_canary(canary: dict[str, Any], computed: NDArray[np.float32], dtype: str) -> None:
-    """Refuse weights whose cosines are not those that were saved with them.
-
-    Raises:
-        WeightsError: some cosine differs by more than the tolerance of `dtype`, or there are not as many.
-    """
+    """Refuse weights whose cosines are not those that were saved with them, to the tolerance of `dtype`."""
     expected, tolerance = np.array(canary["cosines"], dtype=np.float32), canary["tolerance"][dtype]
     if expected.shape != computed.shape:
         raise WeightsError(

@@ -31,16 +31,13 @@ def resolve_device(name: str | None) -> torch.device:
     on_cpu = Setting("device", "cpu", "pass ")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise wrong_option("device", name, "no CUDA GPU can be used here", on_cpu, verb="")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = f"there are {torch.cuda.device_count()} CUDA GPUs here"
-        raise wrong_option("device", name, found, verb="")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise wrong_option("device", name, "this machine has no Apple GPU", on_cpu, verb="")
-    if device.type == "xpu" and not torch.xpu.is_available():
-        raise wrong_option("device", name, "this machine has no Intel GPU", on_cpu, verb="")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise wrong_option("device", name, f"there are {count} CUDA GPUs here", verb="")
+    for kind, maker, backend in (("mps", "Apple", torch.backends.mps), ("xpu", "Intel", torch.xpu)):
+        if device.type == kind and not backend.is_available():
+            raise wrong_option("device", name, f"this machine has no {maker} GPU", on_cpu, verb="")
     if device.type not in ("cpu", "cuda", "mps", "xpu"):
-        fix = "use cpu, cuda, mps or xpu"
-        raise wrong_option("device", name, "the encoders", fix, verb="cannot run")
+        raise wrong_option("device", name, "the encoders", "use cpu, cuda, mps or xpu", verb="cannot run")
     return device
 
 

@@ -218,7 +218,13 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         config = cls.read_config(folder)
         if "canary" in config and (problem := canary_problem(config["canary"])):
             raise WeightsError(f"in the config, {problem}: download or convert the weights again")
-        _check_settings(folder.name, config)
+        entry = entry_of(folder.name)
+        for key, value in entry.settings.items() if entry else ():
+            if config.get(key) != value:
+                raise WeightsError(
+                    f"their {key} is {value!r}, but their config says {config.get(key)!r}: scores would be "
+                    "silently wrong; set it right there"
+                )
         return config
 
     def save_beside(self, folder: Path) -> dict[str, Any]:
@@ -266,17 +272,6 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
 
 _OPENED: WeakValueDictionary[tuple[str, str, str], CheckedModel] = WeakValueDictionary()
-
-
-def _check_settings(name: str, config: dict[str, Any]) -> None:
-    """Refuse a listed repository whose config contradicts the catalogue."""
-    entry = entry_of(name)
-    for key, value in entry.settings.items() if entry else ():
-        if config.get(key) != value:
-            raise WeightsError(
-                f"their {key} is {value!r}, but their config says {config.get(key)!r}: scores would be "
-                "silently wrong; set it right there"
-            )
 
 
 def _tensors_checksum(tensors: dict[str, Tensor]) -> str:

@@ -8,8 +8,8 @@ consensus score from it, its released code uses scikit-learn's TF-IDF instead.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Literal, get_args
@@ -41,37 +41,10 @@ SIGMA = 6.0
 _BLOCK = 200_000  # words at a time where pools are independent, which bounds memory
 
 
-@dataclass(frozen=True)
-class DocumentFrequencies:
-    """Document frequencies of n-grams in a corpus.
-
-    count: {n-gram: number of documents that hold it}.
-    documents: how many there are.
-    """
-
-    count: dict[tuple[str, ...], int]
-    documents: int
-
-    @classmethod
-    def of(cls, documents: Iterable[Iterable[Tokens]], longest: int = LONGEST) -> DocumentFrequencies:
-        """Of documents that are sets of captions, e.g. the references of each image (CIDEr's own notion).
-
-        >>> table = DocumentFrequencies.of([[["a", "dog"], ["a", "cat"]], [["a", "man"]]])
-        >>> table.documents, table.count[("a",)], table.count[("a", "dog")]
-        (2, 2, 1)
-        """
-        count: Counter[tuple[str, ...]] = Counter()
-        total = 0
-        for captions in documents:
-            total += 1
-            count.update({gram for tokens in captions for gram in _grams_of(tokens, longest)})
-        return cls(dict(count), total)
-
-
 def consensus(
     pools: Sequence[Sequence[Tokens]],
     *,
-    documents: Documents | DocumentFrequencies = "doc_caption_within_pool",
+    documents: Documents = "doc_caption_within_pool",
     kind: Kind = "cider",
 ) -> list[Floats]:
     """The CIDEr of each caption against all the others of its pool.
@@ -82,8 +55,7 @@ def consensus(
 
     Args:
         pools: the tokens of each caption of each pool (see `capeval_core.phrases.ptb`).
-        documents: what a document is, or the frequencies of another corpus. With the default a score depends
-            on its pool alone.
+        documents: what a document is. With the default a score depends on its pool alone.
         kind: `cider` or `cider_d`.
 
     Returns:
@@ -95,25 +67,21 @@ def consensus(
     >>> [score.round(3).tolist() for score in consensus([[["two", "dogs"], ["two", "cats"], ["a", "man"]]])]
     [[0.15, 0.15, 0.0]]
     """
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind={kind!r}: expected 'cider' or 'cider_d'{did_you_mean(kind, get_args(Kind))}")
-    choices = get_args(Documents)
-    if not isinstance(documents, DocumentFrequencies) and documents not in choices:
-        raise ValueError(
-            f"documents={documents!r}: expected {', '.join(map(repr, choices))} or DocumentFrequencies"
-            f"{did_you_mean(str(documents), choices)}"
-        )
-    independent = isinstance(documents, DocumentFrequencies) or documents.endswith("within_pool")
+    for name, value, choices in (
+        ("kind", kind, get_args(Kind)),
+        ("documents", documents, get_args(Documents)),
+    ):
+        if value not in choices:
+            expected = " or ".join(map(repr, choices))
+            raise ValueError(f"{name}={value!r}: expected {expected}{did_you_mean(value, choices)}")
+    agreement = _agreement if kind == "cider" else _agreement_d
     scores: list[Floats] = []
-    for part in _blocks(pools, _BLOCK) if independent else [pools]:
+    for part in _blocks(pools, _BLOCK) if documents.endswith("within_pool") else [pools]:
         block = _Block(part)
         total = np.zeros(len(block.pool))
-        for n in range(1, LONGEST + 1):
-            grams = block.grams(n)
-            weights = grams.count * _idf(block, grams, n, documents)[grams.gram]
-            total += (
-                _agreement(block, grams, weights) if kind == "cider" else _agreement_d(block, grams, weights)
-            )
+        for grams in block.grams(LONGEST):
+            weights = grams.count * _idf(block, grams, documents)[grams.gram]
+            total += agreement(block, grams, weights)
         mean = total * (10 / LONGEST) / np.maximum(block.sizes - 1, 1)[block.pool]
         scores += np.split(mean, np.cumsum(block.sizes)[:-1]) if len(part) else []
     return scores
@@ -140,8 +108,7 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
         dots = np.zeros(len(block.pool))
         squares = np.zeros(len(block.pool))
         levels = []
-        for n in (1, 2):
-            grams = block.grams(n)
+        for grams in block.grams(2):
             size = block.sizes[grams.pool_of_gram(block)]
             idf = np.log((1 + size) / (1 + grams.frequency())) + 1
             weights = grams.count * idf[grams.gram]
@@ -169,6 +136,7 @@ class _Grams:
     begins.
     """
 
+    n: int
     caption: Integers
     gram: Integers
     count: Integers
@@ -199,43 +167,32 @@ class _Block:
         self.caption: Integers = np.repeat(np.arange(len(captions)), self.lengths)
         words = chain.from_iterable(captions)
         self.words: Integers = np.fromiter(map(vocabulary.__getitem__, words), np.int64, len(self.caption))
-        self.names = list(vocabulary)
-        self._gram_at: Integers = self.pool[self.caption]  # number of the n-gram that begins at each word
-        self._length = 0
+        self.vocabulary = len(vocabulary)
 
-    def grams(self, n: int) -> _Grams:
-        """The n-grams of length n; must be called with 1, 2, 3, ... in turn."""
-        self._length += 1
-        if n != self._length:
-            raise ValueError(f"n={n}: expected {self._length}")
-        reach = len(self.words) - n + 1
-        begins = np.flatnonzero(self.caption[: max(reach, 0)] == self.caption[n - 1 :])
-        key = self._gram_at[begins] * len(self.names) + self.words[begins + n - 1]
-        _, first, gram = np.unique(key, return_index=True, return_inverse=True)
-        self._gram_at = np.zeros_like(self._gram_at)
-        self._gram_at[begins] = gram
-        pairs, count = np.unique(self.caption[begins] * max(len(first), 1) + gram, return_counts=True)
-        caption, gram = np.divmod(pairs, max(len(first), 1))
-        return _Grams(caption, gram, count, begins[first])
+    def grams(self, longest: int) -> Iterator[_Grams]:
+        """The n-grams of length 1, 2, ... up to the longest."""
+        gram_at = self.pool[self.caption]  # number of the n-gram that begins at each word
+        for n in range(1, longest + 1):
+            begins = np.flatnonzero(self.caption[: max(len(self.words) - n + 1, 0)] == self.caption[n - 1 :])
+            key = gram_at[begins] * self.vocabulary + self.words[begins + n - 1]
+            _, first, gram = np.unique(key, return_index=True, return_inverse=True)
+            gram_at = np.zeros_like(gram_at)
+            gram_at[begins] = gram
+            kinds = max(len(first), 1)
+            pairs, count = np.unique(self.caption[begins] * kinds + gram, return_counts=True)
+            yield _Grams(n, *np.divmod(pairs, kinds), count, begins[first])
 
-    def across_pools(self, grams: _Grams, n: int) -> Integers:
+    def across_pools(self, grams: _Grams) -> Integers:
         """Per kind of n-gram a number that equal n-grams of all pools share."""
-        spelt = np.stack([self.words[grams.start + k] for k in range(n)], axis=1)
         shared: Integers = np.zeros(grams.kinds, dtype=np.int64)
-        for k in range(n):
-            shared = np.unique(shared * len(self.names) + spelt[:, k], return_inverse=True)[1]
+        for k in range(grams.n):
+            key = shared * self.vocabulary + self.words[grams.start + k]
+            shared = np.unique(key, return_inverse=True)[1]
         return shared
 
 
-def _idf(block: _Block, grams: _Grams, n: int, documents: Documents | DocumentFrequencies) -> Floats:
+def _idf(block: _Block, grams: _Grams, documents: Documents) -> Floats:
     """ln(number of documents) - ln(number of documents with the n-gram), per kind of n-gram."""
-    if isinstance(documents, DocumentFrequencies):
-        spelt = zip(*(block.words[grams.start + k] for k in range(n)), strict=True)
-        count_of = documents.count.get
-        held = np.array(
-            [count_of(tuple(block.names[w] for w in gram), 0) for gram in spelt], dtype=np.float64
-        )
-        return _log(np.float64(documents.documents)) - _log(held)
     in_pool = grams.frequency()
     size = block.sizes[grams.pool_of_gram(block)]
     if documents.startswith("doc_leave_one_out"):
@@ -247,7 +204,7 @@ def _idf(block: _Block, grams: _Grams, n: int, documents: Documents | DocumentFr
         held = in_pool.astype(np.float64)
     if documents.endswith("within_pool"):
         return _log(size) - _log(held)
-    shared = block.across_pools(grams, n)
+    shared = block.across_pools(grams)
     total = len(block.sizes) if documents.startswith("doc_image") else len(block.pool)
     return _log(np.float64(total)) - _log(np.bincount(shared, held)[shared])
 
@@ -263,7 +220,7 @@ def _agreement(block: _Block, grams: _Grams, weights: Floats) -> Floats:
     The sum of its products with all vectors is its product with their sum, so no pair is formed.
     """
     captions = len(block.pool)
-    unit = weights * _inverse(_norms(grams, weights, captions))[grams.caption]
+    unit = weights * _inverse(np.sqrt(_sums(grams.caption, weights**2, captions)))[grams.caption]
     others = _sums(grams.gram, unit, grams.kinds)[grams.gram] - unit
     # Of an n-gram that no other caption has, rounding may leave a trace.
     others = np.where(grams.frequency()[grams.gram] > 1, others, 0.0)
@@ -273,7 +230,7 @@ def _agreement(block: _Block, grams: _Grams, weights: Floats) -> Floats:
 def _agreement_d(block: _Block, grams: _Grams, weights: Floats) -> Floats:
     """The same for CIDEr-D, whose clipping needs all pairs of captions that share an n-gram."""
     captions = len(block.pool)
-    inverse = _inverse(_norms(grams, weights, captions))
+    inverse = _inverse(np.sqrt(_sums(grams.caption, weights**2, captions)))
     order = np.argsort(grams.gram, kind="stable")
     caption, weight = grams.caption[order], weights[order]
     holders = grams.frequency()
@@ -289,10 +246,6 @@ def _agreement_d(block: _Block, grams: _Grams, weights: Floats) -> Floats:
     penalty = np.exp(-((bigrams[left] - bigrams[right]) ** 2) / (2 * SIGMA**2))
     clipped = np.minimum(weight[one], weight[other]) * weight[other]
     return _sums(left, clipped * inverse[left] * inverse[right] * penalty, captions)
-
-
-def _norms(grams: _Grams, weights: Floats, captions: int) -> Floats:
-    return np.sqrt(_sums(grams.caption, weights**2, captions))
 
 
 def _sums(index: Integers, values: Floats, size: int) -> Floats:
@@ -314,9 +267,3 @@ def _blocks(pools: Sequence[Sequence[Tokens]], words: int) -> Iterator[Sequence[
             start, held = index + 1, 0
     if start < len(pools):
         yield pools[start:]
-
-
-def _grams_of(tokens: Tokens, longest: int) -> Iterator[tuple[str, ...]]:
-    for n in range(1, longest + 1):
-        for start in range(len(tokens) - n + 1):
-            yield tuple(tokens[start : start + n])

@@ -26,7 +26,7 @@ from capeval_core.phrases.english import sentences
 from capeval_core.phrases.graph import Style, phrases_of
 from capeval_core.phrases.source import Phrases
 from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum
-from capeval_core.weights.foreign import needs_transformers, open_foreign
+from capeval_core.weights.foreign import open_foreign
 
 FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"
 """Flan-T5 base (Apache 2.0) tuned on Visual Genome's descriptions; `-large-` and `-small-` exist too."""
@@ -64,7 +64,7 @@ class FactualParser:
         beams: width of the beam search; 1 is greedy.
 
     Raises:
-        ParserError: transformers is missing, or the model could not be loaded or is not a T5-like parser.
+        ParserError: the model could not be loaded or is not a T5-like parser.
         ValueError: an unknown style, dtype or device.
     """
 
@@ -85,28 +85,14 @@ class FactualParser:
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: expected {' or '.join(map(repr, DTYPES))}")
         self.style = style
-        self.beams = beams
-        self.dtype = dtype
-        self.device = resolve_device(device)
-        self.folder, self._label, self._version = find_parser(fspath(model))
-        settings = (str(self.folder.resolve()), self._version, str(self.device), dtype, beams)
-        writer = _OPENED.get(settings)
-        if writer is None:
-            writer = GraphWriter(self.folder, self._label, device=self.device, dtype=dtype, beams=beams)
-        self._writer = _OPENED[settings] = writer
+        on = resolve_device(device)
+        folder, label, version = find_parser(fspath(model))
+        key = (str(folder.resolve()), version, str(on), dtype, beams)
+        self._writer = _OPENED[key] = _OPENED.get(key) or GraphWriter(folder, label, on, dtype, beams)
+        settings = [version, PROMPT, beams, LONGEST_INPUT, LONGEST_OUTPUT, dtype, style, _REVISION]
+        self.fingerprint = f"factual-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
+        self.name = f"{label.split('/')[-1]}@{version[:8]}"
         self._size = BatchSize(batch_size or 32, automatic=batch_size is None)
-
-    @property
-    def name(self) -> str:
-        """E.g. `flan-t5-base-VG-factual-sg@1f3c9a2b`."""
-        return f"{self._label.split('/')[-1]}@{self._version[:8]}"
-
-    @property
-    def fingerprint(self) -> str:
-        """Covers the weights, the tokenizer, the settings and the style."""
-        lengths = [LONGEST_INPUT, LONGEST_OUTPUT]
-        settings = [self._version, PROMPT, self.beams, *lengths, self.dtype, self.style, _REVISION]
-        return f"factual-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
         """The phrases of each text, sentence after sentence; equal sentences are parsed once.
@@ -139,19 +125,10 @@ class GraphWriter:
     """The model of a scene-graph parser, with an LRU cache of the graphs that it has written.
 
     It is loaded once per process and setting while it is in use, so that `hices` and `refhices` share it.
-
-    Args:
-        folder: a parser in transformers' format.
-        label: its name in messages.
-        device: the device it runs on.
-        dtype: `float32`, `bfloat16` or `float16`.
-        beams: width of the beam search; 1 is greedy.
-
-    Raises:
-        ParserError: transformers is missing, or the folder does not hold a parser.
+    Arguments and errors are those of `FactualParser`.
     """
 
-    def __init__(self, folder: Path, label: str, *, device: torch.device, dtype: str, beams: int) -> None:
+    def __init__(self, folder: Path, label: str, device: torch.device, dtype: str, beams: int) -> None:
         self._tokenizer, loaded = _load(folder, label, DTYPES[dtype])
         self._model = loaded.to(device).eval()
         self._device, self._beams = device, beams
@@ -221,7 +198,7 @@ _WITHOUT = 'To run without it: phrases="chunks" (rules, no model), or hand in ph
 
 def find_parser(model: str) -> tuple[Path, str, str]:
     """The folder of a parser, its label, and its version: its commit on the Hub, or a checksum."""
-    folder = open_foreign(
+    path, name, version = open_foreign(
         model,
         _WHAT,
         ["*.json", "*.model"],
@@ -231,29 +208,20 @@ def find_parser(model: str) -> tuple[Path, str, str]:
         without=_WITHOUT,
         error=ParserError,
     )
-    version = folder.commit
     if version is None:
-        files = [
-            folder.path / TENSORS,
-            *sorted(folder.path.glob("*.json")),
-            *sorted(folder.path.glob("*.model")),
-        ]
+        files = [path / TENSORS, *sorted(path.glob("*.json")), *sorted(path.glob("*.model"))]
         content = "".join(file.name + file_checksum(file) for file in files)
         version = hashlib.sha256(content.encode()).hexdigest()
-    return folder.path, folder.name, version
+    return path, name, version
 
 
 def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
-    try:
-        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-    except ImportError as error:
-        raise needs_transformers(_WHAT, error, _WITHOUT, ParserError) from error
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
     try:
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder)
         model = cast(Any, AutoModelForSeq2SeqLM).from_pretrained(folder, dtype=dtype, use_safetensors=True)
         check_finite(model.state_dict(), "they make no sense of any caption")
-    except ImportError as error:
-        raise needs_transformers(_WHAT, error, _WITHOUT, ParserError) from error
     except Exception as error:  # a damaged file raises whatever its reader raises
         raise ParserError(
             f"{_WHAT} {label!r} in {folder} could not be loaded ({type(error).__name__}: "

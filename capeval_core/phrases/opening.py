@@ -9,73 +9,46 @@ from pathlib import Path
 
 from capeval_core.errors import FileError, did_you_mean, wrong_option
 from capeval_core.inputs.json_files import load_json
-from capeval_core.phrases.graph import Style
 from capeval_core.phrases.source import ChunkPhrases, PhraseSource, PrecomputedPhrases
 
 PhraseSpec = str | os.PathLike[str] | Mapping[str, Sequence[str]] | PhraseSource
 
 
-def open_phrases(
-    spec: PhraseSpec = "factual",
-    *,
-    style: Style = "triplet",
-    device: str | None = None,
-    dtype: str = "float32",
-    batch_size: int | None = None,
-) -> PhraseSource:
-    """Open a source of phrases by name, from a file, or from a mapping.
+def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
+    """Check a source of phrases before any model is opened; the result opens it.
+
+    It takes the keywords `style`, how a parser's facts become phrases, and `device`, `dtype` and
+    `batch_size`, where and how a parser runs.
 
     Args:
         spec: `"factual"`, the parser of the paper; a Hub id (`@revision` pins it) or folder of another parser
             of its kind; `"chunks"`, rules without a model; a JSON file or mapping `{caption: [phrases]}`;
             or a `PhraseSource`.
-        style: how a parser's facts become phrases (`capeval_core.phrases.graph.phrases_of`).
-        device, dtype, batch_size: where and how a parser runs.
 
     Raises:
-        ParserError: a parser that cannot be loaded.
-        ValueError, TypeError: any other `spec`, or phrases that are not lists of texts.
+        ValueError, TypeError: any other `spec`, or phrases that are not lists of texts. When it is opened,
+            ParserError: a parser that cannot be loaded.
 
-    >>> open_phrases("chunks").phrases(["a red star above a blue heart"])[0].phrases
+    >>> phrase_opener("chunks")().phrases(["a red star above a blue heart"])[0].phrases
     ('red star', 'blue heart', 'red star above blue heart')
-    >>> open_phrases({"Two dogs run.": ["two dogs"]}).phrases(["Two dogs run."])
+    >>> phrase_opener({"Two dogs run.": ["two dogs"]})().phrases(["Two dogs run."])
     [Phrases(phrases=('two dogs',), truncated=0, fallback=0)]
     """
-    return phrase_opener(spec)(style=style, device=device, dtype=dtype, batch_size=batch_size)
-
-
-def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
-    """Check `spec` before any model is opened; the result opens it, by the keywords of `open_phrases`.
-
-    Raises:
-        ValueError, TypeError: as for `open_phrases`.
-    """
-    if isinstance(spec, str | os.PathLike):
-        return _opener_named(os.fspath(spec))
-    if isinstance(spec, Mapping):
-        source: PhraseSource = PrecomputedPhrases(spec)
-        return lambda **settings: source
     if isinstance(spec, PhraseSource):
         return lambda **settings: spec
-    fix = (
-        "expected 'factual', 'chunks', a Hub id or folder of a parser, a JSON file, "
-        "or a mapping {caption: [phrases]}"
-    )
-    raise wrong_option("phrases", spec, "", fix, verb="", kind=TypeError)
-
-
-def _opener_named(name: str) -> Callable[..., PhraseSource]:
+    name = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
     if name == "chunks":
         return lambda **settings: ChunkPhrases()
-    if Path(name).suffix == ".json":
-        source = PrecomputedPhrases(_read(Path(name)))
+    if isinstance(spec, Mapping) or Path(name).suffix == ".json":
+        source = PrecomputedPhrases(spec if isinstance(spec, Mapping) else _read(Path(name)))
         return lambda **settings: source
-    if not (name == "factual" or "/" in name or Path(name).expanduser().is_dir()):
+    if not (name == "factual" or "/" in name or (name and Path(name).expanduser().is_dir())):
         fix = (
-            "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a "
-            f"parser, or a JSON file{did_you_mean(name, ['factual', 'chunks'])}"
+            "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a parser, a JSON "
+            f"file, or a mapping {{caption: [phrases]}}{did_you_mean(name, ['factual', 'chunks'])}"
         )
-        raise wrong_option("phrases", name, "", fix, verb="")
+        kind = ValueError if isinstance(spec, str | os.PathLike) else TypeError
+        raise wrong_option("phrases", spec if kind is TypeError else name, "", fix, verb="", kind=kind)
     from capeval_core.phrases.factual import FACTUAL, FactualParser
 
     return partial(FactualParser, FACTUAL if name == "factual" else name)

@@ -70,21 +70,16 @@ class PrecomputedPhrases:
         ValueError, TypeError: phrases that are not lists of texts, or empty texts; all at once.
     """
 
+    name = "given"
+
     def __init__(self, phrases: Mapping[str, Sequence[str]]) -> None:
         problems = Problems()
         for caption, listed in phrases.items():
             _check(problems, f"phrases[{_short(caption)}]", listed)
         problems.raise_if_any()
         self._phrases = {caption: _phrases_or_text(listed, caption) for caption, listed in phrases.items()}
-
-    @property
-    def name(self) -> str:
-        return "given"
-
-    @property
-    def fingerprint(self) -> str:
         content = json.dumps(sorted((text, own.phrases) for text, own in self._phrases.items()))
-        return f"given-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+        self.fingerprint = f"given-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
         """The phrases of each text.

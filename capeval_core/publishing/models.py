@@ -68,8 +68,8 @@ def weights(
     network = network_of(opened).open(opened, device="cpu")
     name = checked(name or opened.name)
     entry = entry_known_as(name, opened.original)
-    if not permission and not private and (why := _withheld(entry, opened)):
-        raise PublishError(_refusal(name, why))
+    if not permission and not private and (refusal := _refusal(name, entry, opened)):
+        raise PublishError(refusal)
     if entry is not None and (difference := entry.is_another(network.describe(network.config))):
         raise PublishError(f"{path}: {difference}: convert the file that the authors released")
     listed = _listed_card(name)
@@ -105,27 +105,21 @@ def cards() -> list[str]:
     return sorted(path.stem for path in shipped("hub_cards", "hub_cards").glob("*.md"))
 
 
-def _withheld(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
-    """Why weights are not hosted again for everyone; None: they may be."""
-    original = f"the original ({entry.original})" if entry else "the original"
-    licence = _licence(entry, folder)
-    if not licence:
-        return f"the authors of {original} state no licence, so it may not be hosted again"
-    if restriction := restriction_of(licence):
-        return f'the authors of {original} restrict its use ({licence}: "{restriction}")'
-    return None
+def _refusal(name: str, entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
+    """Why weights are not hosted again for everyone; None: they may be.
 
-
-def _licence(entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
-    """The licence that the authors state; the catalogue comes before the option of `convert`."""
-    if entry is not None:
-        return entry.licence
+    What the catalogue states of their licence comes before the option of `convert`.
+    """
     source = folder.config.get("source")
     stated = source.get("licence") if isinstance(source, dict) else None
-    return stated if isinstance(stated, str) and stated != LICENCE_NOT_STATED else None
-
-
-def _refusal(name: str, why: str) -> str:
+    licence = entry.licence if entry else stated
+    original = f"the original ({entry.original})" if entry else "the original"
+    if not isinstance(licence, str) or licence in ("", LICENCE_NOT_STATED):
+        why = f"the authors of {original} state no licence, so it may not be hosted again"
+    elif restriction := restriction_of(licence):
+        why = f'the authors of {original} restrict its use ({licence}: "{restriction}")'
+    else:
+        return None
     return (
         f"{name}: {why}: link to it, and let everyone get it from them. Pass --private for a repository of "
         'your own that nobody else sees, or --permission "who allows it, and where" if you have it in writing'

@@ -72,13 +72,7 @@ def in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
 def own_file(folder: Path, name: str, *, hard_links: bool = True) -> Path | None:
     """A file of a folder that may go out: a regular one, in the folder itself; None: there is none.
 
-    Args:
-        folder: the folder.
-        name: of the file.
-        hard_links: whether it may have other names elsewhere, as files of installed packages often have.
-
-    Raises:
-        PublishError: it is a link or no regular file, so that something else would be sent.
+    With `hard_links` it may have other names elsewhere, as files of installed packages often have.
     """
     path = folder / name
     if not os.path.lexists(path):

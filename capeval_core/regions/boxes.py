@@ -44,13 +44,9 @@ Floats = NDArray[np.float32]
 
 
 def suppress_overlaps(corners: Floats, scores: Floats, overlap: float, max_boxes: int) -> Boxes:
-    """Non-maximum suppression: the best boxes, best first.
+    """Non-maximum suppression: the best of boxes (n, 4), best first, of equal ones the earlier.
 
-    Args:
-        corners: (n, 4) x0, y0, x1, y1.
-        scores: (n,); of equal scores the earlier counts as better.
-        overlap: intersection over union above which the worse of two boxes is dropped.
-        max_boxes: how many boxes are kept at most.
+    The worse of two boxes is dropped if their intersection over union is above `overlap`.
 
     >>> corners = np.array([[0, 0, 10, 10], [0, 0, 10, 9.5], [0, 0, 5, 10]], dtype=np.float32)
     >>> suppress_overlaps(corners, np.array([0.5, 0.9, 0.7], dtype=np.float32), 0.9, 300).scores.tolist()

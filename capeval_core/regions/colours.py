@@ -101,13 +101,11 @@ def _patches(pixels: NDArray[np.int16]) -> tuple[Array, NDArray[np.float64]]:
 
 def _flat(pixels: NDArray[np.int16]) -> NDArray[np.bool_]:
     """Which pixels resemble all their neighbours (outside the image lies its edge, repeated)."""
-    padded = np.pad(pixels, ((1, 1), (1, 1), (0, 0)), mode="edge")
-    height, width = pixels.shape[:2]
-    rows = [padded[shift : height + shift] for shift in range(3)]
-    low, high = np.minimum.reduce(rows), np.maximum.reduce(rows)
-    lows = np.minimum.reduce([low[:, shift : width + shift] for shift in range(3)])
-    highs = np.maximum.reduce([high[:, shift : width + shift] for shift in range(3)])
-    flat: NDArray[np.bool_] = (highs - lows <= _ALIKE).all(axis=-1)
+    from scipy.ndimage import maximum_filter, minimum_filter
+
+    around = {"size": (3, 3, 1), "mode": "nearest"}
+    spread = maximum_filter(pixels, **around) - minimum_filter(pixels, **around)
+    flat: NDArray[np.bool_] = (spread <= _ALIKE).all(axis=-1)
     return flat
 
 
@@ -126,24 +124,17 @@ def components(across: NDArray[np.bool_], down: NDArray[np.bool_]) -> Array:
     >>> components(np.array([[True, False]]), np.zeros((0, 3), dtype=bool)).tolist()
     [[0, 0, 1]]
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     height, width = across.shape[0], down.shape[1]
     starts = np.ones((height, width), dtype=np.bool_)
     starts[:, 1:] = ~across
     run = np.cumsum(starts.reshape(-1)).reshape(height, width) - 1  # equal for linked pixels of one row
     above, below = run[:-1][down], run[1:][down]
     runs = int(run.max()) + 1
-    links = np.stack(np.divmod(np.unique(above * runs + below), runs), axis=1)
-    parent = np.arange(runs)
-    while True:
-        ends = parent[links]
-        low, high = ends.min(axis=1), ends.max(axis=1)
-        if (low == high).all():
-            break
-        np.minimum.at(parent, high, low)
-        while (parent[parent] != parent).any():
-            parent = parent[parent]
-    numbered = np.unique(parent, return_inverse=True)[1].reshape(-1)
-    labels: Array = numbered[run]
+    links = coo_array((np.ones(len(above), dtype=np.bool_), (above, below)), shape=(runs, runs))
+    labels: Array = connected_components(links, directed=False)[1][run]
     return labels
 
 

@@ -154,13 +154,7 @@ def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDA
 
 
 def read_output(raw: Floats, network: tuple[int, int], image: tuple[int, int]) -> Boxes:
-    """Boxes of an image, from the network's output for it.
-
-    Args:
-        raw: (n, 5) centre x, centre y, width, height, in pixels of the network's input, and score.
-        network: (height, width) of that input.
-        image: (height, width) of the image.
-    """
+    """Boxes of an image from the network's output (n, 5); `network` and `image` are sizes (height, width)."""
     raw = np.asarray(raw, dtype=np.float32)
     likely = raw[raw[:, 4] > _SCORE]
     # Not stable, as in the original: it decides which of several boxes with equal scores is kept.

@@ -12,8 +12,7 @@ from typing import Any
 from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
-from capeval_core.regions.source import WITHOUT, RegionSource
-from capeval_core.weights.foreign import needs_transformers
+from capeval_core.regions.source import RegionSource
 
 SOURCES = {
     "objects": "SAM's masks of the boxes of OWLv2 (or those of the segmenter after a colon)",
@@ -23,15 +22,15 @@ SOURCES = {
 }
 """Name of a source -> its description."""
 
-RegionOpener = Callable[..., RegionSource]
-"""Opens a source of regions; its keywords are `device` and `dtype`, as for `open_regions`."""
+_EXPECTED = f"expected {', '.join(map(repr, SOURCES))}, a JSON file of masks by image id, or a RegionSource"
 RegionSpec = str | os.PathLike[str] | Mapping[str, Sequence[Any]] | RegionSource
 
 
-def open_regions(
-    spec: RegionSpec = "objects", *, device: str | None = None, dtype: str = "float32"
-) -> RegionSource:
-    """Open a source of regions.
+def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
+    """Check a source of regions before any model is opened; the result opens it.
+
+    It takes the keywords `device` (None: CUDA where there is a GPU) and `dtype`, "float32", "bfloat16" or
+    "float16", of the image encoders.
 
     Args:
         spec: a name of `SOURCES`; for the first three also with weights, as in
@@ -39,42 +38,31 @@ def open_regions(
             folder; for those with boxes also with the objectness that a box needs, last, as in
             `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of masks
             or boxes (`PrecomputedRegions.read`); a mapping from image id to masks; or a `RegionSource`.
-        device: torch device name; None: CUDA where there is a GPU.
-        dtype: "float32", "bfloat16" or "float16", of the image encoders.
 
     Raises:
-        WeightsError: a model could not be loaded; the message says what to install, or to use instead.
-        ValueError, TypeError: any other `spec`.
+        ValueError, TypeError: any other `spec`. When it is opened, WeightsError: a model could not be loaded;
+            the message says what to install, or to use instead.
 
-    >>> open_regions("colours").name
+    >>> region_opener("colours")().name
     'colours'
     """
-    return region_opener(spec)(device=device, dtype=dtype)
-
-
-def region_opener(spec: RegionSpec) -> RegionOpener:
-    """Check `spec` before any model is opened; the result opens it.
-
-    Raises:
-        ValueError, TypeError: as for `open_regions`.
-    """
     if isinstance(spec, RegionSource):
-        return lambda device, dtype: spec
+        return lambda **settings: spec
     if isinstance(spec, Mapping):
         source = PrecomputedRegions(spec)
-        return lambda device, dtype: source
+        return lambda **settings: source
     if not isinstance(spec, str | os.PathLike):
-        raise wrong_option("regions", spec, "", f"expected {_expected()}", verb="", kind=TypeError)
+        raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
     name = os.fspath(spec)
     if Path(name).suffix.lower() == ".json":
         source = PrecomputedRegions.read(Path(name).expanduser())
-        return lambda device, dtype: source
+        return lambda **settings: source
     kind, colon, weights = name.partition(":")
     if kind not in SOURCES or (colon and (not weights or kind == "colours")):
-        fix = f"expected {_expected()}{did_you_mean(kind, SOURCES)}"
+        fix = _EXPECTED + did_you_mean(kind, SOURCES)
         raise wrong_option("regions", name, "", fix, verb="")
     if kind == "colours":
-        return lambda device, dtype: ColourRegions()
+        return lambda **settings: ColourRegions()
     weights, threshold = _split_threshold(name, kind, weights)
     return partial(_open, kind, weights or None, threshold)
 
@@ -106,12 +94,12 @@ def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | N
 
 
 def _open(
-    kind: str, weights: str | None, threshold: float | None, device: str | None, dtype: str
+    kind: str,
+    weights: str | None,
+    threshold: float | None,
+    device: str | None = None,
+    dtype: str = "float32",
 ) -> RegionSource:
-    try:
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise needs_transformers("the source of regions", error, WITHOUT) from error
     from capeval_core.regions.boxes import RectangleRegions
     from capeval_core.regions.owlv2 import DETECTOR, THRESHOLD, Owlv2Boxes
     from capeval_core.regions.sam import SEGMENTER, EverythingRegions, ObjectRegions, open_sam
@@ -126,8 +114,3 @@ def _open(
     if kind == "everything":
         return EverythingRegions(sam, name=label)
     return ObjectRegions(boxes(DETECTOR), sam, name=label)
-
-
-def _expected() -> str:
-    names = ", ".join(map(repr, SOURCES))
-    return f"{names}, a JSON file of masks by image id, or a RegionSource"

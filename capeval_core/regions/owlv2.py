@@ -23,13 +23,15 @@ from capeval_core.models.device import DTYPES, exact_float32, resolve_device
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
 from capeval_core.regions.source import WITHOUT
 from capeval_core.weights.folder import WeightsError, WeightsFolder
-from capeval_core.weights.foreign import needs_transformers, open_foreign_weights
+from capeval_core.weights.foreign import open_foreign_weights
 
 DETECTOR = "google/owlv2-base-patch16-ensemble"
 """OWLv2, Apache 2.0, 0.6 GB."""
 THRESHOLD = 0.1
 """Least objectness of a box. The paper trains it to predict a box's class score, and 0.1 is the class score
 from which transformers takes a box of OWLv2 for a detection."""
+MAX_BOXES, OVERLAP = 300, 0.9
+"""How many boxes at most, and intersection over union above which the worse of two is dropped."""
 _REVISION = 1
 
 
@@ -41,35 +43,32 @@ class Owlv2Boxes(BoxSource):
 
     Args:
         weights: Hub id (`@revision` pins it) or folder of an OWLv2 in transformers' format.
-        max_boxes: how many boxes at most.
-        overlap: intersection over union above which the worse of two boxes is dropped.
         threshold: least objectness of a box, 0 to 1. It is not a calibrated probability; with 0 there are
-            `max_boxes` boxes even on a blank image, if so many do not overlap.
+            300 boxes even on a blank image, if so many do not overlap.
         device: torch device name; None: CUDA where there is a GPU.
         dtype: "float32", "bfloat16" or "float16".
 
     It may be used from several threads, one forward pass at a time.
 
     Raises:
-        WeightsError: transformers is missing, or the weights could not be loaded.
+        WeightsError: the weights could not be loaded.
     """
 
     def __init__(
         self,
         weights: str | PathLike[str] = DETECTOR,
         *,
-        max_boxes: int = 300,
-        overlap: float = 0.9,
         threshold: float = THRESHOLD,
         device: str | None = None,
         dtype: str = "float32",
     ) -> None:
-        folder = open_foreign_weights(
-            weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT, convert="regions"
-        )
-        self._max_boxes, self._overlap, self._threshold = max_boxes, overlap, threshold
-        self._model = _open(folder, str(resolve_device(device)), dtype)
-        settings = [_REVISION, folder.checksum, self._model.config, max_boxes, overlap, threshold, dtype]
+        folder = open_foreign_weights(weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT)
+        self._threshold = threshold
+        on = resolve_device(device)
+        key = (f"{folder.path}:{folder.checksum}", str(on), dtype)
+        # Loaded once per process, device and dtype while it is in use.
+        self._model = _OPENED[key] = _OPENED.get(key) or _Model(folder, on, dtype)
+        settings = [_REVISION, folder.checksum, self._model.config, MAX_BOXES, OVERLAP, threshold, dtype]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         self.fingerprint = f"owlv2-{digest}"
         self.name = folder.label(digest)
@@ -79,22 +78,20 @@ class Owlv2Boxes(BoxSource):
         size = (decoded.height, decoded.width)
         corners = clipped(corners * np.float32(max(size)), size)  # of the square that the image was padded to
         inside = (corners[:, 2:] > corners[:, :2]).all(axis=1) & (scores >= self._threshold)
-        return suppress_overlaps(corners[inside], scores[inside], self._overlap, self._max_boxes)
+        return suppress_overlaps(corners[inside], scores[inside], OVERLAP, MAX_BOXES)
 
 
 class _Model:
     """OWLv2 without its text tower: boxes (n, 4), as shares of the padded square, and scores of an image."""
 
     def __init__(self, folder: WeightsFolder, device: torch.device, dtype: str) -> None:
-        try:
-            from transformers import Owlv2Config, Owlv2ForObjectDetection, Owlv2ImageProcessor
+        from transformers import Owlv2Config, Owlv2ForObjectDetection, Owlv2ImageProcessor
 
+        try:
             processor: Any = Owlv2ImageProcessor.from_pretrained(folder.path)
             if problems := size_problems(folder.config, ""):
                 raise ValueError("; ".join(problems))
             config: Any = Owlv2Config(**folder.config)
-        except ImportError as error:
-            raise needs_transformers("the detector", error, WITHOUT) from error
         except Exception as error:  # a damaged config can raise anything
             raise WeightsError(f"detector {folder.name!r}: its config cannot be read ({error})") from error
         self.config = {"model": folder.config, "processor": processor.to_dict()}
@@ -138,12 +135,3 @@ def _without_text(model: Any) -> Any:
 
 
 _OPENED: WeakValueDictionary[tuple[str, str, str], _Model] = WeakValueDictionary()
-
-
-def _open(folder: WeightsFolder, device: str, dtype: str) -> _Model:
-    """The model of a folder; loaded once per process, device and dtype while it is in use."""
-    key = (f"{folder.path}:{folder.checksum}", device, dtype)
-    model = _OPENED.get(key)
-    if model is None:
-        model = _OPENED[key] = _Model(folder, torch.device(device), dtype)
-    return model

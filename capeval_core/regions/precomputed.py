@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.inputs.folder import Names
@@ -18,7 +17,6 @@ from capeval_core.inputs.json_files import load_json
 from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk
 from capeval_core.inputs.visual import InputImage
 from capeval_core.regions import rle
-from capeval_core.regions.boxes import Boxes, BoxSource, clipped
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionsError, RegionSource
 
@@ -147,24 +145,6 @@ class PrecomputedRegions(RegionSource):
         known = f"there are masks of {len(self._masks)} images: {ids}"
         found = f"there are no precomputed masks of {image.name} ({known})"
         raise RegionsError(Problem(image.where, None, found, fix, verb=""))
-
-
-class PrecomputedBoxes(BoxSource):
-    """The boxes of precomputed regions, to prompt a segmenter: of a detector that ran elsewhere.
-
-    Args:
-        regions: annotations with a `bbox`, in any order.
-    """
-
-    def __init__(self, regions: PrecomputedRegions) -> None:
-        self.regions = regions
-        self.name = regions.name
-        self.fingerprint = f"boxes-{regions.fingerprint}"
-
-    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
-        regions = self.regions.find(image)
-        order = np.argsort(-regions.quality, kind="stable")
-        return Boxes(clipped(regions.boxes, regions.size)[order], regions.quality[order])
 
 
 def _path_of(image: InputImage) -> str | None:

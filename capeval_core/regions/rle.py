@@ -55,20 +55,6 @@ def decode(runs: Runs, size: tuple[int, int]) -> Mask:
     return mask
 
 
-def of_rectangle(x0: int, y0: int, x1: int, y1: int, size: tuple[int, int]) -> Runs:
-    """The runs of the rectangle of columns x0 to x1 and rows y0 to y1, ends excluded, inside (h, w)."""
-    height, width = size
-    if x0 >= x1 or y0 >= y1:
-        return np.array([height * width], dtype=np.uint32)
-    if y1 - y0 == height:
-        return np.array([x0 * height, (x1 - x0) * height, (width - x1) * height], dtype=np.uint32)
-    ones = np.full(x1 - x0, y1 - y0)
-    zeros = np.full(x1 - x0, height - (y1 - y0))
-    zeros[0] = x0 * height + y0
-    runs = np.stack([zeros, ones], axis=1).reshape(-1)
-    return np.append(runs, (width - x1) * height + height - y1).astype(np.uint32)
-
-
 def of_box(box: Sequence[float], size: tuple[int, int]) -> Runs:
     """The runs of the pixels whose centres lie in the box x0, y0, x1, y1, inside (h, w); there may be none.
 
@@ -77,8 +63,11 @@ def of_box(box: Sequence[float], size: tuple[int, int]) -> Runs:
     """
     height, width = size
     first, last = np.ceil(np.asarray(box, dtype=np.float64).reshape(2, 2) - 0.5)
-    (x0, y0), (x1, y1) = np.clip(first, 0, (width, height)), np.clip(last, 0, (width, height))
-    return of_rectangle(int(x0), int(y0), int(x1), int(y1), size)
+    (x0, y0), (x1, y1) = np.clip([first, last], 0, (width, height)).astype(np.int64)
+    if x0 >= x1 or y0 >= y1:
+        return np.array([height * width], dtype=np.uint32)
+    columns = np.arange(x0, x1) * height
+    return of_intervals(columns + y0, columns + y1, size)
 
 
 def area(runs: Runs) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from capeval_core.models.model import CheckedModel
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource
 from capeval_core.regions.regions import Regions
-from capeval_core.regions.sam_model import build, fill, with_copy
+from capeval_core.regions.sam_model import build, with_copy
 from capeval_core.regions.source import WITHOUT, RegionSource
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 from capeval_core.weights.foreign import open_foreign_weights
@@ -43,11 +44,12 @@ _LOGITS = 1 << 25
 """Logits at the size of the image in memory at a time."""
 
 
-class UnfitError(WeightsError):
-    """The tensors of a SAM do not fit its config."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(f"the tensors do not fit the config ({reason}): get the weights again")
+@contextmanager
+def _fitting() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # parts of transformers raise errors of any type
+        raise WeightsError(f"the tensors do not fit the config ({error}): get the weights again") from error
 
 
 class Sam(CheckedModel, tags=["mask-generation", "sam"]):
@@ -65,11 +67,9 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     Conversion = SamConversion
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-        try:
+        with _fitting():
             model = build(config["architecture"])
-            fill(model, _complete(config, tensors))
-        except Exception as error:  # parts of transformers raise errors of any type
-            raise UnfitError(error) from error
+            model.load_state_dict(with_copy(tensors))
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
         encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
@@ -78,20 +78,12 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
-        try:
-            with torch.device("meta"):
-                return build(config["architecture"])
-        except Exception as error:  # parts of transformers raise errors of any type
-            raise UnfitError(error) from error
+        with _fitting(), torch.device("meta"):
+            return build(config["architecture"])
 
     @classmethod
     def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
-        try:
-            super().check_header(config, _complete(config, header))
-        except UnfitError:  # of `empty`
-            raise
-        except WeightsError as error:
-            raise UnfitError(error) from error
+        super().check_header(config, with_copy(header))
 
     def prepare(self) -> None:
         preprocessing = self.config["preprocessing"]
@@ -112,10 +104,8 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         if missing := {"architecture", "preprocessing"} - set(config):
             raise WeightsError(f"in the config, {min(missing)} is missing: convert the weights again")
         architecture, pixels = config["architecture"], config["preprocessing"]
-        parts = (
-            [architecture.get("kind"), architecture.get("decoder")] if isinstance(architecture, dict) else []
-        )
-        if not parts or not isinstance(parts[0], str) or not isinstance(parts[1], dict):
+        whole = isinstance(architecture, dict) and isinstance(architecture.get("kind"), str)
+        if not whole or not isinstance(architecture.get("decoder"), dict):
             _check([f"architecture is {shown(architecture)}, expected an object with kind and decoder"])
         if not isinstance(pixels, dict):
             _check([f"preprocessing is {shown(pixels)}, expected an object"])
@@ -221,10 +211,6 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         return torch.stack([quality, logits.sigmoid().mean((1, 2, 3))]).cpu().numpy().astype(np.float32)
 
 
-def _complete(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return with_copy(tensors) if "transformers" in config["architecture"] else tensors
-
-
 def _check(problems: list[str]) -> None:
     if problems:
         raise WeightsError(f"in the config, {'; '.join(problems)}: get the weights again")
@@ -234,14 +220,8 @@ _OBJECTS_REVISION = 1
 
 
 def open_sam(weights: str | os.PathLike[str], *, device: str | None, dtype: str) -> tuple[Sam, str]:
-    """A SAM, and its name and version for the signature.
-
-    Raises:
-        WeightsError: the weights could not be loaded, or are those of another model.
-    """
-    folder = open_foreign_weights(
-        weights, "segmenter", "sam", default=SEGMENTER, without=WITHOUT, convert="regions"
-    )
+    """A SAM, and its name and version for the signature."""
+    folder = open_foreign_weights(weights, "segmenter", "sam", default=SEGMENTER, without=WITHOUT)
     sam = Sam.open(folder, device=device, dtype=dtype)
     return sam, folder.label(sam.fingerprint)
 
@@ -269,6 +249,9 @@ class ObjectRegions(RegionSource):
 
 
 _EVERYTHING_REVISION = 1
+GRID = {"points_per_crop": 32, "pred_iou_thresh": 0.88, "stability_score_thresh": 0.95}
+"""Points along each side, least predicted intersection over union of a mask, and least one of the masks at
+thresholds 1 above and below: those of SAM's release."""
 _GRID_LOGITS = 1 << 26
 """Logits at the size of the image in memory at a time, of a grid of points."""
 
@@ -281,31 +264,15 @@ class EverythingRegions(RegionSource):
 
     Args:
         sam: the segmenter.
-        points: points along each side of the grid.
-        quality: least predicted intersection over union of a mask.
-        stability: least intersection over union of the masks at thresholds 1 above and below.
         name: the segmenter's name in the signature.
     """
 
-    def __init__(
-        self,
-        sam: Sam,
-        *,
-        points: int = 32,
-        quality: float = 0.88,
-        stability: float = 0.95,
-        name: str = "sam",
-    ) -> None:
+    def __init__(self, sam: Sam, *, name: str = "sam") -> None:
         self.sam = sam
-        self._settings = {
-            "points_per_crop": points,
-            "pred_iou_thresh": quality,
-            "stability_score_thresh": stability,
-        }
         self._pipeline = _pipeline(sam)
         self._lock = threading.Lock()
         self.name = f"everything:{name}"
-        settings = f"{points}-{quality:g}-{stability:g}"
+        settings = "-".join(f"{setting:g}" for setting in GRID.values())
         self.fingerprint = f"everything-{_EVERYTHING_REVISION}-{settings}-{sam.fingerprint}-{sam.dtype}"
 
     def find(self, image: InputImage) -> Regions:
@@ -317,7 +284,7 @@ class EverythingRegions(RegionSource):
             small = resized(decoded, (max(width, 1), max(height, 1)), Image.Resampling.BILINEAR)
         at_once = int(np.clip(_GRID_LOGITS // (3 * small.width * small.height), 1, 64))
         with self._lock, torch.inference_mode(), exact_float32(self.sam.device):
-            output = self._pipeline(small, points_per_batch=at_once, **self._settings)
+            output = self._pipeline(small, points_per_batch=at_once, **GRID)
         masks = (_enlarged(np.asarray(mask, dtype=np.bool_), size) for mask in output["masks"])
         return Regions.of(masks, np.asarray(output["scores"].cpu(), dtype=np.float32), size=size)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,10 +19,7 @@ the Hub have 1e-6, which moves logits by up to 6e-4."""
 def build(architecture: Mapping[str, Any]) -> nn.Module:
     """The model of an architecture, with random weights, in evaluation mode.
 
-    Its tensors hold the Gaussian matrix twice, not tied.
-
-    Args:
-        architecture: as `read_architecture` gives it, or `{"transformers": config}` with a config of the Hub.
+    Its tensors hold the Gaussian matrix twice, not tied. A config of the Hub is `{"transformers": config}`.
     """
     from transformers import SamConfig, SamModel
 
@@ -57,18 +54,6 @@ def with_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return by_name
 
 
-def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load exactly the tensors of the model.
-
-    Raises:
-        ValueError: tensors are missing, unknown or of another shape.
-    """
-    try:
-        model.load_state_dict(dict(tensors))
-    except RuntimeError as error:
-        raise ValueError("; ".join(line.strip()[:200] for line in str(error).splitlines()[1:4])) from None
-
-
 def _untied(model: Any) -> nn.Module:
     gaussian = model.shared_image_embedding.positional_embedding
     model.prompt_encoder.shared_embedding.positional_embedding = nn.Parameter(gaussian.detach().clone())
@@ -98,9 +83,9 @@ class TinyVit(nn.Module):
         self.stages = backbone.stages
         self.neck = nn.Sequential(
             nn.Conv2d(320, CHANNELS, 1, bias=False),
-            ChannelNorm(CHANNELS),
+            LayerNorm2d(CHANNELS),
             nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False),
-            ChannelNorm(CHANNELS),
+            LayerNorm2d(CHANNELS),
         )
 
     def forward(self, pixels: Tensor, **_: Any) -> tuple[Tensor]:
@@ -124,7 +109,7 @@ class EfficientVit(nn.Module):
         self.stem = backbone.stem
         self.stages = backbone.stages
         self.neck = _Neck((512, 256, 128))
-        self.norm = ChannelNorm(CHANNELS)
+        self.norm = LayerNorm2d(CHANNELS)
 
     def forward(self, pixels: Tensor, **_: Any) -> tuple[Tensor]:
         x = functional.interpolate(pixels, (self.INPUT, self.INPUT), mode="bilinear", align_corners=False)
@@ -179,20 +164,6 @@ class _ConvNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         normed: Tensor = self.norm(self.conv(x))
         return normed
-
-
-class ChannelNorm(nn.Module):
-    """Layer normalisation over the channels of (n, c, h, w)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        last = x.permute(0, 2, 3, 1)
-        normed = functional.layer_norm(last, last.shape[-1:], self.weight, self.bias, _EPS)
-        return normed.permute(0, 3, 1, 2)
 
 
 VISION: dict[str, type[TinyVit] | type[EfficientVit]] = {

@@ -68,7 +68,6 @@ class LimitedRegions(RegionSource):
         self.fingerprint = f"{source.fingerprint}, best {max_regions}"
 
     def find(self, image: InputImage) -> Regions:
-        """The regions of an image; errors are the source's."""
         return self.source.find(image).limited(self.max_regions)
 
 
@@ -97,7 +96,6 @@ class CachedRegions(RegionSource):
         self._lock = threading.Lock()
 
     def find(self, image: InputImage) -> Regions:
-        """The regions of an image; errors are the source's."""
         key = image.key
         with self._lock:
             if key in self._cache:

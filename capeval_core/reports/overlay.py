@@ -113,7 +113,7 @@ def outlines(runs: Runs, size: tuple[int, int]) -> list[Line]:
 
     The longest comes first; holes have outlines too. The last point leads back to the first.
 
-    >>> (square,) = outlines(rle.of_rectangle(2, 2, 6, 6, (8, 8)), (8, 8))
+    >>> (square,) = outlines(rle.of_box((2, 2, 6, 6), (8, 8)), (8, 8))
     >>> square.min(axis=0).round(2).tolist(), square.max(axis=0).round(2).tolist()
     ([0.25, 0.25], [0.75, 0.75])
     """

@@ -30,13 +30,6 @@ def low_rank_update(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> t
 
     For a matrix (out, in), `a` is (r, in) and `b` (out, r). For a convolution (out, in, k, k), `a` is
     (r*k, in*k), `b` (out*k, r*k), and the product is read row by row as (out, in, k, k).
-
-    >>> weight, a, b = torch.zeros(2, 3), torch.ones(4, 3), torch.ones(2, 4)
-    >>> low_rank_update(weight, a, b)[0, 0].item()
-    1.0
-
-    Raises:
-        ValueError: the three shapes do not belong together.
     """
     kernel = weight.shape[-1] if weight.ndim == 4 else 1
     rows, columns = (weight.shape[0] * kernel, weight.shape[1] * kernel) if weight.ndim >= 2 else (0, 0)
@@ -55,11 +48,7 @@ def merge_adapters(
     """Tensors of the plain model, with the chosen adapters added to their weights.
 
     `adapters` is ``"released"`` (those that the released PAC-S++ script applies: attention and patch
-    embedding, not the MLP), ``"all"`` or ``"none"``. Sums are made in float64 and kept as float32. What was
-    merged, what was ignored and why is appended to `notes`.
-
-    Raises:
-        ValueError: an adapter is unknown, lacks its other half or its weight, or has a wrong shape.
+    embedding, not the MLP), ``"all"`` or ``"none"``. Sums are made in float64 and kept as float32.
     """
     plain = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     pairs = _pair_up([name for name in tensors if is_adapter(name)])

@@ -16,7 +16,7 @@ import torch
 
 from capeval_core.errors import Argument, InputError, Problem, wrong_option
 from capeval_core.options import option
-from capeval_core.weights.catalogue import BLIP2, WeightsEntry
+from capeval_core.weights.catalogue import BLIP2
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.conversion import Conversion, Shapes, Tensors, clip_preprocessing, count_blocks
 from capeval_core.weights.folder import (
@@ -194,9 +194,6 @@ class Blip2Conversion(Conversion):
             "vocabulary": self._vocabulary(words, notes),
         }
 
-    def listed(self, file: Path) -> WeightsEntry | None:
-        return next((entry for entry in BLIP2 if entry.original.endswith("/" + file.name)), None)
-
     def _vocabulary(self, rows: int, notes: list[str]) -> list[str]:
         if self.vocabulary is None:
             of_bert = ", the file vocab.txt of https://huggingface.co/google-bert/bert-base-uncased"
@@ -223,21 +220,15 @@ def _heads(width: int, heads: int | None, head_width: int, name: str) -> int:
 
 
 def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
-    """Our configuration of a repository in transformers' format.
-
-    Raises:
-        WeightsError: it is no BLIP-2 with matching heads, or its images are not made as we make them.
-    """
+    """Our configuration of a repository in transformers' format."""
     model_type, architectures = folder.config.get("model_type"), folder.config.get("architectures")
     if model_type != "blip-2" or architectures != ["Blip2ForImageTextRetrieval"]:
         raise WeightsError(
             f"these are weights of {model_type!r} ({architectures}), expected a Blip2ForImageTextRetrieval "
             f"such as {BLIP2[0].repository}"
         )
-    try:
-        from transformers import Blip2Config
-    except ImportError as error:
-        raise WeightsError(f"BLIP-2 needs transformers ({error}): pip install transformers") from error
+    from transformers import Blip2Config
+
     try:
         whole = Blip2Config.from_dict(folder.config).to_dict()
         architecture = {
@@ -258,15 +249,9 @@ def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
 
 
 def empty_model(architecture: dict[str, Any]) -> Blip2ForImageTextRetrieval:
-    """The model of an architecture (names as in transformers' configuration), its weights still random.
+    """The model of an architecture (names as in transformers' configuration), its weights still random."""
+    from transformers import Blip2Config, Blip2ForImageTextRetrieval
 
-    Raises:
-        WeightsError: transformers is missing, or the architecture cannot be built.
-    """
-    try:
-        from transformers import Blip2Config, Blip2ForImageTextRetrieval
-    except ImportError as error:
-        raise WeightsError(f"BLIP-2 needs transformers ({error}): pip install transformers") from error
     try:
         config = Blip2Config(
             vision_config=dict(architecture["vision"]),

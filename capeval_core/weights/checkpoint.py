@@ -39,6 +39,9 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
         ValueError: the file is a folder, empty, damaged, a TorchScript archive, needs code to be read,
             or holds no state dict. The message names the file and what to do.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     path = Path(path)
     if path.is_dir():
         raise ValueError(
@@ -50,8 +53,12 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
         raise ValueError(f"{path} is empty (0 bytes): the download failed, fetch it again")
     with path.open("rb") as file:
         head = file.read(512)
-    if _is_safetensors(head, path.stat().st_size):
-        return _read_safetensors(path)
+    # A safetensors file starts with the length of its header (little endian, 8 bytes), then JSON.
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size:
+        try:
+            return dict(load_file(path))
+        except (SafetensorError, OSError) as error:
+            raise _damaged(path, error) from error
     zipped = head.startswith(_ZIP)
     if zipped:
         _check_archive(path)
@@ -61,12 +68,7 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
 
 
 def read_shards(index: Path) -> tuple[dict[str, Any], list[Path]]:
-    """All tensors of the shards beside an index, left in their files; the index and these files.
-
-    Raises:
-        FileNotFoundError: there is no such index, or shards are missing; all of them are named.
-        ValueError: the index or a shard cannot be read, or a shard lacks what the index says it holds.
-    """
+    """All tensors of the shards beside an index, left in their files; the index and these files."""
     if not index.exists():
         raise FileNotFoundError(f"{index} does not exist: download the original checkpoint first")
     try:
@@ -115,17 +117,6 @@ def _read_pickle(path: Path, mapped: bool) -> Any:
         raise _damaged(path, error) from error
 
 
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors: dict[str, Any] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise _damaged(path, error) from error
-    return tensors
-
-
 def _state_dict(content: Any, path: Path) -> dict[str, Any]:
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
@@ -163,11 +154,6 @@ def _check_archive(path: Path) -> None:
             f"{path} is a zip archive without a checkpoint in it: unpack it and give the file inside "
             f"({name_some(members)})"
         )
-
-
-def _is_safetensors(head: bytes, size: int) -> bool:
-    # A safetensors file starts with the length of its header (little endian, 8 bytes), then JSON.
-    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= max(size, 1)
 
 
 def _describe(head: bytes) -> str:

@@ -122,10 +122,6 @@ def read_architecture(
 
     Head counts leave no trace in shapes: they are width / 64 unless `head_width` (vision) or `text_heads` are
     given.
-
-    Raises:
-        ValueError: a tensor that shows a size is missing or has an impossible shape, or the heads must be
-            given.
     """
     text = read_text(shapes, notes, text_heads)
     embed_dim = shape_of(shapes, "text_projection", 2)[1]
@@ -244,11 +240,7 @@ def _head_note(head_width: int | None) -> str:
 
 
 def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
-    """open_clip's repository format in ours.
-
-    Raises:
-        WeightsError: something is missing, or the preprocessing is not CLIP's.
-    """
+    """open_clip's repository format in ours."""
     try:
         model, preprocess = config["model_cfg"], config["preprocess_cfg"]
         vision, text = model["vision_cfg"], model["text_cfg"]

@@ -19,8 +19,7 @@ from capeval_core.weights.catalogue import (
     CLIP_MEAN,
     CLIP_STD,
     LICENCE_NOT_STATED,
-    WeightsEntry,
-    entry_known_as,
+    WEIGHTS,
 )
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.folder import sha256_of
@@ -78,13 +77,7 @@ class Conversion(Settings, ABC):
     licence: str | None = option(None, "as its authors state it; None: as in the catalogue")
 
     def read(self, path: Path, empty: Empty) -> Release:
-        """The checkpoint at `path`, by these settings, with exactly the tensors of the model of `empty`.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: a file cannot be read safely, is not what it should be, or is incomplete; or a setting
-                is needed. The message names the file and the fix.
-        """
+        """The checkpoint at `path`, by these settings, with exactly the tensors of the model of `empty`."""
         content, files = self.load(path)
         notes: list[str] = []
         with naming(files, self.title):
@@ -136,7 +129,10 @@ class Conversion(Settings, ABC):
         first, *beside = [
             {"file": file.name, "size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
         ]
-        listed = self.listed(files[0])
+        # Weights that are taken as they are have no checkpoint in the catalogue, but its address.
+        address = f"/{files[0].name}"
+        named = (e for e in WEIGHTS if f"/{e.checkpoint}" == address or e.original.endswith(address))
+        listed = next(named, None)
         source = {
             "name": self.source or _ENDINGS.sub("", files[0].name),
             "url": self.url or (listed and listed.original),
@@ -146,10 +142,6 @@ class Conversion(Settings, ABC):
             "notes": notes,
         }
         return Release({**config, "source": source}, tensors, list(notes))
-
-    def listed(self, file: Path) -> WeightsEntry | None:
-        """The catalogue's entry of an original file."""
-        return entry_known_as("", file.name)
 
 
 @contextmanager
@@ -167,11 +159,7 @@ def naming(files: Sequence[Path], title: str) -> Iterator[None]:
 def without_prefix(
     content: Mapping[str, Any], anchors: Sequence[str], title: str, notes: list[str]
 ) -> dict[str, Any]:
-    """The content without the prefix that all its names have, such as ``module.``.
-
-    Raises:
-        ValueError: none of `anchors` is there, several are, or other names have not the same prefix.
-    """
+    """The content without the prefix that all its names have, such as ``module.``."""
     matches = [(name, a) for name in content for a in anchors if name == a or name.endswith(f".{a}")]
     if not matches:
         raise ValueError(
@@ -203,11 +191,7 @@ def renamed(name: str, names: Names) -> str:
 
 
 def rename(tensors: Tensors, names: Names) -> Tensors:
-    """The tensors under the encoder's names.
-
-    Raises:
-        ValueError: two of them would have the same name.
-    """
+    """The tensors under the encoder's names."""
     result: Tensors = {}
     for name, tensor in tensors.items():
         new = renamed(name, names)

@@ -129,11 +129,7 @@ class EvaClipConversion(Conversion):
 
 
 def _from_transformers(content: Mapping[str, Any]) -> dict[str, Any]:
-    """transformers' tensors in the authors' shapes: query, keys and values in one, the projection turned.
-
-    Raises:
-        ValueError: the projection of images has a bias, which the released models do not have.
-    """
+    """transformers' tensors in the authors' shapes: query, keys and values in one, the projection turned."""
     parts: dict[str, dict[str, Any]] = {}
     tensors: dict[str, Any] = {}
     for name, value in content.items():
@@ -145,9 +141,8 @@ def _from_transformers(content: Mapping[str, Any]) -> dict[str, Any]:
         if len(three) == 3:  # otherwise the whole is missing, and reported so
             tensors[name] = torch.cat([three[part] for part in "qkv"])
     bias = tensors.pop("visual_projection.bias", None)
-    if bias is not None and bool(
-        bias.any()
-    ):  # transformers' class has one, which stays as it was initialised
+    # transformers' class has a bias, which stays as it was initialised.
+    if bias is not None and bool(bias.any()):
         raise ValueError("visual_projection.bias is not zero, but EVA-CLIP projects images without a bias")
     shapes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "vision_model.embeddings.class_embedding": lambda x: x.reshape(1, 1, -1),

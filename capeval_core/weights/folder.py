@@ -123,34 +123,24 @@ class WeightsFolder:
 
         with self._reading():
             tensors = load_file(self.tensor_file)
-        try:
-            check_finite(tensors)
-        except WeightsError as error:
-            raise self._error(f"{self.tensor_file.name}: {error}") from None
+            check_finite(tensors, f"download or convert {self.tensor_file.name} again")
         return tensors
-
-    def _error(self, found: str) -> WeightsError:
-        return WeightsError(Problem("", None, found, verb="", source=f"weights {self.name!r}"))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         from safetensors import SafetensorError
 
-        try:
-            yield
-        except (SafetensorError, OSError, KeyError) as error:
-            problem = (
-                f"{self.tensor_file.name} cannot be read ({error}): download or convert the weights again"
-            )
-            raise self._error(problem) from error
+        with naming_weights(self.name):
+            try:
+                yield
+            except (SafetensorError, OSError, KeyError) as error:
+                raise WeightsError(
+                    f"{self.tensor_file.name} cannot be read ({error}): download or convert the weights again"
+                ) from error
 
 
 def check_finite(tensors: Mapping[str, Tensor], fix: str = "download or convert the weights again") -> None:
-    """Refuse tensors that hold NaN or infinity, which would make scores NaN.
-
-    Raises:
-        WeightsError: names the first such tensor, counts, and says what to do.
-    """
+    """Refuse tensors that hold NaN or infinity, which would make scores NaN."""
     import torch
 
     def is_finite(tensor: Tensor) -> bool:
@@ -193,7 +183,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
     if not _may_be_on_the_hub(name):
         found = "neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'" + _did_you_mean(name)
         raise wrong_option("weights", name, found, kind=WeightsError)
-    snapshot = download(
+    path = download(
         name,
         f"weights {name!r}",
         # Small files first: they show which format the tensors have.
@@ -201,7 +191,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         lambda path: OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS,
         error=lambda repository, reason: _unavailable(name, repository, metric, reason),
     )
-    return _read(snapshot.path, name.partition("@")[0], snapshot.commit)
+    return _read(path, name.partition("@")[0], path.name)
 
 
 def open_unless_on_the_hub(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> None:
@@ -241,9 +231,9 @@ def _unavailable(name: str, repository: str, metric: str, reason: str | None) ->
 def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
     with naming_weights(name):
         if (path / OPEN_CLIP_CONFIG).exists():
-            config, tensor_file = _read_config(path / OPEN_CLIP_CONFIG), path / OPEN_CLIP_TENSORS
+            config, tensor_file = read_config(path / OPEN_CLIP_CONFIG), path / OPEN_CLIP_TENSORS
         elif (path / CONFIG).exists():
-            config, tensor_file = _read_config(path / CONFIG), path / TENSORS
+            config, tensor_file = read_config(path / CONFIG), path / TENSORS
             if config.get("format") != 1 and config.get("model_type") not in _TRANSFORMERS:
                 raise WeightsError(
                     f'{CONFIG} is not one of ours (it lacks "format": 1): pass a folder made by `capeval '
@@ -291,7 +281,8 @@ def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, rev
     return checksum
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a config, an object."""
     try:
         config = read_json(path)
     except (ValueError, OSError) as error:
@@ -302,11 +293,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file beside weights.
-
-    Raises:
-        ValueError, OSError: it is no regular file, too large, not JSON, or nested too deeply.
-    """
+    """The content of a JSON file beside weights; ValueError or OSError where it cannot be one."""
     if not path.is_file():
         raise ValueError("it is no regular file")
     if (size := path.stat().st_size) > _JSON_BYTES:
@@ -330,11 +317,8 @@ def file_checksum(path: Path, *, remembered: bool = True) -> str:
 
     A change shows in the file's path, device, inode, size, modification time, or status change time. The last
     one is set by the system alone: whoever writes into a file and puts its modification time back moves it.
-    A file that changed just now is always read, since a second change may not show in the times.
-
-    Args:
-        path: of the file.
-        remembered: False: read the file, whatever is remembered.
+    A file that changed just now is always read, since a second change may not show in the times. So is every
+    file where `remembered` is False.
     """
     stat = path.stat()
     settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= _SETTLED

@@ -13,32 +13,14 @@ import re
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
 _BUSY = (408, 429, 500, 502, 503, 504)
 _WAITS = (1.0, 2.0, 4.0)
 """Seconds between attempts at a server that answers but is busy."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Files of a repository, in the client's cache on this machine; the folder is named by their commit.
-
-    unverified: why the Hub did not say whether this is still the newest commit; None where it did, where a
-        commit is pinned, and where the user works offline on purpose.
-    """
-
-    path: Path
-    unverified: str | None
-
-    @property
-    def commit(self) -> str:
-        return self.path.name
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -59,13 +41,16 @@ def download(
     large: Callable[[Path], str],
     *,
     error: Callable[[str, str | None], Exception],
-) -> Snapshot:
-    """Files of `org/name` or `org/name@revision`, as `fetch`; warns where they may not be the newest.
+) -> Path:
+    """The folder, named by its commit, with files of `org/name` or `org/name@revision`.
+
+    It warns where they may not be the newest.
 
     Args:
         name: repository and revision.
         what: their name in the warning.
-        small, large: as of `fetch`.
+        small: patterns of the files that come first.
+        large: the other file that is needed, by the folder of the first ones.
         error: the error for a repository and the reason why it could not be loaded; None: it is no Hub id.
     """
     from huggingface_hub.errors import (
@@ -77,7 +62,7 @@ def download(
 
     repository, _, revision = name.partition("@")
     try:
-        snapshot = fetch(repository, revision or None, small, large)
+        path, unverified = _fetch(repository, revision or None, small, large)
     except HFValidationError as invalid:
         raise error(repository, None) from invalid
     except failures() as failed:
@@ -90,89 +75,57 @@ def download(
         else:
             why = f"not in the local cache; {reason(failed)}"
         raise error(repository, why) from failed
-    if snapshot.unverified:
+    if unverified:
         warnings.warn(
-            f"{what}: the Hub did not say which version is the newest ({snapshot.unverified}). Commit "
-            f"{snapshot.commit} of the local cache is used. To stay at it, pass "
-            f"'{repository}@{snapshot.commit}'; to work offline on purpose, set HF_HUB_OFFLINE=1",
+            f"{what}: the Hub did not say which version is the newest ({unverified}). Commit {path.name} of "
+            f"the local cache is used. To stay at it, pass '{repository}@{path.name}'; to work offline on "
+            "purpose, set HF_HUB_OFFLINE=1",
             stacklevel=3,
         )
-    return snapshot
+    return path
 
 
-def download_model(
-    name: str,
-    what: str,
-    small: list[str],
-    large: str,
-    *,
-    default: str,
-    without: str,
-    error: type[Exception],
-) -> Snapshot:
-    """A network that stays in another library's format, as `download`; `large` is the file of its tensors.
+def _fetch(
+    repository: str, revision: str | None, small: list[str], large: Callable[[Path], str]
+) -> tuple[Path, str | None]:
+    """The folder of a snapshot, and why the Hub did not say whether it is still the newest.
 
-    Messages name the network's purpose (`what`), a repository that would do (`default`) and how to do
-    `without` it.
-    """
-
-    def unavailable(repository: str, why: str | None) -> Exception:
-        if why is None:
-            return error(f"{what} {name!r} is neither a folder nor a Hub id (org/name[@revision]). {without}")
-        other = "" if repository == default else f" The default is {default}."
-        return error(
-            f"{what} {name!r} could not be loaded ({why}).{other} Check the id and the connection, or "
-            f"download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass the folder. "
-            f"{without}"
-        )
-
-    repository = name.partition("@")[0]
-    if repository.count("/") != 1 or name.startswith((".", "~", "/")):
-        raise unavailable(repository, None)
-    return download(name, f"{what} {name!r}", small, lambda _: large, error=unavailable)
-
-
-def fetch(repository: str, revision: str | None, small: list[str], large: Callable[[Path], str]) -> Snapshot:
-    """Files of a repository, downloaded where they are not in the cache.
-
-    Args:
-        repository: id on the Hub.
-        revision: branch, tag or commit; None for the newest commit.
-        small: patterns of the files that come first.
-        large: the other file that is needed, by the folder of the first ones.
-
-    Raises:
-        huggingface_hub.errors.*, OSError: see `failures`; there is no such repository, revision or file, or
-            no connection.
+    That is None where the Hub did, where a commit is pinned, and where the user works offline on purpose.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        DisabledRepoError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    there_is_none = (DisabledRepoError, RepositoryNotFoundError, RevisionNotFoundError)
 
     def cached(name: str | None) -> Path:
         path = Path(snapshot_download(repository, revision=name, allow_patterns=small, local_files_only=True))
         snapshot_download(repository, revision=path.name, allow_patterns=[large(path)], local_files_only=True)
         return path
 
-    def whole(path: Path) -> bool:
-        return (path / large(path)).is_file()
-
-    if revision and COMMIT.fullmatch(revision):
+    if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         try:
-            if whole(path := cached(revision)):
-                return Snapshot(path, None)  # a commit does not change
+            if ((path := cached(revision)) / large(path)).is_file():
+                return path, None  # a commit does not change
         except OSError:
             pass
     try:
         commit = patiently(lambda: newest_commit(repository, revision))
     except failures() as error:
-        if is_final(error):
+        if isinstance(error, there_is_none):
             raise
         try:
             path = cached(revision)
         except OSError:
             raise error from None
         on_purpose = isinstance(error, OfflineModeIsEnabled)
-        return Snapshot(path, None if on_purpose or _pins(revision, path.name) else reason(error))
+        # A commit may be shortened, as signatures show it.
+        pinned = re.fullmatch(r"[0-9a-f]{7,40}", revision or "-") and path.name.startswith(str(revision))
+        return path, None if on_purpose or pinned else reason(error)
 
     def download() -> Path:
         # By its name, for the cache to remember what that means; but the answer may be an old commit.
@@ -182,7 +135,7 @@ def fetch(repository: str, revision: str | None, small: list[str], large: Callab
         snapshot_download(repository, revision=commit, allow_patterns=[large(path)])
         return path
 
-    return Snapshot(patiently(download), None)
+    return patiently(download), None
 
 
 def newest_commit(repository: str, revision: str | None) -> str:
@@ -222,13 +175,6 @@ def status_of(error: BaseException | None) -> int | None:
     return None
 
 
-def is_final(error: Exception) -> bool:
-    """Whether another request, or the cache, would be wrong: the Hub says that there is no such thing."""
-    from huggingface_hub.errors import DisabledRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    return isinstance(error, (DisabledRepoError, RepositoryNotFoundError, RevisionNotFoundError))
-
-
 def reason(error: BaseException) -> str:
     """Why a request to the Hub failed, in a few words."""
     from huggingface_hub import constants
@@ -243,8 +189,3 @@ def reason(error: BaseException) -> str:
         error = error.__cause__
     message = " ".join(str(error).split()) or type(error).__name__
     return f"{constants.ENDPOINT} cannot be reached or broke off: {message}"
-
-
-def _pins(revision: str | None, commit: str) -> bool:
-    """Whether a revision is a commit, whole or shortened as signatures show it, so that it cannot move."""
-    return bool(revision and re.fullmatch(r"[0-9a-f]{7,40}", revision) and commit.startswith(revision))

@@ -8,7 +8,7 @@ for boxes (`Prompt_guided_Mask_Decoder.pt`, with the parts `PromtEncoder` [sic] 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -84,6 +84,7 @@ ENCODER_NAMES: Mapping[str, Names] = {
     ],
 }
 """By kind of image encoder."""
+_HEAD = r"^(.*(?:output_hypernetworks_mlps\.\d+|iou_prediction_head))\.layers\."
 DECODER_NAMES: Names = [
     (r"^prompt_encoder\.pe_layer\.positional_encoding_gaussian_matrix$", GAUSSIAN),
     (r"^prompt_encoder\.point_embeddings\.", "prompt_encoder.point_embed."),
@@ -97,8 +98,10 @@ DECODER_NAMES: Names = [
     (r"\.output_upscaling\.0\.", ".upscale_conv1."),
     (r"\.output_upscaling\.1\.", ".upscale_layer_norm."),
     (r"\.output_upscaling\.3\.", ".upscale_conv2."),
+    (rf"{_HEAD}0\.", r"\1.proj_in."),
+    (rf"{_HEAD}1\.", r"\1.layers.0."),
+    (rf"{_HEAD}2\.", r"\1.proj_out."),
 ]
-_HEAD_LAYER = re.compile(r"^(.*(?:output_hypernetworks_mlps\.\d+|iou_prediction_head))\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +138,11 @@ class SamConversion(Conversion):
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
         encoder_names = ENCODER_NAMES[str(_kind(content))]
-        names = decoder_names([name for name in content if not name.startswith(_ENCODER)]) | {
-            name: _OURS + renamed(name.removeprefix(_ENCODER), encoder_names)
-            for name in content
-            if name.startswith(_ENCODER)
-        }
-        tensors = {names[name]: tensor for name, tensor in as_float32(content, notes).items()}
+        tensors: Tensors = {}
+        for name, tensor in as_float32(content, notes).items():
+            bare = name.removeprefix(_ENCODER)
+            new = renamed(name, DECODER_NAMES) if bare == name else _OURS + renamed(bare, encoder_names)
+            tensors[new] = tensor
         if GAUSSIAN in tensors:
             tensors[COPY] = tensors[GAUSSIAN]
         return tensors
@@ -159,28 +161,6 @@ class SamConversion(Conversion):
 
 def _kind(content: Mapping[str, Any]) -> str | None:
     return next((kind for name, kind in _KINDS.items() if _ENCODER + name in content), None)
-
-
-def decoder_names(names: Sequence[str]) -> dict[str, str]:
-    """Original name -> name in transformers' SAM, of prompt encoder and mask decoder.
-
-    >>> head = "mask_decoder.iou_prediction_head"
-    >>> list(decoder_names([f"{head}.layers.{i}.bias" for i in range(3)]).values())[1:]
-    ['mask_decoder.iou_prediction_head.layers.0.bias', 'mask_decoder.iou_prediction_head.proj_out.bias']
-    """
-    layers = [layer for name in names if (layer := _HEAD_LAYER.match(name))]
-    last: dict[str, int] = {}
-    for layer in layers:
-        last[layer[1]] = max(last.get(layer[1], 0), int(layer[2]))
-
-    def in_head(layer: re.Match[str]) -> str:
-        index = int(layer[2])
-        if index == 0:
-            return f"{layer[1]}.proj_in."
-        return f"{layer[1]}." + ("proj_out." if index == last[layer[1]] else f"layers.{index - 1}.")
-
-    rules = [*DECODER_NAMES, (_HEAD_LAYER.pattern, in_head)]
-    return {name: renamed(name, rules) for name in names}
 
 
 def _parts(content: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,13 +8,17 @@ Flickr8k's references need the judgement set `data/flickr8k_expert` beside the g
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import numpy as np
 
-from capeval_core.phrases.consensus import DocumentFrequencies, Documents, Kind, consensus, tfidf_consensus
+from capeval_core.phrases import consensus as module
+from capeval_core.phrases.consensus import Documents, Kind, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_text, ptb_tokens
 from tests.golden import eco_choice
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
@@ -65,20 +69,34 @@ def _tokens(pools: list[dict[str, Any]]) -> Comparison:
 def _cider(folder: Path, pools: list[dict[str, Any]], cider: dict[str, Any]) -> Iterator[Comparison]:
     full = [[text.split() for text in pool["tokens"]] for pool in pools]
     filtered = [[ptb_tokens(text) for text in pool] for pool in cider["filtered_pool"]["captions"]]
-    notions: dict[str, Documents | DocumentFrequencies] = {name: name for name in get_args(Documents)}
     references = _flickr8k(folder)
-    if references:
-        groups = _read(references).values()
-        notions[FLICKR8K] = DocumentFrequencies.of([ptb_tokens(text) for text in group] for group in groups)
+    rarity = _rarity(_read(references).values()) if references else {}
     given = {"full_pool": cider["full_pool"], "filtered_pool": cider["filtered_pool"]["scores"]}
     for kind in get_args(Kind):
         for name, tokens in (("full_pool", full), ("filtered_pool", filtered)):
-            for notion, documents in notions.items():
-                ours = consensus(tokens, documents=documents, kind=kind)
-                theirs = given[name][kind][notion]
-                yield compare(
-                    f"{kind}_{name}_{notion}", np.concatenate(ours), np.concatenate(theirs), TOLERANCE
-                )
+            ours = {notion: consensus(tokens, documents=notion, kind=kind) for notion in get_args(Documents)}
+            if references:
+                words = [word for pool in tokens for caption in pool for word in caption]
+                with mock.patch.object(module, "_idf", partial(_idf_in, words, rarity)):
+                    ours[FLICKR8K] = consensus(tokens, documents="doc_image_all_pools", kind=kind)
+            for notion, scores in ours.items():
+                theirs = np.concatenate(given[name][kind][notion])
+                yield compare(f"{kind}_{name}_{notion}", np.concatenate(scores), theirs, TOLERANCE)
+
+
+def _rarity(groups: Collection[list[str]]) -> dict[tuple[str, ...], float]:
+    """ln(groups / groups that hold it) of each n-gram of a corpus; () stands for one that is in none."""
+    held: Counter[tuple[str, ...]] = Counter({(): 1})
+    for captions in map(ptb_text, groups):
+        words = [tuple(text.split()) for text in captions]
+        held.update({c[k : k + n] for n in (1, 2, 3, 4) for c in words for k in range(len(c) - n + 1)})
+    return {gram: float(np.log(len(groups) / count)) for gram, count in held.items()}
+
+
+def _idf_in(words: list[str], rarity: dict[tuple[str, ...], float], _: Any, grams: Any, __: Any) -> Any:
+    """In place of the consensus's own: how rare n-grams are in another corpus."""
+    spelt = (tuple(words[start : start + grams.n]) for start in grams.start)
+    return np.array([rarity.get(gram, rarity[()]) for gram in spelt])
 
 
 def _tfidf(pools: list[dict[str, Any]], cider: dict[str, Any], tfidf: dict[str, Any]) -> Iterator[Comparison]:

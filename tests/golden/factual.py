@@ -45,7 +45,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
     wrong = 0
     pairs = _read(folder / "id_pairs.json")
     for entry in pairs:
-        wrong += graph.remove_marks(entry["graph"]) != _mended(entry["graph"], entry["without_marks"])
+        wrong += _without_marks(entry["graph"]) != _mended(entry["graph"], entry["without_marks"])
     yield Comparison("id_pairs_without_marks", float(wrong), 0.0, defined=_bugs(pairs))
 
 
@@ -59,26 +59,78 @@ _NOTHING: dict[str, Any] = {
 
 def _forms(entry: dict[str, Any]) -> dict[str, Any]:
     """Everything that the case says of a graph, by ours."""
-    spaced = graph.space_out(entry["graph"])
-    cleaned = graph.normal_form(spaced)
-    scene = graph.object_form(cleaned)
+    spaced = " ".join(re.sub(r"([(),])", r" \1 ", entry["graph"]).split())
+    cleaned = _normal_form(spaced)
+    segments = _facts(cleaned)
+    facts = [[field.strip() for field in fact.split(",")] for fact in segments]
     return {
         "spaced": spaced,
         "cleaned": cleaned,
-        "is_graph_format": graph.is_graph(entry["graph"]),
-        "segments_of_cleaned": graph.facts_of(cleaned),
-        "object_of_cleaned": {
-            "entities": [
-                {"head": e.head, "quantity": e.quantity, "attributes": sorted(e.attributes)}
-                for e in scene.entities
-            ],
-            "relations": [
-                {"subject": r.subject, "relation": r.relation, "object": r.object} for r in scene.relations
-            ],
-        },
-        "phrases": graph.soft_spice_phrases(cleaned),
-        "spice_tuples": [[[part] for part in parts] for parts in graph.spice_tuples(cleaned)],
+        "is_graph_format": re.search(r"\(.*?\)", entry["graph"]) is not None,
+        "segments_of_cleaned": segments,
+        "object_of_cleaned": _object_form(facts),
+        "phrases": graph.soft_spice_phrases(facts),
+        "spice_tuples": _spice_tuples(facts),
     }
+
+
+def _normal_form(spaced: str) -> str:
+    """FACTUAL's normal form: facts once each, sorted; of a graph that was cut off the last one goes."""
+    facts = spaced.strip().split(") ,")
+    if not spaced.endswith(")"):
+        facts = facts[:-1] if len(facts) > 1 else [spaced.split(",")[0]]
+    return " , ".join(f"( {fact} )" for fact in sorted(set(map(_bare, facts)) - {""}))
+
+
+def _facts(cleaned: str) -> list[str]:
+    return [fact for fact in map(_bare, cleaned.split(") ,")) if fact]
+
+
+def _bare(fact: str) -> str:
+    return fact.strip().strip("()").strip()
+
+
+def _object_form(facts: list[list[str]]) -> dict[str, list[dict[str, Any]]]:
+    """Entities in order of first mention, with quantity and attributes, and relations by index."""
+    entities: dict[str, dict[str, Any]] = {}
+    relations: list[dict[str, Any]] = []
+
+    def index_of(head: str) -> int:
+        entities.setdefault(head, {"head": head, "quantity": "", "attributes": []})
+        return list(entities).index(head)
+
+    for fields in facts:
+        if len(fields) == 3:
+            subject, predicate, object = fields
+            index = index_of(subject)
+            if predicate != "is":
+                relations.append({"subject": index, "relation": predicate, "object": index_of(object)})
+            elif object.isdigit():
+                entities[subject]["quantity"] = object
+            elif object not in entities[subject]["attributes"]:
+                entities[subject]["attributes"].append(object)
+        elif len(facts) == 1:
+            index_of(fields[0])
+    for entity in entities.values():
+        entity["attributes"].sort()
+    return {"entities": list(entities.values()), "relations": relations}
+
+
+def _spice_tuples(facts: list[list[str]]) -> list[list[list[str]]]:
+    """The tuples that SPICE compares: entities, attributes, relations; sorted."""
+    tuples: set[tuple[str, ...]] = set()
+    for first, *others in facts:
+        tuples.add((first,))
+        if len(others) == 1 or (len(others) == 2 and others[0] == "is"):
+            tuples.add((first, others[-1]))
+        elif others:
+            tuples |= {(first, " ".join(others[:-1]), others[-1]), (others[-1],)}
+    ordered = sorted(tuples, key=lambda parts: (" ".join(parts), len(parts)))
+    return [[[part] for part in parts] for parts in ordered]
+
+
+def _without_marks(marked: str) -> str:
+    return re.sub(r"[^(),]+", lambda field: graph.without_mark(field[0]), marked)
 
 
 def _mended(marked: str, without: str) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capeval_core.phrases import consensus as module
-from capeval_core.phrases.consensus import DocumentFrequencies, Documents, Kind, consensus, tfidf_consensus
+from capeval_core.phrases.consensus import Documents, Kind, consensus, tfidf_consensus
 
 Pools = list[list[list[str]]]
 Gram = tuple[str, ...]
@@ -85,17 +85,6 @@ def test_the_plain_way_agrees(pools: Pools, notion: Documents, kind: Kind) -> No
     for mine, theirs in zip(ours, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-12)
         assert (mine >= 0).all() and (mine <= 10 + 1e-9).all()
-
-
-def test_frequencies_of_another_corpus() -> None:
-    pools = [[["a", "dog"], ["a", "cat"], ["the", "dog"]]]
-    # The pool itself as the corpus gives what the pool gives.
-    table = DocumentFrequencies.of([[caption] for caption in pools[0]])
-    np.testing.assert_array_equal(consensus(pools, documents=table)[0], consensus(pools)[0])
-    common = DocumentFrequencies.of([[["a"], ["the", "a"]]] * 9 + [[["dog"]]])
-    first, second, third = consensus(pools, documents=common)[0]
-    assert first > third > second > 0  # sharing the rare "dog" counts for more than sharing "a"
-    assert consensus(pools, documents=DocumentFrequencies({}, 0))[0].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_leaving_one_out_within_a_pool_is_degenerate() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from capeval_core.phrases.opening import open_phrases
+from capeval_core.phrases.opening import phrase_opener
 from capeval_core.phrases.source import ChunkPhrases, Phrases, PhraseSource, PrecomputedPhrases
 
 
 def test_chunks() -> None:
-    source = open_phrases("chunks")
+    source = phrase_opener("chunks")()
     assert isinstance(source, PhraseSource)
     assert source.phrases(["a red star", "", "and", "a red star"]) == [
         Phrases(("red star",)),
@@ -26,14 +26,14 @@ def test_chunks() -> None:
 
 def test_precomputed_phrases(tmp_path: Path) -> None:
     phrases = {"Two dogs run.": ["two dogs", "dogs run", "two dogs"], "Night": []}
-    source = open_phrases(phrases)
+    source = phrase_opener(phrases)()
     expected = [Phrases(("Night",), fallback=1), Phrases(("two dogs", "dogs run"))]
     assert source.phrases(["Night", "Two dogs run."]) == expected
     file = tmp_path / "phrases.json"
     file.write_text(json.dumps(phrases))
-    assert open_phrases(file).phrases(["Night", "Two dogs run."]) == expected
-    assert open_phrases(str(file)).fingerprint == source.fingerprint
-    assert open_phrases({"Night": ["dark"]}).fingerprint != source.fingerprint
+    assert phrase_opener(file)().phrases(["Night", "Two dogs run."]) == expected
+    assert phrase_opener(str(file))().fingerprint == source.fingerprint
+    assert phrase_opener({"Night": ["dark"]})().fingerprint != source.fingerprint
     with pytest.raises(ValueError, match=r"no entry for 'One cat\.'") as caught:
         source.phrases(["One cat.", "Night", "One cat.", "x" * 100])
     assert "2 problems" in str(caught.value) and "xxx...'" in str(caught.value)
@@ -51,21 +51,21 @@ def test_phrases_that_are_wrong_are_named_all_at_once() -> None:
         "  phrases['c'] is a NoneType: pass a list of phrases",
     ]
     with pytest.raises(TypeError, match=r"phrases\['a'\] is 'red'"):
-        open_phrases({"a": "red"})
+        phrase_opener({"a": "red"})()
 
 
 def test_specs_that_are_not_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"phrases='chunk'.*did you mean 'chunks'"):
-        open_phrases("chunk")
+        phrase_opener("chunk")()
     with pytest.raises(TypeError, match="phrases=5"):
-        open_phrases(5)  # type: ignore[arg-type]
+        phrase_opener(5)()  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there is no such file"):
-        open_phrases(tmp_path / "none.json")
+        phrase_opener(tmp_path / "none.json")()
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ValueError, match="holds a list"):
-        open_phrases(tmp_path / "list.json")
+        phrase_opener(tmp_path / "list.json")()
     (tmp_path / "twice.json").write_text('{"a dog": [], "a dog": ["dog"]}')
     with pytest.raises(ValueError, match="'a dog' comes twice; give all phrases of a caption in one list"):
-        open_phrases(tmp_path / "twice.json")
+        phrase_opener(tmp_path / "twice.json")()
     own = ChunkPhrases()
-    assert open_phrases(own) is own
+    assert phrase_opener(own)() is own

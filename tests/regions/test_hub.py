@@ -11,11 +11,11 @@ from tests.hub import Repository, ask, commit, serving
 OPEN = """
 import json
 from PIL import Image
-from capeval_core.regions.opening import open_regions
+from capeval_core.regions.opening import region_opener
 results = []
 for spec in ("objects", "objects:org/sam@v1", "rectangles:org/owl", "objects:org/none", "rectangles:org/sam"):
     try:
-        source = open_regions(spec, device="cpu")
+        source = region_opener(spec)(device="cpu")
         regions = source.segment(Image.new("RGB", (60, 40), "red"))
         results.append([source.name, source.fingerprint, list(regions.size), len(regions) + regions.dropped])
     except ValueError as error:

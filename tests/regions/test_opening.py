@@ -17,11 +17,12 @@ from capeval_core import load
 from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
 from capeval_core.inputs.visual import InputImage
+from capeval_core.regions import sam as sam_module
 from capeval_core.regions.boxes import RectangleRegions, suppress_overlaps
 from capeval_core.regions.object_aware import ObjectAwareBoxes
-from capeval_core.regions.opening import open_regions, region_opener
+from capeval_core.regions.opening import region_opener
 from capeval_core.regions.owlv2 import DETECTOR, Owlv2Boxes
-from capeval_core.regions.precomputed import PrecomputedBoxes, PrecomputedRegions
+from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.sam import SEGMENTER, EverythingRegions, ObjectRegions
 from capeval_core.regions.source import RegionSource
@@ -36,16 +37,16 @@ def plain(image: Image.Image) -> InputImage:
 
 
 def test_names() -> None:
-    assert open_regions("colours").name == "colours"
-    source = open_regions({"a": []})
+    assert region_opener("colours")().name == "colours"
+    source = region_opener({"a": []})()
     assert isinstance(source, PrecomputedRegions)
-    assert open_regions(source) is source
+    assert region_opener(source)() is source
 
 
 def test_files_of_masks(tmp_path: Path) -> None:
     (tmp_path / "masks.json").write_text(json.dumps({"a": []}))
     for spec in (tmp_path / "masks.json", str(tmp_path / "masks.json")):
-        assert open_regions(spec).name == "precomputed:masks.json"
+        assert region_opener(spec)().name == "precomputed:masks.json"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_files_of_masks(tmp_path: Path) -> None:
 )
 def test_unknown_names(spec: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message.replace("?", r"\?")):
-        open_regions(spec)
+        region_opener(spec)()
 
 
 @pytest.fixture
@@ -80,14 +81,14 @@ def defaults(monkeypatch: pytest.MonkeyPatch, sam_folder: Path, owlv2_folder: Pa
 
 @pytest.mark.usefixtures("defaults")
 def test_objects(image: Image.Image, sam_folder: Path) -> None:
-    source = open_regions("objects", device="cpu")
+    source = region_opener("objects")(device="cpu")
     regions = source.segment(image)
     boxes = source.boxes.find(plain(image), image)  # type: ignore[attr-defined]
     assert regions.size == (100, 160)
     assert len(regions) + regions.dropped == len(boxes) > 5
     assert source.name.startswith("objects:tiny-sam@") and "+tiny-owlv2@" in source.name
     assert (source.segment(image).masks() == regions.masks()).all()
-    named = open_regions(f"objects:{sam_folder}", device="cpu")
+    named = region_opener(f"objects:{sam_folder}")(device="cpu")
     assert named.fingerprint == source.fingerprint
 
 
@@ -114,7 +115,7 @@ def test_the_threshold_of_boxes(
     monkeypatch.setattr("capeval_core.regions.owlv2.DETECTOR", str(detector))
 
     def scores(spec: str) -> list[float]:
-        source: Any = open_regions(spec, device="cpu")
+        source: Any = region_opener(spec)(device="cpu")
         return list(source.boxes.find(plain(image), image).scores)
 
     every = scores("objects:threshold=0")
@@ -129,7 +130,7 @@ def test_the_threshold_of_boxes(
         f"rectangles:{detector},threshold=6e-1",
     ):
         assert scores(spec) == sure, spec
-    prints = [open_regions(f"objects{more}", device="cpu").fingerprint for more in ("", ":threshold=0.6")]
+    prints = [region_opener(f"objects{more}")(device="cpu").fingerprint for more in ("", ":threshold=0.6")]
     assert prints[0] != prints[1]
 
 
@@ -144,8 +145,8 @@ def test_a_folder_may_be_called_as_a_setting_is(
 ) -> None:
     (tmp_path / "threshold=7").symlink_to(sam_folder)
     monkeypatch.chdir(tmp_path)
-    named = open_regions("objects:threshold=7", device="cpu")
-    assert named.fingerprint == open_regions("objects", device="cpu").fingerprint
+    named = region_opener("objects:threshold=7")(device="cpu")
+    assert named.fingerprint == region_opener("objects")(device="cpu").fingerprint
 
 
 @pytest.mark.usefixtures("defaults")
@@ -157,7 +158,7 @@ def test_an_image_without_objects_has_no_region_and_is_its_own(
     )
     blank = Image.new("RGB", (160, 100), "grey")
     for spec in ("objects", "rectangles"):
-        assert len(open_regions(spec, device="cpu").segment(blank)) == 0
+        assert len(region_opener(spec)(device="cpu").segment(blank)) == 0
     usual, every = (
         load("hices", weights="tiny", regions=regions, device="cpu", cache=FeatureCache()).score(
             ["a grey wall"], [blank]
@@ -171,7 +172,7 @@ def test_an_image_without_objects_has_no_region_and_is_its_own(
 
 @pytest.mark.usefixtures("defaults")
 def test_rectangles(image: Image.Image) -> None:
-    source = open_regions("rectangles", device="cpu")
+    source = region_opener("rectangles")(device="cpu")
     boxes = source.boxes.find(plain(image), image)  # type: ignore[attr-defined]
     regions = source.segment(image)
     assert len(regions) + regions.dropped == len(boxes)
@@ -190,14 +191,14 @@ def test_settings_and_weights_change_the_fingerprint(
         return Owlv2Boxes(folder, device="cpu", **settings)
 
     variants = [
-        boxes(), boxes(max_boxes=9), boxes(overlap=0.5), boxes(threshold=0.2), boxes(dtype="bfloat16"),
+        boxes(), boxes(threshold=0.2), boxes(dtype="bfloat16"),
         boxes(save_owlv2(tmp_path / "owl", seed=1)),
     ]  # fmt: skip
     sams = [opened(sam_folder), opened(sam_folder, dtype="bfloat16"), opened(save_sam(tmp_path / "sam", 1))]
     prints = [each.fingerprint for each in variants]
     prints += [ObjectRegions(variants[0], sam).fingerprint for sam in sams]
     prints += [EverythingRegions(sam).fingerprint for sam in sams]
-    prints += [EverythingRegions(sams[0], points=4).fingerprint, RectangleRegions(variants[0]).fingerprint]
+    prints.append(RectangleRegions(variants[0]).fingerprint)
     assert len(set(prints)) == len(prints)
     assert boxes().fingerprint == prints[0]
 
@@ -220,9 +221,11 @@ def test_owlv2_boxes_are_those_of_transformers(image: Image.Image, owlv2_folder:
     assert (np.diff(ours.scores) <= 0).all()
 
 
-def test_owlv2_limits(image: Image.Image, owlv2_folder: Path) -> None:
+def test_owlv2_limits(image: Image.Image, owlv2_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(image), image)
-    few = Owlv2Boxes(owlv2_folder, device="cpu", max_boxes=3).find(plain(image), image)
+    with monkeypatch.context() as patched:
+        patched.setattr("capeval_core.regions.owlv2.MAX_BOXES", 3)
+        few = Owlv2Boxes(owlv2_folder, device="cpu").find(plain(image), image)
     assert (few.corners == everything.corners[:3]).all()
     middle = float(np.median(everything.scores))
     likely = Owlv2Boxes(owlv2_folder, device="cpu", threshold=middle).find(plain(image), image)
@@ -252,26 +255,19 @@ def test_overlapping_boxes_by_definition() -> None:
     assert (boxes.corners == corners[kept[:12]]).all()
 
 
-def test_everything(image: Image.Image, sam_folder: Path) -> None:
+def test_everything(image: Image.Image, sam_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sam_module.GRID, "points_per_crop", 4)
     sam = opened(sam_folder)
-    strict = EverythingRegions(sam, points=4)
-    assert len(strict.segment(image)) == 0  # a random model predicts no good mask
-    open_minded = EverythingRegions(sam, points=4, quality=-9.0, stability=0.0)
-    regions = open_minded.segment(image)
+    everything = EverythingRegions(sam)
+    assert len(everything.segment(image)) == 0  # a random model predicts no good mask
+    monkeypatch.setitem(sam_module.GRID, "pred_iou_thresh", -9.0)
+    monkeypatch.setitem(sam_module.GRID, "stability_score_thresh", 0.0)
+    regions = everything.segment(image)
     assert len(regions) >= 1 and regions.size == (100, 160)
-    large = open_minded.segment(image.resize((640, 400)))
+    large = everything.segment(image.resize((640, 400)))
     assert large.size == (400, 640) and len(large) >= 1
-    half = EverythingRegions(opened(sam_folder, dtype="bfloat16"), points=2, quality=-9.0, stability=0.0)
+    half = EverythingRegions(opened(sam_folder, dtype="bfloat16"))
     assert half.segment(image).size == (100, 160)
-
-
-def test_boxes_of_a_detector_that_ran_elsewhere(image: Image.Image, sam_folder: Path) -> None:
-    image.filename = "a.png"  # type: ignore[attr-defined]
-    detected = [{"bbox": [10, 10, 50, 60], "score": 0.5}, {"bbox": [90, 20, 99, 30], "score": 0.9}]
-    boxes = PrecomputedBoxes(PrecomputedRegions({"a": detected}))
-    assert boxes.find(plain(image), image).corners.tolist() == [[90, 20, 160, 50], [10, 10, 60, 70]]
-    regions = ObjectRegions(boxes, opened(sam_folder)).segment(image)
-    assert len(regions) + regions.dropped == 2
 
 
 def test_the_released_detectors_network() -> None:
@@ -299,18 +295,11 @@ def test_the_released_detector_without_its_package(monkeypatch: pytest.MonkeyPat
         ObjectAwareBoxes.from_ultralytics("boxes.safetensors")
 
 
-def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    for name in ("objects", "everything", "rectangles"):
-        with pytest.raises(WeightsError, match=r'pip install transformers.* regions="colours"'):
-            open_regions(name)
-
-
 def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(WeightsError) as caught:
-        open_regions("objects")
+        region_opener("objects")()
     for part in (
         SEGMENTER,
         "could not be loaded",
@@ -320,7 +309,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ):
         assert part in str(caught.value)
     with pytest.raises(WeightsError, match=f"a/b.* could not be loaded .*The default is {DETECTOR}"):
-        open_regions("rectangles:a/b")
+        region_opener("rectangles:a/b")()
 
 
 @pytest.mark.parametrize(
@@ -343,13 +332,13 @@ def test_damaged_folders(
         damaged = shutil.copytree(folder, tmp_path / name)
         spoil(damaged)
         with pytest.raises(WeightsError, match=message):
-            open_regions(f"{name}:{damaged}")
+            region_opener(f"{name}:{damaged}")()
 
 
 def test_a_checkpoint_is_to_be_converted_first(tmp_path: Path) -> None:
     (tmp_path / "mobile_sam.pt").write_bytes(b"")
     with pytest.raises(WeightsError, match=r"`capeval convert regions .*mobile_sam\.pt --out FOLDER`"):
-        open_regions(f"objects:{tmp_path / 'mobile_sam.pt'}")
+        region_opener(f"objects:{tmp_path / 'mobile_sam.pt'}")()
 
 
 def test_converted_weights_serve_where_they_are_meant_to(tmp_path: Path, image: Image.Image) -> None:
@@ -357,10 +346,10 @@ def test_converted_weights_serve_where_they_are_meant_to(tmp_path: Path, image: 
     torch.save({name: torch.from_numpy(x) for name, x in tensors.items()}, tmp_path / "sam.pth")
     out = str(tmp_path / "made")
     assert main(["convert", "regions", str(tmp_path / "sam.pth"), "--out", out, "--decoder-heads", "2"]) == 0
-    source = open_regions(f"everything:{out}", device="cpu")
+    source = region_opener(f"everything:{out}")(device="cpu")
     assert source.name.startswith("everything:made@")
     with pytest.raises(WeightsError, match="'sam', expected 'owlv2', such as google/owlv2"):
-        open_regions(f"rectangles:{out}")
+        region_opener(f"rectangles:{out}")()
 
 
 def test_missing_tensors_of_the_detector(owlv2_folder: Path, tmp_path: Path) -> None:
@@ -383,5 +372,5 @@ def test_a_source_of_the_user(image: Image.Image) -> None:
             left = np.arange(width) < width / 2
             return Regions.of([np.tile(left, (height, 1)), np.tile(~left, (height, 1))])
 
-    source = open_regions(Halves())
+    source = region_opener(Halves())()
     assert source.segment(image).areas.tolist() == [8000, 8000]
