@@ -278,6 +278,20 @@ def test_what_waits_for_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert next(running).features[0, 0] == 2 and taken <= 40 + 3 * 8
 
 
+def test_cached_items_come_out_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOKED_UP", 8)
+    model, cache, taken = Model(), FeatureCache(), 0
+    flat(model.run([InputImage.of(grey(i)) for i in range(100)], cache))
+
+    def cached() -> Iterator[InputImage]:
+        nonlocal taken
+        for i in range(100):
+            taken += 1
+            yield InputImage.of(grey(i), f"images[{i}]")
+
+    assert next(model.run(cached(), cache)).features[:, 0].tolist() == list(range(8)) and taken <= 3 * 8
+
+
 class Sums:
     """An image by its value, and with a text by the value plus the sum of its ids."""
 
@@ -353,6 +367,20 @@ def test_equal_images_with_other_texts_share_their_pairs() -> None:
         assert sums == [value + sum(ids) for ids in own]
     assert sorted(length for lengths in encoder.pairs for length in lengths) == [1, 1, 1, 2]
     assert encoder.images == [2, 1]  # the third has a text that the first has not; the fourth has none
+
+
+def test_pairs_that_are_there_already_do_not_cut_a_batch_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third item shares arrays with the second, which the cache has: nothing is waited for."""
+    monkeypatch.setattr(module, "_LOOKED_UP", 2)
+    encoder, cache = Sums(), FeatureCache()
+
+    def run(*given: tuple[int, list[Ids]]) -> None:
+        items = [(InputImage.of(grey(i)), Tokens(own, [0] * len(own))) for i, own in given]
+        list(encode_stream(items, Pairs(encoder, BatchSize(4, automatic=True), None).encoding(), cache))
+
+    run((10, [(1,)]))
+    run((11, [(1,)]), (10, [(1,)]), (10, [(1,), (2,)]))
+    assert encoder.images == [1, 2]
 
 
 def test_forwards_are_counted() -> None:

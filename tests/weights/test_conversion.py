@@ -12,7 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from capeval_core.weights.conversion import Conversion, Release, Shapes
+from capeval_core.weights.catalogue import ALPHA_L14
+from capeval_core.weights.conversion import (
+    Conversion,
+    Release,
+    Shapes,
+    as_float32,
+    complete,
+    count_blocks,
+    renamed,
+    tensor_problems,
+)
 
 Tensors = dict[str, Any]
 
@@ -117,6 +127,8 @@ REFUSED = {
     ),
     "twice": (original() | {"dense1.bias": torch.ones(4)}, "dense1.bias is a second second.bias"),
     "not a number": (original() | {"fc1.bias": torch.full((4,), torch.nan)}, "fc1.bias holds NaN"),
+    "infinite": (original() | {"fc1.bias": torch.full((4,), torch.inf)}, "fc1.bias holds NaN or infinite"),
+    "sparse": (original() | {"fc1.bias": torch.ones(4).to_sparse()}, "fc1.bias "),
     "integers": (original() | {"fc1.bias": torch.ones(4).int()}, "fc1.bias is of type int32"),
     "no tensor": (original() | {"fc1.bias": "x"}, "fc1.bias is no tensor but a str"),
 }
@@ -128,3 +140,64 @@ def test_refusals_name_the_file(case: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         converted(tmp_path, content)
     assert str(tmp_path / "toy.pth") in str(caught.value)
+
+
+def test_an_anchor_is_a_whole_part_of_a_name(tmp_path: Path) -> None:
+    release = converted(tmp_path, original() | {"head.xfc0.weight": torch.ones(1)})
+    assert len(release.tensors) == 4 and "left out 1 tensors" in release.notes[0]
+
+
+def test_tensors_are_in_the_models_order_and_share_no_memory(tmp_path: Path) -> None:
+    buffer = torch.arange(100.0)
+    content = {
+        "fc1.bias": buffer[12:16],
+        "fc1.weight": buffer[:12].view(4, 3),
+        "fc0.bias": torch.zeros(3),
+        "fc0.weight": torch.arange(6.0).reshape(2, 3).T,
+    }
+    release = converted(tmp_path, content)
+    assert list(release.tensors) == ["first.weight", "first.bias", "second.weight", "second.bias"]
+    for name, tensor in zip(reversed(release.tensors), content.values(), strict=True):
+        own = release.tensors[name]
+        assert torch.equal(own, tensor) and own.is_contiguous()
+        assert own.untyped_storage().nbytes() == 4 * own.numel()
+
+
+def test_counters_stay_integers_and_scalars_scalars() -> None:
+    notes: list[str] = []
+    given = {
+        "a.num_batches_tracked": torch.tensor(7.0),
+        "scale": torch.ones(1),
+        "single": torch.ones(1),
+    }
+    expected = {
+        "scale": torch.zeros(()),
+        "single": torch.zeros(1),
+        "a.num_batches_tracked": torch.tensor(0),
+        "b.num_batches_tracked": torch.tensor(0),
+    }
+    tensors = complete(as_float32(given, notes), expected, "toy", notes)
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()} == {
+        name: (tensor.dtype, tensor.shape) for name, tensor in expected.items()
+    }
+    assert (tensors["a.num_batches_tracked"], tensors["b.num_batches_tracked"]) == (7, 0)
+    assert len(notes) == 1 and notes[0].startswith("1 BatchNorm counters were missing")
+    integers = {**tensors, "scale": torch.tensor(1)}
+    assert tensor_problems(expected, integers) == ["1 tensors do not hold floating-point numbers: 'scale'"]
+
+
+def test_what_the_user_states_goes_before_the_catalogue(tmp_path: Path) -> None:
+    file = tmp_path / str(ALPHA_L14.checkpoint)
+    torch.save(original(), file)
+    listed = ToyConversion().read(file, empty).config["source"]
+    assert (listed["name"], listed["url"]) == ("clip_l14_grit20m_fultune_2xe", ALPHA_L14.original)
+    assert listed["licence"] == ALPHA_L14.licence == "research only"
+    stated = ToyConversion(source="mine", url="https://a/b", licence="MIT").read(file, empty)
+    source = stated.config["source"]
+    assert (source["name"], source["url"], source["licence"]) == ("mine", "https://a/b", "MIT")
+
+
+def test_rules_apply_in_order_and_blocks_are_counted_once() -> None:
+    assert renamed("a.x", ((r"^a", "b"), (r"^b", "c"))) == "c.x"
+    names = ("blocks.0.w", "blocks.0.b", "blocks.11.w")
+    assert count_blocks(dict.fromkeys(names, (1,)), r"blocks\.(\d+)\.") == 2
