@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,6 @@ from capeval_core.row_store import RowStore, check_folder
 from capeval_core.rows import RowCollector, canonical
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
-
-if TYPE_CHECKING:
-    from capeval_core.models.model import CheckedModel
 
 Self = TypeVar("Self", bound="CaptionMetric")
 
@@ -66,6 +63,8 @@ class CaptionMetric(ABC):
     """Whether the evidence that `Result.explain` returns has a `plot()`."""
     default_weights: ClassVar[WeightsEntry | None] = None
     """None: the metric has no weights."""
+    network: ClassVar[str | None] = None
+    """Kind of the network that the option `weights` is for, one of `registry.NETWORKS`."""
     tiny: ClassVar[str | None] = None
     """Folder of the embedded small model that `weights="tiny"` means."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
@@ -81,13 +80,17 @@ class CaptionMetric(ABC):
         self._stores: dict[tuple[Path, str], RowStore] = {}
 
     @classmethod
-    def encoder_class(cls) -> type[CheckedModel]:
+    def encoder_class(cls) -> type[Any]:
         """The class of the encoder that the option `weights` is for, which `capeval convert` makes.
 
         Raises:
             ValueError: the metric has no weights.
         """
-        raise ValueError(f"{cls.name} has no weights")
+        from capeval_core.registry import network
+
+        if cls.network is None:
+            raise ValueError(f"{cls.name} has no weights")
+        return network(cls.network)
 
     def open_models(self) -> dict[str, Model]:
         """Load every model that rows depend on, by its name in the signature; none for a metric without."""

@@ -40,8 +40,8 @@ from capeval_core.encoders.stream import (
     encode_stream,
     with_extras,
 )
-from capeval_core.encoders.texts import Ids, TextFeatures, encode_distinct, sentence_features
-from capeval_core.encoders.tokenizers import PAD, Tokens, WordPiece
+from capeval_core.encoders.texts import TextFeatures, encode_distinct, sentence_features
+from capeval_core.encoders.tokenizers import PAD, Ids, Tokens, WordPiece
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines

@@ -20,14 +20,13 @@ from capeval_core.encoders.clip_model import build_clip, config_problems, empty_
 from capeval_core.encoders.preprocessing import Preprocessing, normalised
 from capeval_core.encoders.stream import Encoding, ImageFeatures, encode_stream
 from capeval_core.encoders.texts import (
-    Ids,
     TextFeatures,
     by_length,
     common_prefix,
     encode_distinct,
     sentence_features,
 )
-from capeval_core.encoders.tokenizers import ClipTokenizer, Tokens
+from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.transformer import KeyValues, run_pooled, run_prefix, run_vision
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.tokenizers import Tokens
+from capeval_core.encoders.tokenizers import Ids, Tokens
 
 Floats = NDArray[np.float32]
-Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ class PacS(CaptionMetric):
     )
     range = (0.0, 2.0)
     default_weights = PACS_B32
+    network = "clip"
     tiny = "pacs"
     Options: ClassVar[type[CommonOptions]] = PacOptions
     ROW = row_schema(_COSINE)
@@ -98,12 +99,6 @@ class PacS(CaptionMetric):
     )
 
     options: PacOptions
-
-    @classmethod
-    def encoder_class(cls) -> type[ClipEncoder]:
-        from capeval_core.encoders.clip import ClipEncoder
-
-        return ClipEncoder
 
     @classmethod
     def check_options(cls, options: CommonOptions) -> None:

@@ -17,7 +17,7 @@ from capeval_core.errors import Piece, Problem, Setting, did_you_mean, pieces_of
 from capeval_core.inputs.samples import Pools
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model
-from capeval_core.registry import network_of
+from capeval_core.registry import network, network_of
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
@@ -109,10 +109,8 @@ class Dual(Member):
 class Matcher(Member):
     """BLIP-2: its contrast (ITC, the best query token's cosine) and its matching (ITM), in one pass."""
 
-    def encoder_class(self) -> type[Blip2Encoder]:
-        from capeval_core.encoders.blip2 import Blip2Encoder
-
-        return Blip2Encoder
+    def encoder_class(self) -> type[CheckedModel]:
+        return network("blip2")
 
     def rows(self, encoder: Blip2Encoder, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
         starts = batch.starts
@@ -206,12 +204,12 @@ def _member(name: str) -> Member:
     folder = open_weights(weights, metric=metric, tiny=tiny)
     if weights == name:  # a folder or a Hub id: its name has to fit into signatures and paths
         name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
-    network = network_of(folder)
-    if network.kind == "blip2":
+    encoder = network_of(folder)
+    if encoder.kind == "blip2":
         return Matcher(name, folder)
-    if not issubclass(network, ClipTowers):
+    if not issubclass(encoder, ClipTowers):
         raise WeightsError(
-            f"weights {folder.name!r} are of encoder {network.kind!r}, expected a CLIP or BLIP-2"
+            f"weights {folder.name!r} are of encoder {encoder.kind!r}, expected a CLIP or BLIP-2"
         )
     return Dual(name, folder)
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from tqdm import tqdm
 
 from capeval_core.errors import InputWarning
@@ -29,9 +30,6 @@ from capeval_core.scores.eco.formulas import CONSENSUS_WEIGHT, ENSEMBLE_WEIGHT, 
 from capeval_core.scores.eco.members import MATCHER, MEMBER_ROW, Matcher, Member, check_members, open_members
 from capeval_core.scores.eco.ranking import Candidates, rank
 from capeval_core.weights.catalogue import BLIP2
-
-if TYPE_CHECKING:
-    from capeval_core.encoders.blip2 import Blip2Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +90,7 @@ class Eco(Reranker):
     range = (-float("inf"), float("inf"))
     relative = "its totals are z-scores within one set"
     default_weights = BLIP2[0]
+    network = "blip2"
     tiny = "blip2"
     Options: ClassVar[type[CommonOptions]] = EcoOptions
     ROW = row_schema(
@@ -102,12 +101,6 @@ class Eco(Reranker):
     )
 
     options: EcoOptions
-
-    @classmethod
-    def encoder_class(cls) -> type[Blip2Encoder]:
-        from capeval_core.encoders.blip2 import Blip2Encoder
-
-        return Blip2Encoder
 
     @classmethod
     def check_options(cls, options: CommonOptions) -> None:
@@ -201,7 +194,7 @@ def joined_rows(pools: Pools, tables: Mapping[str, pa.Table], ensemble: Sequence
     offsets = np.arange(len(indices) + 1, dtype=np.int32) * flat.shape[1]
     first = aligned[MATCHER]
     columns = {spec.name: first[spec.name] for spec in MEMBER_ROW if spec.name not in ("value", "itm")}
-    columns["error"] = pa.array(_first_errors([table["error"] for table in aligned.values()]), pa.string())
+    columns["error"] = pc.coalesce(*(table["error"] for table in aligned.values()))
     truncated = [table["truncated"].to_numpy() for table in aligned.values()]
     columns["truncated"] = pa.array(np.max(truncated, axis=0), pa.int32())
     own = {
@@ -217,14 +210,6 @@ def _aligned(table: pa.Table, indices: np.ndarray[Any, np.dtype[np.int64]]) -> p
     """The rows of these indices, in this order."""
     rows = canonical(table)
     return rows.take(pa.array(np.searchsorted(rows["index"].to_numpy(), indices)))
-
-
-def _first_errors(columns: list[pa.ChunkedArray]) -> list[str | None]:
-    errors: list[str | None] = columns[0].to_pylist()
-    for column_ in columns[1:]:
-        if column_.null_count < len(column_):
-            errors = [one or other for one, other in zip(errors, column_.to_pylist(), strict=True)]
-    return errors
 
 
 def _free_device_memory() -> None:

@@ -128,6 +128,7 @@ class HiceS(CaptionMetric):
     )
     range = (0.0, 2.5)
     default_weights = ALPHA_L14
+    network = "alpha_clip"
     tiny = "hices"
     plots = True
     Options: ClassVar[type[CommonOptions]] = HiceOptions
@@ -151,12 +152,6 @@ class HiceS(CaptionMetric):
     )
 
     options: HiceOptions
-
-    @classmethod
-    def encoder_class(cls) -> type[AlphaClipEncoder]:
-        from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-
-        return AlphaClipEncoder
 
     def open_models(self) -> dict[str, Model]:
         options = self.options
