@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -274,7 +274,7 @@ class _Regions:
         return self.encoder.normalised(image_pixels(loaded, self.encoder.preprocessing, self.transform))
 
     def units(self, item: Item, loaded: Image.Image, prepared: Tensor, missing: Sequence[str]) -> Units:
-        image, regions = item
+        image, regions = cast(InputImage, item[0]), item[1]
         whole_key, regions_key = self.keys(image.key, regions)
         whole = [(_WHOLE, Row(prepared, self.full))] if whole_key in missing else []
         if regions_key not in missing:

@@ -175,8 +175,8 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
         encoding = Encoding(
             size=self.images_per_batch(batch_size),
             keys=lambda content, _: (self.image_key(content),),
-            prepare=self.pixels,
-            forward=lambda pixels: self.image_features(self.states(np.stack(pixels))),
+            prepare=self.prepare_visual,
+            forward=lambda pixels: self.image_features(self.states(pixels)),
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.queries, self.dimension)), parts)
@@ -254,9 +254,9 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the vision tower sees them."""
-        return np.asarray(self._scale(self.pixels(image)[None])[0].cpu())
+        return np.asarray(self._scale(self.prepare_visual(image)[None])[0].cpu())
 
-    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
+    def prepare_visual(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, n, n) uint8: RGB, then resized to a square whatever its shape, as in the original code."""
         n = self.config["preprocessing"]["image_size"]
         width, height = image.size
@@ -283,10 +283,10 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
         )
 
     @torch.inference_mode()
-    def states(self, pixels: NDArray[np.uint8]) -> Tensor:
+    def states(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
         with exact_float32(self.device):
-            return image_states(self.model, self._scale(pixels).to(DTYPES[self.dtype]))
+            return image_states(self.model, self._scale(np.stack(pixels)).to(DTYPES[self.dtype]))
 
     @torch.inference_mode()
     def image_features(self, states: Tensor) -> Floats:

@@ -17,25 +17,25 @@ Floats = NDArray[np.float32]
 
 
 class PairEncoder(Protocol):
-    """A network that runs an image once, and then with each of its texts."""
+    """A network that runs a visual once (an image, box features), and then with each of its texts."""
 
     def image_key(self, content: str) -> str:
-        """The cache's key of an image's features, by its content key."""
+        """The cache's key of a visual's features, by its content key."""
 
     def pair_key(self, content: str, ids: Ids) -> str:
-        """The cache's key of an image with a text."""
+        """The cache's key of a visual with a text."""
 
-    def pixels(self, loaded: Any) -> NDArray[np.uint8]:
-        """What the network takes of a loaded image."""
+    def prepare_visual(self, loaded: Any) -> Any:
+        """The network's input of a loaded visual; runs in threads."""
 
-    def states(self, pixels: NDArray[np.uint8]) -> Any:
-        """What all texts of n images share: (n, ...), on the encoder's device."""
+    def states(self, prepared: Sequence[Any]) -> Any:
+        """States of n visuals that all of their texts share, on the encoder's device."""
 
     def image_features(self, states: Any) -> Floats:
-        """(n, ...) features of n images alone."""
+        """(n, ...) features of n visuals alone."""
 
     def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
-        """A row per pair (position in `states`, token ids, key); the pairs of an image stand together."""
+        """A row per pair (position in `states`, token ids, key); the pairs of a visual stand together."""
 
     def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
         """The batch size, and what a pair with a text of `length` tokens costs in its unit."""
@@ -56,7 +56,7 @@ class Pairs:
         return Encoding(
             size=self.size,
             keys=self.keys,
-            prepare=self.encoder.pixels,
+            prepare=self.encoder.prepare_visual,
             forward=self.forward,
             units=self.units,
             arrays=self.arrays,
@@ -69,15 +69,15 @@ class Pairs:
         texts = dict.fromkeys(self.encoder.pair_key(content, ids) for ids in tokens.ids)
         return (self.encoder.image_key(content), *texts)
 
-    def units(self, item: Item, loaded: Any, pixels: Any, missing: Sequence[str]) -> Units:
+    def units(self, item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
         """One unit: the image with the texts that are missing."""
         visual, tokens = item
         texts = {self.encoder.pair_key(visual.key, ids): ids for ids in tokens.ids}
-        return Units([[(0, (pixels, {key: texts[key] for key in missing if key in texts}))]])
+        return Units([[(0, (prepared, {key: texts[key] for key in missing if key in texts}))]])
 
     def forward(self, units: list[tuple[Any, dict[str, Ids]]]) -> list[dict[str | None, Floats]]:
         """Per image the rows of its texts by key, and its own features by None."""
-        states = self.encoder.states(np.stack([pixels for pixels, _ in units]))
+        states = self.encoder.states([prepared for prepared, _ in units])
         values: list[dict[str | None, Floats]] = [{None: row} for row in self.encoder.image_features(states)]
         pairs = [
             (position, ids, key)

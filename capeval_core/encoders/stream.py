@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem
-from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.inputs.visual import ImageError, Visual
 from capeval_core.models.batching import BatchSize
 
 Floats = NDArray[np.float32]
-Item = tuple[InputImage, Any]
+Item = tuple[Visual[Any], Any]
+V = TypeVar("V")
 T = TypeVar("T")
 
 _LOOKED_UP = 64
@@ -295,7 +296,7 @@ class _Flight:
         return done
 
 
-def content_key(visual: InputImage) -> str | ImageError:
+def content_key(visual: Visual[Any]) -> str | ImageError:
     """The visual's content key, or why it cannot be read."""
     try:
         return visual.key
@@ -303,10 +304,8 @@ def content_key(visual: InputImage) -> str | ImageError:
         return error
 
 
-def with_extras(
-    images: Iterable[InputImage], extras: Iterable[T], names: str, hint: str
-) -> Iterator[tuple[InputImage, T]]:
-    """Each image with what belongs to it.
+def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str) -> Iterator[tuple[V, T]]:
+    """Pairs of an image and its regions or texts.
 
     Raises:
         ValueError: there are more of one than of the other; `names` is what messages call the extras.

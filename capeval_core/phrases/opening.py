@@ -47,8 +47,9 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
             "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a parser, a JSON "
             f"file, or a mapping {{caption: [phrases]}}{did_you_mean(name, ['factual', 'chunks'])}"
         )
-        kind = ValueError if isinstance(spec, str | os.PathLike) else TypeError
-        raise wrong_option("phrases", spec if kind is TypeError else name, "", fix, verb="", kind=kind)
+        if isinstance(spec, str | os.PathLike):
+            raise wrong_option("phrases", name, "", fix, verb="")
+        raise wrong_option("phrases", spec, "", fix, verb="", kind=TypeError)
     from capeval_core.phrases.factual import FACTUAL, FactualParser
 
     return partial(FactualParser, FACTUAL if name == "factual" else name)

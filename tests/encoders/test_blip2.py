@@ -253,10 +253,10 @@ def test_a_probability_never_overflows() -> None:
 
 def test_images_are_squares_of_rgb(encoder: Blip2Encoder) -> None:
     grey = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50), dtype=np.uint8))
-    found = encoder.pixels(grey.convert("RGBA"))
+    found = encoder.prepare_visual(grey.convert("RGBA"))
     assert found.shape == (3, 56, 56) and np.array_equal(found[0], found[1])
     palette = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8) % 2 * 255).convert("P")
-    assert len(np.unique(encoder.pixels(palette))) > 2  # interpolated: converted before it is resized
+    assert len(np.unique(encoder.prepare_visual(palette))) > 2  # interpolated: converted before it is resized
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s", "run", "##ning", "cafe", ",", ".",

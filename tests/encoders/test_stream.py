@@ -305,12 +305,12 @@ class Sums:
     def pair_key(self, content: str, ids: Ids) -> str:
         return f"pair {content} {ids}"
 
-    def pixels(self, loaded: Image.Image) -> NDArray[np.uint8]:
+    def prepare_visual(self, loaded: Image.Image) -> NDArray[np.uint8]:
         return np.asarray(loaded.convert("RGB").resize((1, 1)))[0, 0]
 
-    def states(self, pixels: NDArray[np.uint8]) -> Floats:
-        self.images.append(len(pixels))
-        return pixels[:, 0].astype(np.float32)
+    def states(self, prepared: Sequence[NDArray[np.uint8]]) -> Floats:
+        self.images.append(len(prepared))
+        return np.stack(prepared)[:, 0].astype(np.float32)
 
     def image_features(self, states: Floats) -> Floats:
         return states[:, None]

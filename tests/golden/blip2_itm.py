@@ -160,7 +160,7 @@ def _all(case: Case, encoder: Blip2Encoder) -> Iterator[Comparison]:
     yield compare(
         "pixel_values", [encoder.preprocess(each) for each in images], theirs["pixel_values"], SCORES
     )
-    states = encoder.states(np.stack([encoder.pixels(each) for each in images]))
+    states = encoder.states([encoder.prepare_visual(each) for each in images])
     (image_features,) = encoder.encode_images(case.images, cache=FeatureCache(0))
     text_features = encoder.encode_texts(case.texts, cache=FeatureCache(0)).features
     first = torch.tensor([encoder.tokenizer.encode(case.texts[:1]).ids[0]] * len(states))
