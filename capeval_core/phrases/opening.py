@@ -48,7 +48,7 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
             f"file, or a mapping {{caption: [phrases]}}{did_you_mean(name, ['factual', 'chunks'])}"
         )
         kind = ValueError if isinstance(spec, str | os.PathLike) else TypeError
-        raise wrong_option("phrases", spec if kind is TypeError else name, "", fix, verb="", kind=kind)
+        raise wrong_option("phrases", name or spec, "", fix, verb="", kind=kind)
     from capeval_core.phrases.factual import FACTUAL, FactualParser
 
     return partial(FactualParser, FACTUAL if name == "factual" else name)
