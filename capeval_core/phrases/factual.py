@@ -152,7 +152,9 @@ class GraphWriter:
         tokenized = self._tokenizer([PROMPT + text.strip() for text in texts], verbose=False)["input_ids"]
         # Sorted by length: little padding, and the longest batch, which needs most memory, comes first.
         order = sorted(range(len(texts)), key=lambda index: -len(tokenized[index]))
-        inputs = [_truncated(tokenized[index]) for index in order]
+        # Of a longer sentence the parser reads the beginning and the end token.
+        rows = [tokenized[index] for index in order]
+        inputs = [row if len(row) <= LONGEST_INPUT else [*row[: LONGEST_INPUT - 1], row[-1]] for row in rows]
         graphs: dict[int, str] = {}
         for part, written in size.run(inputs, self._generate):
             graphs |= dict(zip(order[part], written, strict=True))
@@ -185,11 +187,6 @@ class GraphWriter:
 
 
 _OPENED: WeakValueDictionary[tuple[str, str, str, str, int], GraphWriter] = WeakValueDictionary()
-
-
-def _truncated(tokens: list[int]) -> list[int]:
-    """The tokens of a sentence that the parser reads, and the end token."""
-    return tokens if len(tokens) <= LONGEST_INPUT else [*tokens[: LONGEST_INPUT - 1], tokens[-1]]
 
 
 _WHAT = "the scene-graph parser"

@@ -38,12 +38,17 @@ def module(name: str, namespace: str, install_from: str) -> Publication:
     folder = shipped("hub_metrics", "metrics") / name
     if not folder.is_dir():
         raise PublishError(f"metric {name!r} has no module folder: {folder} does not exist")
+    package = "capeval" if install_from == PYPI else install_from
+    loading = (
+        f'The package must be installed: `pip install {package}`. `weights="tiny"` is a small packaged model '
+        "that\nknows drawn shapes only: leave it out for photographs."
+    )
     files: dict[str, bytes | Path] = {}
     for file in (CARD, "app.py", f"{name}.py", "requirements.txt"):
         if path := own_file(folder, file):
             text = installing(path.read_text(encoding="utf-8"), install_from)
             if file == CARD:
-                text = _IN_A_CHECKOUT.sub(lambda _: _from_the_hub(install_from), text)
+                text = _IN_A_CHECKOUT.sub(lambda _: loading, text)
             files[file] = in_namespace(text, namespace, METRICS).encode()
     return Publication(
         f"{checked(namespace)}/{name}",
@@ -91,12 +96,3 @@ def _secret_in(source: str) -> str | None:
     if parts.query or ";" in source or "=" in parts.path:
         return "it holds a query, as those of signed addresses, or with a token, are"
     return None
-
-
-def _from_the_hub(install_from: str) -> str:
-    package = "capeval" if install_from == PYPI else install_from
-    return (
-        f"The package must be installed: `pip install {package}`. "
-        '`weights="tiny"` is a small packaged model that\n'
-        "knows drawn shapes only: leave it out for photographs."
-    )
