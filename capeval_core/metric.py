@@ -329,9 +329,8 @@ class CaptionMetric(ABC):
     ) -> dict[int, dict[str, Any]]:
         """What `Result.explain` returns for each caption: by default its text, image and parts."""
         return {
-            row: {"caption": sample.caption, "image": sample.image.name}
-            | {name: part[row] for name, part in parts.items()}
-            for row, sample in enumerate(samples)
+            row: {"caption": caption, "image": image.name} | {name: part[row] for name, part in parts.items()}
+            for row, (caption, image) in enumerate(zip(samples.captions, samples.images, strict=True))
         }
 
     def signature(self, rows: pa.Table | None = None) -> str:

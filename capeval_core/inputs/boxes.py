@@ -6,7 +6,7 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
@@ -43,15 +43,20 @@ class BoxFeatures:
     def __len__(self) -> int:
         return len(self.boxes)
 
+    @property
+    def key(self) -> str:
+        """The content key."""
+        digest = hashlib.blake2b(f"{self.features.shape} {self.size}".encode(), digest_size=16)
+        for array in (self.boxes, self.features, self.scores):
+            digest.update(b"\0" if array is None else np.ascontiguousarray(array).data)
+        return f"boxes:{digest.hexdigest()}"
 
+
+@dataclass(eq=False, slots=True)
 class BoxSource(Source[BoxFeatures]):
     """Box features that are at hand."""
 
-    __slots__ = ("arrays",)
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.arrays = arrays
+    arrays: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -60,32 +65,21 @@ class BoxSource(Source[BoxFeatures]):
     def read(self) -> Mapping[str, Any]:
         return self.arrays
 
-    @property
-    def key(self) -> str:
-        return self._key or self._keep_key(self.decode())
+    def compute_key(self) -> str:
+        return self.decode().key
 
     def decode(self, reduced: bool = False) -> BoxFeatures:
         found = _checked(self.read())
-        self._keep_key(found)
+        self._key = self._key or found.key
         return found
 
-    def _keep_key(self, found: BoxFeatures) -> str:
-        if self._key is None:
-            digest = hashlib.blake2b(f"{found.features.shape} {found.size}".encode(), digest_size=16)
-            for array in (found.boxes, found.features, found.scores):
-                digest.update(b"\0" if array is None else np.ascontiguousarray(array).data)
-            self._key = f"boxes:{digest.hexdigest()}"
-        return self._key
 
-
+@dataclass(eq=False, slots=True)
 class BoxFile(BoxSource):
     """Box features in an `.npz` file, read when they are needed; nothing in it is unpickled."""
 
-    __slots__ = ("path",)
-
-    def __init__(self, path: str) -> None:
-        super().__init__({})
-        self.path = path
+    arrays: Mapping[str, Any] = field(default_factory=dict, init=False)
+    path: str
 
     @property
     def name(self) -> str:

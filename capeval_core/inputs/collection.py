@@ -46,41 +46,6 @@ READERS: Mapping[str, Reader] = {
 WIDE_READERS: Mapping[str, Reader] = {**READERS, ".csv": partial(read_csv, wide=True)}
 
 
-def read_candidates(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """The captions to be scored, as (image id, caption) in the file's order; an id may come several times.
-
-    Raises FileError with everything that is wrong with the file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "captions.json"
-    ...     _ = path.write_text('{"42": ["a dog", "an animal"], "43": "a cat"}')
-    ...     read_candidates(path)
-    [('42', 'a dog'), ('42', 'an animal'), ('43', 'a cat')]
-    """
-    return _read_alone(path, CANDIDATE_FIELDS).rows
-
-
-def read_references(path: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """The reference captions of every image id. Raises FileError with everything that is wrong.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "references.json"
-    ...     _ = path.write_text('[{"id": 42, "references": ["a dog", "an animal"]}]')
-    ...     read_references(path)
-    {'42': ['a dog', 'an animal']}
-    """
-    return _read_alone(path, REFERENCE_FIELDS).by_id()
-
-
-def _read_alone(path: str | os.PathLike[str], fields: Sequence[str]) -> Texts:
-    problems = Problems()
-    texts = read_texts(path, fields, problems)
-    problems.raise_if_any()
-    return texts
-
-
 def read_texts(
     path: str | os.PathLike[str],
     fields: Sequence[str],

@@ -99,28 +99,6 @@ def _counted(ids: list[str], total: int) -> str:
     return f"{len(ids):,} of {total:,} ids ({', '.join(map(repr, ids[:NAMED]))}{more}) {have}"
 
 
-def find_images(folder: str | os.PathLike[str], ids: Iterable[str] | None = None) -> dict[str, Path]:
-    """The image of every id in a folder of images; its subfolders are looked into for ids that are paths.
-
-    With `ids=None` the ids are the files' stems, for files with an image's extension. With `ids` each is
-    looked up as this module says (`42` finds `COCO_val2014_000000000042.jpg`), and all that are missing or
-    ambiguous are reported at once.
-
-    Raises FileError.
-    """
-    folder = Path(folder)
-    names = Names(names_in(folder))
-    if ids is None:
-        images = [name for name in names.entries if bare(name) != name]
-        if not images:
-            raise FileError(file_problem(folder, f"holds no image{_examples(names.entries)}"))
-        ids = dict.fromkeys(bare(name) for name in images)
-    problems = Problems()
-    paths = match_images(folder, names, list(ids), problems)
-    problems.raise_if_any()
-    return paths
-
-
 def match_images(
     folder: Path,
     names: Names,

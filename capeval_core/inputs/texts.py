@@ -61,8 +61,6 @@ def check_captions(captions: Any, empty: str, problems: Problems) -> list[str | 
     rows = _rows_of(captions, "captions", "strings", problems)
     if rows is None:
         return None
-    if not rows:
-        problems.add(Problem("captions", None, "empty", "there is nothing to score"))
     return [_text_of(row, "captions", i, "write a caption", empty, problems) for i, row in enumerate(rows)]
 
 
@@ -80,11 +78,7 @@ def warn_of_written_lists(captions: Sequence[str]) -> None:
 def check_candidates(captions: Any, empty: str, problems: Problems) -> list[list[str]] | None:
     """The candidates of each image; None if there are no rows at all."""
     rows = _rows_of(captions, "captions", "lists of candidate captions", problems)
-    if rows is None:
-        return None
-    if not rows:
-        problems.add(Problem("captions", None, "empty", "there is nothing to score"))
-    return [_pool_of(row, i, empty, problems) for i, row in enumerate(rows)]
+    return None if rows is None else [_pool_of(row, i, empty, problems) for i, row in enumerate(rows)]
 
 
 def _pool_of(row: Any, index: int, empty: str, problems: Problems) -> list[str]:
@@ -165,6 +159,8 @@ def _rows_of(value: Any, argument: str, of: str, problems: Problems) -> list[Any
     if rows is None:
         expected = f"expected a list of {of}{how_to_list(value)}"
         problems.add(Problem(argument, None, described(value), expected, kind=TypeError))
+    elif not rows and argument == "captions":
+        problems.add(Problem(argument, None, "empty", "there is nothing to score"))
     return rows
 
 

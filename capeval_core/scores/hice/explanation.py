@@ -199,17 +199,18 @@ def explain(
         best_regions = _split(matches.x_indices, matches.x_offsets)
         best_phrases = _split(matches.y_indices, matches.y_offsets)
         part = rows.slice(index, len(images)).to_pylist()
-        for i, (sample, features, row) in enumerate(zip(samples, images, part, strict=True)):
-            content: dict[str, Any] = {"caption": sample.caption, "image": sample.image.name}
+        zipped = zip(samples.captions, samples.images, images, part, strict=True)
+        for i, (caption, image, features, row) in enumerate(zipped):
+            content: dict[str, Any] = {"caption": caption, "image": image.name}
             content |= {name: value[index] for name, value in values.items()}
             content["threshold"] = threshold
             index += 1
             if features.error is None and features.key not in masks_of:
-                masks_of[features.key] = _masks(source, sample.image, features)
+                masks_of[features.key] = _masks(source, image, features)
             masks = ImageError(features.error) if features.error else masks_of[features.key]
             if row["error"] is not None or isinstance(masks, ImageError):
                 content |= {"phrases": [], "regions": [], "whole": None, "error": row["error"] or str(masks)}
-                yield HiceExplanation(content, sample.image, None)
+                yield HiceExplanation(content, image, None)
                 continue
             with_whole = include_whole_image or not len(masks.regions)
             texts = captions.phrases[i]
@@ -222,7 +223,7 @@ def explain(
             content["outside"] = masks.outside
             content["square"] = [left, top, left + side, top + side]
             content["truncated"] = row["truncated"]
-            yield HiceExplanation(content, sample.image, masks.regions)
+            yield HiceExplanation(content, image, masks.regions)
 
 
 def _masks(source: RegionSource, image: InputImage, features: RegionFeatures) -> _Masks | ImageError:
