@@ -91,6 +91,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         licence=licence_in_words(metric.default_weights) if metric.default_weights else "none needed",
         citation=citation.rstrip(","),
         address=address,
+        relative=metric.relative,
     )
     if issubclass(metric, Reranker):
         return replace(
@@ -106,7 +107,6 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
                 "candidate, errors, the signature and counts.",
             },
             predictions="[...], ...",
-            relative=metric.relative,
         )
     return described
 

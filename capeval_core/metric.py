@@ -62,6 +62,10 @@ class CaptionMetric(ABC):
     higher_is_better: ClassVar[bool] = True
     needs_references: ClassVar[bool] = False
     media: ClassVar[tuple[str, ...]] = ("image",)
+    crops: ClassVar[bool] = True
+    """Whether it sees the square in an image's centre only."""
+    relative: ClassVar[str | None] = None
+    """Why its scores can be compared within one set only; None if with those of other sets, too."""
     plots: ClassVar[bool] = False
     """Whether the evidence that `Result.explain` returns has a `plot()`."""
     default_weights: ClassVar[WeightsEntry | None] = None
@@ -322,6 +326,7 @@ class CaptionMetric(ABC):
             ),
             errors=errors,
             evidence=evidence,
+            relative=self.relative,
         )
 
     def evidence_of(

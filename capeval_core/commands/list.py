@@ -37,17 +37,12 @@ def catalogue() -> dict[str, Any]:
 
 
 def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
+    weights = metric.default_weights
     return {
-        "name": metric.name,
-        "title": metric.title,
-        "key": metric.key,
-        "summary": metric.summary,
-        "range": list(metric.range),
-        "higher_is_better": metric.higher_is_better,
-        "needs_references": metric.needs_references,
-        "media": list(metric.media),
-        "default_weights": metric.default_weights.repository if metric.default_weights else None,
-        "licence": metric.default_weights.licence if metric.default_weights else None,
+        **{name: getattr(metric, name) for name in ("name", "title", "key", "summary", "range")},
+        **{name: getattr(metric, name) for name in ("higher_is_better", "needs_references", "media")},
+        "default_weights": weights.repository if weights else None,
+        "licence": weights.licence if weights else None,
         "paper": metric.paper,
     }
 

@@ -52,8 +52,7 @@ def _introduce(arguments: list[str]) -> int:
         + "\n\n"
         + paragraph("`capeval publish modules --help` shows all options. " + _EPILOG),
     )
-    parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-    parser.error(f"what comes first: capeval publish {{{','.join(KINDS)}}}")
+    parser.introduce(arguments, f"what comes first: capeval publish {{{','.join(KINDS)}}}")
 
 
 def _parser(kind: str) -> Parser:

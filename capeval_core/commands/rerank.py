@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,10 +68,7 @@ def run(arguments: list[str]) -> int:
 def submission(file: CandidateFile, result: Result) -> str:
     """The chosen captions as CSV: file name and caption of each image that has one."""
     choices = zip(file.images, result.parts["caption"], result.parts["choice"], strict=True)
-    return _csv([COLUMNS, *((image.name, caption) for image, caption, choice in choices if choice >= 0)])
-
-
-def _csv(rows: Iterable[Iterable[str]]) -> str:
+    rows = [COLUMNS, *((image.name, caption) for image, caption, choice in choices if choice >= 0)]
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

@@ -12,7 +12,6 @@ from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
 from capeval_core.registry import metric_class
-from capeval_core.reranking import Reranker
 from capeval_core.values import described
 
 _WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
@@ -66,7 +65,7 @@ def choose_metrics(metrics: Any, options: Mapping[str, Any], cache: FeatureCache
             metric = type(one)
         else:
             metric = metric_class(one if isinstance(one, str) else one["name"])
-        if issubclass(metric, Reranker):
+        if metric.relative:
             wrong(i, f"{metric.name} is no measure of training, {metric.relative}", "", "")
     problems.raise_if_any()
     chosen = [_chosen(one, options, cache) for one in listed]

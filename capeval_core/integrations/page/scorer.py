@@ -14,7 +14,6 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.uploads import notes_on
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import load, metric_class
-from capeval_core.reranking import Reranker
 from capeval_core.result import Published, Result
 from capeval_core.weights.folder import TINY
 
@@ -125,7 +124,7 @@ class Scorer:
         with self._busy:
             metric, marks = self._open(weights)
             result = metric.combine(metric.encode_all(samples), samples=samples)
-        notes = [] if image is None else notes_on(image, square=not issubclass(self.metric, Reranker))
+        notes = [] if image is None else notes_on(image, square=self.metric.crops)
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(self.metric, scored, result, result.explain(0), marks, notes)
 
@@ -141,7 +140,7 @@ def marks_of(metric: CaptionMetric) -> Marks:
 
     The demo's captions are scored now, with the metric's own weights.
     """
-    if isinstance(metric, Reranker):
+    if metric.relative:
         return Marks((), "")
     published = published_marks(type(metric), [model.label for model in metric.models.values()])
     if published.values:
