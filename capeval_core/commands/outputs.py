@@ -63,11 +63,7 @@ def check_output(flag: str, out: Path | None, flags: argparse.Namespace, read: t
 
 
 def write(flag: str, path: Path, content: str | bytes) -> None:
-    """Write what a flag asks for, as a whole or not at all.
-
-    Raises:
-        OSError: it cannot be written, in words about the flag.
-    """
+    """Write what a flag asks for, as a whole or not at all; an OSError names the flag."""
     try:
         write_whole(path, content, into_pipes=True)
     except OSError as error:

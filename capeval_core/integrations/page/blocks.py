@@ -219,11 +219,7 @@ class _Page:
     def _inputs_of(
         self, image: Any, caption: Any, references: Any, weights: Any
     ) -> tuple[str | None, str | list[str], list[str], str]:
-        """The arguments of `Scorer.score`, of values that may be anything: a request need not come from here.
-
-        Raises:
-            ValueError: a value of another type, or an image that was not uploaded.
-        """
+        """The arguments of `Scorer.score`, of values that may be anything: a request may be any."""
         texts = {"caption": caption, "references": references, "weights": weights}
         for name, value in texts.items():
             if not isinstance(value, str) and (value is not None or name == "weights"):

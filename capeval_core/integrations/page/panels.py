@@ -84,8 +84,11 @@ def regions(scored: Scored) -> str:
         _sign(_kind(note)) + escape(note["phrase"]) + _badge(explanation, note["region"]): note["precision"]
         for note in explanation.phrases
     }
+    nearest = "<small>not mentioned; nearest:</small> "
     best = {
-        _badge(explanation, index) + _best(note["phrase"], note["unmentioned"]): note["recall"]
+        f"{_badge(explanation, index)}{nearest if note['unmentioned'] else ''}{escape(note['phrase'])}": note[
+            "recall"
+        ]
         for index, note in enumerate(explanation.regions)
     }
     if explanation["whole"] is not None:
@@ -138,10 +141,6 @@ def _badge(explanation: HiceExplanation, region: int | None) -> str:
     red, green, blue = region_colour(region, explanation.regions[region]["unmentioned"])
     style = f"--region:rgb({red} {green} {blue})"
     return f' <b class="badge" style="{style}" aria-label="region {region + 1}">{region + 1}</b> '
-
-
-def _best(phrase: str, unmentioned: bool) -> str:
-    return f"<small>not mentioned; nearest:</small> {escape(phrase)}" if unmentioned else escape(phrase)
 
 
 def compared(scored: Scored) -> str:
