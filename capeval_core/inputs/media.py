@@ -143,7 +143,7 @@ def _identity(value: Any) -> object:
 class Row(Source[Any]):
     """A row of something that makes its visuals when they are needed, such as a column of a dataset."""
 
-    rows: Sequence[Any]
+    rows: Any
     index: int
     media: Sequence[str]
 
@@ -167,7 +167,7 @@ class Row(Source[Any]):
         return source_of(value, self.media)[1]
 
 
-def _lazy_rows(rows: Sequence[Any], problems: Problems, media: Sequence[str]) -> Rows:
+def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
     """Visuals of rows that are made on demand; only the first is looked at, for its type."""
     if len(rows):
         try:
