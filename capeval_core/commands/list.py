@@ -30,7 +30,7 @@ def catalogue() -> dict[str, Any]:
     """The list in JSON's types."""
     metrics = metric_classes()
     return {
-        "metrics": [_described(metric) for metric in metrics.values()],
+        "metrics": list(map(_described, metrics.values())),
         "weights": [vars(entry) for entry in WEIGHTS],
         "tiny": {name: metric.tiny for name, metric in metrics.items() if _has_tiny(metric)},
     }

@@ -126,7 +126,11 @@ def read_collection(
         paths = match_images(Path(images), names, ids, problems, file_names=file_names)
         _refuse_two_ids(Path(candidates), paths, problems)
     if references is not None and reference_texts is not None:
-        references_of = _match_references(Path(references), reference_texts.by_id(), ids, problems)
+        entries = reference_texts.by_id()
+        entry_names = Names(entries)
+        matches = {image_id: entry_names.find(image_id) for image_id in ids}
+        matched = only_matches(Path(references), matches, "no references", problems)
+        references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     problems.raise_if_any()
     return Collection(
         ids=[image_id for image_id, _ in texts.rows],
@@ -154,13 +158,3 @@ def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> 
         if first.setdefault(image, image_id) != image_id:
             found = f"the ids {first[image]!r} and {image_id!r} both mean {image.name!r}"
             problems.add(file_problem(path, found, "write its id in one way"))
-
-
-def _match_references(
-    path: Path, references: dict[str, list[str]], ids: list[str], problems: Problems
-) -> dict[str, list[str]]:
-    """The references of every id; note which are missing or ambiguous."""
-    names = Names(references)
-    matches = {image_id: names.find(image_id) for image_id in ids}
-    entries = only_matches(path, matches, "no references", problems)
-    return {image_id: references[entry] for image_id, entry in entries.items()}

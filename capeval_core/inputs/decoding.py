@@ -16,11 +16,9 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from capeval_core.errors import Detail, Index, InputError, Kind, Problem, Text
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
-"""What is opened, in Pillow's names: what sets of captions are published in and what cameras, browsers and
-screenshots save; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it. Everything else that
-Pillow knows is left out: EPS starts Ghostscript, WMF the system's renderer; ICO and PSD hold several
-images, of which none is the image; TGA has no signature, so that other files pass for it; the rest is
-rare, and a parser that nobody needs is one more that a hostile file can reach."""
+"""What is opened, in Pillow's names; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it.
+Everything else is left out: EPS starts Ghostscript, WMF the system's renderer; ICO and PSD hold several
+images; TGA has no signature; the rest is rare, and one more parser that a hostile file can reach."""
 OPENED = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, JPEG 2000 and AVIF"
 
 # Formats that Pillow does not know, or knows only with plugins or libraries that may be absent.

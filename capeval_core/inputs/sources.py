@@ -193,7 +193,10 @@ class InRgb(Source[Image.Image]):
         return self.source.name
 
     def compute_key(self) -> str:
-        mode = self.source.decode().mode
+        try:
+            mode = self.source.decode().mode
+        except Refused:  # reported when it is loaded, at its own index
+            return self.source.key
         return self.source.key if mode == "RGB" else f"rgb-{self.source.key}"
 
     def decode(self, reduced: bool = False) -> Image.Image:

@@ -150,9 +150,10 @@ class _Page:
         self.chosen = gr.State()
 
     def _weights(self) -> None:
+        labels = {"tiny": "tiny (demonstration: knows drawn scenes only)"}
         with gr.Accordion("Weights", open=False):
             self.weights = gr.Radio(
-                [(_label_of(weights), weights) for weights in self.scorer.offered],
+                [(labels.get(weights, weights), weights) for weights in self.scorer.offered],
                 value=self.scorer.first,
                 label="Weights",
                 show_label=False,
@@ -239,15 +240,9 @@ class _Page:
 
     def refill(self, index: int | None, kind: str) -> Any:
         """The caption of that kind of the example that was chosen, or its captions of all kinds."""
-        if index is None:
-            return gr.skip()
-        return self.words.example(demo_set()[index], kind)
+        return gr.skip() if index is None else self.words.example(demo_set()[index], kind)
 
 
 def _icon(image: Path) -> Any:
     """A PNG as a button takes it, inside the page itself: of a file it would tell the whole path."""
     return {"url": f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode('ascii')}"}
-
-
-def _label_of(weights: str) -> str:
-    return "tiny (demonstration: knows drawn scenes only)" if weights == "tiny" else weights

@@ -37,7 +37,7 @@ def parts(scored: Scored) -> str:
     titles = {metric.key: metric.title for metric in metric_classes().values()} | _NAMES
     rows = {
         titles.get(name, name.replace("_", " ")): int(value) if name in _COUNTS else value
-        for name, value in scored.parts.items()
+        for name, (value, *_) in scored.result.parts.items()
         if isinstance(value, float) and (value or name not in _COUNTS)
     }
     return table("Parts", {escape(name): value for name, value in rows.items()})
@@ -81,7 +81,9 @@ def regions(scored: Scored) -> str:
     if outside:
         legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
     phrases = {
-        _sign(_kind(note)) + escape(note["phrase"]) + _badge(explanation, note["region"]): note["precision"]
+        _sign("unknown" if not note["judged"] else "wrong" if note["mistake"] else "right")
+        + escape(note["phrase"])
+        + _badge(explanation, note["region"]): note["precision"]
         for note in explanation.phrases
     }
     nearest = "<small>not mentioned; nearest:</small> "
@@ -116,9 +118,7 @@ def _marked(explanation: HiceExplanation) -> str:
 
 
 def _kind(note: PhraseNote) -> str:
-    if not note["judged"]:
-        return "unknown"
-    return "wrong" if note["mistake"] else "right"
+    return "unknown" if not note["judged"] else "wrong" if note["mistake"] else "right"
 
 
 _SIGNS = {

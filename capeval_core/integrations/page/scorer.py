@@ -62,10 +62,6 @@ class Scored:
     def score(self) -> float:
         return self.result.scores[0]
 
-    @property
-    def parts(self) -> dict[str, Any]:
-        return {name: part[0] for name, part in self.result.parts.items()}
-
 
 class Scorer:
     """A metric with the weights that a page offers; each is opened when it is first used, and once.

@@ -38,7 +38,7 @@ def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     return _section(
         f'<p class="what">{escape(metric.title)}</p>'
         f'<p class="message">Give {needs}, or take an example, and press Score.</p>'
-        f"{_scale(metric, marks)}" + _notes([marks.source])
+        f"{scale(metric, marks.values)}" + _notes([marks.source])
     )
 
 
@@ -65,7 +65,7 @@ def score(scored: Scored, weights: str) -> str:
         f'<blockquote title="{escape(scored.caption)}">{escape(scored.caption)}</blockquote>'
         f"{_truncated(scored)}"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
-        f"{_scale(scored.metric, scored.marks, scored.score)}" + _notes(notes) + panels(scored)
+        f"{scale(scored.metric, scored.marks.values, scored.score)}" + _notes(notes) + panels(scored)
     )
 
 
@@ -74,11 +74,6 @@ def _truncated(scored: Scored) -> str:
         return ""
     text = words_of(scored.metric).truncated + (" or a reference" if scored.metric.needs_references else "")
     return f'<p class="warning">{text} is longer than the text encoder reads: its end was cut off.</p>'
-
-
-def _scale(metric: type[CaptionMetric], marks: Marks, score: float | None = None) -> str:
-    """Scores that are relative to their set lie on no scale."""
-    return "" if metric.relative else scale(metric, marks.values, score)
 
 
 def problem(message: str) -> str:
@@ -112,7 +107,12 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def scale(metric: type[CaptionMetric], marks: Sequence[Mark], score: float | None = None) -> str:
-    """The scale of a metric: a row for a score, and one for each mark below it, over a common axis."""
+    """The scale of a metric: a row for a score, and one for each mark below it, over a common axis.
+
+    None for scores that are relative to their set.
+    """
+    if metric.relative:
+        return ""
     own = [_row(metric, "this caption", score, "bar")] if score is not None else []
     others = [_row(metric, mark.label, mark.value, "dot") for mark in marks]
     rows = "".join(own + others) or '<div class="track"></div>'
