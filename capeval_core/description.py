@@ -99,7 +99,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         licence=licence_in_words(metric.default_weights) if metric.default_weights else "none needed",
         citation=citation.rstrip(","),
         address=address,
-        relative=metric.relative if issubclass(metric, Reranker) else None,
+        relative=metric.relative,
     )
 
 

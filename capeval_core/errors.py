@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +23,6 @@ SHOWN = 20
 """Lines of a message at most: a wrong folder can make a million of them."""
 NAMED = 3
 """Indices that are named in one line of equal problems."""
-
-
-class NoValue:
-    """Of a problem that is not about the value of an option."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +42,11 @@ class Argument:
     index: Index = None
 
 
-@dataclass(frozen=True)
-class Detail:
+class Detail(str):
     """Words for programmers, which a page leaves out."""
 
-    text: str
 
-
-Piece = str | Setting | Argument | Detail
+Piece = str | Setting | Argument
 Text = Piece | tuple[Piece, ...]
 
 
@@ -64,8 +57,9 @@ class Problem:
     argument: its name in Python, or the path of a file; '' where `found` says it all.
     index: position in the argument: `3`, `(3, 1)`, `(17, "bytes")`, or a part of a file such as `line 3`.
     found: what is wrong, behind `verb`; without one, behind a colon. fix: what to do about it.
-    value: of an option, shown beside its name. source: the file that it is in, where `argument` is an option.
-    kind: the error that it is if it is the only one.
+    value: of an option, shown beside its name; `...` where the problem is not about one.
+    kind: the error that it is if it is the only one. source: the file that it is in, where `argument` is an
+        option.
     """
 
     argument: str
@@ -73,24 +67,14 @@ class Problem:
     found: Text
     fix: Text = ""
     verb: str = "is"
-    value: Any = NoValue
+    value: Any = ...
     kind: Kind = ValueError
     source: str = ""
 
-    def changed(self, change: Callable[[Piece], Piece], argument: str) -> Problem:
-        """The same about another argument, each piece of its texts changed."""
+    def changed(self, change: Callable[[Piece], Piece]) -> Problem:
+        """The same with each piece of its texts changed."""
         found, fix = (tuple(map(change, pieces_of(text))) for text in (self.found, self.fix))
-        return replace(self, argument=argument, found=found, fix=fix)
-
-    def renamed(self, names: Mapping[str, str]) -> Problem:
-        """The same with arguments and options called otherwise."""
-
-        def change(piece: Piece) -> Piece:
-            if isinstance(piece, (Setting, Argument)):
-                return replace(piece, name=names.get(piece.name, piece.name))
-            return piece
-
-        return self.changed(change, names.get(self.argument, self.argument))
+        return replace(self, found=found, fix=fix)
 
 
 def pieces_of(text: Text) -> tuple[Piece, ...]:
@@ -122,21 +106,22 @@ class Words:
         quoted = f'"{value}"' if isinstance(value, str) and not set(value) & set('"\\') else shown(value)
         return f"{setting.before}{setting.name}={quoted}"
 
-    def detail(self, detail: Detail) -> str:
-        return detail.text
+    def piece(self, piece: Piece) -> str:
+        """A part of a text in this door's words."""
+        if isinstance(piece, str):
+            return piece
+        if isinstance(piece, Argument):
+            return self.argument(piece.name, piece.index)
+        return self.setting(piece)
 
     def text(self, text: Text) -> str:
-        """A text with its settings, arguments and details in this door's words."""
-        return "".join(map(self._piece, pieces_of(text)))
-
-    def found(self, problem: Problem) -> str:
-        return self.text(problem.found)
+        return "".join(map(self.piece, pieces_of(text)))
 
     def line(self, problem: Problem, indices: Sequence[Index] = ()) -> str:
         """A problem, at all of these indices where there are several."""
-        found, fix = self.found(problem), self.text(problem.fix)
+        found, fix = self.text(problem.found), self.text(problem.fix)
         indices = indices or [problem.index]
-        if problem.value is not NoValue:
+        if problem.value is not ...:
             subjects = [self.option(problem.argument, problem.value)]
         elif isinstance(problem.index, str):
             subjects = list(map(str, indices))
@@ -151,24 +136,17 @@ class Words:
 
     def message(self, problems: Problems) -> str:
         """One problem in a line, several as a list."""
-        lines = [self.line(problem, indices) for problem, indices in problems.groups]
+        lines = [self.line(problem, indices) for problem, indices in problems.groups.values()]
         if len(lines) + problems.more == 1:
             return lines[0]
-        lines.insert(0, f"{len(lines) + problems.more} problems with the input:")
-        return "\n  ".join(lines + ([f"and {problems.more:,} more"] if problems.more else []))
+        title = f"{len(lines) + problems.more} problems with the input:"
+        return "\n  ".join([title, *lines, *([f"and {problems.more:,} more"] if problems.more else [])])
 
     def of(self, error: BaseException) -> str:
         """The message of any error or warning, in these words if it carries problems or a text."""
         if isinstance(error, ProblemsError):
             return self.message(error.problems)
         return self.text(error.text) if isinstance(error, InputWarning) else str(error)
-
-    def _piece(self, piece: Piece) -> str:
-        if isinstance(piece, str):
-            return piece
-        if isinstance(piece, Setting):
-            return self.setting(piece)
-        return self.argument(piece.name, piece.index) if isinstance(piece, Argument) else self.detail(piece)
 
 
 _PLURAL = {"is": "are", "has": "have"}
@@ -204,10 +182,11 @@ class Problems:
       captions[7] is the number 5: captions are strings
     """
 
-    def __init__(self, problems: Iterable[Problem] = ()) -> None:
+    def __init__(self, problems: Iterable[Problem | str] = ()) -> None:
         self.more = 0
         """Number of problems beyond the first `SHOWN` that differ."""
-        self._groups: dict[tuple[object, ...], tuple[Problem, list[Index]]] = {}
+        self.groups: dict[tuple[object, ...], tuple[Problem, list[Index]]] = {}
+        """Problems that differ, with all of their indices."""
         self._kinds: set[Kind] = set()
         for problem in problems:
             self.add(problem)
@@ -220,10 +199,10 @@ class Problems:
         # Its line without the index; a value need not be hashable, but its repr is.
         alone = Words().line(replace(problem, index=None))
         key = (alone, type(problem.index), problem.argument, problem.kind)
-        if key in self._groups:
-            self._groups[key][1].append(problem.index)
-        elif len(self._groups) < SHOWN:
-            self._groups[key] = problem, [problem.index]
+        if key in self.groups:
+            self.groups[key][1].append(problem.index)
+        elif len(self.groups) < SHOWN:
+            self.groups[key] = problem, [problem.index]
         else:
             self.more += 1
 
@@ -233,27 +212,15 @@ class Problems:
             self.add(problem)
         self.more += problems.more
 
-    @property
-    def groups(self) -> list[tuple[Problem, list[Index]]]:
-        """Problems that differ, with all of their indices."""
-        return list(self._groups.values())
-
     def __iter__(self) -> Iterator[Problem]:
-        return (replace(problem, index=index) for problem, indices in self.groups for index in indices)
+        return (replace(problem, index=index) for problem, at in self.groups.values() for index in at)
 
     def __len__(self) -> int:
-        return sum(len(indices) for _, indices in self.groups) + self.more
-
-    def changed(self, change: Callable[[Problem], Problem]) -> Problems:
-        """Each problem changed."""
-        problems = Problems(map(change, self))
-        problems.more += self.more
-        problems._kinds |= self._kinds
-        return problems
+        return sum(len(indices) for _, indices in self.groups.values()) + self.more
 
     def raise_if_any(self) -> None:
         """Raise one error with all problems: of their common kind; TypeError if all are; else ValueError."""
-        if self._groups:
+        if self.groups:
             raise self.error()
 
     def error(self) -> ProblemsError:
@@ -269,9 +236,7 @@ class ProblemsError(Exception):
     """An error that carries its problems."""
 
     def __init__(self, problems: Problems | Problem | str) -> None:
-        if isinstance(problems, str):
-            problems = Problem("", None, problems, verb="")
-        self.problems = Problems([problems]) if isinstance(problems, Problem) else problems
+        self.problems = problems if isinstance(problems, Problems) else Problems([problems])
         super().__init__(self.problems)
 
     def __str__(self) -> str:
@@ -282,8 +247,9 @@ class ProblemsError(Exception):
 
     def change(self, change: Callable[[Problem], Problem]) -> None:
         """Change all of its problems."""
-        self.problems = self.problems.changed(change)
-        self.args = (self.problems,)
+        changed = Problems(map(change, self.problems))
+        changed.more += self.problems.more
+        self.problems, self.args = changed, (changed,)
 
 
 class InputError(ProblemsError, ValueError):
@@ -339,10 +305,14 @@ def in_file(path: str | os.PathLike[str], error: ValueError) -> ValueError:
 @contextmanager
 def renamed(**names: str) -> Iterator[None]:
     """Let errors of the block call arguments otherwise: `with renamed(captions="predictions")`."""
+
+    def change(piece: Piece) -> Piece:
+        return piece if isinstance(piece, str) else replace(piece, name=names.get(piece.name, piece.name))
+
     try:
         yield
     except ProblemsError as error:
-        error.change(lambda problem: problem.renamed(names))
+        error.change(lambda p: replace(p.changed(change), argument=names.get(p.argument, p.argument)))
         raise
 
 

@@ -59,6 +59,10 @@ class CaptionMetric(ABC):
     higher_is_better: ClassVar[bool] = True
     needs_references: ClassVar[bool] = False
     media: ClassVar[tuple[str, ...]] = ("image",)
+    crops: ClassVar[bool] = True
+    """Whether it sees the square in an image's centre only."""
+    relative: ClassVar[str | None] = None
+    """Why its scores can be compared within one set only; None if with those of other sets, too."""
     plots: ClassVar[bool] = False
     """Whether the evidence that `Result.explain` returns has a `plot()`."""
     default_weights: ClassVar[WeightsEntry | None] = None
@@ -325,6 +329,7 @@ class CaptionMetric(ABC):
             ),
             errors=errors,
             evidence=evidence,
+            relative=self.relative,
         )
 
     def evidence_of(
@@ -332,9 +337,8 @@ class CaptionMetric(ABC):
     ) -> dict[int, dict[str, Any]]:
         """What `Result.explain` returns for each caption: by default its text, image and parts."""
         return {
-            row: {"caption": sample.caption, "image": sample.image.name}
-            | {name: part[row] for name, part in parts.items()}
-            for row, sample in enumerate(samples)
+            row: {"caption": caption, "image": image.name} | {name: part[row] for name, part in parts.items()}
+            for row, (caption, image) in enumerate(zip(samples.captions, samples.images, strict=True))
         }
 
     def signature(self, rows: pa.Table | None = None) -> str:

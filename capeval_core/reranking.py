@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from capeval_core.inputs.samples import Pools, Samples, check_pools
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options as CommonOptions
-from capeval_core.result import Result, Values
+from capeval_core.result import Values
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,12 @@ class Reranker(CaptionMetric):
     candidates of one set, so `Result.interval` and `Result.compare` are undefined.
     """
 
-    relative: ClassVar[str]
-    """Why scores can be compared within one set only."""
+    crops = False
 
     @classmethod
     def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
         captions, images = inputs[:2]
         return check_pools(captions, images, on_error=options.on_error, empty=options.empty, media=cls.media)
-
-    def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
-        return replace(super().combine(rows, samples=samples), relative=self.relative)
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]

@@ -13,6 +13,7 @@ from capeval_core.errors import (
     InputError,
     InputTypeError,
     Kind,
+    Piece,
     Problem,
     Problems,
     ProblemsError,
@@ -151,8 +152,8 @@ def test_another_door_has_other_words() -> None:
         def setting(self, setting: Setting) -> str:
             return ""
 
-        def detail(self, detail: Detail) -> str:
-            return ""
+        def piece(self, piece: Piece) -> str:
+            return "" if isinstance(piece, Detail) else super().piece(piece)
 
         def argument(self, argument: str, index: object) -> str:
             return f"the {argument.removesuffix('s')}"

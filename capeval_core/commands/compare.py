@@ -47,11 +47,7 @@ def run(arguments: list[str]) -> int:
 
 
 def read_result(path: Path) -> Result:
-    """The result in a file of `capeval score --json`.
-
-    Raises:
-        ValueError: it is another kind of file. OSError: it cannot be read.
-    """
+    """The result in a file of `capeval score --json`; ValueError for another kind of file, or OSError."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no regular file: name a file of `capeval score --json`")
     try:

@@ -84,9 +84,10 @@ def _introduce(arguments: list[str]) -> int:
             + ". `capeval convert METRIC --help` shows all options."
         ),
     )
-    parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
     names = ",".join([*METRICS, *_PARTS])
-    parser.error(f"the metric comes first: capeval convert {{{names}}} CHECKPOINT --out FOLDER")
+    parser.introduce(
+        arguments, f"the metric comes first: capeval convert {{{names}}} CHECKPOINT --out FOLDER"
+    )
 
 
 def _score_command(name: str, out: Path) -> str:

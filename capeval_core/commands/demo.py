@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from os import PathLike
 
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
@@ -29,6 +30,7 @@ def report(weights: str | PathLike[str]) -> str:
     items = demo_set()
     results = {name: score_kinds(load(name, weights=weights), items) for name in METRICS}
     titles = [metric_class(name).title for name in METRICS]
+    means = [[kind, *(f"{results[name][kind].mean:.3f}" for name in METRICS)] for kind in KINDS]
     return "\n".join(
         [
             paragraph(
@@ -36,10 +38,10 @@ def report(weights: str | PathLike[str]) -> str:
                 "and one of another image."
             ),
             "",
-            _captions_table(items, results, titles),
+            table([["IMAGE", *titles, "KIND", "CAPTION"], *_rows(items, results)]),
             "",
             *_mistakes(items, results),
-            _means_table(results, titles),
+            table([["MEAN", *titles], *means], width=WHOLE_LINES),
             f"{len(items)} images are too few for intervals of the means, which take {LEAST_IMAGES}.",
             "",
             *(results[name]["good"].signature for name in METRICS),
@@ -49,20 +51,11 @@ def report(weights: str | PathLike[str]) -> str:
     )
 
 
-def _captions_table(items: list[DemoItem], results: dict[str, dict[str, Result]], titles: list[str]) -> str:
-    rows = [["IMAGE", *titles, "KIND", "CAPTION"]]
+def _rows(items: list[DemoItem], results: dict[str, dict[str, Result]]) -> Iterator[list[str]]:
     for i, item in enumerate(items):
         for kind, field in KINDS.items():
             scores = [f"{results[name][kind].scores[i]:.3f}" for name in METRICS]
-            rows.append([item.image.name if kind == "good" else "", *scores, kind, getattr(item, field)])
-    return table(rows)
-
-
-def _means_table(results: dict[str, dict[str, Result]], titles: list[str]) -> str:
-    rows = [["MEAN", *titles]]
-    for kind in KINDS:
-        rows.append([kind, *(f"{results[name][kind].mean:.3f}" for name in METRICS)])
-    return table(rows, width=WHOLE_LINES)
+            yield [item.image.name if kind == "good" else "", *scores, kind, getattr(item, field)]
 
 
 def _mistakes(items: list[DemoItem], results: dict[str, dict[str, Result]]) -> list[str]:

@@ -18,11 +18,7 @@ FLAG = "--explain"
 
 
 def make_folder(folder: Path, metric: type[CaptionMetric]) -> None:
-    """Have an empty folder for explanations, before anything is scored.
-
-    Raises:
-        ValueError, OSError: this metric's explanations cannot be drawn, or the folder is none or not empty.
-    """
+    """Have an empty folder for explanations, before anything is scored, or raise."""
     if not metric.plots:
         able = ", ".join(name for name, class_ in metric_classes().items() if class_.plots)
         raise ValueError(
@@ -43,9 +39,7 @@ def make_folder(folder: Path, metric: type[CaptionMetric]) -> None:
 def write_explanations(folder: Path, collection: Collection, result: Result) -> str:
     """Write `ID-NUMBER.png` and `ID-NUMBER.json` for each caption of each image; a line that says how many.
 
-    Slashes of ids that are paths become underscores.
-
-    A caption without a score has no image; its numbers say why.
+    Slashes of ids become underscores. A caption without a score has no image; its numbers say why.
     """
     numbers: Counter[str] = Counter()
     drawn = 0

@@ -30,24 +30,19 @@ def catalogue() -> dict[str, Any]:
     """The list in JSON's types."""
     metrics = metric_classes()
     return {
-        "metrics": [_described(metric) for metric in metrics.values()],
+        "metrics": list(map(_described, metrics.values())),
         "weights": [vars(entry) for entry in WEIGHTS],
         "tiny": {name: metric.tiny for name, metric in metrics.items() if _has_tiny(metric)},
     }
 
 
 def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
+    weights = metric.default_weights
     return {
-        "name": metric.name,
-        "title": metric.title,
-        "key": metric.key,
-        "summary": metric.summary,
-        "range": list(metric.range),
-        "higher_is_better": metric.higher_is_better,
-        "needs_references": metric.needs_references,
-        "media": list(metric.media),
-        "default_weights": metric.default_weights.repository if metric.default_weights else None,
-        "licence": metric.default_weights.licence if metric.default_weights else None,
+        **{name: getattr(metric, name) for name in ("name", "title", "key", "summary", "range")},
+        **{name: getattr(metric, name) for name in ("higher_is_better", "needs_references", "media")},
+        "default_weights": weights.repository if weights else None,
+        "licence": weights.licence if weights else None,
         "paper": metric.paper,
     }
 

@@ -20,9 +20,13 @@ def summary(title: str, result: Result, interval: Interval | str) -> str:
     """Mean, interval (or why there is none), counts and signature in four lines."""
     counts = result.counts
     special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
+    bounds = f"none: {interval}"
+    if isinstance(interval, Interval):
+        extent = f"({interval.level:.0%}, {interval.images:,} images)"
+        bounds = f"{interval.low:.4f} to {interval.high:.4f} {extent}"
     rows = [
         [title, f"{result.mean:.4f}" if counts.failed < counts.captions else "n/a"],
-        ["interval", _bounds(interval) if isinstance(interval, Interval) else f"none: {interval}"],
+        ["interval", bounds],
         ["captions", f"{counts.captions:,} ({special})"],
         ["signature", result.signature],
     ]
@@ -35,11 +39,6 @@ def interval_of(result: Result) -> Interval | str:
         return result.interval()
     except ValueError as error:
         return str(error)
-
-
-def _bounds(interval: Interval) -> str:
-    extent = f"({interval.level:.0%}, {interval.images:,} images)"
-    return f"{interval.low:.4f} to {interval.high:.4f} {extent}"
 
 
 def check_output(flag: str, out: Path | None, flags: argparse.Namespace, read: tuple[str, ...]) -> None:
@@ -64,11 +63,7 @@ def check_output(flag: str, out: Path | None, flags: argparse.Namespace, read: t
 
 
 def write(flag: str, path: Path, content: str | bytes) -> None:
-    """Write what a flag asks for, as a whole or not at all.
-
-    Raises:
-        OSError: it cannot be written, in words about the flag.
-    """
+    """Write what a flag asks for, as a whole or not at all; an OSError names the flag."""
     try:
         write_whole(path, content, into_pipes=True)
     except OSError as error:

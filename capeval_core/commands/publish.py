@@ -17,6 +17,7 @@ KINDS = {
     "weights": "a folder of weights, as a model with its card",
     "cards": "cards of weights that are published already",
 }
+Collect = Callable[[argparse.Namespace], list[Publication]]
 _EPILOG = (
     "Log in first with `hf auth login`, or set HF_TOKEN. One commit for each repository that changes, none "
     "where nothing does; files that are only on the Hub stay, and nothing is ever tagged."
@@ -27,9 +28,9 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in KINDS:
         return _introduce(arguments)
     kind, *rest = arguments
-    add_arguments, collect = _OF_KIND[kind]
-    parser = _parser(kind)
-    add_arguments(parser)
+    usage, add_arguments = _OF_KIND[kind]
+    parser = _parser(kind, usage)
+    collect = add_arguments(parser)
     flags = parser.read(rest)
     publications = collect(flags)
     if flags.dry_run:
@@ -52,14 +53,13 @@ def _introduce(arguments: list[str]) -> int:
         + "\n\n"
         + paragraph("`capeval publish modules --help` shows all options. " + _EPILOG),
     )
-    parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-    parser.error(f"what comes first: capeval publish {{{','.join(KINDS)}}}")
+    parser.introduce(arguments, f"what comes first: capeval publish {{{','.join(KINDS)}}}")
 
 
-def _parser(kind: str) -> Parser:
+def _parser(kind: str, usage: str) -> Parser:
     parser = Parser(
         prog=f"capeval publish {kind}",
-        usage=f"capeval publish {kind} {_USAGE[kind]} [options]",
+        usage=f"capeval publish {kind} {usage} [options]",
         description=paragraph(f"Publish {KINDS[kind]}."),
         epilog=paragraph(_EPILOG),
     )
@@ -82,7 +82,7 @@ def _parser(kind: str) -> Parser:
     return parser
 
 
-def _add_modules(parser: Parser) -> None:
+def _modules(parser: Parser) -> Collect:
     parser.add_argument(
         "names", metavar="NAME", nargs="*", help=f"of {', '.join(METRICS)}; all if none is given"
     )
@@ -93,13 +93,12 @@ def _add_modules(parser: Parser) -> None:
         help="where a Space installs capeval from: an address for pip, e.g. "
         f"git+https://host/org/capeval@COMMIT, or {PYPI}: this version, which has to be there",
     )
+    return lambda flags: [
+        publishing.module(name, flags.namespace, flags.install_from) for name in flags.names or METRICS
+    ]
 
 
-def _modules(flags: argparse.Namespace) -> list[Publication]:
-    return [publishing.module(name, flags.namespace, flags.install_from) for name in flags.names or METRICS]
-
-
-def _add_weights(parser: Parser) -> None:
+def _weights(parser: Parser) -> Collect:
     parser.add_argument(
         "folder", metavar="FOLDER", type=Path, help="of `capeval convert`, or in open_clip's format"
     )
@@ -110,27 +109,23 @@ def _add_weights(parser: Parser) -> None:
         help="who allows to publish weights whose authors state no licence or restrict their use, and where; "
         "quoted in the commit and on the card",
     )
+    names = ("name", "permission", "private")
+    return lambda flags: [
+        publishing.weights(flags.folder, flags.namespace, **{name: getattr(flags, name) for name in names})
+    ]
 
 
-def _weights(flags: argparse.Namespace) -> list[Publication]:
-    options = {"name": flags.name, "permission": flags.permission, "private": flags.private}
-    return [publishing.weights(flags.folder, flags.namespace, **options)]
-
-
-def _add_cards(parser: Parser) -> None:
+def _cards(parser: Parser) -> Collect:
     parser.add_argument("names", metavar="NAME", nargs="+", help=f"of {', '.join(publishing.cards())}")
+    return lambda flags: [publishing.card(name, flags.namespace) for name in flags.names]
 
 
-def _cards(flags: argparse.Namespace) -> list[Publication]:
-    return [publishing.card(name, flags.namespace) for name in flags.names]
-
-
-_USAGE = {"modules": "[NAME ...] --install-from WHERE", "weights": "FOLDER", "cards": "NAME ..."}
-_OF_KIND: dict[str, tuple[Callable[[Parser], None], Callable[[argparse.Namespace], list[Publication]]]] = {
-    "modules": (_add_modules, _modules),
-    "weights": (_add_weights, _weights),
-    "cards": (_add_cards, _cards),
+_OF_KIND: dict[str, tuple[str, Callable[[Parser], Collect]]] = {
+    "modules": ("[NAME ...] --install-from WHERE", _modules),
+    "weights": ("FOLDER", _weights),
+    "cards": ("NAME ...", _cards),
 }
+"""What each kind takes, and the function that adds its arguments."""
 
 
 def _planned(publication: Publication) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from capeval_core.commands.outputs import Outputs, check_output, tell_failures, 
 from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.inputs.collection import read_collection
-from capeval_core.inputs.folder import bare, names_in
+from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
 from capeval_core.result import Result, json_text
@@ -23,9 +22,6 @@ from capeval_core.result import Result, json_text
 METRIC = "eco"
 COLUMNS = ("filename", "caption")
 """The columns of a submission to the caption re-ranking track of NICE 2024."""
-
-NAMED_IDS = 5
-"""Images with a doubtful choice that the summary names."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +65,7 @@ def run(arguments: list[str]) -> int:
 def submission(file: CandidateFile, result: Result) -> str:
     """The chosen captions as CSV: file name and caption of each image that has one."""
     choices = zip(file.images, result.parts["caption"], result.parts["choice"], strict=True)
-    return _csv([COLUMNS, *((image.name, caption) for image, caption, choice in choices if choice >= 0)])
-
-
-def _csv(rows: Iterable[Iterable[str]]) -> str:
+    rows = [COLUMNS, *((image.name, caption) for image, caption, choice in choices if choice >= 0)]
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -116,7 +109,7 @@ def _summary(metric: type[CaptionMetric], file: CandidateFile, result: Result, o
             3, ["filters", f"not applied to {len(gave_way):,} pools, of which they would have left nobody"]
         )
     if doubtful:
-        names = ", ".join(map(repr, doubtful[:NAMED_IDS])) + (", ..." if len(doubtful) > NAMED_IDS else "")
+        names = some_of(doubtful)
         rows.insert(
             3, ["doubtful", f"{len(doubtful):,} choices match far worse than another candidate: {names}"]
         )

@@ -10,10 +10,10 @@ from capeval_core.commands.explain import FLAG, make_folder, write_explanations
 from capeval_core.commands.interrupts import resumable
 from capeval_core.commands.outputs import Outputs, check_output, interval_of, summary, tell_failures, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
+from capeval_core.description import describe_metric
 from capeval_core.inputs.collection import Collection, read_collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class, metric_classes
-from capeval_core.reranking import Reranker
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import Interval
 
@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         return _introduce(arguments)
     metric = metric_class(arguments[0])
-    if issubclass(metric, Reranker):
+    if describe_metric(metric).command != "score":
         raise ValueError(
             f"{metric.name} chooses among several captions of each image: use `capeval rerank`, which "
             "writes the chosen ones"
@@ -127,5 +127,4 @@ def _introduce(arguments: list[str]) -> int:
         + "\n\n`capeval score METRIC --help` shows all options.\n\n"
         + paragraph(FILES),
     )
-    parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-    parser.error(f"the metric comes first: capeval score {{{','.join(metrics)}}} ...")
+    parser.introduce(arguments, f"the metric comes first: capeval score {{{','.join(metrics)}}} ...")

@@ -84,6 +84,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown option {unknown[0]}{hint}")
         return self.parse_args(arguments)
 
+    def introduce(self, arguments: Sequence[str], message: str) -> NoReturn:
+        """Print the help if that is asked for, else end with a message about what is missing."""
+        self.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
+        self.error(message)
+
     def error(self, message: str) -> NoReturn:
         for theirs, ours in _IN_OUR_WORDS:
             message = theirs.sub(ours, message)

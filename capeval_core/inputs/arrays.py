@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -16,16 +17,13 @@ if TYPE_CHECKING:
 ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
 
 
+@dataclass(eq=False, slots=True)
 class FromArray(Pixels):
     """(H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of uint8 or float, numpy or torch."""
 
-    __slots__ = ("kind", "shape", "value")
-
-    def __init__(self, value: Any, kind: str, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.value = value
-        self.kind = kind
-        self.shape = shape
+    value: Any
+    kind: str
+    shape: tuple[int, ...]
 
     @property
     def name(self) -> str:

@@ -6,14 +6,14 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.inputs.decoding import Refused, quoted
+from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.sources import Source, read_file
 from capeval_core.inputs.visual import InputVisual, local_path
 from capeval_core.values import described
@@ -43,15 +43,20 @@ class BoxFeatures:
     def __len__(self) -> int:
         return len(self.boxes)
 
+    @property
+    def key(self) -> str:
+        """The content key."""
+        digest = hashlib.blake2b(f"{self.features.shape} {self.size}".encode(), digest_size=16)
+        for array in (self.boxes, self.features, self.scores):
+            digest.update(b"\0" if array is None else np.ascontiguousarray(array).data)
+        return f"boxes:{digest.hexdigest()}"
 
+
+@dataclass(eq=False, slots=True)
 class BoxSource(Source[BoxFeatures]):
     """Box features that are at hand."""
 
-    __slots__ = ("arrays",)
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.arrays = arrays
+    arrays: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -60,32 +65,21 @@ class BoxSource(Source[BoxFeatures]):
     def read(self) -> Mapping[str, Any]:
         return self.arrays
 
-    @property
-    def key(self) -> str:
-        return self._key or self._keep_key(self.decode())
+    def compute_key(self) -> str:
+        return self.decode().key
 
     def decode(self, reduced: bool = False) -> BoxFeatures:
         found = _checked(self.read())
-        self._keep_key(found)
+        self._key = self._key or found.key
         return found
 
-    def _keep_key(self, found: BoxFeatures) -> str:
-        if self._key is None:
-            digest = hashlib.blake2b(f"{found.features.shape} {found.size}".encode(), digest_size=16)
-            for array in (found.boxes, found.features, found.scores):
-                digest.update(b"\0" if array is None else np.ascontiguousarray(array).data)
-            self._key = f"boxes:{digest.hexdigest()}"
-        return self._key
 
-
+@dataclass(eq=False, slots=True)
 class BoxFile(BoxSource):
     """Box features in an `.npz` file, read when they are needed; nothing in it is unpickled."""
 
-    __slots__ = ("path",)
-
-    def __init__(self, path: str) -> None:
-        super().__init__({})
-        self.path = path
+    arrays: Mapping[str, Any] = field(default_factory=dict, init=False)
+    path: str
 
     @property
     def name(self) -> str:
@@ -95,7 +89,11 @@ class BoxFile(BoxSource):
         try:
             with zipfile.ZipFile(BytesIO(read_file(self.path, "file of boxes"))) as file:
                 names = {name.removesuffix(".npy") for name in file.namelist()}
-                return {name: _array_in(file, name) for name in (*REQUIRED, *OPTIONAL) if name in names}
+                arrays = {}
+                for name in [name for name in (*REQUIRED, *OPTIONAL) if name in names]:
+                    with within(name):
+                        arrays[name] = _array_in(file, name)
+                return arrays
         except Refused:
             raise
         except Exception as error:  # zipfile and numpy raise whatever the damaged part trips over
@@ -125,14 +123,12 @@ def _array_in(file: zipfile.ZipFile, name: str) -> NDArray[Any]:
     """An array of an `.npz` whose header is checked before there is memory for it."""
     entry = file.getinfo(f"{name}.npy")
     if entry.file_size > MOST_BYTES:
-        raise Refused(
-            f"the array has {entry.file_size:,} bytes", f"expected at most {MOST_BYTES:,}", index=(name,)
-        )
+        raise Refused(f"the array has {entry.file_size:,} bytes", f"expected at most {MOST_BYTES:,}")
     data = BytesIO(file.read(entry))
     shape, _, dtype = _HEADERS[np.lib.format.read_magic(data)](data)
     if int(np.prod(shape, dtype=object)) * dtype.itemsize != entry.file_size - data.tell():
         found = f"the header says shape {shape} of {dtype}, which the array does not have"
-        raise Refused(found, "write plain numbers with numpy.savez", index=(name,))
+        raise Refused(found, "write plain numbers with numpy.savez")
     data.seek(0)
     array: NDArray[Any] = np.lib.format.read_array(data, allow_pickle=False)
     return array
@@ -143,11 +139,15 @@ def _checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     if missing := [name for name in REQUIRED if arrays.get(name) is None]:
         found = ", ".join(map(repr, list(arrays)[:5])) or "none"
         raise Refused(f"there is no {missing[0]!r} among the keys {found}", f"expected {ACCEPTED}")
-    boxes, features = _numbers(arrays, "boxes", 2), _numbers(arrays, "features", 2)
+    numbers = {}
+    for name, axes in (("boxes", 2), ("features", 2), ("scores", 1)):
+        if arrays.get(name) is not None:
+            with within(name):
+                numbers[name] = _numbers(arrays[name], axes)
+    boxes, features, scores = numbers["boxes"], numbers["features"], numbers.get("scores")
     if boxes.shape[1] != 4:
-        raise Refused(
-            f"the array has shape {boxes.shape}", "expected (n, 4): x0, y0, x1, y1", index=("boxes",)
-        )
+        found = f"the array has shape {boxes.shape}"
+        raise Refused(found, "expected (n, 4): x0, y0, x1, y1", index=("boxes",))
     if len(features) != len(boxes):
         found = f"there are {len(boxes)} boxes but {len(features)} rows of features"
         raise Refused(found, "give every box its features")
@@ -156,40 +156,31 @@ def _checked(arrays: Mapping[str, Any]) -> BoxFeatures:
         raise Refused(found, f"expected 1 to {MOST_BOXES:,} boxes with at most {WIDEST:,} numbers")
     size = _size_of(arrays["size"]) if arrays.get("size") is not None else None
     if len(turned := np.flatnonzero((boxes[:, 2:] < boxes[:, :2]).any(axis=1))):
-        found, fix = (
-            f"{boxes[turned[0]].tolist()}",
-            "expected x0, y0, x1, y1; of x, y, width, height make x + width",
-        )
-        raise Refused(found, fix, verb="is", index=("boxes", int(turned[0])))
+        fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
+        raise Refused(f"{boxes[turned[0]].tolist()}", fix, verb="is", index=("boxes", int(turned[0])))
     if size is not None and len(outside := np.flatnonzero((boxes[:, 2:] > np.add(size, 1)).any(axis=1))):
         found = f"{boxes[outside[0]].tolist()}, outside of an image of {size[0]}x{size[1]}"
-        raise Refused(
-            found, "expected pixels of the image of that size", verb="is", index=("boxes", int(outside[0]))
-        )
-    scores = _numbers(arrays, "scores", 1) if arrays.get("scores") is not None else None
+        fix = "expected pixels of the image of that size"
+        raise Refused(found, fix, verb="is", index=("boxes", int(outside[0])))
     if scores is not None and len(scores) != len(boxes):
         raise Refused(f"there are {len(boxes)} boxes but {len(scores)} scores", "give every box its score")
     return BoxFeatures(boxes, features, size, scores)
 
 
-def _numbers(arrays: Mapping[str, Any], name: str, axes: int) -> NDArray[np.float32]:
-    value = arrays[name]
+def _numbers(value: Any, axes: int) -> NDArray[np.float32]:
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except Exception as error:  # an array interface of the user's own may fail in any way
-        raise Refused(
-            f"{described(value)} that numpy cannot read ({error})", verb="is", index=(name,)
-        ) from None
+        raise Refused(f"{described(value)} that numpy cannot read ({error})", verb="is") from None
     if array.dtype.kind not in "fiu":
-        fix = "expected an array of numbers"
-        raise Refused(f"an array of {array.dtype}", fix, verb="is", index=(name,), kind=TypeError)
+        raise Refused(f"an array of {array.dtype}", "expected an array of numbers", verb="is", kind=TypeError)
     if array.ndim != axes:
-        raise Refused(f"the array has shape {array.shape}", f"expected {axes} axes", index=(name,))
+        raise Refused(f"the array has shape {array.shape}", f"expected {axes} axes")
     with np.errstate(over="ignore"):
         numbers = array.astype(np.float32)
     if len(bad := np.argwhere(~np.isfinite(numbers))):
         found = f"the array has NaN or infinity, first at {bad[0].tolist()}"
-        raise Refused(found, "leave such boxes out", index=(name,))
+        raise Refused(found, "leave such boxes out")
     return numbers
 
 

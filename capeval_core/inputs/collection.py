@@ -46,41 +46,6 @@ READERS: Mapping[str, Reader] = {
 WIDE_READERS: Mapping[str, Reader] = {**READERS, ".csv": partial(read_csv, wide=True)}
 
 
-def read_candidates(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """The captions to be scored, as (image id, caption) in the file's order; an id may come several times.
-
-    Raises FileError with everything that is wrong with the file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "captions.json"
-    ...     _ = path.write_text('{"42": ["a dog", "an animal"], "43": "a cat"}')
-    ...     read_candidates(path)
-    [('42', 'a dog'), ('42', 'an animal'), ('43', 'a cat')]
-    """
-    return _read_alone(path, CANDIDATE_FIELDS).rows
-
-
-def read_references(path: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """The reference captions of every image id. Raises FileError with everything that is wrong.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "references.json"
-    ...     _ = path.write_text('[{"id": 42, "references": ["a dog", "an animal"]}]')
-    ...     read_references(path)
-    {'42': ['a dog', 'an animal']}
-    """
-    return _read_alone(path, REFERENCE_FIELDS).by_id()
-
-
-def _read_alone(path: str | os.PathLike[str], fields: Sequence[str]) -> Texts:
-    problems = Problems()
-    texts = read_texts(path, fields, problems)
-    problems.raise_if_any()
-    return texts
-
-
 def read_texts(
     path: str | os.PathLike[str],
     fields: Sequence[str],
@@ -161,7 +126,11 @@ def read_collection(
         paths = match_images(Path(images), names, ids, problems, file_names=file_names)
         _refuse_two_ids(Path(candidates), paths, problems)
     if references is not None and reference_texts is not None:
-        references_of = _match_references(Path(references), reference_texts.by_id(), ids, problems)
+        entries = reference_texts.by_id()
+        entry_names = Names(entries)
+        matches = {image_id: entry_names.find(image_id) for image_id in ids}
+        matched = only_matches(Path(references), matches, "no references", problems)
+        references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     problems.raise_if_any()
     return Collection(
         ids=[image_id for image_id, _ in texts.rows],
@@ -189,13 +158,3 @@ def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> 
         if first.setdefault(image, image_id) != image_id:
             found = f"the ids {first[image]!r} and {image_id!r} both mean {image.name!r}"
             problems.add(file_problem(path, found, "write its id in one way"))
-
-
-def _match_references(
-    path: Path, references: dict[str, list[str]], ids: list[str], problems: Problems
-) -> dict[str, list[str]]:
-    """The references of every id; note which are missing or ambiguous."""
-    names = Names(references)
-    matches = {image_id: names.find(image_id) for image_id in ids}
-    entries = only_matches(path, matches, "no references", problems)
-    return {image_id: references[entry] for image_id, entry in entries.items()}

@@ -6,7 +6,9 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import IO
 
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -14,11 +16,9 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from capeval_core.errors import Detail, Index, InputError, Kind, Problem, Text
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
-"""What is opened, in Pillow's names: what sets of captions are published in and what cameras, browsers and
-screenshots save; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it. Everything else that
-Pillow knows is left out: EPS starts Ghostscript, WMF the system's renderer; ICO and PSD hold several
-images, of which none is the image; TGA has no signature, so that other files pass for it; the rest is
-rare, and a parser that nobody needs is one more that a hostile file can reach."""
+"""What is opened, in Pillow's names; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it.
+Everything else is left out: EPS starts Ghostscript, WMF the system's renderer; ICO and PSD hold several
+images; TGA has no signature; the rest is rare, and one more parser that a hostile file can reach."""
 OPENED = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, JPEG 2000 and AVIF"
 
 # Formats that Pillow does not know, or knows only with plugins or libraries that may be absent.
@@ -73,10 +73,6 @@ class Refused(Exception):  # noqa: N818  (on its way to who knows which argument
         super().__init__(found, fix)
         self._problem = Problem("", index or None, found, fix, verb, kind=kind)
 
-    @property
-    def is_type_error(self) -> bool:
-        return issubclass(self._problem.kind, TypeError)
-
     def problem(self, argument: str, index: Index = None) -> Problem:
         """The problem with an argument, at an index of it."""
         steps = () if index is None else index if isinstance(index, tuple) else (index,)
@@ -85,13 +81,18 @@ class Refused(Exception):  # noqa: N818  (on its way to who knows which argument
             index = (*steps, *inner)
         return replace(self._problem, argument=argument, index=index)
 
-    def within(self, index: int | str) -> Refused:
-        """The same about a value that holds this one at that index."""
-        self._problem = self.problem("", (index,))
-        return self
-
     def __str__(self) -> str:
         return str(InputError(replace(self._problem, index=None)))
+
+
+@contextmanager
+def within(index: int | str) -> Iterator[None]:
+    """Let what the block refuses be the value at that index of another one."""
+    try:
+        yield
+    except Refused as refused:
+        refused._problem = refused.problem("", (index,))
+        raise
 
 
 def open_image(file: str | IO[bytes]) -> Image.Image:
@@ -162,8 +163,19 @@ def refuse_format(image: Image.Image, name: str) -> None:
 
 
 def refuse_crowded(data: bytes, name: str) -> None:
-    """Refuse, before Pillow opens it, a small file that would take minutes."""
-    if many := crowded(data):
+    """Refuse, before Pillow opens it, a small file with so many parts that it would take minutes."""
+    most, many = max(FEW, len(data) // SHORTEST), None
+    if data.startswith(b"\xff\xd8"):
+        markers = list(islice(_jpeg_markers(data), most + 1))
+        if markers.count(_SOS) > SCANS:
+            many = f"more than {SCANS} scans"
+        elif len(markers) > most:
+            many = f"more than {most:,} segments"
+    elif data.startswith(b"\x89PNG") and any(islice(_png_chunks(data), most, None)):
+        many = f"more than {most:,} chunks"
+    elif data.startswith(b"GIF8") and any(islice(_gif_comment_blocks(data), COMMENT_BLOCKS, None)):
+        many = f"a comment of more than {COMMENT_BLOCKS:,} blocks"
+    if many:
         raise Refused(f"{name} has {many}, which would take minutes", "save it again as a plain image")
 
 
@@ -238,28 +250,6 @@ _JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff])")
 _SCAN_END = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 _SOS, _EOI = 0xDA, 0xD9
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
-
-
-def crowded(data: bytes) -> str | None:
-    """What the file of an image has too many of, in words; None where all is well, or for other formats."""
-    most = max(FEW, len(data) // SHORTEST)
-    if data.startswith(b"\xff\xd8"):
-        scans = 0
-        for number, marker in enumerate(_jpeg_markers(data)):
-            scans += marker == _SOS
-            if scans > SCANS:
-                return f"more than {SCANS} scans"
-            if number >= most:
-                return f"more than {most:,} segments"
-    elif data.startswith(b"\x89PNG"):
-        for number, _ in enumerate(_png_chunks(data)):
-            if number >= most:
-                return f"more than {most:,} chunks"
-    elif data.startswith(b"GIF8"):
-        for number, _ in enumerate(_gif_comment_blocks(data)):
-            if number >= COMMENT_BLOCKS:
-                return f"a comment of more than {COMMENT_BLOCKS:,} blocks"
-    return None
 
 
 def _jpeg_markers(data: bytes) -> Iterator[int]:

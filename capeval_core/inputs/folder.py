@@ -15,6 +15,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from capeval_core.errors import FileError, Problems, file_problem, refuse_nul
@@ -88,37 +89,18 @@ def only_matches(
         else:
             missing.append(image_id)
     if missing:
-        problems.add(file_problem(source, f"{_counted(missing, len(matches))} {lacking}"))
+        have = "has" if len(missing) == 1 else "have"
+        found = f"{len(missing):,} of {len(matches):,} ids ({some_of(missing)}) {have} {lacking}"
+        problems.add(file_problem(source, found))
     return matched
 
 
-def _counted(ids: list[str], total: int) -> str:
-    """`2 of 9 ids ('a', 'b') have`"""
-    more = ", ..." if len(ids) > NAMED else ""
-    have = "has" if len(ids) == 1 else "have"
-    return f"{len(ids):,} of {total:,} ids ({', '.join(map(repr, ids[:NAMED]))}{more}) {have}"
-
-
-def find_images(folder: str | os.PathLike[str], ids: Iterable[str] | None = None) -> dict[str, Path]:
-    """The image of every id in a folder of images; its subfolders are looked into for ids that are paths.
-
-    With `ids=None` the ids are the files' stems, for files with an image's extension. With `ids` each is
-    looked up as this module says (`42` finds `COCO_val2014_000000000042.jpg`), and all that are missing or
-    ambiguous are reported at once.
-
-    Raises FileError.
+def some_of(names: Sequence[str]) -> str:
     """
-    folder = Path(folder)
-    names = Names(names_in(folder))
-    if ids is None:
-        images = [name for name in names.entries if bare(name) != name]
-        if not images:
-            raise FileError(file_problem(folder, f"holds no image{_examples(names.entries)}"))
-        ids = dict.fromkeys(bare(name) for name in images)
-    problems = Problems()
-    paths = match_images(folder, names, list(ids), problems)
-    problems.raise_if_any()
-    return paths
+    >>> some_of("ab"), some_of("abcdefg")
+    ("'a', 'b'", "'a', 'b', 'c', 'd', 'e', ...")
+    """
+    return ", ".join(map(repr, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
 
 
 def match_images(
@@ -133,13 +115,15 @@ def match_images(
     file_names: the file that an id, of these or others, means by an annotation. It counts and not the id,
         unless none of these files is there: then the images were renamed, and a warning says so.
     """
-    paths = _Paths(folder)
+    below = cache(partial(_names_below, folder))  # each subfolder is listed once
 
-    def find(name: str) -> list[str]:
-        return names.find(name) or paths.find(name)
+    def find_path(image_id: str) -> list[str]:
+        parent, _, name = image_id.rpartition("/")
+        listed = below(parent) if parent else None
+        return [f"{listed[0]}/{entry}" for entry in listed[1].find(name)] if listed else []
 
     by_file = {
-        image_id: names.find(PurePosixPath(name).name) or paths.find(name)
+        image_id: names.find(PurePosixPath(name).name) or find_path(name)
         for image_id, name in (file_names or {}).items()
     }
     used = [image_id for image_id in ids if image_id in by_file]
@@ -149,7 +133,9 @@ def match_images(
         _refuse_absent(folder, names, absent, len(used), file_names or {}, problems)
         ids = [image_id for image_id in ids if by_file.get(image_id) != []]
     matches = {
-        image_id: by_file[image_id] if image_id in by_file and not renamed else find(image_id)
+        image_id: by_file[image_id]
+        if image_id in by_file and not renamed
+        else names.find(image_id) or find_path(image_id)
         for image_id in ids
     }
     lacking = (
@@ -185,31 +171,16 @@ def _refuse_absent(
         problems.add(file_problem(folder, found, fix))
 
 
-class _Paths:
-    """Images of ids that are paths, from a folder or from where it lies; each subfolder is listed once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._below: dict[str, tuple[str, Names] | None] = {}
-
-    def find(self, image_id: str) -> list[str]:
-        """The files that the id can mean, as paths from the folder."""
-        parent, _, name = image_id.rpartition("/")
-        if not parent:
-            return []
-        if parent not in self._below:
-            self._below[parent] = self._listed(PurePosixPath(parent))
-        listed = self._below[parent]
-        return [] if listed is None else [f"{listed[0]}/{entry}" for entry in listed[1].find(name)]
-
-    def _listed(self, parent: PurePosixPath) -> tuple[str, Names] | None:
-        if parent.is_absolute() or ".." in parent.parts:
-            return None
-        candidates = [parent]
-        if parent.parts[:1] == (self.folder.absolute().name,):
-            candidates.append(PurePosixPath(*parent.parts[1:]))
-        below = next((path for path in candidates if (self.folder / path).is_dir()), None)
-        return None if below is None else (str(below), Names(names_in(self.folder / below)))
+def _names_below(folder: Path, parent: str) -> tuple[str, Names] | None:
+    """The subfolder that a path names, from a folder or from where it lies, and the names in it."""
+    path = PurePosixPath(parent)
+    if path.is_absolute() or ".." in path.parts:
+        return None
+    candidates = [path]
+    if path.parts[:1] == (folder.absolute().name,):
+        candidates.append(PurePosixPath(*path.parts[1:]))
+    below = next((path for path in candidates if (folder / path).is_dir()), None)
+    return None if below is None else (str(below), Names(names_in(folder / below)))
 
 
 def names_in(folder: Path) -> list[str]:

@@ -6,11 +6,12 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from PIL import Image
 
-from capeval_core.inputs.decoding import Refused, quoted
+from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.folder import bare
 from capeval_core.inputs.sequences import as_list, is_tensor, shape_of
 from capeval_core.inputs.sources import OnDisk, Source
@@ -24,14 +25,11 @@ MOST_PIXELS = 2**30
 ACCEPTED = "a list of images, an array (T, H, W, 3), a tensor (T, 3, H, W) or the path of a folder of frames"
 
 
+@dataclass(eq=False, slots=True)
 class FrameList(Source[list[Image.Image]]):
     """Frames that are at hand, in order."""
 
-    __slots__ = ("frames",)
-
-    def __init__(self, frames: Sequence[Source[Image.Image]]) -> None:
-        super().__init__()
-        self.frames = frames
+    frames: Sequence[Source[Image.Image]]
 
     @property
     def name(self) -> str:
@@ -40,26 +38,19 @@ class FrameList(Source[list[Image.Image]]):
     def listed(self) -> Sequence[Source[Image.Image]]:
         return self.frames
 
-    @property
-    def key(self) -> str:
-        if self._key is None:
-            digest = hashlib.blake2b(digest_size=16)
-            for i, frame in enumerate(self.listed()):
-                try:
-                    digest.update(f"{frame.key}\n".encode())
-                except Refused as refused:
-                    raise refused.within(i) from None
-            self._key = f"frames:{digest.hexdigest()}"
-        return self._key
+    def compute_key(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for i, frame in enumerate(self.listed()):
+            with within(i):
+                digest.update(f"{frame.key}\n".encode())
+        return f"frames:{digest.hexdigest()}"
 
     def decode(self, reduced: bool = False) -> list[Image.Image]:
         """All frames; none with `reduced`, which looks at one after the other."""
         images, pixels = [], 0
         for i, frame in enumerate(self.listed()):
-            try:
+            with within(i):
                 image = frame.decode()
-            except Refused as refused:
-                raise refused.within(i) from None
             pixels += image.width * image.height
             if pixels > MOST_PIXELS:
                 found = f"{self.name} has more than {MOST_PIXELS:,} pixels in its first {i + 1:,} frames"
@@ -69,14 +60,12 @@ class FrameList(Source[list[Image.Image]]):
         return images
 
 
+@dataclass(eq=False, slots=True)
 class FrameFolder(FrameList):
     """The image files of a folder, in the order of their names; it is listed when it is needed."""
 
-    __slots__ = ("path",)
-
-    def __init__(self, path: str) -> None:
-        super().__init__(())
-        self.path = path
+    frames: Sequence[Source[Image.Image]] = field(default=(), init=False)
+    path: str
 
     @property
     def name(self) -> str:
@@ -113,14 +102,11 @@ def frames_source(value: Any) -> Source[list[Image.Image]]:
             raise Refused(described(value), fix, verb="is", kind=TypeError)
         _refuse_count(len(listed))
         frames = listed
-    return FrameList([_frame(frame, i) for i, frame in enumerate(frames)])
-
-
-def _frame(value: Any, index: int) -> Source[Image.Image]:
-    try:
-        return image_source(value)
-    except Refused as refused:
-        raise refused.within(index) from None
+    sources = []
+    for i, frame in enumerate(frames):
+        with within(i):
+            sources.append(image_source(frame))
+    return FrameList(sources)
 
 
 def _refuse_count(frames: int) -> None:

@@ -59,17 +59,19 @@ def _read_annotations(content: dict[str, Any], gatherer: Gatherer) -> None:
     if not isinstance(images, list):
         gatherer.complain("images", described(images, none="null"), "expected a list, or leave it out")
         return
+    file_names = gatherer.texts.file_names
     for i, image in enumerate(images):
         if not isinstance(image, dict):
             gatherer.complain(f"image {i}", described(image, none="null"), "expected an object with an id")
-        elif "file_name" in image and not (isinstance(image["file_name"], str) and image["file_name"]):
-            found = "empty" if image["file_name"] == "" else described(image["file_name"], none="null")
-            fix = "expected a file's name, or leave it out"
-            gatherer.complain(f"image {i}: file_name", found, fix)
-        elif "file_name" in image:
+            continue
+        if "file_name" not in image:
+            continue
+        name = image["file_name"]
+        if not isinstance(name, str) or not name:
+            found = "empty" if name == "" else described(name, none="null")
+            gatherer.complain(f"image {i}: file_name", found, "expected a file's name, or leave it out")
+        else:
             image_id = gatherer.image_id(image.get("id"), f"image {i}: id")
-            file_names = gatherer.texts.file_names
-            name = image["file_name"]
             if image_id is not None and file_names.setdefault(image_id, name) != name:
                 found = f"the id {image_id!r} is also that of {file_names[image_id]!r}"
                 gatherer.complain(f"image {i}", found, verb="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -138,26 +139,20 @@ def _identity(value: Any) -> object:
         return id(value)
 
 
+@dataclass(eq=False, slots=True)
 class Row(Source[Any]):
     """A row of something that makes its visuals when they are needed, such as a column of a dataset."""
 
-    __slots__ = ("index", "media", "rows")
-
-    def __init__(self, rows: Sequence[Any], index: int, media: Sequence[str]) -> None:
-        super().__init__()
-        self.rows = rows
-        self.index = index
-        self.media = media
+    rows: Any
+    index: int
+    media: Sequence[str]
 
     @property
     def name(self) -> str:
         return f"row {self.index}"
 
-    @property
-    def key(self) -> str:
-        if self._key is None:
-            self._key = self.fetch().key
-        return self._key
+    def compute_key(self) -> str:
+        return self.fetch().key
 
     def decode(self, reduced: bool = False) -> Any:
         return self.fetch().decode(reduced)
@@ -172,14 +167,15 @@ class Row(Source[Any]):
         return source_of(value, self.media)[1]
 
 
-def _lazy_rows(rows: Sequence[Any], problems: Problems, media: Sequence[str]) -> Rows:
+def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
     """Visuals of rows that are made on demand; only the first is looked at, for its type."""
     if len(rows):
         try:
             Row(rows, 0, media).fetch()
         except Refused as refused:
-            if refused.is_type_error:  # otherwise that row's own matter, for check or load to report
-                problems.add(refused.problem("images", 0))
+            problem = refused.problem("images", 0)
+            if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
+                problems.add(problem)
                 return [None] * len(rows)
     kind = MEDIA[media[0]]
     return [kind(f"images[{i}]", Row(rows, i, media)) for i in range(len(rows))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from capeval_core.errors import Problems, wrong_option
 from capeval_core.inputs.media import check_decodable, check_visuals
@@ -17,16 +17,6 @@ from capeval_core.inputs.texts import (
     other_length,
     warn_of_written_lists,
 )
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One caption with its image, or another visual, and for metrics that need them its references."""
-
-    index: int
-    caption: str
-    image: Any
-    references: list[str] | None
 
 
 @dataclass(frozen=True)
@@ -50,18 +40,8 @@ class Samples:
         """Of a whole input, which of its images each row is about."""
         return list(range(len(self)))
 
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[row] for row in range(len(self)))
-
-    @overload
-    def __getitem__(self, row: int) -> Sample: ...
-    @overload
-    def __getitem__(self, row: slice) -> Samples: ...
-    def __getitem__(self, row: int | slice) -> Sample | Samples:
-        if isinstance(row, slice):
-            return self.select(range(*row.indices(len(self))))
-        references = None if self.references is None else self.references[row]
-        return Sample(self.indices[row], self.captions[row], self.images[row], references)
+    def __getitem__(self, rows: slice) -> Samples:
+        return self.select(range(*rows.indices(len(self))))
 
     def select(self, rows: Iterable[int]) -> Samples:
         """The given rows, in the given order. `rows` count within these samples; `indices` stay global."""
@@ -135,8 +115,8 @@ def check_samples(
     >>> import numpy as np
     >>> grey = np.full((4, 6), 128, dtype="uint8")
     >>> samples = check_samples(["a wall", "grey"], [grey, grey], needs_references=False)
-    >>> len(samples), samples[1].caption, samples[1:].indices
-    (2, 'grey', [1])
+    >>> len(samples), samples[1:].captions, samples[1:].indices
+    (2, ['grey'], [1])
     >>> check_samples(["a wall", ""], [grey], needs_references=False)
     Traceback (most recent call last):
     capeval_core.errors.InputError: 2 problems with the input:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, overload
+from typing import Any
 
 
 def as_list(value: Any) -> list[Any] | None:
@@ -65,7 +65,7 @@ def is_dataset_column(value: Any) -> bool:
     )
 
 
-class UndecodedColumn(Sequence[Any]):
+class UndecodedColumn:
     """Rows as stored, one at a time: a dict for an Image feature, a str for paths, None for a missing one.
 
     Decoding by `datasets` turns a photograph upright (EXIF) and converts modes; the published metrics see the
@@ -77,7 +77,7 @@ class UndecodedColumn(Sequence[Any]):
         self.names = names
 
     @classmethod
-    def of(cls, column: Any) -> Sequence[Any]:
+    def of(cls, column: Any) -> Any:
         """The stored rows behind a column; the column itself where its rows are not stored as images.
 
         The latter are columns behind a transform of the user's own (`with_transform`), and features that hold
@@ -90,20 +90,13 @@ class UndecodedColumn(Sequence[Any]):
             root = root.source
         transformed = root.format["type"] == "custom"
         if transformed or type(column.features).__name__ not in ("Image", "Value"):
-            untouched: Sequence[Any] = column
-            return untouched
+            return column
         return cls(root.with_format("arrow").select_columns([names[0]]), names)
 
     def __len__(self) -> int:
         return len(self.table)
 
-    @overload
-    def __getitem__(self, row: int) -> Any: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[Any]: ...
-    def __getitem__(self, row: int | slice) -> Any:
-        if isinstance(row, slice):
-            return [self[i] for i in range(*row.indices(len(self)))]
+    def __getitem__(self, row: int) -> Any:
         value = self.table[row].column(self.names[0])[0].as_py()
         for name in self.names[1:]:
             value = None if value is None else value[name]

@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -27,21 +28,25 @@ LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and wo
 Loaded = TypeVar("Loaded", covariant=True)
 
 
+@dataclass(eq=False, slots=True)
 class Source(ABC, Generic[Loaded]):
     """Where a visual comes from. The key is kept, bytes and pixels are not."""
 
-    __slots__ = ("_key",)
-
-    def __init__(self) -> None:
-        self._key: str | None = None
+    _key: str | None = field(default=None, init=False, repr=False)
 
     @property
     @abstractmethod
     def name(self) -> str: ...
 
-    @property
     @abstractmethod
-    def key(self) -> str: ...
+    def compute_key(self) -> str: ...
+
+    @property
+    def key(self) -> str:
+        """The content key, or Refused."""
+        if self._key is None:
+            self._key = self.compute_key()
+        return self._key
 
     @abstractmethod
     def decode(self, reduced: bool = False) -> Loaded:
@@ -56,27 +61,22 @@ class Encoded(Source[Image.Image]):
     @abstractmethod
     def read(self) -> bytes: ...
 
-    @property
-    def key(self) -> str:
-        return self._key or self._keep_key(self.read())
+    def compute_key(self) -> str:
+        return _file_key(self.read())
 
     def decode(self, reduced: bool = False) -> Image.Image:
         data = self.read()
-        self._keep_key(data)
+        self._key = self._key or _file_key(data)
         return decode(data, self.name, reduced)
 
-    def _keep_key(self, data: bytes) -> str:
-        if self._key is None:
-            self._key = "file:" + hashlib.blake2b(data, digest_size=16).hexdigest()
-        return self._key
+
+def _file_key(data: bytes) -> str:
+    return "file:" + hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+@dataclass(eq=False, slots=True)
 class OnDisk(Encoded):
-    __slots__ = ("path",)
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self.path = path
+    path: str
 
     @property
     def name(self) -> str:
@@ -86,15 +86,12 @@ class OnDisk(Encoded):
         return read_file(self.path)
 
 
+@dataclass(eq=False, slots=True)
 class InMemory(Encoded):
     """The bytes of a file, with the path that they came from where there is one."""
 
-    __slots__ = ("data", "path")
-
-    def __init__(self, data: bytes, path: str | None = None) -> None:
-        super().__init__()
-        self.data = data
-        self.path = path
+    data: bytes
+    path: str | None = None
 
     @property
     def name(self) -> str:
@@ -138,11 +135,8 @@ class Pixels(Source[Image.Image]):
     @abstractmethod
     def image(self) -> Image.Image: ...
 
-    @property
-    def key(self) -> str:
-        if self._key is None:
-            self._key = pixel_key(self.image())
-        return self._key
+    def compute_key(self) -> str:
+        return pixel_key(self.image())
 
     def decode(self, reduced: bool = False) -> Image.Image:
         image = self.image()
@@ -154,12 +148,9 @@ class Pixels(Source[Image.Image]):
 _loading = threading.Lock()
 
 
+@dataclass(eq=False, slots=True)
 class FromPIL(Pixels):
-    __slots__ = ("value",)
-
-    def __init__(self, value: Image.Image) -> None:
-        super().__init__()
-        self.value = value
+    value: Image.Image
 
     @property
     def name(self) -> str:
@@ -172,7 +163,9 @@ class FromPIL(Pixels):
     def image(self) -> Image.Image:
         with _loading:
             refuse_format(self.value, self.name)
-            closed = is_closed(self.value)
+            handle = getattr(self.value, "fp", None)
+            # Pixels are still to be read (there are tiles) from a file that is no longer open.
+            closed = bool(getattr(self.value, "tile", None)) and getattr(handle, "closed", handle is None)
             if not closed:
                 refuse_unfit(self.value, self.name)  # before a lazy one is decoded in vain
             try:
@@ -185,12 +178,7 @@ class FromPIL(Pixels):
                 raise undecodable(self.name, error) from None
 
 
-def is_closed(image: Image.Image) -> bool:
-    """Whether pixels are still to be read (there are tiles) from a file that is no longer open."""
-    handle = getattr(image, "fp", None)
-    return bool(getattr(image, "tile", None)) and (handle is None or bool(getattr(handle, "closed", False)))
-
-
+@dataclass(eq=False, slots=True)
 class InRgb(Source[Image.Image]):
     """An image of any mode, converted to RGB when it is decoded.
 
@@ -198,25 +186,18 @@ class InRgb(Source[Image.Image]):
     a key of its own, since a resize before the conversion gives other pixels than one after it.
     """
 
-    __slots__ = ("source",)
-
-    def __init__(self, source: Source[Image.Image]) -> None:
-        super().__init__()
-        self.source = source
+    source: Source[Image.Image]
 
     @property
     def name(self) -> str:
         return self.source.name
 
-    @property
-    def key(self) -> str:
-        if self._key is None:
-            try:
-                mode = self.source.decode().mode
-            except Refused:  # reported when it is loaded, at its own index
-                return self.source.key
-            self._key = self.source.key if mode == "RGB" else f"rgb-{self.source.key}"
-        return self._key
+    def compute_key(self) -> str:
+        try:
+            mode = self.source.decode().mode
+        except Refused:  # reported when it is loaded, at its own index
+            return self.source.key
+        return self.source.key if mode == "RGB" else f"rgb-{self.source.key}"
 
     def decode(self, reduced: bool = False) -> Image.Image:
         image = self.source.decode(reduced)

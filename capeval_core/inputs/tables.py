@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from capeval_core.errors import FileError
 from capeval_core.inputs.file_texts import ID_FIELDS, Gatherer
-from capeval_core.inputs.folder import NAMED
+from capeval_core.inputs.folder import some_of
 from capeval_core.inputs.json_files import decoded
 from capeval_core.inputs.texts import is_written_list
 
@@ -106,10 +106,9 @@ def _warn_of_missing(gatherer: Gatherer) -> None:
     """Tables are often written with a word for what is missing, which nobody wants to have scored."""
     ids = [image_id for image_id, text in gatherer.texts.rows if text.strip() in _MISSING]
     if ids:
-        more = ", ..." if len(ids) > NAMED else ""
         warnings.warn(
             f"{gatherer.path}: {len(ids):,} of {len(gatherer.texts.rows):,} captions are a word for a "
-            f"missing value, such as 'nan' (ids {', '.join(map(repr, ids[:NAMED]))}{more}), and are read as "
+            f"missing value, such as 'nan' (ids {some_of(ids)}), and are read as "
             "captions: leave those rows out if there is none",
             stacklevel=2,
         )

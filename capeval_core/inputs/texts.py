@@ -8,9 +8,10 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from capeval_core.errors import Argument, Index, Problem, Problems, Setting
+from capeval_core.errors import Argument, Index, Kind, Problem, Problems, Setting, Text
 from capeval_core.inputs.sequences import as_list, how_to_list
 from capeval_core.values import described
 
@@ -56,46 +57,82 @@ def read_written_list(text: str) -> list[Any] | None:
     return None
 
 
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of one argument; what is wrong with them is noted."""
+
+    argument: str
+    empty: str
+    problems: Problems
+
+    def wrong(self, index: Index, found: str, fix: Text = "", kind: Kind = ValueError) -> None:
+        self.problems.add(Problem(self.argument, index, found, fix, kind=kind))
+
+    def rows(self, value: Any, of: str) -> list[Any] | None:
+        """The rows of the argument, or None where there are none."""
+        if value is None:
+            self.wrong(None, "missing", f"pass a list of {of}")
+            return None
+        if isinstance(value, str):
+            self.wrong(
+                None, "a single string", ("pass a list, ", Argument(self.argument), "=[...]"), TypeError
+            )
+            return None
+        rows = as_list(value)
+        if rows is None:
+            self.wrong(None, described(value), f"expected a list of {of}{how_to_list(value)}", TypeError)
+        elif not rows and self.argument == "captions":
+            self.wrong(None, "empty", "there is nothing to score")
+        return rows
+
+    def listed(self, row: Any, index: int, needed: str, expected: str, fix: str) -> list[str]:
+        """Those texts of a row of several that are usable."""
+        values = None if row is None else as_list(row)
+        if row is None or values == []:
+            self.wrong(index, "None" if row is None else "empty", needed)
+        elif values is None:
+            self.wrong(index, described(row), f"expected {expected}", TypeError)
+        texts = [self.text(value, (index, j), fix) for j, value in enumerate(values or [])]
+        return [text for text in texts if text is not None]
+
+    def text(self, value: Any, index: Index, fix: str) -> str | None:
+        if isinstance(value, str):
+            if self.empty == "error" and not value.strip():
+                found = "empty (only whitespace)" if value else "empty"
+                self.wrong(index, found, (fix, Setting("empty", "score", " or pass ")))
+            elif not value.isascii() and not valid_unicode(value):
+                self.wrong(index, f"not valid Unicode (a lone surrogate): {value[:40]!a}")
+            else:
+                return str(value)  # numpy's str_ is a str, but not a plain one
+        elif value is None:
+            self.wrong(index, "None", fix)
+        else:
+            decode = ", decode it first" if isinstance(value, (bytes, bytearray)) else ""
+            self.wrong(index, described(value), f"expected a string{decode}", TypeError)
+        return None
+
+
 def check_captions(captions: Any, empty: str, problems: Problems) -> list[str | None] | None:
     """One entry per caption, None where it is unusable; None if there are no rows at all."""
-    rows = _rows_of(captions, "captions", "strings", problems)
-    if rows is None:
-        return None
-    if not rows:
-        problems.add(Problem("captions", None, "empty", "there is nothing to score"))
-    return [_text_of(row, "captions", i, "write a caption", empty, problems) for i, row in enumerate(rows)]
-
-
-def warn_of_written_lists(captions: Sequence[str]) -> None:
-    """Warn once of captions that once were lists: they are scored as they are, a captioner may write one."""
-    lists = [caption for caption in captions if is_written_list(caption)]
-    if lists:
-        warnings.warn(
-            f"{len(lists):,} of {len(captions):,} captions are lists written as text, such as "
-            f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists",
-            stacklevel=3,
-        )
+    texts = _Texts("captions", empty, problems)
+    rows = texts.rows(captions, "strings")
+    return None if rows is None else [texts.text(row, i, "write a caption") for i, row in enumerate(rows)]
 
 
 def check_candidates(captions: Any, empty: str, problems: Problems) -> list[list[str]] | None:
     """The candidates of each image; None if there are no rows at all."""
-    rows = _rows_of(captions, "captions", "lists of candidate captions", problems)
-    if rows is None:
-        return None
-    if not rows:
-        problems.add(Problem("captions", None, "empty", "there is nothing to score"))
-    return [_pool_of(row, i, empty, problems) for i, row in enumerate(rows)]
-
-
-def _pool_of(row: Any, index: int, empty: str, problems: Problems) -> list[str]:
-    if isinstance(row, str):
-        short = row if len(row) <= 40 else row[:37] + "..."
-        fix = f"pass the list of its candidates, [{short!r}, ...]"
-        problems.add(Problem("captions", index, "a single string", fix, kind=TypeError))
-        return []
+    texts = _Texts("captions", empty, problems)
     needed, expected = "every image needs at least one candidate", "a list of candidate captions"
-    values = _values_of(row, "captions", index, needed, expected, problems)
-    return _texts_of(values, "captions", index, "write a caption, leave it out", empty, problems)
+
+    def pool(row: Any, index: int) -> list[str]:
+        if not isinstance(row, str):
+            return texts.listed(row, index, needed, expected, "write a caption, leave it out")
+        short = row if len(row) <= 40 else row[:37] + "..."
+        texts.wrong(index, "a single string", f"pass the list of its candidates, [{short!r}, ...]", TypeError)
+        return []
+
+    rows = texts.rows(captions, "lists of candidate captions")
+    return None if rows is None else [pool(row, i) for i, row in enumerate(rows)]
 
 
 def check_references(
@@ -105,14 +142,26 @@ def check_references(
 
     rows: how many there should be, as many as there are in the argument `per`; None: that is not known.
     """
+    texts = _Texts("references", empty, problems)
+    needed, expected = "every caption needs at least one reference", "a list of strings or one string"
+
+    def of_caption(row: Any, index: int) -> list[str]:
+        if not isinstance(row, str):
+            return texts.listed(row, index, needed, expected, "write the reference or leave it out")
+        if is_written_list(row):
+            texts.wrong(index, "a list written as text", "pass the list, ast.literal_eval(references[...])")
+            return []
+        text = texts.text(row, index, "write the reference")
+        return [] if text is None else [text]
+
     if references is None:
         fix = 'this metric compares each caption with its references, pass references=[["...", "..."], ...]'
-        problems.add(Problem("references", None, "missing", fix))
+        texts.wrong(None, "missing", fix)
         return None
-    listed = _rows_of(references, "references", "lists of strings", problems)
+    listed = texts.rows(references, "lists of strings")
     if listed is None:
         return None
-    checked = [_references_of(row, i, empty, problems) for i, row in enumerate(listed)]
+    checked = [of_caption(row, i) for i, row in enumerate(listed)]
     if rows is not None and len(listed) != rows:
         fix = "give one list of references per caption"
         if listed and all(len(row) == rows for row in checked):
@@ -127,74 +176,15 @@ def other_length(argument: str, length: int, other: str, other_length: int, fix:
     return Problem("", None, found, fix, verb="")
 
 
-def _references_of(row: Any, index: int, empty: str, problems: Problems) -> list[str]:
-    if isinstance(row, str) and is_written_list(row):
-        fix = "pass the list, ast.literal_eval(references[...])"
-        problems.add(Problem("references", index, "a list written as text", fix))
-        return []
-    if isinstance(row, str):
-        text = _text_of(row, "references", index, "write the reference", empty, problems)
-        return [] if text is None else [text]
-    needed, expected = "every caption needs at least one reference", "a list of strings or one string"
-    values = _values_of(row, "references", index, needed, expected, problems)
-    return _texts_of(values, "references", index, "write the reference or leave it out", empty, problems)
-
-
-def _values_of(
-    row: Any, argument: str, index: int, needed: str, expected: str, problems: Problems
-) -> list[Any]:
-    """The values of a row that should hold several texts; problems are noted."""
-    values = None if row is None else as_list(row)
-    if row is None or values == []:
-        problems.add(Problem(argument, index, "None" if row is None else "empty", needed))
-    elif values is None:
-        problems.add(Problem(argument, index, described(row), f"expected {expected}", kind=TypeError))
-    return values or []
-
-
-def _rows_of(value: Any, argument: str, of: str, problems: Problems) -> list[Any] | None:
-    """The rows of a text argument, or None with the problem noted."""
-    if value is None:
-        problems.add(Problem(argument, None, "missing", f"pass a list of {of}"))
-        return None
-    if isinstance(value, str):
-        fix = ("pass a list, ", Argument(argument), "=[...]")
-        problems.add(Problem(argument, None, "a single string", fix, kind=TypeError))
-        return None
-    rows = as_list(value)
-    if rows is None:
-        expected = f"expected a list of {of}{how_to_list(value)}"
-        problems.add(Problem(argument, None, described(value), expected, kind=TypeError))
-    return rows
-
-
-def _texts_of(
-    values: list[Any], argument: str, index: int, fix: str, empty: str, problems: Problems
-) -> list[str]:
-    """Those of several texts of a row that are usable."""
-    texts = [_text_of(value, argument, (index, j), fix, empty, problems) for j, value in enumerate(values)]
-    return [text for text in texts if text is not None]
-
-
-def _text_of(value: Any, argument: str, index: Index, fix: str, empty: str, problems: Problems) -> str | None:
-    if isinstance(value, str):
-        if empty == "error" and not value.strip():
-            found = "empty (only whitespace)" if value else "empty"
-            option = Setting("empty", "score", " or pass ")
-            problems.add(Problem(argument, index, found, (fix, option)))
-        elif not value.isascii() and not valid_unicode(value):
-            found = f"not valid Unicode (a lone surrogate): {value[:40]!a}"
-            problems.add(Problem(argument, index, found))
-        else:
-            return str(value)  # numpy's str_ is a str, but not a plain one
-        return None
-    if value is None:
-        problems.add(Problem(argument, index, "None", fix))
-    else:
-        expected = "expected a string"
-        expected += ", decode it first" if isinstance(value, (bytes, bytearray)) else ""
-        problems.add(Problem(argument, index, described(value), expected, kind=TypeError))
-    return None
+def warn_of_written_lists(captions: Sequence[str]) -> None:
+    """Warn once of captions that once were lists: they are scored as they are, a captioner may write one."""
+    lists = [caption for caption in captions if is_written_list(caption)]
+    if lists:
+        warnings.warn(
+            f"{len(lists):,} of {len(captions):,} captions are lists written as text, such as "
+            f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists",
+            stacklevel=3,
+        )
 
 
 def valid_unicode(text: str) -> bool:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from PIL import Image
@@ -99,17 +100,13 @@ class InputVisual(ABC, Generic[Loaded]):
         Files and bytes are keyed by their bytes (`file:...`), decoded images by mode, size, palette and
         pixels (`pixels:...`), frames by their keys in order, box features by their numbers.
         """
-        try:
+        with self._named():
             return self.source.key
-        except Refused as refused:
-            raise ImageError(refused.problem(self.where)) from None
 
     def load(self) -> Loaded:
         """The content, decoded. Raises ImageError."""
-        try:
+        with self._named():
             return self.source.decode()
-        except Refused as refused:
-            raise ImageError(refused.problem(self.where)) from None
 
     def check(self) -> None:
         """Raise ImageError unless `load` will succeed.
@@ -117,8 +114,14 @@ class InputVisual(ABC, Generic[Loaded]):
         A whole image file is decoded, but a JPEG at an eighth of its size, so that nearly only the entropy
         decoding is paid, which is where truncation and damage show.
         """
-        try:
+        with self._named():
             self.source.decode(reduced=True)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Let what is refused be a problem with this visual."""
+        try:
+            yield
         except Refused as refused:
             raise ImageError(refused.problem(self.where)) from None
 

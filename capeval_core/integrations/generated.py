@@ -20,22 +20,16 @@ class Row:
 
 
 def rows_of(evaluation: Any, processor: Any) -> list[Row]:
-    """The rows of an `EvalPrediction` (or of anything with `predictions` and `label_ids`).
-
-    Raises:
-        TypeError, ValueError: it has no predictions, or they are no token ids.
-    """
+    """The rows of an `EvalPrediction` (or of anything with `predictions` and `label_ids`)."""
     if getattr(evaluation, "predictions", None) is None:
         value = "predictions=None" if hasattr(evaluation, "predictions") else described(evaluation)
         raise TypeError(
             f"there are no predictions to score: expected the EvalPrediction that a Trainer hands to "
             f"compute_metrics, found {value}"
         )
-    captions = _decode(_token_ids(evaluation.predictions, within_tuple=False), processor)
+    captions = _decode(evaluation.predictions, processor)
     try:
-        labels: Sequence[str | None] = _decode(
-            _token_ids(getattr(evaluation, "label_ids", None), within_tuple=False), processor
-        )
+        labels: Sequence[str | None] = _decode(getattr(evaluation, "label_ids", None), processor)
     except (TypeError, ValueError):  # labels of another task: no score depends on them
         labels = []
     if len(labels) != len(captions):
@@ -43,7 +37,7 @@ def rows_of(evaluation: Any, processor: Any) -> list[Row]:
     return [Row(caption, label) for caption, label in zip(captions, labels, strict=True)]
 
 
-def _token_ids(value: Any, *, within_tuple: bool) -> list[list[int]]:
+def _token_ids(value: Any, *, within_tuple: bool = False) -> list[list[int]]:
     """Token ids row by row, without the -100 of padding; of a tuple of outputs the first."""
     if isinstance(value, tuple) and value:
         return _token_ids(value[0], within_tuple=True)
@@ -68,8 +62,8 @@ def _token_ids(value: Any, *, within_tuple: bool) -> list[list[int]]:
     return [row[row >= 0].tolist() for row in ids]
 
 
-def _decode(ids: list[list[int]], processor: Any) -> list[str]:
-    texts: list[str] = processor.batch_decode(ids, skip_special_tokens=True)
+def _decode(ids: Any, processor: Any) -> list[str]:
+    texts: list[str] = processor.batch_decode(_token_ids(ids), skip_special_tokens=True)
     return [text.strip() for text in texts]
 
 
@@ -77,10 +71,8 @@ def rows_of_evaluation(batches: list[list[Row]], count: int, processes: int) -> 
     """The `count` rows of the evaluation that ends with the last batch.
 
     Two kinds of rows are not its own: those of interrupted evaluations, which come before it, and the padding
-    of the last batch of several processes, which repeats its first rows.
-
-    Raises:
-        ValueError: the remaining rows are not `count`.
+    of the last batch of several processes, which repeats its first rows. ValueError if others than `count`
+    remain.
     """
     start, rows = len(batches), 0
     while start and rows < count:  # without its last batch an evaluation holds fewer rows

@@ -12,7 +12,6 @@ from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
 from capeval_core.registry import metric_class
-from capeval_core.reranking import Reranker
 from capeval_core.values import described
 
 _WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
@@ -32,14 +31,9 @@ class ChosenMetric:
 def choose_metrics(metrics: Any, options: Mapping[str, Any], cache: FeatureCache) -> list[ChosenMetric]:
     """Metrics in their order, each with `empty="score"`: a young captioner may write nothing.
 
-    Args:
-        metrics: a name, a dict with `name` and options, a metric that is open already, or a list of those.
-        options: of every metric that is given by name; a dict's own come first.
-        cache: for the metrics that have no other one.
-
-    Raises:
-        TypeError, ValueError: there is none, or something else; two have the same key; one's scores are
-            relative to their set; one has no such option.
+    metrics: a name, a dict with `name` and options, a metric that is open already, or a list of those.
+    options: of every metric that is given by name; a dict's own come first.
+    cache: for the metrics that have no other one.
     """
     single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
     listed = [metrics] if single else metrics
@@ -66,7 +60,7 @@ def choose_metrics(metrics: Any, options: Mapping[str, Any], cache: FeatureCache
             metric = type(one)
         else:
             metric = metric_class(one if isinstance(one, str) else one["name"])
-        if issubclass(metric, Reranker):
+        if metric.relative:
             wrong(i, f"{metric.name} is no measure of training, {metric.relative}", "", "")
     problems.raise_if_any()
     chosen = [_chosen(one, options, cache) for one in listed]
@@ -85,21 +79,14 @@ def _chosen(
 ) -> ChosenMetric:
     if isinstance(metric, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
-        kept = metric.options
-        return ChosenMetric(
-            type(metric),
-            replace(
-                kept,
-                empty="score",
-                cache=cache if kept.cache is None else kept.cache,
-                device=own_device() if kept.device is None else kept.device,
-            ),
-        )
-    own = {"name": metric} if isinstance(metric, str) else dict(metric)
-    name = own.pop("name")
-    keywords: dict[str, Any] = {"empty": "score", **options, **own}
-    for option, default in (("cache", cache), ("device", own_device())):
-        if keywords.get(option) is None:
-            keywords[option] = default
-    class_ = metric_class(name)
-    return ChosenMetric(class_, class_.Options.of(name, keywords))
+        class_, chosen = type(metric), replace(metric.options, empty="score")
+    else:
+        own = {"name": metric} if isinstance(metric, str) else dict(metric)
+        name = own.pop("name")
+        class_ = metric_class(name)
+        chosen = class_.Options.of(name, {"empty": "score", **options, **own})
+    defaults = {"cache": cache, "device": own_device()}
+    missing: dict[str, Any] = {
+        name: value for name, value in defaults.items() if getattr(chosen, name) is None
+    }
+    return ChosenMetric(class_, replace(chosen, **missing))

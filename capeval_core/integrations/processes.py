@@ -41,19 +41,16 @@ def gather_tables(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
     """Tables that `work` returns here, each with those of the same position in all other processes.
 
     Every process must call this. One that fails takes part nevertheless, so that no other waits for it.
-
-    Raises:
-        Exception: what `work` raised here. RuntimeError: `work` failed in another process.
     """
     _, size = processes()
     if size == 1:
         return work()
     from torch import distributed
 
-    tables: list[bytes] = []
+    tables: list[pa.Table] = []
     failure: Exception | None = None
     try:
-        tables = [_to_bytes(table) for table in work()]
+        tables = work()
     except Exception as error:
         failure = error
     gathered: list[Any] = [None] * size
@@ -63,15 +60,4 @@ def gather_tables(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
     for process, (_, message) in enumerate(gathered):
         if message is not None:
             raise RuntimeError(f"process {process} of {size} could not score its captions: {message}")
-    return [
-        pa.concat_tables([pa.ipc.open_stream(parts[i]).read_all() for parts, _ in gathered])
-        for i in range(len(tables))
-    ]
-
-
-def _to_bytes(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    written: bytes = sink.getvalue().to_pybytes()
-    return written
+    return [pa.concat_tables(parts) for parts in zip(*(parts for parts, _ in gathered), strict=True)]

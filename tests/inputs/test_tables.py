@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from capeval_core.errors import FileError
-from capeval_core.inputs.collection import Collection, read_candidates, read_collection, read_references
+from capeval_core.inputs.collection import Collection, read_collection
 from capeval_core.inputs.samples import check_pools, check_samples
+from tests.inputs.reading import read_candidates, read_references
 
 LISTS = [["a dog", "it's a dog"], ['a "big" cat', "a cat, black\nand white"], ["one"]]
 IDS = ["x", "y", "z"]

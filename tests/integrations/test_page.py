@@ -35,11 +35,10 @@ pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 from capeval_core.integrations import page as pages
 from capeval_core.integrations.page import scorer as scorers
 from capeval_core.integrations.page import views
-from capeval_core.integrations.page.blocks import lines_of
 from capeval_core.integrations.page.scorer import LONGEST_TEXT, Mark, Scorer, published_marks
 from capeval_core.integrations.page.uploads import CUT, DEEP, TRANSPARENT, TURNED, notes_on
 from capeval_core.integrations.page.views import scale, ticks
-from capeval_core.integrations.page.words import PageWords
+from capeval_core.integrations.page.words import PageWords, lines_of
 from capeval_core.weights.folder import WeightsError, open_weights
 from tests.adversarial.case import png_header
 from tests.inputs.photographs import encoded, photograph
@@ -108,7 +107,7 @@ def test_a_pasted_list_of_references_loses_its_marks() -> None:
         "-5 degrees",
         "1.5 cats",
     ]
-    assert lines_of(None) == []
+    assert lines_of("") == []
 
 
 @pytest.mark.parametrize(

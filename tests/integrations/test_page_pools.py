@@ -10,7 +10,7 @@ import pytest
 from capeval_core.demo import demo_set
 from capeval_core.integrations.page import build, views
 from capeval_core.integrations.page.scorer import Scorer
-from capeval_core.integrations.page.words import PageWords
+from capeval_core.integrations.page.words import PoolWords
 
 SCENE = demo_set()[0]
 POOL = [SCENE.subtly_wrong, SCENE.good, *SCENE.references, SCENE.unrelated, "<b>shapes</b>"]
@@ -46,13 +46,11 @@ def test_wrong_lines_are_told_by_their_number() -> None:
     for pool, message in (([], "The list of captions is empty"), (["a star", " "], "Line 2 is empty")):
         with pytest.raises(ValueError) as caught:
             scorer.score(str(SCENE.image), pool, [])
-        assert PageWords(pools=True).of(caught.value).startswith(message)
+        assert PoolWords().of(caught.value).startswith(message)
 
 
 def test_the_page_builds_and_an_example_fills_all_lines() -> None:
-    from capeval_core.integrations.page.blocks import _Page
-
     page = build("eco", "tiny")
     assert "one per line" in str(page.config)
-    filled = _Page.refill(type("Page", (), {"scorer": Scorer("eco", "tiny")})(), 0, "good")
+    filled = PoolWords().example(SCENE, "good")
     assert filled.splitlines() == [*SCENE.references, SCENE.good, SCENE.subtly_wrong, SCENE.unrelated]

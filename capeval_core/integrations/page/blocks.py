@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import logging
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from capeval_core.demo import KINDS, demo_set
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.scorer import Scorer, published_marks
 from capeval_core.integrations.page.uploads import KEPT, uploaded_image
-from capeval_core.integrations.page.words import PageWords
-from capeval_core.reranking import Reranker
+from capeval_core.integrations.page.words import lines_of, words_of
 from capeval_core.values import described
 from capeval_core.weights.folder import WeightsError
 
@@ -34,7 +32,6 @@ _STALE = "() => { document.getElementById('answer').classList.add('stale'); }"
 _FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'busy'); }"
 # `show` answers whatever goes wrong in it: what fails otherwise is a full queue or a lost connection.
 _BUSY = "() => { document.getElementById('answer').classList.add('busy'); }"
-_LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 _LOG = logging.getLogger(__name__)
 _FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
 _MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
@@ -78,7 +75,7 @@ class _Page:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
-        self.words = PageWords(pools=issubclass(scorer.metric, Reranker))
+        self.words = words_of(scorer.metric)
         gr.HTML(views.heading(scorer.metric), apply_default_css=False)
         with gr.Row(elem_id="bench"):
             with gr.Column(elem_id="inputs"):
@@ -99,11 +96,11 @@ class _Page:
             placeholder="# Drop an image here\nor click to choose one",
             elem_id="image",
         )
-        pools = issubclass(self.scorer.metric, Reranker)
+        lines, max_lines = self.words.lines
         self.caption = gr.Textbox(
-            label="Captions to choose from, one per line" if pools else "Caption",
-            lines=6 if pools else 2,
-            max_lines=20 if pools else 6,
+            label=self.words.label,
+            lines=lines,
+            max_lines=max_lines,
             placeholder="What the image shows",
             elem_id="caption",
         )
@@ -140,7 +137,7 @@ class _Page:
             list(KINDS),
             value=next(iter(KINDS)),
             label="Examples, each with a caption that is",
-            visible=not issubclass(self.scorer.metric, Reranker),
+            visible=self.words.has_kinds,
             elem_id="kind",
         )
         with gr.Row(elem_id="examples"):
@@ -153,9 +150,10 @@ class _Page:
         self.chosen = gr.State()
 
     def _weights(self) -> None:
+        labels = {"tiny": "tiny (demonstration: knows drawn scenes only)"}
         with gr.Accordion("Weights", open=False):
             self.weights = gr.Radio(
-                [(_label_of(weights), weights) for weights in self.scorer.offered],
+                [(labels.get(weights, weights), weights) for weights in self.scorer.offered],
                 value=self.scorer.first,
                 label="Weights",
                 show_label=False,
@@ -222,17 +220,12 @@ class _Page:
     def _inputs_of(
         self, image: Any, caption: Any, references: Any, weights: Any
     ) -> tuple[str | None, str | list[str], list[str], str]:
-        """The arguments of `Scorer.score`, of values that may be anything: a request need not come from here.
-
-        Raises:
-            ValueError: a value of another type, or an image that was not uploaded.
-        """
+        """The arguments of `Scorer.score`, of values that may be anything: a request may be any."""
         texts = {"caption": caption, "references": references, "weights": weights}
         for name, value in texts.items():
             if not isinstance(value, str) and (value is not None or name == "weights"):
                 raise ValueError(f"{name}: expected a text, found {described(value)}")
-        captions = lines_of(caption) if issubclass(self.scorer.metric, Reranker) else caption or ""
-        return uploaded_image(image), captions, lines_of(references), weights
+        return uploaded_image(image), self.words.captions(caption or ""), lines_of(references or ""), weights
 
     def _filled(self, index: int) -> Any:
         """What a press of an example's button does."""
@@ -247,25 +240,9 @@ class _Page:
 
     def refill(self, index: int | None, kind: str) -> Any:
         """The caption of that kind of the example that was chosen, or its captions of all kinds."""
-        if index is None:
-            return gr.skip()
-        item = demo_set()[index]
-        if issubclass(self.scorer.metric, Reranker):
-            captions = [getattr(item, field) for field in KINDS.values()]
-            return "\n".join([*item.references, *captions])
-        return getattr(item, KINDS[kind])
-
-
-def lines_of(text: str | None) -> list[str]:
-    """The lines that say something, without the bullets and numbers of a list that was pasted."""
-    lines = [_LIST_MARK.sub("", line.strip(), count=1) for line in (text or "").splitlines()]
-    return list(filter(None, lines))
+        return gr.skip() if index is None else self.words.example(demo_set()[index], kind)
 
 
 def _icon(image: Path) -> Any:
     """A PNG as a button takes it, inside the page itself: of a file it would tell the whole path."""
     return {"url": f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode('ascii')}"}
-
-
-def _label_of(weights: str) -> str:
-    return "tiny (demonstration: knows drawn scenes only)" if weights == "tiny" else weights

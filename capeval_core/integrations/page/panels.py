@@ -37,7 +37,7 @@ def parts(scored: Scored) -> str:
     titles = {metric.key: metric.title for metric in metric_classes().values()} | _NAMES
     rows = {
         titles.get(name, name.replace("_", " ")): int(value) if name in _COUNTS else value
-        for name, value in scored.parts.items()
+        for name, (value, *_) in scored.result.parts.items()
         if isinstance(value, float) and (value or name not in _COUNTS)
     }
     return table("Parts", {escape(name): value for name, value in rows.items()})
@@ -81,11 +81,16 @@ def regions(scored: Scored) -> str:
     if outside:
         legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
     phrases = {
-        _sign(_kind(note)) + escape(note["phrase"]) + _badge(explanation, note["region"]): note["precision"]
+        _sign("unknown" if not note["judged"] else "wrong" if note["mistake"] else "right")
+        + escape(note["phrase"])
+        + _badge(explanation, note["region"]): note["precision"]
         for note in explanation.phrases
     }
+    nearest = "<small>not mentioned; nearest:</small> "
     best = {
-        _badge(explanation, index) + _best(note["phrase"], note["unmentioned"]): note["recall"]
+        f"{_badge(explanation, index)}{nearest if note['unmentioned'] else ''}{escape(note['phrase'])}": note[
+            "recall"
+        ]
         for index, note in enumerate(explanation.regions)
     }
     if explanation["whole"] is not None:
@@ -113,9 +118,7 @@ def _marked(explanation: HiceExplanation) -> str:
 
 
 def _kind(note: PhraseNote) -> str:
-    if not note["judged"]:
-        return "unknown"
-    return "wrong" if note["mistake"] else "right"
+    return "unknown" if not note["judged"] else "wrong" if note["mistake"] else "right"
 
 
 _SIGNS = {
@@ -138,10 +141,6 @@ def _badge(explanation: HiceExplanation, region: int | None) -> str:
     red, green, blue = region_colour(region, explanation.regions[region]["unmentioned"])
     style = f"--region:rgb({red} {green} {blue})"
     return f' <b class="badge" style="{style}" aria-label="region {region + 1}">{region + 1}</b> '
-
-
-def _best(phrase: str, unmentioned: bool) -> str:
-    return f"<small>not mentioned; nearest:</small> {escape(phrase)}" if unmentioned else escape(phrase)
 
 
 def compared(scored: Scored) -> str:

@@ -14,8 +14,7 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.uploads import notes_on
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import load, metric_class
-from capeval_core.reranking import Reranker
-from capeval_core.result import Published, Result
+from capeval_core.result import Result
 from capeval_core.weights.folder import TINY
 
 LONGEST_TEXT = 20_000
@@ -36,8 +35,13 @@ class Mark:
 class Marks:
     """What typical captions get, best first, and a sentence that says whose means these are."""
 
-    values: tuple[Mark, ...]
-    source: str
+    values: tuple[Mark, ...] = ()
+    source: str = ""
+
+    @classmethod
+    def of(cls, metric: type[CaptionMetric], values: list[Mark], source: str) -> Marks:
+        ordered = sorted(values, key=lambda mark: mark.value, reverse=metric.higher_is_better)
+        return cls(tuple(ordered), source)
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,11 @@ class Scored:
     def score(self) -> float:
         return self.result.scores[0]
 
-    @property
-    def parts(self) -> dict[str, Any]:
-        return {name: part[0] for name, part in self.result.parts.items()}
-
 
 class Scorer:
     """A metric with the weights that a page offers; each is opened when it is first used, and once.
 
-    Args:
-        name: of the metric.
-        weights: those that are chosen at first, as `load` takes them; None: the metric's published ones.
+    weights: those that are chosen at first, as `load` takes them; None: the metric's published ones.
     """
 
     def __init__(self, name: str, weights: str | os.PathLike[str] | None = None) -> None:
@@ -91,11 +89,7 @@ class Scorer:
     def check(
         self, image: str | None, caption: str | Sequence[str], references: Sequence[str], weights: str
     ) -> Samples:
-        """What `score` is to score; it opens no weights.
-
-        Raises:
-            ValueError, TypeError: wrong input.
-        """
+        """What `score` is to score; it opens no weights."""
         if weights not in self.offered:
             raise ValueError(f"weights={weights!r}: this page offers {' and '.join(map(repr, self.offered))}")
         captions = [caption] if isinstance(caption, str) else caption or []
@@ -115,17 +109,13 @@ class Scorer:
         references: Sequence[str],
         weights: str | None = None,
     ) -> Scored:
-        """One caption, or one list of candidates, of the image at a path, scored; one call at a time.
-
-        Raises:
-            ValueError, TypeError: what `check` refuses, or weights that could not be loaded.
-        """
+        """One caption, or one list of candidates, of the image at a path, scored; one call at a time."""
         weights = self.first if weights is None else weights
         samples = self.check(image, caption, references, weights)
         with self._busy:
             metric, marks = self._open(weights)
             result = metric.combine(metric.encode_all(samples), samples=samples)
-        notes = [] if image is None else notes_on(image, square=not issubclass(self.metric, Reranker))
+        notes = [] if image is None else notes_on(image, square=self.metric.crops)
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(self.metric, scored, result, result.explain(0), marks, notes)
 
@@ -141,15 +131,16 @@ def marks_of(metric: CaptionMetric) -> Marks:
 
     The demo's captions are scored now, with the metric's own weights.
     """
-    if isinstance(metric, Reranker):
-        return Marks((), "")
+    if metric.relative:
+        return Marks()
     published = published_marks(type(metric), [model.label for model in metric.models.values()])
     if published.values:
         return published
     items = demo_set()
     values = [Mark(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
-    return Marks(
-        _sorted(type(metric), values),
+    return Marks.of(
+        type(metric),
+        values,
         f"Means over the {len(items)} drawn examples, with these weights: good captions are true, subtly "
         "wrong ones have one word changed, unrelated ones are true of another image.",
     )
@@ -167,17 +158,12 @@ def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Mark
         for value in metric.published
         if used & {value.weights.lower(), value.weights.lower().rpartition("/")[2]}
     ]
-    sources = " and ".join(dict.fromkeys(_source(value) for value in found))
-    return Marks(
-        _sorted(metric, [Mark(value.captions, value.value) for value in found]),
-        f"Means over {sources}. Single captions vary far more than these means." if found else "",
+    if not found:
+        return Marks()
+    origins = ["; ".join(filter(None, [value.source, value.settings])) for value in found]
+    sources = dict.fromkeys(f"{v.dataset} ({origin})" for v, origin in zip(found, origins, strict=True))
+    return Marks.of(
+        metric,
+        [Mark(value.captions, value.value) for value in found],
+        f"Means over {' and '.join(sources)}. Single captions vary far more than these means.",
     )
-
-
-def _source(value: Published) -> str:
-    settings = f"; {value.settings}" if value.settings else ""
-    return f"{value.dataset} ({value.source}{settings})"
-
-
-def _sorted(metric: type[CaptionMetric], marks: list[Mark]) -> tuple[Mark, ...]:
-    return tuple(sorted(marks, key=lambda mark: mark.value, reverse=metric.higher_is_better))

@@ -43,12 +43,8 @@ _NOT_HERE = (
 def uploaded_image(value: Any) -> str | None:
     """The resolved path of the image that an event handed in, None where it has none.
 
-    Gradio checks a path only where the request itself says, by its `meta`, that there is one.
-
-    Raises:
-        ValueError: it was not uploaded to this page (the message is the same whether there is such a file or
-            not), has more than `LARGEST` pixels, another format than those in `TAKEN`, or so many small parts
-            that to open it would take minutes.
+    Gradio checks a path only where the request itself says, by its `meta`, that there is one. The message
+    about an image that was not uploaded to this page is the same whether there is such a file or not.
     """
     if value is None:
         return None

@@ -9,8 +9,8 @@ from html import escape
 from capeval_core.description import describe_metric
 from capeval_core.integrations.page.panels import number, panels
 from capeval_core.integrations.page.scorer import Mark, Marks, Scored
+from capeval_core.integrations.page.words import words_of
 from capeval_core.metric import CaptionMetric
-from capeval_core.reranking import Reranker
 
 TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
@@ -34,15 +34,11 @@ def heading(metric: type[CaptionMetric]) -> str:
 
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     """Before the first score: the scale, with what is known of it already."""
-    needs = (
-        "an image and captions to choose from" if issubclass(metric, Reranker) else "an image and a caption"
-    )
-    if metric.needs_references:
-        needs = "an image, a caption and references"
+    needs = "an image, a caption and references" if metric.needs_references else words_of(metric).needs
     return _section(
         f'<p class="what">{escape(metric.title)}</p>'
         f'<p class="message">Give {needs}, or take an example, and press Score.</p>'
-        f"{_scale(metric, marks)}" + _notes([marks.source])
+        f"{scale(metric, marks.values)}" + _notes([marks.source])
     )
 
 
@@ -59,32 +55,25 @@ def score(scored: Scored, weights: str) -> str:
     if scored.result.errors:
         return problem(scored.result.errors[0])
     notes = [scored.marks.source]
-    if issubclass(scored.metric, Reranker):
+    if scored.metric.relative:
         notes.append(f"Compare totals of these captions only: {scored.metric.relative}.")
     notes += scored.notes
     if weights == "tiny":
         notes.append(TINY_KNOWS)
-    verb = "chooses" if issubclass(scored.metric, Reranker) else "of"
     return _section(
-        f'<p class="what">{escape(scored.metric.title)} {verb}</p>'
+        f'<p class="what">{escape(scored.metric.title)} {words_of(scored.metric).verb}</p>'
         f'<blockquote title="{escape(scored.caption)}">{escape(scored.caption)}</blockquote>'
         f"{_truncated(scored)}"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
-        f"{_scale(scored.metric, scored.marks, scored.score)}" + _notes(notes) + panels(scored)
+        f"{scale(scored.metric, scored.marks.values, scored.score)}" + _notes(notes) + panels(scored)
     )
 
 
 def _truncated(scored: Scored) -> str:
     if not scored.result.counts.truncated:
         return ""
-    text = "A caption" if issubclass(scored.metric, Reranker) else "The caption"
-    text += " or a reference" if scored.metric.needs_references else ""
+    text = words_of(scored.metric).truncated + (" or a reference" if scored.metric.needs_references else "")
     return f'<p class="warning">{text} is longer than the text encoder reads: its end was cut off.</p>'
-
-
-def _scale(metric: type[CaptionMetric], marks: Marks, score: float | None = None) -> str:
-    """Scores that are relative to their set lie on no scale."""
-    return "" if issubclass(metric, Reranker) else scale(metric, marks.values, score)
 
 
 def problem(message: str) -> str:
@@ -118,7 +107,12 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def scale(metric: type[CaptionMetric], marks: Sequence[Mark], score: float | None = None) -> str:
-    """The scale of a metric: a row for a score, and one for each mark below it, over a common axis."""
+    """The scale of a metric: a row for a score, and one for each mark below it, over a common axis.
+
+    None for scores that are relative to their set.
+    """
+    if metric.relative:
+        return ""
     own = [_row(metric, "this caption", score, "bar")] if score is not None else []
     others = [_row(metric, mark.label, mark.value, "dot") for mark in marks]
     rows = "".join(own + others) or '<div class="track"></div>'

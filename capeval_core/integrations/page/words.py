@@ -1,15 +1,23 @@
-"""Problems in the words of someone who looks at a page."""
+"""What a page says, of one caption or of captions to choose from, and how it words problems."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
 
-from capeval_core.errors import Detail, Index, Problem, Setting, Words
+from capeval_core.demo import KINDS, DemoItem
+from capeval_core.description import describe_metric
+from capeval_core.errors import Detail, Index, Piece, Problem, Setting, Words
+from capeval_core.metric import CaptionMetric
+
+_LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 
 
 class PageWords(Words):
-    """The words of a page, of one image and one caption; `pools`: of captions to choose from, line by line.
+    """The words of a page, of one image and one caption.
 
     >>> words = PageWords()
     >>> fix = ("write a caption", Setting("empty", "score", " or pass "))
@@ -17,26 +25,36 @@ class PageWords(Words):
     'The caption is empty: write a caption'
     >>> words.line(Problem("images", 0, "None", "every caption needs an image"))
     'The image is missing: every caption needs an image'
-    >>> PageWords(pools=True).line(Problem("captions", (0, 2), "empty"))
-    'Line 3 is empty'
     """
 
-    def __init__(self, *, pools: bool = False) -> None:
-        self.pools = pools
+    label: ClassVar = "Caption"
+    lines: ClassVar = (2, 6)
+    """Of the box for captions, at first and at most."""
+    needs: ClassVar = "an image and a caption"
+    truncated: ClassVar = "The caption"
+    verb: ClassVar = "of"
+    """Between the metric's name and the caption that has the score."""
+    has_kinds: ClassVar = True
+    """Whether an example shows one of its captions, of a kind that can be chosen."""
+
+    def captions(self, text: str) -> str | list[str]:
+        """What is to be scored, of the text in the box."""
+        return text
+
+    def example(self, item: DemoItem, kind: str) -> str:
+        """The text in the box that an example has."""
+        return str(getattr(item, KINDS[kind]))
 
     def argument(self, argument: str, index: Index) -> str:
         inner = index[1] if isinstance(index, tuple) and len(index) > 1 else None
         if argument == "references":
             return "the list of references" if inner is None else f"reference {int(inner) + 1}"
-        if argument == "captions" and self.pools:
-            return "the list of captions" if inner is None else f"line {int(inner) + 1}"
         names = {"captions": "the caption", "images": "the image"}
         return names.get(argument) or super().argument(argument, index)
 
-    def found(self, problem: Problem) -> str:
-        return "missing" if problem.found == "None" else super().found(problem)
-
     def line(self, problem: Problem, indices: Sequence[Index] = ()) -> str:
+        if problem.found == "None":
+            problem = replace(problem, found="missing")
         return capitalised(super().line(problem, indices))
 
     def setting(self, setting: Setting) -> str:
@@ -49,11 +67,52 @@ class PageWords(Words):
             return f"start this page with CAPEVAL_WEIGHTS={setting.value}"
         return f"start `capeval page` with --weights {setting.value}"
 
-    def detail(self, detail: Detail) -> str:
-        return ""
+    def piece(self, piece: Piece) -> str:
+        return "" if isinstance(piece, Detail) else super().piece(piece)
 
     def of(self, error: BaseException) -> str:
         return capitalised(super().of(error) or type(error).__name__)
+
+
+class PoolWords(PageWords):
+    """The words of a page of captions to choose from, one per line.
+
+    >>> PoolWords().line(Problem("captions", (0, 2), "empty"))
+    'Line 3 is empty'
+    """
+
+    label = "Captions to choose from, one per line"
+    lines = (6, 20)
+    needs = "an image and captions to choose from"
+    truncated = "A caption"
+    verb = "chooses"
+    has_kinds = False
+
+    def captions(self, text: str) -> list[str]:
+        return lines_of(text)
+
+    def example(self, item: DemoItem, kind: str) -> str:
+        return "\n".join([*item.references, *(getattr(item, field) for field in KINDS.values())])
+
+    def argument(self, argument: str, index: Index) -> str:
+        if argument != "captions":
+            return super().argument(argument, index)
+        inner = index[1] if isinstance(index, tuple) and len(index) > 1 else None
+        return "the list of captions" if inner is None else f"line {int(inner) + 1}"
+
+
+_OF_COMMAND = {"score": PageWords, "rerank": PoolWords}
+
+
+def words_of(metric: type[CaptionMetric]) -> PageWords:
+    """The words of a metric's page."""
+    return _OF_COMMAND[describe_metric(metric).command]()
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines that say something, without the bullets and numbers of a list that was pasted."""
+    lines = [_LIST_MARK.sub("", line.strip(), count=1) for line in text.splitlines()]
+    return list(filter(None, lines))
 
 
 def capitalised(text: str) -> str:

@@ -227,7 +227,7 @@ def _not_opened(name: str, error: WeightsError | MemoryError) -> WeightsError | 
         return piece
 
     def of_members(problem: Problem) -> Problem:
-        changed = problem.changed(of_member, problem.argument)
+        changed = problem.changed(of_member)
         return replace(changed, source=source, fix=(*pieces_of(changed.fix), fix))
 
     error.change(of_members)

@@ -171,17 +171,18 @@ def explain(
         best_regions = _split(matches.x_indices, matches.x_offsets)
         best_phrases = _split(matches.y_indices, matches.y_offsets)
         part = rows.slice(index, len(images)).to_pylist()
-        for i, (sample, features, row) in enumerate(zip(samples, images, part, strict=True)):
-            content: dict[str, Any] = {"caption": sample.caption, "image": sample.image.name}
+        zipped = zip(samples.captions, samples.images, images, part, strict=True)
+        for i, (caption, image, features, row) in enumerate(zipped):
+            content: dict[str, Any] = {"caption": caption, "image": image.name}
             content |= {name: value[index] for name, value in values.items()}
             content["threshold"] = threshold
             index += 1
             if features.error is None and features.key not in regions_of:
-                regions_of[features.key] = _found(source, sample.image)
+                regions_of[features.key] = _found(source, image)
             found = ImageError(features.error) if features.error else regions_of[features.key]
             if row["error"] is not None or isinstance(found, ImageError):
                 content |= {"phrases": [], "regions": [], "whole": None, "error": row["error"] or str(found)}
-                yield HiceExplanation(content, sample.image, None)
+                yield HiceExplanation(content, image, None)
                 continue
             visible = found.select(features.kept.tolist())
             content |= _notes(
@@ -191,7 +192,7 @@ def explain(
             content["outside"] = len(found) - len(visible)
             content["square"] = [left, top, left + side, top + side]
             content["truncated"] = row["truncated"]
-            yield HiceExplanation(judged(content, threshold), sample.image, visible)
+            yield HiceExplanation(judged(content, threshold), image, visible)
 
 
 def _found(source: RegionSource, image: InputImage) -> Regions | ImageError:
