@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +277,36 @@ def test_what_waits_for_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
     running = model.run(mostly_cached(), cache)
     assert next(running).features[0, 0] == 2 and taken <= 40 + 3 * 8
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, MemoryError])
+def test_a_visual_that_cannot_be_prepared_costs_its_row(error: type[Exception]) -> None:
+    class Picky(Model):
+        def prepare(self, image: Image.Image) -> NDArray[np.uint8]:
+            pixels = super().prepare(image)
+            if pixels[0] == 5:
+                raise error("too much")
+            return pixels
+
+    found, keys, errors = flat(Picky().run([InputImage.of(grey(i), f"images[{i}]") for i in range(9)]))
+    assert [i for i, reason in enumerate(errors) if reason] == [5] and np.isnan(found[5]) and all(keys)
+    assert str(errors[5]).startswith("images[5]: cannot prepare") and str(errors[5]).endswith("too much")
+
+
+def test_what_was_given_out_is_not_kept() -> None:
+    """Neither items nor arrays stay in memory: an endless input runs in bounded memory."""
+    lengths, made = Lengths(4), []
+    arrays = lengths.arrays
+
+    def noted(keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
+        found = arrays(keys, units, values)
+        made.append(weakref.ref(found[keys[0]]))
+        return found
+
+    items = ((InputImage.of(grey(i), f"images[{i}]"), 1) for i in range(600))
+    for _ in encode_stream(items, replace(lengths.encoding, arrays=noted), FeatureCache(0)):
+        assert sum(ref() is not None for ref in made) <= 200
+    assert len(made) == 600
 
 
 def test_cached_items_come_out_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
