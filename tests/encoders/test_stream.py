@@ -383,6 +383,20 @@ def test_an_image_runs_once_and_its_texts_packed_by_length() -> None:
     assert run(texts) == expected and encoder.images == [2, 1] and encoder.pairs == [[3]]
 
 
+def test_pairs_of_a_pass_cost_as_much_as_the_longest_text() -> None:
+    """Twelve tokens fit: with texts of up to three, four pairs."""
+    encoder = Sums()
+    texts: list[Ids] = [(1,), (2,), (3, 3), *((n, n, n) for n in range(6))]
+    items = [(InputImage.of(grey(10)), Tokens(texts, [0] * len(texts)))]
+    pairs = Pairs(encoder, BatchSize(2, automatic=True), None)
+    ((found,),) = encode_stream(items, pairs.encoding(), FeatureCache(0))
+    assert encoder.pairs == [[1, 1, 2, 3], [3, 3, 3, 3], [3]]
+    assert found.arrays is not None
+    assert [found.arrays[encoder.pair_key(found.content, ids)][0] for ids in texts] == [
+        10 + sum(ids) for ids in texts
+    ]
+
+
 def test_equal_images_with_other_texts_share_their_pairs() -> None:
     encoder = Sums()
     texts: list[list[Ids]] = [[(1,), (2, 3)], [(4,)], [(2, 3), (5,)], [(5,), (1,)]]
