@@ -16,6 +16,7 @@ from PIL import Image
 from capeval_core.errors import InputTypeError, ProblemsError
 from capeval_core.inputs import boxes as box_module
 from capeval_core.inputs import frames as frame_module
+from capeval_core.inputs import media as media_module
 from capeval_core.inputs.boxes import MOST_BOXES, WIDEST, InputBoxes
 from capeval_core.inputs.frames import MOST_FRAMES, InputFrames
 from capeval_core.inputs.samples import Samples, check_samples
@@ -404,3 +405,10 @@ def test_equal_videos_and_boxes_are_read_once(monkeypatch: pytest.MonkeyPatch, t
     )
     samples = checked([path] * 5, "boxes")
     assert len(reads) == 1 and len({visual.source for visual in samples.images}) == 1
+
+
+def test_every_visual_is_checked_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_module, "CHECKED_AT_ONCE", 2)
+    whole = encoded(CLIP[0])
+    error = refusal([whole[: 900 + i] for i in range(5)], "image")
+    assert [problem.index for problem in error.problems] == [0, 1, 2, 3, 4]
