@@ -143,6 +143,21 @@ def test_a_score_takes_the_statistics_of_its_own_texts() -> None:
     assert fewer.scores[0] != pytest.approx(expected, abs=1e-3)
 
 
+def test_they_are_made_of_all_captions_then_all_references() -> None:
+    given: list[list[str]] = []
+
+    class Noted(RareWords):
+        def prepare(self, texts: Sequence[str]) -> Idf:
+            given.append(list(texts))
+            return super().prepare(texts)
+
+    metric = Noted(CorpusOptions.of("rarewords", {"empty": "score"}))
+    for n in (3, 2):  # the statistics of one set are not those of the next
+        metric.score(CAPTIONS[:n], IMAGES[:n], REFERENCES[:n])
+        assert given.pop() == [*CAPTIONS[:n], *(text for row in REFERENCES[:n] for text in row)]
+    assert metric.options.statistics is None
+
+
 def test_statistics_made_before_are_in_signature_and_stamp() -> None:
     table = table_of()
     own, metric = opened().score(CAPTIONS, IMAGES, REFERENCES), opened(statistics=table)

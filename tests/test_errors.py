@@ -106,6 +106,30 @@ def test_problems_that_differ_in_anything_else_stay_apart() -> None:
     assert str(raised(one, one)) == "w=3: expected 2"
 
 
+def test_the_same_problem_twice_names_its_index_once() -> None:
+    assert str(raised(*[Problem("captions", 3, "empty")] * 2)) == "captions[3] is empty"
+
+
+def test_a_whole_argument_and_positions_in_it_stay_apart() -> None:
+    error = raised(*(Problem("captions", index, "empty") for index in (None, 3, (3, 1), "line 2", 4)))
+    assert str(error).split("\n  ")[1:] == [
+        "captions is empty",
+        "captions[3] and captions[4] are empty",
+        "captions[3][1] is empty",
+        "captions: line 2 is empty",
+    ]
+
+
+def test_problems_beyond_the_last_line_survive_another_error_and_a_change() -> None:
+    many = Problems(plain(f"problem {i}", TypeError if i < 20 else ValueError) for i in range(25))
+    others = Problems()
+    others.extend(many)
+    changed = many.changed(lambda problem: problem.renamed({"captions": "predictions"}))
+    for problems in (many, others, changed):
+        assert len(problems) == 25 and str(problems.error()).endswith("\n  and 5 more")
+    assert type(many.error()) is type(changed.error()) is InputError  # one of them is no TypeError
+
+
 def test_an_equal_problem_beyond_the_last_line_still_counts_with_its_equals() -> None:
     error = raised(*(plain(f"problem {i}") for i in range(25)), plain("problem 3"))
     assert "and 5 more" in str(error) and len(error.problems) == 26

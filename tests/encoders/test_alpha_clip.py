@@ -308,6 +308,17 @@ def test_five_hundred_regions_are_unpacked_and_encoded_a_few_at_a_time() -> None
         assert agree(found.regions[index], expected)
 
 
+def test_a_mask_larger_than_what_is_unpacked_at_once_is_encoded_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder, masks = alpha_encoder(), some_masks(3, 4)
+    (expected,) = regions(encoder, [image(3)], [masks])
+    monkeypatch.setattr("capeval_core.encoders.alpha_clip._EXPANDED", 10)
+    (found,) = regions(encoder, [image(3)], [masks])
+    assert found.error is None and found.kept.tolist() == expected.kept.tolist()
+    assert agree(found.regions, expected.regions)
+
+
 def test_images_are_taken_as_they_are_needed() -> None:
     taken = 0
 

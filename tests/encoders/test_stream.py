@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +280,36 @@ def test_what_waits_for_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert next(running).features[0, 0] == 2 and taken <= 40 + 3 * 8
 
 
+@pytest.mark.parametrize("error", [ValueError, OSError, MemoryError])
+def test_a_visual_that_cannot_be_prepared_costs_its_row(error: type[Exception]) -> None:
+    class Picky(Model):
+        def prepare(self, image: Image.Image) -> NDArray[np.uint8]:
+            pixels = super().prepare(image)
+            if pixels[0] == 5:
+                raise error("too much")
+            return pixels
+
+    found, keys, errors = flat(Picky().run([InputImage.of(grey(i), f"images[{i}]") for i in range(9)]))
+    assert [i for i, reason in enumerate(errors) if reason] == [5] and np.isnan(found[5]) and all(keys)
+    assert str(errors[5]).startswith("images[5]: cannot prepare") and str(errors[5]).endswith("too much")
+
+
+def test_what_was_given_out_is_not_kept() -> None:
+    """Neither items nor arrays stay in memory: an endless input runs in bounded memory."""
+    lengths, made = Lengths(4), []
+    arrays = lengths.arrays
+
+    def noted(keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
+        found = arrays(keys, units, values)
+        made.append(weakref.ref(found[keys[0]]))
+        return found
+
+    items = ((InputImage.of(grey(i), f"images[{i}]"), 1) for i in range(600))
+    for _ in encode_stream(items, replace(lengths.encoding, arrays=noted), FeatureCache(0)):
+        assert sum(ref() is not None for ref in made) <= 200
+    assert len(made) == 600
+
+
 def test_cached_items_come_out_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOOKED_UP", 8)
     model, cache, taken = Model(), FeatureCache(), 0
@@ -350,6 +382,20 @@ def test_an_image_runs_once_and_its_texts_packed_by_length() -> None:
     texts[2].append((5, 5, 5))
     expected[2] = [19, 29, 27]
     assert run(texts) == expected and encoder.images == [2, 1] and encoder.pairs == [[3]]
+
+
+def test_pairs_of_a_pass_cost_as_much_as_the_longest_text() -> None:
+    """Twelve tokens fit: with texts of up to three, four pairs."""
+    encoder = Sums()
+    texts: list[Ids] = [(1,), (2,), (3, 3), *((n, n, n) for n in range(6))]
+    items = [(InputImage.of(grey(10)), Tokens(texts, [0] * len(texts)))]
+    pairs = Pairs(encoder, BatchSize(2, automatic=True), None)
+    ((found,),) = encode_stream(items, pairs.encoding(), FeatureCache(0))
+    assert encoder.pairs == [[1, 1, 2, 3], [3, 3, 3, 3], [3]]
+    assert found.arrays is not None
+    assert [found.arrays[encoder.pair_key(found.content, ids)][0] for ids in texts] == [
+        10 + sum(ids) for ids in texts
+    ]
 
 
 def test_equal_images_with_other_texts_share_their_pairs() -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 from capeval_core.errors import InputTypeError, ProblemsError
 from capeval_core.inputs import boxes as box_module
 from capeval_core.inputs import frames as frame_module
+from capeval_core.inputs import media as media_module
 from capeval_core.inputs.boxes import MOST_BOXES, WIDEST, InputBoxes
 from capeval_core.inputs.frames import MOST_FRAMES, InputFrames
 from capeval_core.inputs.samples import Samples, check_samples
@@ -79,6 +80,18 @@ def test_a_folder_of_frames_is_read_in_the_order_of_its_numbers(tmp_path: Path) 
     assert (again.key, again.where, again.name) == (video.key, "video", repr(str(folder)))
 
 
+def test_names_of_frames_are_in_the_order_of_whole_numbers(tmp_path: Path) -> None:
+    names = ["20.png", "100.png", "3.png", "3b.png", "3a10.png", "3a9.png"]
+    ordered = ["3.png", "3a9.png", "3a10.png", "3b.png", "20.png", "100.png"]
+    video = InputFrames.of(folder_of(tmp_path / "clip", *names))
+    expected = [photograph(seed=names.index(name)).tobytes() for name in ordered]
+    assert [frame.tobytes() for frame in video.load()] == expected
+
+
+def test_a_check_keeps_no_frame() -> None:
+    assert InputFrames.of(CLIP).source.decode(reduced=True) == []
+
+
 def test_frames_that_cannot_be_used_are_named_by_their_index(tmp_path: Path) -> None:
     good, bad = encoded(CLIP[0]), encoded(CLIP[1])[:900]
     error = refusal([[good], [good, bad, good], "no-such-folder"], "video")
@@ -106,6 +119,7 @@ def test_frames_that_cannot_be_used_are_named_by_their_index(tmp_path: Path) -> 
         ([GREY, "http://a/b.jpg"], "images[0][1]: 'http://a/b.jpg' is a URL"),
         ("https://a/b.mp4", "images[0]: 'https://a/b.mp4' is a URL"),
         (np.zeros((4, 6, 3), "uint8"), "images[0]: the frames have shape (4, 6, 3): expected (T, H, W, 3)"),
+        (np.zeros((1, 2, 4, 6, 3), "uint8"), "images[0]: the frames have shape (1, 2, 4, 6, 3): expected"),
         (np.zeros((2, 4, 6, 5), "uint8"), "images[0][0]: the numpy array has shape (4, 6, 5)"),
         (np.zeros((0, 4, 6, 3), "uint8"), "images[0] is a video without frames"),
         (Image.new("RGB", (5, 5)), "images[0] is an Image: expected a list of images"),
@@ -219,6 +233,9 @@ def test_boxes_have_one_key_however_they_are_handed_in(tmp_path: Path) -> None:
             0,
             "there are 0 boxes with 5 numbers each",
         ),
+        ({"features": np.ones((2, 0))}, 0, "there are 2 boxes with 0 numbers each"),
+        ({"scores": [True, False]}, (0, "scores"), 'images[0]["scores"] is an array of bool'),
+        ({"size": (8, 10.5)}, (0, "boxes", 1), "[2.0, 3.0, 8.0, 12.0], outside of an image of 8x10"),
         ({"features": np.ones((2, WIDEST + 1))}, 0, f"with {WIDEST + 1:,} numbers each: expected 1 to"),
         (
             {"boxes": np.zeros((MOST_BOXES + 1, 4)), "features": np.zeros((MOST_BOXES + 1, 5))},
@@ -232,6 +249,26 @@ def test_boxes_that_do_not_fit(change: dict[str, Any], index: Any, message: str)
     (problem,) = error.problems
     assert (problem.argument, problem.index) == ("images", index)
     assert message in str(error)
+
+
+def test_boxes_at_the_bounds_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = [
+        {"boxes": np.zeros((MOST_BOXES, 4)), "features": np.zeros((MOST_BOXES, 1))},
+        {**FOUND, "features": np.zeros((2, WIDEST))},
+        {"boxes": [[3, 4, 3, 9]], "features": np.ones((1, 1))},  # no wider than a line
+        {**FOUND, "size": (8, 11)},  # corners count from 0 or from 1, so one pixel more is right
+    ]
+    for arrays in given:
+        assert len(InputBoxes.of(arrays).load()) == len(arrays["boxes"])
+    path = archive(tmp_path / "a.npz", boxes=npy(np.zeros((2, 4))), features=npy(np.ones((2, 8))))
+    monkeypatch.setattr(box_module, "MOST_BYTES", len(npy(np.ones((2, 8)))))
+    assert len(InputBoxes.of(path).load()) == 2
+
+
+def test_the_key_of_boxes_knows_their_shape() -> None:
+    one = InputBoxes.of({"boxes": np.zeros((1, 4)), "features": np.zeros((1, 8))})
+    two = InputBoxes.of({"boxes": np.zeros((2, 4)), "features": np.zeros((2, 2))})
+    assert one.key != two.key  # twelve zeros both
 
 
 @pytest.mark.parametrize(
@@ -276,6 +313,10 @@ def test_hostile_files_of_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "claims": (
             archive(tmp_path / "claims.npz", boxes=npy(np.ones((2, 4)), (10**12, 4)), features=good),
             "the header says shape (1000000000000, 4) of float64, which the array does not have",
+        ),
+        "overflow": (
+            archive(tmp_path / "overflow.npz", boxes=npy(np.ones((0, 4)), (2**62, 4)), features=good),
+            "the header says shape (4611686018427387904, 4) of float64, which the array does not have",
         ),
         "pickle": (
             npz(tmp_path / "pickle.npz", boxes=np.array([Runs()], object), features=np.ones((1, 5))),
@@ -364,3 +405,10 @@ def test_equal_videos_and_boxes_are_read_once(monkeypatch: pytest.MonkeyPatch, t
     )
     samples = checked([path] * 5, "boxes")
     assert len(reads) == 1 and len({visual.source for visual in samples.images}) == 1
+
+
+def test_every_visual_is_checked_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_module, "CHECKED_AT_ONCE", 2)
+    whole = encoded(CLIP[0])
+    error = refusal([whole[: 900 + i] for i in range(5)], "image")
+    assert [problem.index for problem in error.problems] == [0, 1, 2, 3, 4]

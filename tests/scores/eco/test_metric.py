@@ -357,10 +357,15 @@ def test_intervals_comparisons_and_training_are_refused(matcher: str, scenes: An
         CaptionMetrics(Words(), images=scenes[1], metrics=[opened(matcher)])
 
 
-def test_evidence_is_that_of_a_pool(matcher: str, scenes: Any) -> None:
-    result = opened(matcher, evidence=True).score(*scenes)
-    shown = result.explain(2)
-    assert shown["candidates"] == result.parts["candidates"][2] and "image" in shown
+def test_evidence_is_that_of_a_pool(matcher: str, scenes: Any, tmp_path: Path) -> None:
+    pools, images = scenes
+    paths = [tmp_path / f"{i}.png" for i in range(len(images))]
+    for path, image in zip(paths, images, strict=True):
+        image.save(path)
+    result = opened(matcher, evidence=True).score(pools, paths)
+    for i, path in enumerate(paths):
+        shown = result.explain(i)
+        assert shown["candidates"] == result.parts["candidates"][i] and shown["image"] == repr(str(path))
 
 
 def test_samples_that_came_in_no_pools_are_refused(matcher: str, scenes: Any) -> None:
