@@ -11,9 +11,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
-from operator import methodcaller
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Problem
+from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.visual import ImageError, Visual
 from capeval_core.models.batching import BatchSize
 
@@ -290,9 +289,8 @@ class _Flight:
                 done.append(Encoded(extra, entry.arrays, entry.keys, content, None))
             else:
                 # Its problems are about the first of equal items.
-                renamed = methodcaller("renamed", {entry.item[0].where: visual.where})
-                error = ImageError(entry.error.problems.changed(renamed))
-                done.append(Encoded(extra, None, entry.keys, content, str(error)))
+                own = [replace(problem, argument=visual.where) for problem in entry.error.problems]
+                done.append(Encoded(extra, None, entry.keys, content, str(ImageError(Problems(own)))))
         return done
 
 
