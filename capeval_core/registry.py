@@ -12,11 +12,14 @@ The name is the class's `name`, and the class is a `CaptionMetric`.
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from capeval_core.errors import did_you_mean
 from capeval_core.metric import CaptionMetric
@@ -48,6 +51,7 @@ NETWORKS: dict[str, str] = {
 
 GROUP = "capeval.metrics"
 """The entry-point group of metrics in other packages."""
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _REQUIRED = ("title", "key", "summary", "paper", "range", "ROW")
 """Class attributes that every metric states."""
 
@@ -160,6 +164,13 @@ def _entry_points() -> dict[str, EntryPoint]:
     by_name: dict[str, EntryPoint] = {}
     for name, group in groupby(declared, key=lambda entry: entry.name):
         entries = list(group)
+        if not _NAME.fullmatch(name):  # it goes into signatures, file names and terminals
+            warnings.warn(
+                f"metric {name!r} of {_distribution(entries[0])} is left out: a name is lower-case letters, "
+                "digits and underscores, and begins with a letter",
+                stacklevel=3,
+            )
+            continue
         owners = ["capeval"] * (name in METRICS) + [_distribution(entry) for entry in entries]
         if len(owners) == 1:
             (by_name[name],) = entries
@@ -182,18 +193,38 @@ def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
     declared = f"metric {entry.name!r} ({GROUP}: {entry.value}) of {_distribution(entry)}"
     try:
         class_ = entry.load()
-    except Exception as error:  # whatever the other package raises
-        reason = f"{type(error).__name__}: {error}"
+        is_metric = isinstance(class_, type) and issubclass(class_, CaptionMetric)
+        lacking = [name for name in _REQUIRED if not hasattr(class_, name)] if is_metric else []
+        fits = not is_metric or bool(lacking) or _fits(class_)
+    except (Exception, SystemExit) as error:  # whatever the other package raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{declared} could not be imported ({reason}): update or uninstall it") from error
-    if not (isinstance(class_, type) and issubclass(class_, CaptionMetric)):
+    if not is_metric:
         raise ValueError(f"{declared} is not a subclass of capeval_core.metric.CaptionMetric")
-    lacking = [name for name in _REQUIRED if not hasattr(class_, name)]
     lacking += sorted(class_.__abstractmethods__) if inspect.isabstract(class_) else []
     if lacking:
         raise ValueError(f"{declared} lacks {', '.join(lacking)}")
     if getattr(class_, "name", None) != entry.name:
         raise ValueError(f"{declared} has another name in its class: {getattr(class_, 'name', None)!r}")
-    return class_
+    if not fits:
+        raise ValueError(
+            f"{declared} has class attributes of other types than CaptionMetric: range is two numbers, "
+            "title, key, summary and paper are texts, ROW is a schema, Options a class of options"
+        )
+    checked: type[CaptionMetric] = class_
+    return checked
+
+
+def _fits(class_: Any) -> bool:
+    """Whether the class attributes that lists and tables show have the types of `CaptionMetric`'s."""
+    low, high = class_.range
+    texts = (class_.title, class_.key, class_.summary, class_.paper)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(end, (int, float)) for end in (low, high))
+        and isinstance(class_.ROW, pa.Schema)
+        and isinstance(class_.Options, type)
+    )
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from capeval_core.errors import Problems
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.visual import ImageError
 
@@ -139,7 +140,7 @@ class RowCollector:
             positions = range(self._added, self._added + len(table))
             self._store.append(table, [content_key(self._missing, row) for row in positions])
         if self._refuse_errors and table["error"].null_count < len(table):
-            raise ValueError("\n".join(table["error"].drop_null().to_pylist()))
+            Problems(table["error"].drop_null().to_pylist()).raise_if_any()
         self._tables.append(table)
         self._added += len(table)
         self._memory.add(len(table))

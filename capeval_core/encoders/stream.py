@@ -244,7 +244,14 @@ class _Flight:
                 found = f"cannot prepare {visual.name}{mode}: {error}"
                 raise ImageError(Problem(visual.where, None, found, verb="")) from None
             missing = [key for key in entry.keys if key not in entry.arrays]
-            return self.encoding.units(entry.item, loaded, prepared, missing)
+            try:
+                return self.encoding.units(entry.item, loaded, prepared, missing)
+            except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
+                if isinstance(error, ImageError):
+                    raise
+                # A source of regions is the user's own code, whose error says nothing of the image.
+                found = f"what belongs to it could not be made ({type(error).__name__}: {error})"
+                raise ImageError(Problem(visual.where, None, found, verb="")) from error
         except ImageError as error:
             return error
 

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.sources import Source, read_file
 from capeval_core.inputs.visual import InputVisual, local_path
-from capeval_core.values import described
+from capeval_core.values import described, shown
 
 MOST_BOXES = 1_000
 WIDEST = 16_384
+LONGEST_SIDE = 1 << 20
 """Numbers of a feature."""
 MOST_BYTES = 8 * MOST_BOXES * WIDEST
 """Of one array in an `.npz`, unpacked: a small file may hold zeros without end."""
@@ -176,6 +177,9 @@ def _numbers(value: Any, axes: int) -> NDArray[np.float32]:
         raise Refused(f"an array of {array.dtype}", "expected an array of numbers", verb="is", kind=TypeError)
     if array.ndim != axes:
         raise Refused(f"the array has shape {array.shape}", f"expected {axes} axes")
+    if array.size > MOST_BOXES * WIDEST:  # before it is copied
+        found = f"the array has shape {array.shape}"
+        raise Refused(found, f"expected at most {MOST_BOXES:,} boxes with at most {WIDEST:,} numbers")
     with np.errstate(over="ignore"):
         numbers = array.astype(np.float32)
     if len(bad := np.argwhere(~np.isfinite(numbers))):
@@ -186,11 +190,12 @@ def _numbers(value: Any, axes: int) -> NDArray[np.float32]:
 
 def _size_of(value: Any) -> tuple[int, int]:
     try:
-        width, height = (int(side) for side in np.asarray(value).tolist())
-    except Exception:
+        width, height = (0 if isinstance(side, bool) else int(side) for side in np.asarray(value).tolist())
+    except Exception:  # an array interface of the user's own may fail in any way
         width = height = 0
-    if min(width, height) < 1:
-        raise Refused(described(value), "expected width and height of the image", verb="is", index=("size",))
+    if not 1 <= min(width, height) <= max(width, height) <= LONGEST_SIDE:
+        fix = f"expected width and height of the image, from 1 to {LONGEST_SIDE:,} pixels"
+        raise Refused(shown(value), fix, verb="is", index=("size",))
     return width, height
 
 

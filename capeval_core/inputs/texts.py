@@ -126,7 +126,7 @@ def check_candidates(captions: Any, empty: str, problems: Problems) -> list[list
 
     def pool(row: Any, index: int) -> list[str]:
         if not isinstance(row, str):
-            return texts.listed(row, index, needed, expected, "write a caption, leave it out")
+            return texts.listed(row, index, needed, expected, "write a caption or leave it out")
         short = row if len(row) <= 40 else row[:37] + "..."
         texts.wrong(index, "a single string", f"pass the list of its candidates, [{short!r}, ...]", TypeError)
         return []

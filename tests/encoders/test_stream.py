@@ -252,6 +252,24 @@ def test_units_of_many_items_fill_batches_together() -> None:
             assert each.arrays[each.keys[0]].tolist() == [2 * label for label in range(n)]
 
 
+@pytest.mark.parametrize("kind", [ValueError, KeyError, TypeError, ZeroDivisionError, OSError])
+def test_what_a_users_own_source_raises_costs_its_row(kind: type[Exception]) -> None:
+    lengths = Lengths(4)
+    units = lengths.units
+
+    def failing(item: Item, *more: Any) -> Units:
+        if item[1] == 13:
+            raise kind("of the source")
+        return units(item, *more)
+
+    items = [(InputImage.of(grey(i), f"images[{i}]"), n) for i, n in enumerate([2, 13, 1])]
+    encoding = replace(lengths.encoding, units=failing)
+    first, failed, last = (each for part in encode_stream(items, encoding, FeatureCache(0)) for each in part)
+    assert first.arrays is not None and last.arrays is not None and failed.arrays is None
+    assert failed.error is not None and failed.error.startswith("images[1]: what belongs to it could not be")
+    assert kind.__name__ in failed.error and "of the source" in failed.error
+
+
 def test_an_item_with_more_units_than_a_batch_is_never_whole_in_memory() -> None:
     lengths = Lengths(8)
     ahead: list[int] = []

@@ -212,9 +212,16 @@ def test_boxes_have_one_key_however_they_are_handed_in(tmp_path: Path) -> None:
         (
             {"size": (20, 0)},
             (0, "size"),
-            'images[0]["size"] is a tuple of length 2: expected width and height',
+            'images[0]["size"] is (20, 0): expected width and height',
         ),
-        ({"size": "20x9"}, (0, "size"), 'images[0]["size"] is a str'),
+        ({"size": (10**400, 3)}, (0, "size"), "from 1 to 1,048,576 pixels"),
+        ({"size": (True, True)}, (0, "size"), "is (True, True): expected width"),
+        (
+            {"boxes": np.broadcast_to(np.float64(0), (10**11, 4))},
+            (0, "boxes"),
+            "has shape (100000000000, 4): expected at most 1,000 boxes",
+        ),
+        ({"size": "20x9"}, (0, "size"), "images[0][\"size\"] is '20x9': expected width"),
         ({"scores": [1.0]}, 0, "images[0]: there are 2 boxes but 1 scores"),
         ({"features": np.full((2, 5), np.nan)}, (0, "features"), "has NaN or infinity, first at [0, 0]"),
         ({"features": np.full((2, 5), 1e300)}, (0, "features"), "has NaN or infinity"),
