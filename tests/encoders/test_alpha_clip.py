@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,16 @@ def test_a_mask_larger_than_what_is_unpacked_at_once_is_encoded_alone(
     (found,) = regions(encoder, [image(3)], [masks])
     assert found.error is None and found.kept.tolist() == expected.kept.tolist()
     assert agree(found.regions, expected.regions)
+
+
+def test_wrong_regions_are_refused_with_the_right_ones_in_the_cache() -> None:
+    """They have the same bytes, but another type, shape or size."""
+    encoder, cache, masks = alpha_encoder(), FeatureCache(), some_masks(3, 2)
+    right = Regions.of(masks, size=(40, 56))
+    for good in (masks, right):
+        assert regions(encoder, [image(3)], [good], cache=cache)[0].error is None
+    for wrong in (masks.view(np.uint8), masks.reshape(2, 56, 40), replace(right, size=(56, 40))):
+        assert regions(encoder, [image(3)], [wrong], cache=cache)[0].error is not None
 
 
 def test_images_are_taken_as_they_are_needed() -> None:
