@@ -211,6 +211,7 @@ class Problems:
         for problem in problems:
             self.add(problem)
         self.more += problems.more
+        self._kinds |= problems._kinds
 
     def __iter__(self) -> Iterator[Problem]:
         return (replace(problem, index=index) for problem, at in self.groups.values() for index in at)
@@ -249,6 +250,7 @@ class ProblemsError(Exception):
         """Change all of its problems."""
         changed = Problems(map(change, self.problems))
         changed.more += self.problems.more
+        changed._kinds |= self.problems._kinds
         self.problems, self.args = changed, (changed,)
 
 

@@ -161,7 +161,7 @@ def check_pools(
     >>> check_pools([["a wall", ""], "a door"], [grey, grey])
     Traceback (most recent call last):
     capeval_core.errors.InputError: 2 problems with the input:
-      captions[0][1] is empty: write a caption, leave it out or pass empty="score"
+      captions[0][1] is empty: write a caption or leave it out or pass empty="score"
       captions[1] is a single string: pass the list of its candidates, ['a door', ...]
     """
     problems = _check_choices(on_error, empty)

@@ -158,7 +158,7 @@ def test_a_broken_image_is_left_out_on_request(rerank: Callable[..., Ran], tmp_p
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"a.b": ["a dog", ""]}, "caption 2 of 'a.b' is empty: write a caption, leave it out"),
+        ({"a.b": ["a dog", ""]}, "caption 2 of 'a.b' is empty: write a caption or leave it out"),
         ({"a.b": []}, "id 'a.b' is an empty list"),
         ({"nowhere": ["a dog"]}, "('nowhere') has no image"),
     ],

@@ -506,4 +506,4 @@ def test_two_processes_give_what_one_gives(
     assert sum(rank["batchwise=True"]["images"] for rank in result) == 0
     assert result[0]["vanished"].startswith("RuntimeError: process 1 of 2 could not score its captions")
     assert "there is no file" in result[0]["vanished"]
-    assert result[1]["vanished"].startswith("ValueError: images[9]")
+    assert result[1]["vanished"].startswith("InputError: images[9]")

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.errors import renamed
 from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.catalogue import BLIP2, EVA_18B, PACS_B32, WEIGHTS, entry_of
 from capeval_core.weights.folder import WeightsError, WeightsFolder, file_checksum, open_weights
@@ -160,8 +161,8 @@ def test_an_error_in_the_words_of_another_door() -> None:
         opened("tinny")
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
         assert str(error).startswith("weights='tinny' is neither a folder")
-        error.change(lambda problem: problem.renamed({"weights": "base"}))
-        assert str(error).startswith("base='tinny' is neither a folder")
+        with pytest.raises(WeightsError, match="base='tinny' is neither a folder"), renamed(weights="base"):
+            raise error
 
 
 def test_a_checkpoint_is_to_be_converted(tmp_path: Path) -> None:
