@@ -84,12 +84,14 @@ def plain(folder: Path, fraction: float) -> dict[str, object]:
         for row in range(0, len(workload.captions), 32):
             owners = workload.owner[row : row + 32]
             images = torch.stack([preprocess(Image.open(workload.images[i])) for i in owners])
-            seen = model.encode_image(images, normalize=True)
-            said = model.encode_text(tokenize(_prompted(workload.captions[row : row + 32])), normalize=True)
-            pac = 2 * (seen * said).sum(-1).clamp(min=0)
+            image_features = model.encode_image(images, normalize=True)
+            text_features = model.encode_text(
+                tokenize(_prompted(workload.captions[row : row + 32])), normalize=True
+            )
+            pac = 2 * (image_features * text_features).sum(-1).clamp(min=0)
             for k, i in enumerate(owners):
                 known = model.encode_text(tokenize(_prompted(workload.references[i])), normalize=True)
-                nearest = (known @ said[k]).max().clamp(min=0)
+                nearest = (known @ text_features[k]).max().clamp(min=0)
                 scores.append(
                     float(2 * pac[k] * nearest / (pac[k] + nearest)) if pac[k] + nearest > 0 else 0.0
                 )

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
-from capeval_core.errors import folder_path
+from capeval_core.errors import folder_path, wrong_option
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.options import CorpusOptions, CorpusStatistics
 from capeval_core.options import Options as CommonOptions
@@ -194,7 +194,8 @@ class CaptionMetric(ABC):
                 the folder, or a prompt leaves no room for a caption.
         """
         if options.weights is not None and cls.default_weights is None:
-            raise ValueError(f"weights={options.weights!r}: {cls.name} has no weights, leave the option out")
+            found = f"{cls.name} has no weights"
+            raise wrong_option("weights", str(options.weights), found, "leave the option out", verb="")
         if options.device is not None:
             from capeval_core.models.device import resolve_device
 

@@ -37,7 +37,7 @@ COMMON = (
     column("index", pa.int64(), "position of the caption in the input"),
     column("group", pa.string(), "content key of its image, empty if it could not be read"),
     column("error", pa.string(), "why it could not be encoded, null if it could"),
-    column("truncated", pa.int32(), "token ids cut off, those of its references included"),
+    column("truncated", pa.int32(), "token ids truncated, those of its references included"),
     column("references", pa.int32(), "how many references it is compared with, 0 for a metric without"),
     column("empty", pa.bool_(), 'whether the caption is empty, which `empty="score"` allows'),
 )

@@ -275,9 +275,9 @@ class _Regions:
 
     def units(self, item: Item, loaded: Image.Image, prepared: Tensor, missing: Sequence[str]) -> Units:
         image, regions = cast(InputImage, item[0]), item[1]
-        whole_key, regions_key = self.keys(image.key, regions)
+        whole_key = self.whole_key(image.key)
         whole = [(_WHOLE, Row(prepared, self.full))] if whole_key in missing else []
-        if regions_key not in missing:
+        if list(missing) == [whole_key]:  # the regions themselves are cached
             return Units([whole])
         if isinstance(regions, RegionSource):
             with self._finding:  # a source may be a network, which fills the machine alone

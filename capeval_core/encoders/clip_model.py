@@ -165,7 +165,7 @@ def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
             text = config["architecture"]["text"] if ours else config["model_cfg"]["text_cfg"]
             length = text.get("context_length", _USUAL)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # whatever is wrong with it is said when the weights are opened
+            continue  # whatever is wrong with it shows when the weights are opened
         return length if is_number(length, 0, 1 << 20) and isinstance(length, int) else None
     return None
 

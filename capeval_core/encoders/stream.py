@@ -295,8 +295,9 @@ class _Flight:
             if entry.error is None:
                 done.append(Encoded(extra, entry.arrays, entry.keys, content, None))
             else:
-                # Its problems are about the first of equal items.
-                own = [replace(problem, argument=visual.where) for problem in entry.error.problems]
+                # What is said of the first of equal items holds for this one.
+                first, problems = entry.item[0].where, entry.error.problems
+                own = [replace(p, argument=visual.where) if p.argument == first else p for p in problems]
                 done.append(Encoded(extra, None, entry.keys, content, str(ImageError(Problems(own)))))
         return done
 

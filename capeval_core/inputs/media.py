@@ -1,4 +1,4 @@
-"""The visuals that a user hands in: a list of images, videos or boxes of any make; whether each decodes."""
+"""The visuals that a user hands in: lists of images, videos or box features; whether each decodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences of any make as rows: lists, arrays, columns of tables and of a `datasets.Dataset`."""
+"""Sequences as rows: lists, arrays, columns of tables and of a `datasets.Dataset`."""
 
 from __future__ import annotations
 

@@ -229,7 +229,9 @@ def checked_floats(name: str, value: Any) -> Tensor:
         raise ValueError(
             f"{name} is no tensor but a {type(value).__name__}: save the model's state dict alone"
         )
-    if not value.is_floating_point() or value.layout is not torch.strided:
+    if value.layout is not torch.strided:
+        raise ValueError(f"{name} is a sparse tensor: save it as a dense one")
+    if not value.is_floating_point():
         raise ValueError(
             f"{name} is of type {str(value.dtype).removeprefix('torch.')}: expected floating point"
         )

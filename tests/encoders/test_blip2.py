@@ -251,6 +251,20 @@ def test_a_probability_never_overflows() -> None:
     assert found.itm.tolist() == [0, 1, 0.5]
 
 
+@pytest.mark.parametrize(("size", "first"), [((60, 62), "width"), ((60, 70), "height"), ((80, 40), "width")])
+def test_the_order_of_the_two_resizes(encoder: Blip2Encoder, size: tuple[int, int], first: str) -> None:
+    """Rounding between them makes pixels depend on it: tall images are made lower first."""
+    pixels = np.random.default_rng(5).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    made = {}
+    for name, middle in (("width", (56, size[1])), ("height", (size[0], 56))):
+        image = Image.fromarray(pixels)
+        for sides in (middle, (56, 56)):
+            image = image.resize(sides, Image.Resampling.BICUBIC)
+        made[name] = np.asarray(image).transpose(2, 0, 1)
+    assert not np.array_equal(made["width"], made["height"])
+    assert np.array_equal(encoder.prepare_visual(Image.fromarray(pixels)), made[first])
+
+
 def test_images_are_squares_of_rgb(encoder: Blip2Encoder) -> None:
     grey = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50), dtype=np.uint8))
     found = encoder.prepare_visual(grey.convert("RGBA"))

@@ -270,6 +270,19 @@ def test_what_a_users_own_source_raises_costs_its_row(kind: type[Exception]) -> 
     assert kind.__name__ in failed.error and "of the source" in failed.error
 
 
+def test_an_error_about_something_else_keeps_its_subject() -> None:
+    """A user's own text, and a problem with another file, are not written as the image's."""
+    lengths = Lengths(4)
+
+    def refused(item: Item, *more: Any) -> Units:
+        raise ImageError("no masks") if item[1] else ImageError(Problem("masks.json", "line 3", "no list"))
+
+    encoding = replace(lengths.encoding, units=refused)
+    items = [(InputImage.of(grey(1), f"images[{i}]"), i % 2) for i in range(4)]  # equal in pairs
+    found = [each.error for part in encode_stream(items, encoding, FeatureCache(0)) for each in part]
+    assert found == ["masks.json: line 3 is no list", "no masks"] * 2
+
+
 def test_an_item_with_more_units_than_a_batch_is_never_whole_in_memory() -> None:
     lengths = Lengths(8)
     ahead: list[int] = []

@@ -37,7 +37,7 @@ def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) 
     )
     with pytest.raises(ValueError, match=f"unknown metric 'colour': did you mean '{NAME}'"):
         capeval_core.load("colour")
-    with pytest.raises(ValueError, match="weights='tiny': colours has no weights, leave the option out"):
+    with pytest.raises(ValueError, match="weights='tiny': colours has no weights: leave the option out"):
         capeval_core.load(NAME, weights="tiny")
     with pytest.raises(TypeError, match="colours has no option 'w'"):
         capeval_core.load(NAME, w=2)
@@ -72,7 +72,7 @@ def test_its_page_offers_no_weights_and_scores(outside: Path) -> None:
     assert "Colour-S" in json.dumps(build(NAME).get_config_file(), default=str)
     scorer = Scorer(NAME)
     assert scorer.offered == (NO_WEIGHTS,)
-    with pytest.raises(ValueError, match="colours has no weights, leave the option out"):
+    with pytest.raises(ValueError, match="colours has no weights: leave the option out"):
         build(NAME, "tiny")
     scored = scorer.score(str(item.image), "a red dog", [])
     expected = capeval_core.load(NAME).score(["a red dog"], [item.image])
