@@ -240,6 +240,8 @@ def resized(image: Image.Image, size: tuple[int, int], method: Image.Resampling)
     >>> resized(Image.new("RGB", (40, 90)), (20, 30), Image.Resampling.BICUBIC).size
     (20, 30)
     """
+    if image.size == size:  # as Pillow does: premultiplying and back would move pixels
+        return image
     if image.mode in _PREMULTIPLIED:  # as Pillow does, but for both passes at once
         blended = image.convert(_PREMULTIPLIED[image.mode])
         return resized(blended, size, method).convert(image.mode)

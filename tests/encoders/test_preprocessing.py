@@ -63,6 +63,8 @@ def chain(size: int) -> Compose:
 @example(mode="RGB", width=1, height=150, size=32, seed=0)
 @example(mode="L", width=150, height=1, size=32, seed=0)
 @example(mode="P", width=64, height=64, size=64, seed=0)
+@example(mode="RGBA", width=7, height=7, size=7, seed=0)
+@example(mode="LA", width=32, height=90, size=32, seed=0)
 @example(mode="RGB", width=65, height=64, size=64, seed=0)
 @example(mode="RGB", width=64, height=67, size=64, seed=0)
 @settings(max_examples=150)
