@@ -238,7 +238,7 @@ def test_boxes_have_one_key_however_they_are_handed_in(tmp_path: Path) -> None:
         (
             {"boxes": np.zeros((0, 4)), "features": np.zeros((0, 5))},
             0,
-            "there are 0 boxes with 5 numbers each",
+            "images[0]: there are no boxes: take a lower threshold",
         ),
         ({"features": np.ones((2, 0))}, 0, "there are 2 boxes with 0 numbers each"),
         ({"scores": [True, False]}, (0, "scores"), 'images[0]["scores"] is an array of bool'),
