@@ -245,7 +245,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
             boxes, scores = clipped(boxes, resized), _array(best)
             kept = enough_boxes(boxes, scores, settings["overlaps"], settings["least"], settings["most"])
         scale = np.tile(np.divide(size, resized[::-1], dtype=np.float32), 2)
-        attribute_scores, attributes = found.attribute_logits.softmax(dim=1)[:, :-1].max(dim=1)
+        attribute_scores, attributes = found.attribute_logits[:, :-1].softmax(dim=1).max(dim=1)
         return Detections(
             boxes=clipped(boxes[kept] * scale, size[::-1]),
             features=_array(found.features)[kept],
