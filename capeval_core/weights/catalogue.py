@@ -200,6 +200,8 @@ UMIC = WeightsEntry(
 
 EVA_CLIP = "eva-clip"
 """EVA-CLIP in `capeval convert`: no metric's own weights."""
+FASTER_RCNN = "faster-rcnn"
+"""Faster R-CNN in `capeval convert`."""
 CONVERTED_AS: Mapping[str, str] = {
     "clip": "pacs",
     "alpha_clip": "hices",
@@ -207,6 +209,7 @@ CONVERTED_AS: Mapping[str, str] = {
     "uniter": "umic",
     "open_clip": "eco",
     "eva_clip": EVA_CLIP,
+    "faster_rcnn": FASTER_RCNN,
     "sam": "regions",
 }
 """Name of a network, as `encoder` in a config -> of its original releases in `capeval convert`."""
