@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from capeval_core.inputs.decoding import Refused, within
 
+EXTENSION = ".npz"
 MOST_BOXES = 1_000
 WIDEST = 16_384
 """Numbers of a feature."""
