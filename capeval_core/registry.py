@@ -45,6 +45,8 @@ NETWORKS: dict[str, str] = {
     "eva_clip": "capeval_core.encoders.eva_clip:EvaClipEncoder",
     "alpha_clip": "capeval_core.encoders.alpha_clip:AlphaClipEncoder",
     "blip2": "capeval_core.encoders.blip2:Blip2Encoder",
+    "uniter": "capeval_core.encoders.uniter:UniterEncoder",
+    "faster_rcnn": "capeval_core.encoders.faster_rcnn:FasterRcnn",
     "sam": "capeval_core.regions.sam:Sam",
 }
 """Every network: its `kind`, which is `encoder` in the config of its weights, and its class."""
