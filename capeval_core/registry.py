@@ -35,6 +35,7 @@ METRICS: dict[str, str] = {
     "refclips": "capeval_core.scores.clips:RefClipS",
     "hices": "capeval_core.scores.hice:HiceS",
     "refhices": "capeval_core.scores.hice:RefHiceS",
+    "umic": "capeval_core.scores.umic:Umic",
     "eco": "capeval_core.scores.eco.metric:Eco",
 }
 """Name and class of every metric of this package."""
@@ -62,7 +63,7 @@ def list_metrics() -> list[str]:
     """Names of all metrics: this package's, then those that other installed packages declare.
 
     >>> list_metrics()
-    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'eco'...]
+    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'umic', 'eco'...]
     """
     return [*METRICS, *_entry_points()]
 

@@ -1,4 +1,4 @@
-"""Where metrics on regions get their box features: a region encoder, features made before, or the input itself."""
+"""Where metrics on regions get box features: a region encoder, features made before, or the input itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import wrong_option
@@ -18,19 +18,17 @@ from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import InputImage, InputVisual
+from capeval_core.regions.features import BoxVisual, RegionEncoder
 from capeval_core.regions.selection import FIXED, boxes_kept
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
 from capeval_core.weights.folder import CONFIG, open_unless_on_the_hub, open_weights
-
-if TYPE_CHECKING:
-    from capeval_core.encoders.region_features import BoxVisual, RegionEncoder
 
 Selection = Literal["bua10_100", "lxmert36"]
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
 _EXPECTED = (
-    "expected weights of a region encoder (a Hub id, a folder, 'tiny'), features made before (a folder of .npz "
-    "files, UNITER's LMDB, a bottom-up-attention .tsv), or a RegionEncoder"
+    "expected weights of a region encoder (a Hub id, a folder, 'tiny'), features made before (a folder of "
+    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv), or a RegionEncoder"
 )
 
 
@@ -121,11 +119,11 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
         ValueError, TypeError: any other `spec`. When it is opened, WeightsError: the weights could not be
             loaded.
     """
-    if hasattr(spec, "encode_boxes"):
-        label = f"{type(spec).__name__}@{_digest(spec.fingerprint)}"
-        return lambda selection, **settings: BoxSource(label, spec.fingerprint, spec, selection)
     if not isinstance(spec, (str, os.PathLike)):
-        raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
+        if not hasattr(spec, "encode_boxes"):
+            raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
+        encoder, label = spec, f"{type(spec).__name__}@{_digest(spec.fingerprint)}"
+        return lambda selection, **settings: BoxSource(label, encoder.fingerprint, encoder, selection)
     if (store := store_of(spec)) is not None:
         label = f"{store.name}@{_digest(store.fingerprint)}"
         # Rows are keyed by the content of the boxes, wherever they lie.

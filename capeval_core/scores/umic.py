@@ -20,13 +20,13 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
+from capeval_core.regions.features import BoxVisual, RegionEncoder
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.scores.box_source import BoxSource, FirstBoxes, box_source_opener, boxes_by_id, store_of
-from capeval_core.weights.catalogue import FASTER_RCNN, UMIC
+from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.region_features import BoxVisual, RegionEncoder
     from capeval_core.encoders.uniter import UniterEncoder
 
 Doubles = NDArray[np.float64]
@@ -50,9 +50,9 @@ class UmicOptions(CommonOptions):
 
     regions: str | PathLike[str] | RegionEncoder | None = option(
         None,
-        "box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made before "
-        "(a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv), and then `images` are ids and "
-        "none is opened; None: the region encoder that the weights name",
+        "box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made "
+        "before (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv), and then `images` are "
+        "ids and none is opened; None: the region encoder that the weights name",
     )
     selection: Literal["bua10_100", "lxmert36"] = option(
         "bua10_100",
@@ -65,7 +65,7 @@ class UmicOptions(CommonOptions):
 
 @dataclass(frozen=True)
 class _Ranked:
-    """A caption beside its image: the logit, NaN if there is an error; content key of the image; the error."""
+    """A caption beside its image. group: content key of the image. The logit is NaN if there is an error."""
 
     logit: float
     group: str
@@ -117,7 +117,7 @@ class Umic(CaptionMetric):
         device: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
         self.encoder: UniterEncoder = self.encoder_class().open(folder, **device)
         if open_regions is None:
-            named = folder.config.get("constants", {}).get("regions", FASTER_RCNN.repository)
+            named = folder.config.get("constants", {}).get("regions", FASTER_RCNN_VG.repository)
             self.options = dataclasses.replace(options, regions=named)
             open_regions = box_source_opener(named)
         self.regions: BoxSource = open_regions(selection=options.selection, **device)
@@ -157,7 +157,7 @@ class Umic(CaptionMetric):
             for row, logit in zip(rows, ranking.logits.tolist(), strict=True):
                 ranked[row] = _Ranked(logit, ranking.key and boxes[row].content, ranking.error)
             for row in rows[1:] if ranking.error else []:  # the error names the first of equal images
-                ranked |= {row: own for own in self._rank([captions[row]], [boxes[row]])}
+                (ranked[row],) = self._rank([captions[row]], [boxes[row]])
         return [ranked[row] for row in range(len(boxes))]
 
     def aggregate(self, rows: pa.Table) -> Values:

@@ -198,6 +198,15 @@ UMIC = WeightsEntry(
     "UNITER 12x768, box features of 2048 numbers, 28996 words",
 )
 
+FASTER_RCNN_VG = WeightsEntry(
+    f"{NAMESPACE}/faster-rcnn-vg-resnet-101",
+    "Faster R-CNN ResNet-101, Visual Genome",
+    "https://huggingface.co/spaces/WwYc/explain-LXMERT/tree/main/lxmert/unc-nlp/frcnn-vg-finetuned",
+    "pytorch_model.bin",
+    "Apache-2.0",
+    {},
+)
+
 EVA_CLIP = "eva-clip"
 """EVA-CLIP in `capeval convert`: no metric's own weights."""
 FASTER_RCNN = "faster-rcnn"
@@ -271,6 +280,7 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     *ALPHA_CLIP,
     *BLIP2,
     UMIC,
+    FASTER_RCNN_VG,
 )
 
 

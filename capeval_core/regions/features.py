@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.stream import Encoded, Encoding, encode_stream
 from capeval_core.errors import Problem
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import ImageError, InputImage
@@ -69,19 +67,6 @@ class RegionEncoder(Protocol):
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> Iterator[BoxVisual]:
         """Box features of any number of images, in order; one that cannot be read has an error."""
-
-
-def box_visuals(images: Iterable[InputImage], encoding: Encoding, cache: FeatureCache) -> Iterator[BoxVisual]:
-    """What `encode_boxes` returns, by an `Encoding` whose values are packed box features."""
-    parts = encode_stream(((image, image) for image in images), encoding, cache)
-    return map(_visual, chain.from_iterable(parts))
-
-
-def _visual(item: Encoded) -> BoxVisual:
-    image: InputImage = item.extra
-    packed = None if item.arrays is None else item.arrays[item.keys[0]]
-    key = item.keys[0] if item.keys else ""
-    return BoxVisual(image.where, image.name, item.content, item.error, key, packed)
 
 
 def pack(features: BoxFeatures) -> Floats:
