@@ -97,9 +97,10 @@ def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
     >>> list(npz_arrays(npz_bytes(found, "file:1f3c"), ""))
     ['boxes', 'features', 'size']
     """
-    arrays = {name: getattr(found, name) for name in (*REQUIRED, *OPTIONAL)}
+    given = {name: getattr(found, name) for name in (*REQUIRED, *OPTIONAL)}
+    arrays: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     file = BytesIO()
-    np.savez(file, **{_IMAGE: np.array(image_key)}, **{k: v for k, v in arrays.items() if v is not None})
+    np.savez(file, **arrays, **{_IMAGE: np.array(image_key)})
     return file.getvalue()
 
 
