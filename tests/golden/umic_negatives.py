@@ -1,7 +1,7 @@
 """Negative captions of UMIC: rates and invariants of every kind, the shares of images, the order of a group.
 
-A case is a folder with captions.json, outputs.json and config.json. Only laws are compared, not the original's
-random streams: a quantity is the largest difference of a share among many draws from the share that the
+A case is a folder with captions.json, outputs.json and config.json. Only laws are compared, not random
+streams: a quantity is the largest difference of a share among many draws from the share that the
 original's rule gives, or the number of negatives that break a rule. Where the original never returns, draws
 the original caption again or writes an empty one, ours is the same law without that ("ok (defined)").
 """
