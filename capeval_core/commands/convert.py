@@ -12,7 +12,7 @@ from capeval_core.description import describe_metric
 from capeval_core.errors import did_you_mean
 from capeval_core.registry import METRICS, list_metrics, metric_class, network
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
-from capeval_core.weights.folder import CONFIG, TENSORS, VOCABULARY
+from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
 
 if TYPE_CHECKING:
     from capeval_core.models.model import CheckedModel
@@ -23,7 +23,7 @@ _PARTS = {
     EVA_CLIP: ("eva_clip", "the largest member of ECO's ensemble"),
 }
 """What is converted beside the weights of metrics: name -> network and purpose."""
-_OURS = {CONFIG, TENSORS, VOCABULARY, "README.md"}
+_OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
 
 
 def run(arguments: list[str]) -> int:

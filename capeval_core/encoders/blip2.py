@@ -47,9 +47,9 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
-from capeval_core.weights.blip2 import Blip2Conversion, read_words, translate_transformers
-from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder, sha256_of
-from capeval_core.writing import write_whole
+from capeval_core.weights.blip2 import Blip2Conversion, translate_transformers
+from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
+from capeval_core.weights.vocabulary import words_beside, write_beside
 
 Floats = NDArray[np.float32]
 
@@ -139,15 +139,12 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
         if isinstance(config["vocabulary"], list):
             return config
-        words = read_words(folder.path / VOCABULARY)
-        if sha256_of(folder.path / VOCABULARY) != config["vocabulary"].get("sha256"):
-            raise WeightsError(f"{VOCABULARY} is not the one that these weights were saved with")
+        words = words_beside(folder.path, VOCABULARY, config["vocabulary"])
         return {**config, "vocabulary": words}
 
     def save_beside(self, folder: Path) -> dict[str, Any]:
-        file = folder / VOCABULARY
-        write_whole(file, "\n".join(self.config["vocabulary"]) + "\n")
-        return {**self.config, "vocabulary": {"file": VOCABULARY, "sha256": sha256_of(file)}}
+        text = "\n".join(self.config["vocabulary"]) + "\n"
+        return {**self.config, "vocabulary": write_beside(folder, VOCABULARY, text)}
 
     @staticmethod
     def describe(config: dict[str, Any]) -> str:

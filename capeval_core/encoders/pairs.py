@@ -19,8 +19,8 @@ Floats = NDArray[np.float32]
 class PairEncoder(Protocol):
     """A network that runs a visual once (an image, box features), and then with each of its texts."""
 
-    def image_key(self, content: str) -> str:
-        """The cache's key of a visual's features, by its content key."""
+    def image_key(self, content: str) -> str | None:
+        """The cache's key of a visual's features, by its content key; None: it has none without a text."""
 
     def pair_key(self, content: str, ids: Ids) -> str:
         """The cache's key of a visual with a text."""
@@ -32,7 +32,7 @@ class PairEncoder(Protocol):
         """States of n visuals that all of their texts share, on the encoder's device."""
 
     def image_features(self, states: Any) -> Floats:
-        """(n, ...) features of n visuals alone."""
+        """(n, ...) features of n visuals alone; called only where `image_key` is a key."""
 
     def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
         """A row per pair (position in `states`, token ids, key); the pairs of a visual stand together."""
@@ -45,7 +45,7 @@ class Pairs:
     """How the engine runs images with their texts, packed by length.
 
     What belongs to an item are the `Tokens` of its texts; equal texts run once. The arrays are the image's
-    features, and a row per text.
+    features, if it has any alone, and a row per text.
     """
 
     def __init__(self, encoder: PairEncoder, size: BatchSize, batch_size: int | None) -> None:
@@ -63,25 +63,32 @@ class Pairs:
         )
 
     def keys(self, content: str, tokens: Tokens) -> tuple[str, ...]:
-        """The image's key, then one per distinct text; none where there is no text."""
+        """The image's key, if it has one, then one per distinct text; none where there is no text."""
         if not tokens.ids:
             return ()
         texts = dict.fromkeys(self.encoder.pair_key(content, ids) for ids in tokens.ids)
-        return (self.encoder.image_key(content), *texts)
+        own = self.encoder.image_key(content)
+        return tuple(texts) if own is None else (own, *texts)
 
     def units(self, item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
         """One unit: the image with the texts that are missing."""
         visual, tokens = item
         texts = {self.encoder.pair_key(visual.key, ids): ids for ids in tokens.ids}
-        return Units([[(0, (prepared, {key: texts[key] for key in missing if key in texts}))]])
+        own = self.encoder.image_key(visual.key)
+        return Units([[(0, (prepared, own, {key: texts[key] for key in missing if key in texts}))]])
 
-    def forward(self, units: list[tuple[Any, dict[str, Ids]]]) -> list[dict[str | None, Floats]]:
-        """Per image the rows of its texts by key, and its own features by None."""
-        states = self.encoder.states([prepared for prepared, _ in units])
-        values: list[dict[str | None, Floats]] = [{None: row} for row in self.encoder.image_features(states)]
+    def forward(self, units: list[tuple[Any, str | None, dict[str, Ids]]]) -> list[dict[str, Floats]]:
+        """Per image the rows of its texts and its own features, by key."""
+        states = self.encoder.states([prepared for prepared, _, _ in units])
+        values: list[dict[str, Floats]] = [{} for _ in units]
+        if any(own is not None for _, own, _ in units):
+            for value, (_, own, _), row in zip(
+                values, units, self.encoder.image_features(states), strict=True
+            ):
+                value |= {} if own is None else {own: row}
         pairs = [
             (position, ids, key)
-            for position, (_, texts) in enumerate(units)
+            for position, (_, _, texts) in enumerate(units)
             for key, ids in sorted(texts.items(), key=lambda text: len(text[1]))
         ]
         longest = max((len(ids) for _, ids, _ in pairs), default=0)
@@ -93,4 +100,5 @@ class Pairs:
 
     def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
         """The image's features and the rows of its texts, by key."""
-        return {keys[0] if key is None else key: row for key, row in values[0].items()}
+        rows: dict[str, Floats] = values[0]
+        return rows

@@ -76,7 +76,7 @@ def _openai_bpe() -> SimpleTokenizer:
 
 
 class WordPiece:
-    """BERT's uncased tokenizer over a vocabulary: a piece of a word per id.
+    """BERT's tokenizer over a vocabulary: a piece of a word per id. `lowercase`: the uncased one.
 
     A text that is too long keeps its first `context_length - 1` ids and then the end mark. The marks
     themselves have no meaning inside a text: `[SEP]` there is a word between two brackets.
@@ -89,7 +89,7 @@ class WordPiece:
     Tokens(ids=[(2, 4, 5, 6, 7, 3), (2, 1, 4, 1, 4, 3)], truncated=[0, 1])
     """
 
-    def __init__(self, vocabulary: Sequence[str], context_length: int) -> None:
+    def __init__(self, vocabulary: Sequence[str], context_length: int, *, lowercase: bool = True) -> None:
         from tokenizers import Tokenizer
         from tokenizers.models import WordPiece as Pieces
         from tokenizers.normalizers import BertNormalizer
@@ -103,10 +103,14 @@ class WordPiece:
         self.context_length = context_length
         self.start, self.end = ids[START], ids[END]
         self._pieces = Tokenizer(Pieces(ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
-        self._pieces.normalizer = BertNormalizer(lowercase=True)
+        self._pieces.normalizer = BertNormalizer(lowercase=lowercase)
         self._pieces.pre_tokenizer = BertPreTokenizer()
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Ids of every text, start and end mark included, in order."""
         pieces = self._pieces.encode_batch(list(texts), add_special_tokens=False)
         return Tokens.of(([self.start, *row.ids, self.end] for row in pieces), self.context_length)
+
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return str(self._pieces.to_str(pretty=True))

@@ -21,7 +21,7 @@ _SIZES: dict[str, range] = {
     **dict.fromkeys(("width", "embed_dim", "head_width", "heads", "mlp_width", "vocab_size"), _WIDTH),
     **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "mlp_dim"), _WIDTH),
     **dict.fromkeys(("encoder_hidden_size", "max_position_embeddings", "image_text_hidden_size"), _WIDTH),
-    **dict.fromkeys(("iou_head_hidden_dim", "mask_input_channels", "projection_dim"), _WIDTH),
+    **dict.fromkeys(("iou_head_hidden_dim", "mask_input_channels", "projection_dim", "region_size"), _WIDTH),
     **dict.fromkeys(("attention_downsample_rate", "num_multimask_outputs"), _SIDE),
     **dict.fromkeys(("pad_token_id", "window_size"), _INDEX),
 }

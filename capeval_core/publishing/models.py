@@ -24,12 +24,13 @@ from capeval_core.weights.folder import (
     OPEN_CLIP_CONFIG,
     OPEN_CLIP_TENSORS,
     TENSORS,
+    TOKENIZER,
     VOCABULARY,
     WeightsFolder,
     open_weights,
 )
 
-_SENT = (CONFIG, OPEN_CLIP_CONFIG, TENSORS, OPEN_CLIP_TENSORS, VOCABULARY)
+_SENT = (CONFIG, OPEN_CLIP_CONFIG, TENSORS, OPEN_CLIP_TENSORS, VOCABULARY, TOKENIZER)
 """Files of a weights folder that may go out, beside the card: those that encoders read."""
 
 
@@ -79,7 +80,8 @@ def weights(
     message = f"Weights {opened.checksum[:12]}, capeval {__version__}"
     if permission:
         message += f"\n\nPublished with permission: {permission}"
-    sent = [file for file in own if file in (opened.config_file.name, opened.tensor_file.name, VOCABULARY)]
+    read = (opened.config_file.name, opened.tensor_file.name, VOCABULARY, TOKENIZER)
+    sent = [file for file in own if file in read]
     return Publication(
         f"{checked(namespace)}/{name}",
         "model",

@@ -19,14 +19,8 @@ from capeval_core.options import option
 from capeval_core.weights.catalogue import BLIP2
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.conversion import Conversion, Shapes, Tensors, clip_preprocessing, count_blocks
-from capeval_core.weights.folder import (
-    TOKENIZER,
-    VOCABULARY,
-    WeightsError,
-    WeightsFolder,
-    read_json,
-    sha256_of,
-)
+from capeval_core.weights.folder import WeightsError, WeightsFolder, read_json
+from capeval_core.weights.vocabulary import required_words, words_of
 
 if TYPE_CHECKING:
     from transformers import Blip2ForImageTextRetrieval
@@ -195,19 +189,13 @@ class Blip2Conversion(Conversion):
         }
 
     def _vocabulary(self, rows: int, notes: list[str]) -> list[str]:
-        if self.vocabulary is None:
-            of_bert = ", the file vocab.txt of https://huggingface.co/google-bert/bert-base-uncased"
-            fix = ("pass ", Argument("vocabulary"), of_bert)
-            raise InputError(Problem("", None, "the checkpoint holds no words", fix, verb=""))
-        file = Path(self.vocabulary).expanduser()
-        words = read_words(file)
+        _, words = required_words(self.vocabulary, "google-bert/bert-base-uncased", notes)
         if len(words) == rows - 1 and _DEC not in words:
             words.append(_DEC)  # the start mark of captioning, which BLIP-2 adds to BERT's words
         if len(words) != rows:
             found = f"{len(words)} words, but the model has {rows}, {_DEC} included"
             other = "pass that of bert-base-uncased"
             raise wrong_option("vocabulary", self.vocabulary, found, other, verb="has")
-        notes.append(f"words: {file.name}, sha256 {sha256_of(file)[:12]}...")
         return words
 
 
@@ -244,7 +232,7 @@ def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
         "architecture": architecture,
         "preprocessing": preprocessing(architecture, _processor(folder.path)),
         "context_length": CONTEXT,
-        "vocabulary": _words_of(folder.path),
+        "vocabulary": words_of(folder.path),
     }
 
 
@@ -271,26 +259,6 @@ def preprocessing(architecture: Mapping[str, Any], processor: Mapping[str, Any] 
     settings = clip_preprocessing(architecture["vision"]["image_size"])
     stated = {name: processor.get(f"image_{name}") for name in ("mean", "std")}
     return settings | {name: list(values) for name, values in stated.items() if values}
-
-
-def read_words(file: Path) -> list[str]:
-    """The words of a vocab.txt, one per line."""
-    try:
-        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WeightsError(f"{file} cannot be read ({error}): it holds the words of the token ids") from error
-
-
-def _words_of(folder: Path) -> list[str]:
-    if (folder / VOCABULARY).is_file():
-        return read_words(folder / VOCABULARY)
-    try:
-        words = read_json(folder / TOKENIZER)["model"]["vocab"]
-        return sorted(words, key=words.__getitem__)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(
-            f"{folder} has neither {VOCABULARY} nor a {TOKENIZER} with words ({error}): download it again"
-        ) from error
 
 
 def _processor(folder: Path) -> dict[str, Any]:

@@ -187,18 +187,42 @@ ALPHA_CLIP: tuple[WeightsEntry, ...] = (
     ),
 )
 
+UMIC = WeightsEntry(
+    f"{NAMESPACE}/umic-uniter-base",
+    "UMIC, UNITER-base",
+    "https://archive.org/download/umic_data/umic.pt",
+    "umic.pt",
+    "MIT",
+    {},
+    ("umic",),
+    "UNITER 12x768, box features of 2048 numbers, 28996 words",
+)
+
+FASTER_RCNN_VG = WeightsEntry(
+    f"{NAMESPACE}/faster-rcnn-vg-resnet-101",
+    "Faster R-CNN ResNet-101, Visual Genome",
+    "https://huggingface.co/spaces/WwYc/explain-LXMERT/tree/main/lxmert/unc-nlp/frcnn-vg-finetuned",
+    "pytorch_model.bin",
+    "Apache-2.0",
+    {},
+)
+
 EVA_CLIP = "eva-clip"
 """EVA-CLIP in `capeval convert`: no metric's own weights."""
+FASTER_RCNN = "faster-rcnn"
+"""Faster R-CNN in `capeval convert`."""
 CONVERTED_AS: Mapping[str, str] = {
     "clip": "pacs",
     "alpha_clip": "hices",
     "blip2": "eco",
+    "uniter": "umic",
     "open_clip": "eco",
     "eva_clip": EVA_CLIP,
+    "faster_rcnn": FASTER_RCNN,
     "sam": "regions",
 }
 """Name of a network, as `encoder` in a config -> of its original releases in `capeval convert`."""
-TINY_OF: Mapping[str, str] = {"clip": "pacs", "alpha_clip": "hices", "blip2": "blip2"}
+TINY_OF: Mapping[str, str] = {"clip": "pacs", "alpha_clip": "hices", "blip2": "blip2", "uniter": "umic"}
 """Name of a network -> folder of its embedded small model."""
 EVA_18B = WeightsEntry(
     f"{NAMESPACE}/eva-clip-18b",
@@ -255,6 +279,8 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     *ECO_MEMBERS.values(),
     *ALPHA_CLIP,
     *BLIP2,
+    UMIC,
+    FASTER_RCNN_VG,
 )
 
 

@@ -1,0 +1,96 @@
+"""Box features of images from a region encoder: what networks on regions take instead of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.errors import Problem
+from capeval_core.inputs.boxes import BoxFeatures
+from capeval_core.inputs.visual import ImageError, InputImage
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class BoxVisual:
+    """Box features that a region encoder made of an image: a `Visual`, unless there is an error.
+
+    where, name: those of the image, for messages.
+    content: content key of the image, '' where it could not be read.
+    error: why there are no features, None where there are.
+    packed: see `pack`. packed_key: the cache's key of them.
+    """
+
+    where: str
+    name: str
+    content: str
+    error: str | None
+    packed_key: str
+    packed: Floats | None
+
+    @property
+    def key(self) -> str:
+        """Of the image and of the region encoder with its settings. Raises ImageError."""
+        if self.error is not None:
+            raise ImageError(Problem("", None, self.error, verb=""))
+        return self.packed_key
+
+    @property
+    def identity(self) -> object:
+        """Equal for visuals that are known to be equal without reading them."""
+        return self.where if self.error is not None else self.packed_key
+
+    def load(self) -> BoxFeatures:
+        """The features. Raises ImageError."""
+        self.check()
+        return unpack(cast(Floats, self.packed))
+
+    def check(self) -> None:
+        """Raise ImageError if there are none."""
+        _ = self.key
+
+
+class RegionEncoder(Protocol):
+    """A network that finds boxes in images and computes their features."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names weights and settings: features of equal ones are equal."""
+
+    def encode_boxes(
+        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> Iterator[BoxVisual]:
+        """Box features of any number of images, in order; one that cannot be read has an error."""
+
+
+def pack(features: BoxFeatures) -> Floats:
+    """(n + 1, 5 + d) float32: the image's width and height first, then box, score and feature of each row.
+
+    >>> boxes = BoxFeatures(np.float32([[0, 1, 2, 3]]), np.float32([[7, 8]]), (4, 5), np.float32([0.5]))
+    >>> pack(boxes).tolist()
+    [[4.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0, 0.5, 7.0, 8.0]]
+    """
+    if features.size is None or features.scores is None:
+        raise ValueError("a region encoder states the image's size and the boxes' scores")
+    packed = np.zeros((len(features) + 1, 5 + features.features.shape[1]), dtype=np.float32)
+    packed[0, :2] = features.size
+    packed[1:, :4], packed[1:, 4], packed[1:, 5:] = features.boxes, features.scores, features.features
+    return packed
+
+
+def unpack(packed: Floats) -> BoxFeatures:
+    """The box features of `pack`.
+
+    >>> boxes = BoxFeatures(np.float32([[0, 1, 2, 3]]), np.float32([[7, 8]]), (4, 5), np.float32([0.5]))
+    >>> unpack(pack(boxes)).size
+    (4, 5)
+    """
+    width, height = packed[0, :2].astype(int).tolist()
+    rows = packed[1:]
+    return BoxFeatures(rows[:, :4], rows[:, 5:], (width, height), rows[:, 4])
