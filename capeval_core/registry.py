@@ -46,6 +46,7 @@ NETWORKS: dict[str, str] = {
     "alpha_clip": "capeval_core.encoders.alpha_clip:AlphaClipEncoder",
     "blip2": "capeval_core.encoders.blip2:Blip2Encoder",
     "uniter": "capeval_core.encoders.uniter:UniterEncoder",
+    "scene_regions": "capeval_core.encoders.scene_regions:SceneRegionEncoder",
     "sam": "capeval_core.regions.sam:Sam",
 }
 """Every network: its `kind`, which is `encoder` in the config of its weights, and its class."""
