@@ -21,8 +21,7 @@ from torch.nn import functional
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.faster_rcnn_model import FasterRcnnModel, Proposals, build, decoded
-from capeval_core.encoders.region_features import BoxVisual, box_visuals, pack
-from capeval_core.encoders.stream import Encoding
+from capeval_core.encoders.stream import Encoding, box_visuals
 from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
@@ -32,6 +31,7 @@ from capeval_core.models.canary import canary_images
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions.boxes import clipped
+from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.regions.selection import boxes_kept, class_confidences, enough_boxes
 from capeval_core.weights.faster_rcnn import FasterRcnnConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
@@ -183,6 +183,10 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
         )
         return map(_refuse_nothing, box_visuals(images, encoding, cache))
 
+    def selecting(self, selection: Selection) -> FasterRcnnRegions:
+        """This network as a region encoder with a rule of selection."""
+        return FasterRcnnRegions(self, selection)
+
     def detect(self, image: Image.Image, selection: Selection = "bua10_100") -> Detections:
         """What is kept of one image; as for `encode_boxes`, with classes and attributes."""
         _check(selection)
@@ -328,7 +332,9 @@ def config_problems(config: dict[str, Any]) -> list[str]:
         return problems
     layers = config["architecture"].get("layers")
     if not _are(layers, lambda each: is_whole(each, range(1, 1_001)), 4):
-        problems.append(f"architecture.layers is {shown(layers)}, expected four whole numbers from 1 to 1,000")
+        problems.append(
+            f"architecture.layers is {shown(layers)}, expected four whole numbers from 1 to 1,000"
+        )
     problems += scaling_problems(config["preprocessing"])
     for section in ("proposals", "detections"):
         weights = config[section].get("delta_weights")
@@ -388,5 +394,3 @@ def _size(pixels: Tensor) -> tuple[int, int]:
 def _array(values: Tensor) -> Floats:
     """Numbers on any device as float32 on the CPU."""
     return np.asarray(values.float().cpu())
-
-

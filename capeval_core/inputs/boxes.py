@@ -4,42 +4,54 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
+import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from io import BytesIO
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capeval_core.errors import InputWarning
+from capeval_core.inputs.box_arrays import MOST_BOXES, OPTIONAL, RELEASED, REQUIRED, WIDEST, npz_arrays
 from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.sources import Source, read_file
 from capeval_core.inputs.visual import InputVisual, local_path
 from capeval_core.values import described, shown
 
-MOST_BOXES = 1_000
-WIDEST = 16_384
 LONGEST_SIDE = 1 << 20
-"""Numbers of a feature."""
-MOST_BYTES = 8 * MOST_BOXES * WIDEST
-"""Of one array in an `.npz`, unpacked: a small file may hold zeros without end."""
-REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores")
 ACCEPTED = 'a dict {"boxes": (n, 4), "features": (n, d)} or the path of an .npz file with these'
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+ROUNDED = 0.01
+"""Of an image's side: how far relative boxes in float16, or of corners that count from 1, may be off."""
+UNSORTED = (
+    "boxes are not sorted by score, and the first of them are kept, as the published rule does: sort them, "
+    "best first, unless their order is meant"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class BoxFeatures:
-    """boxes: (n, 4) float32, x0, y0, x1, y1 in pixels. features: (n, d) float32.
+    """Boxes of an image, best first, and a feature of each.
 
-    size: width and height of the image, or None. scores: (n,) float32, of the detector.
+    boxes: (n, 4) float32, x0, y0, x1, y1 in pixels; where a file has relative boxes and no size, in shares of
+        the image's width and height.
+    features: (n, d) float32.
+    size: width and height of the image, or None.
+    scores: (n,) float32, of the detector, from 0 to 1, or None.
+    relative_boxes: (n, 6) float32, x0, y0, x1, y1, width, height, in shares of the image's width and height,
+        as a file has them (UNITER's `norm_bb`); None where they follow from boxes and size.
+
+    >>> found = BoxFeatures(np.float32([[10, 5, 30, 15]]), np.ones((1, 8), np.float32), size=(40, 20))
+    >>> found.relative().tolist()
+    [[0.25, 0.25, 0.75, 0.75, 0.5, 0.5]]
     """
 
     boxes: NDArray[np.float32]
     features: NDArray[np.float32]
     size: tuple[int, int] | None = None
     scores: NDArray[np.float32] | None = None
+    relative_boxes: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -47,14 +59,81 @@ class BoxFeatures:
     @property
     def key(self) -> str:
         """The content key."""
-        digest = hashlib.blake2b(f"{self.features.shape} {self.size}".encode(), digest_size=16)
-        for array in (self.boxes, self.features, self.scores):
-            digest.update(b"\0" if array is None else np.ascontiguousarray(array).data)
+        names = [name for name in OPTIONAL if getattr(self, name) is not None]
+        digest = hashlib.blake2b(f"{self.features.shape} {self.size} {names}".encode(), digest_size=16)
+        for array in (self.boxes, self.features, self.scores, self.relative_boxes):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).data)
         return f"boxes:{digest.hexdigest()}"
+
+    def relative(self) -> NDArray[np.float32]:
+        """`relative_boxes`, or what they are by boxes and size, (n, 6) float32.
+
+        Raises:
+            ValueError: there are no relative boxes, and no size.
+        """
+        if self.relative_boxes is not None:
+            return self.relative_boxes
+        if self.size is None:
+            raise ValueError(
+                "the size of the image is missing, which positions of boxes are relative to: give 'size' "
+                "(width, height) beside 'boxes', or 'relative_boxes' (n, 6)"
+            )
+        sides = self.boxes[:, 2:] - self.boxes[:, :2]
+        corners_and_sides: NDArray[np.float32] = np.concatenate([self.boxes, sides], axis=1)
+        return np.divide(corners_and_sides, [*self.size] * 3, dtype=np.float32)
+
+    def first(self, n: int) -> BoxFeatures:
+        """The first n boxes with all that belongs to them; all where there are fewer.
+
+        Warns where that leaves out boxes of a higher score than some that are kept.
+
+        Raises:
+            ValueError: n is not positive.
+        """
+        if n < 1:
+            raise ValueError(f"n={n}: expected at least one box")
+        if n >= len(self):
+            return self
+        if self.scores is not None and (self.scores[n:].max() > self.scores[:n]).any():
+            warnings.warn(InputWarning(UNSORTED), stacklevel=2)
+        return replace(
+            self,
+            boxes=self.boxes[:n],
+            features=self.features[:n],
+            scores=None if self.scores is None else self.scores[:n],
+            relative_boxes=None if self.relative_boxes is None else self.relative_boxes[:n],
+        )
+
+    def check_width(self, width: int) -> None:
+        """Raise ValueError unless each feature has that many numbers."""
+        if self.features.shape[1] != width:
+            raise ValueError(
+                f"its features have {self.features.shape[1]:,} numbers each, but the network takes "
+                f"{width:,}: give features of the detector that the network was trained with"
+            )
+
+
+class BoxSource(Source[BoxFeatures]):
+    """Arrays of box features, which are checked whenever they are read."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read(self) -> Mapping[str, Any]:
+        """The arrays by name, or Refused."""
+
+    def compute_key(self) -> str:
+        return self.decode().key
+
+    def decode(self, reduced: bool = False) -> BoxFeatures:
+        found = checked(self.read())
+        self._key = self._key or found.key
+        return found
 
 
 @dataclass(eq=False, slots=True)
-class BoxSource(Source[BoxFeatures]):
+class BoxDict(BoxSource):
     """Box features that are at hand."""
 
     arrays: Mapping[str, Any]
@@ -66,20 +145,17 @@ class BoxSource(Source[BoxFeatures]):
     def read(self) -> Mapping[str, Any]:
         return self.arrays
 
-    def compute_key(self) -> str:
-        return self.decode().key
 
-    def decode(self, reduced: bool = False) -> BoxFeatures:
-        found = _checked(self.read())
-        self._key = self._key or found.key
-        return found
+class StoredBoxes(BoxSource):
+    """Box features on the disk, read when they are needed."""
+
+    __slots__ = ()
 
 
 @dataclass(eq=False, slots=True)
-class BoxFile(BoxSource):
-    """Box features in an `.npz` file, read when they are needed; nothing in it is unpickled."""
+class BoxFile(StoredBoxes):
+    """Box features in an `.npz` file; nothing in it is unpickled."""
 
-    arrays: Mapping[str, Any] = field(default_factory=dict, init=False)
     path: str
 
     @property
@@ -87,21 +163,7 @@ class BoxFile(BoxSource):
         return quoted(self.path)
 
     def read(self) -> Mapping[str, Any]:
-        try:
-            with zipfile.ZipFile(BytesIO(read_file(self.path, "file of boxes"))) as file:
-                names = {name.removesuffix(".npy") for name in file.namelist()}
-                arrays = {}
-                for name in [name for name in (*REQUIRED, *OPTIONAL) if name in names]:
-                    with within(name):
-                        arrays[name] = _array_in(file, name)
-                return arrays
-        except Refused:
-            raise
-        except Exception as error:  # zipfile and numpy raise whatever the damaged part trips over
-            reason = " ".join(str(error).split())[:200]
-            raise Refused(
-                f"{self.name} is not an .npz file, or damaged ({reason})", "write it again"
-            ) from None
+        return npz_arrays(read_file(self.path, "file of boxes"), self.name)
 
 
 def boxes_source(value: Any) -> Source[BoxFeatures]:
@@ -117,55 +179,101 @@ def boxes_source(value: Any) -> Source[BoxFeatures]:
         return BoxFile(path)
     if not isinstance(value, Mapping):
         raise Refused(described(value), f"expected {ACCEPTED}", verb="is", kind=TypeError)
-    return BoxSource(value)
+    return BoxDict(value)
 
 
-def _array_in(file: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """An array of an `.npz` whose header is checked before there is memory for it."""
-    entry = file.getinfo(f"{name}.npy")
-    if entry.file_size > MOST_BYTES:
-        raise Refused(f"the array has {entry.file_size:,} bytes", f"expected at most {MOST_BYTES:,}")
-    data = BytesIO(file.read(entry))
-    shape, _, dtype = _HEADERS[np.lib.format.read_magic(data)](data)
-    if int(np.prod(shape, dtype=object)) * dtype.itemsize != entry.file_size - data.tell():
-        found = f"the header says shape {shape} of {dtype}, which the array does not have"
-        raise Refused(found, "write plain numbers with numpy.savez")
-    data.seek(0)
-    array: NDArray[Any] = np.lib.format.read_array(data, allow_pickle=False)
-    return array
-
-
-def _checked(arrays: Mapping[str, Any]) -> BoxFeatures:
+def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     """Arrays that fit each other, or Refused."""
-    if missing := [name for name in REQUIRED if arrays.get(name) is None]:
-        found = ", ".join(map(repr, list(arrays)[:5])) or "none"
-        raise Refused(f"there is no {missing[0]!r} among the keys {found}", f"expected {ACCEPTED}")
+    given = {name: name for name in (*REQUIRED, *OPTIONAL) if arrays.get(name) is not None}
+    for released, name in RELEASED.items():
+        if arrays.get(released) is not None:
+            given.setdefault(name, released)
+    found = ", ".join(map(repr, list(arrays)[:5])) or "none"
+    for name in REQUIRED:
+        if name not in given and not (name == "boxes" and "relative_boxes" in given):
+            raise Refused(f"there is no {name!r} among the keys {found}", f"expected {ACCEPTED}")
     numbers = {}
-    for name, axes in (("boxes", 2), ("features", 2), ("scores", 1)):
-        if arrays.get(name) is not None:
-            with within(name):
-                numbers[name] = _numbers(arrays[name], axes)
-    boxes, features, scores = numbers["boxes"], numbers["features"], numbers.get("scores")
+    for name, axes in (("boxes", 2), ("features", 2), ("scores", 1), ("relative_boxes", 2)):
+        if name in given:
+            with within(given[name]):
+                numbers[name] = _numbers(arrays[given[name]], axes)
+    size = _size_of(arrays["size"]) if "size" in given else None
+    features, scores, relative = (numbers.get(name) for name in ("features", "scores", "relative_boxes"))
+    assert features is not None
+    if relative is not None:
+        with within(given["relative_boxes"]):
+            _check_relative(relative)
+    boxes = numbers.get("boxes")
+    if boxes is None:
+        assert relative is not None
+        boxes = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
     if boxes.shape[1] != 4:
-        found = f"the array has shape {boxes.shape}"
-        raise Refused(found, "expected (n, 4): x0, y0, x1, y1", index=("boxes",))
+        raise Refused(
+            f"the array has shape {boxes.shape}", "expected (n, 4): x0, y0, x1, y1", index=("boxes",)
+        )
     if len(features) != len(boxes):
         found = f"there are {len(boxes)} boxes but {len(features)} rows of features"
         raise Refused(found, "give every box its features")
-    if not 1 <= len(boxes) <= MOST_BOXES or not 1 <= features.shape[1] <= WIDEST:
+    if len(boxes) == 0:
+        raise Refused("there are no boxes", "take a lower threshold, or leave that image out")
+    if len(boxes) > MOST_BOXES or not 1 <= features.shape[1] <= WIDEST:
         found = f"there are {len(boxes):,} boxes with {features.shape[1]:,} numbers each"
         raise Refused(found, f"expected 1 to {MOST_BOXES:,} boxes with at most {WIDEST:,} numbers")
-    size = _size_of(arrays["size"]) if arrays.get("size") is not None else None
+    if "boxes" in given:
+        with within("boxes"):
+            _check_boxes(boxes, size)
+    for name, array in (("scores", scores), ("relative_boxes", relative)):
+        if array is not None and len(array) != len(boxes):
+            what, fix = name.replace("_", " "), "give every box its own"
+            raise Refused(f"there are {len(boxes)} boxes but {len(array)} {what}", fix)
+    if scores is not None and len(wrong := np.flatnonzero((scores < 0) | (scores > 1 + 1e-6))):
+        index, fix = (given["scores"], int(wrong[0])), "expected probabilities, from 0 to 1"
+        raise Refused(f"{scores[wrong[0]]:.6g}", fix, verb="is", index=index)
+    if relative is not None and "boxes" in given and size is not None:
+        _check_agreement(boxes, relative, size)
+    return BoxFeatures(boxes, features, size, scores, relative)
+
+
+def _check_boxes(boxes: NDArray[np.float32], size: tuple[int, int] | None) -> None:
+    """Refuse boxes whose corners are turned, or that lie outside of the image."""
     if len(turned := np.flatnonzero((boxes[:, 2:] < boxes[:, :2]).any(axis=1))):
         fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
-        raise Refused(f"{boxes[turned[0]].tolist()}", fix, verb="is", index=("boxes", int(turned[0])))
-    if size is not None and len(outside := np.flatnonzero((boxes[:, 2:] > np.add(size, 1)).any(axis=1))):
-        found = f"{boxes[outside[0]].tolist()}, outside of an image of {size[0]}x{size[1]}"
-        fix = "expected pixels of the image of that size"
-        raise Refused(found, fix, verb="is", index=("boxes", int(outside[0])))
-    if scores is not None and len(scores) != len(boxes):
-        raise Refused(f"there are {len(boxes)} boxes but {len(scores)} scores", "give every box its score")
-    return BoxFeatures(boxes, features, size, scores)
+        raise Refused(f"{boxes[turned[0]].tolist()}", fix, verb="is", index=(int(turned[0]),))
+    outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
+    if size is not None:
+        outside |= (boxes[:, 2:] > np.add(size, 1)).any(axis=1)
+    if len(rows := np.flatnonzero(outside)):
+        image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
+        found = f"{boxes[rows[0]].tolist()}, outside of {image}"
+        fix = "expected pixels of the image of that size" if size else "expected pixels of the image, from 0"
+        raise Refused(found, fix, verb="is", index=(int(rows[0]),))
+
+
+def _check_relative(relative: NDArray[np.float32]) -> None:
+    if relative.shape[1] != 6:
+        fix = "expected (n, 6): x0, y0, x1, y1, width, height"
+        raise Refused(f"the array has shape {relative.shape}", fix)
+    if len(rows := np.flatnonzero(((relative < -ROUNDED) | (relative > 1 + ROUNDED)).any(axis=1))):
+        found = f"{relative[rows[0]].tolist()}, outside of the image"
+        fix = "expected shares of the image's width and height, from 0 to 1"
+        raise Refused(found, fix, verb="is", index=(int(rows[0]),))
+    sides = relative[:, 2:4] - relative[:, :2]
+    if len(rows := np.flatnonzero((np.abs(sides - relative[:, 4:]) > ROUNDED).any(axis=1))):
+        fix = "expected x0, y0, x1, y1, width, height, and width = x1 - x0"
+        raise Refused(f"{relative[rows[0]].tolist()}", fix, verb="is", index=(int(rows[0]),))
+
+
+def _check_agreement(
+    boxes: NDArray[np.float32], relative: NDArray[np.float32], size: tuple[int, int]
+) -> None:
+    """Refuse relative boxes that are those of other boxes."""
+    sides = np.array([*size, *size], dtype=np.float32)
+    far = np.abs(relative[:, :4] * sides - boxes) > ROUNDED * sides + 1
+    if len(rows := np.flatnonzero(far.any(axis=1))):
+        row = int(rows[0])
+        found = f"{relative[row].tolist()}, but the box is {boxes[row].tolist()} of {size[0]}x{size[1]}"
+        fix = "give boxes in pixels of the image that they are relative to"
+        raise Refused(found, fix, verb="is", index=("relative_boxes", row))
 
 
 def _numbers(value: Any, axes: int) -> NDArray[np.float32]:
@@ -203,7 +311,8 @@ class InputBoxes(InputVisual[BoxFeatures]):
     """Features of boxes that a detector found in an image, which is not needed itself.
 
     `InputBoxes.of` takes a dict or the path of an `.npz` file with `boxes` (n, 4) and `features` (n, d), and
-    where there are some `size` (width, height) and `scores` (n,); `load` gives `BoxFeatures`.
+    where there are some `size` (width, height), `scores` (n,) and `relative_boxes` (n, 6), also under the
+    names of UNITER's files, `norm_bb` and `conf`; relative boxes may stand alone. `load` gives `BoxFeatures`.
 
     >>> found = InputBoxes.of({"boxes": np.ones((2, 4)), "features": np.ones((2, 8))})
     >>> found.load().features.shape
@@ -213,3 +322,20 @@ class InputBoxes(InputVisual[BoxFeatures]):
     __slots__ = ()
     medium = "boxes"
     source_of = staticmethod(boxes_source)
+
+    def check(self, width: int | None = None) -> None:
+        """Raise ImageError unless `load` will succeed, and each feature has `width` numbers if it is given.
+
+        >>> found = InputBoxes.of({"boxes": np.ones((2, 4)), "features": np.ones((2, 8))}, "images[0]")
+        >>> found.check(width=16)
+        Traceback (most recent call last):
+        capeval_core.inputs.decoding.ImageError: images[0]: its features have 8 numbers each, but the network
+        takes 16: give features of the detector that the network was trained with
+        """
+        with self._named():
+            found = self.source.decode(reduced=True)
+            if width is not None:
+                try:
+                    found.check_width(width)
+                except ValueError as error:
+                    raise Refused(*str(error).split(": ", 1)) from None

@@ -199,6 +199,18 @@ UMIC = WeightsEntry(
     "UNITER 12x768, box features of 2048 numbers, 28996 words",
 )
 
+FASTER_RCNN_VG = WeightsEntry(
+    f"{NAMESPACE}/faster-rcnn-vg-resnet-101",
+    "Faster R-CNN ResNet-101, Visual Genome",
+    # A copy: the authors' own addresses, of unc-nlp/frcnn-vg-finetuned, are gone.
+    "https://huggingface.co/spaces/WwYc/explain-LXMERT/tree/main/lxmert/unc-nlp/frcnn-vg-finetuned",
+    "frcnn-vg-finetuned/pytorch_model.bin",
+    "Apache-2.0",
+    {},
+    architecture="Faster R-CNN, ResNet 3-4-23-3, width 64; 1600 classes, 400 attributes; 2048 dimensions",
+)
+"""What finds the boxes of networks on regions."""
+
 EVA_CLIP = "eva-clip"
 """EVA-CLIP in `capeval convert`: no metric's own weights."""
 FASTER_RCNN = "faster-rcnn"
@@ -208,13 +220,20 @@ CONVERTED_AS: Mapping[str, str] = {
     "alpha_clip": "hices",
     "blip2": "eco",
     "uniter": "umic",
+    "scene_regions": "umic",
     "open_clip": "eco",
     "eva_clip": EVA_CLIP,
     "faster_rcnn": FASTER_RCNN,
     "sam": "regions",
 }
 """Name of a network, as `encoder` in a config -> of its original releases in `capeval convert`."""
-TINY_OF: Mapping[str, str] = {"clip": "pacs", "alpha_clip": "hices", "blip2": "blip2", "uniter": "umic"}
+TINY_OF: Mapping[str, str] = {
+    "clip": "pacs",
+    "alpha_clip": "hices",
+    "blip2": "blip2",
+    "uniter": "umic",
+    "scene_regions": "scene-regions",
+}
 """Name of a network -> folder of its embedded small model."""
 EVA_18B = WeightsEntry(
     f"{NAMESPACE}/eva-clip-18b",
@@ -224,17 +243,6 @@ EVA_18B = WeightsEntry(
     "Apache-2.0",
     {},
 )
-FASTER_RCNN_VG = WeightsEntry(
-    f"{NAMESPACE}/faster-rcnn-vg",
-    "Faster R-CNN of bottom-up attention, Visual Genome",
-    # A copy: the authors' own addresses, of unc-nlp/frcnn-vg-finetuned, are gone.
-    "https://huggingface.co/spaces/WwYc/explain-LXMERT/tree/main/lxmert/unc-nlp/frcnn-vg-finetuned",
-    "frcnn-vg-finetuned/pytorch_model.bin",
-    "Apache-2.0",
-    {},
-    architecture="Faster R-CNN, ResNet 3-4-23-3, width 64; 1600 classes, 400 attributes; 2048 dimensions",
-)
-"""What finds the boxes of networks on regions."""
 ECO_MEMBERS: dict[str, WeightsEntry] = {
     "eva-clip-18b": EVA_18B,
     "metaclip-bigg": _meta("vit_gigantic_patch14_clip_224.metaclip_2pt5b", "ViT-bigG/14"),

@@ -86,7 +86,12 @@ def run_case(folder: Path) -> Iterator[Comparison]:
 
 
 def convert(
-    place: Path, config: Json, manifest: Json, seed: int, scales: dict[str, float], overrides: dict[str, Array]
+    place: Path,
+    config: Json,
+    manifest: Json,
+    seed: int,
+    scales: dict[str, float],
+    overrides: dict[str, Array],
 ) -> Release:
     """The release of a seeded checkpoint with the names of a manifest, written to `place`."""
     arrays = {
