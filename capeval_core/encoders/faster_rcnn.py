@@ -183,6 +183,10 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
         )
         return map(_refuse_nothing, box_visuals(images, encoding, cache))
 
+    def selecting(self, selection: Selection) -> FasterRcnnRegions:
+        """This network as a region encoder with a rule of selection."""
+        return FasterRcnnRegions(self, selection)
+
     def detect(self, image: Image.Image, selection: Selection = "bua10_100") -> Detections:
         """What is kept of one image; as for `encode_boxes`, with classes and attributes."""
         _check(selection)

@@ -76,7 +76,7 @@ class BoxTsv(BoxFeatureStore):
                     raise FileError(file_problem(self.path, found, "write a line per image"))
                 image_id = line.split(b"\t", 1)[0].strip()
                 header = number == 1 and image_id.decode(errors="replace") == self.columns[0]
-                if line.strip() and not header:
+                if line.strip(b"\r\n") and not header:
                     lines.append((self._text(image_id, number), (offset, len(line))))
                 offset += len(line)
         refuse_repeated(self.path, [image_id for image_id, _ in lines])

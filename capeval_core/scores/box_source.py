@@ -138,10 +138,10 @@ def _open(name: str, *, selection: Selection, device: str | None, dtype: str) ->
 
     folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     network = network_of(folder)
-    if not hasattr(network, "regions"):
+    if not hasattr(network, "encode_boxes"):
         raise wrong_option("regions", name, f"weights of {network.kind!r}, which finds no boxes", _EXPECTED)
     encoder: Any = network.open(folder, device=device, dtype=dtype)
-    regions: RegionEncoder = encoder.regions(selection)
+    regions: RegionEncoder = encoder.selecting(selection) if hasattr(encoder, "selecting") else encoder
     return BoxSource(folder.label(encoder.fingerprint), regions.fingerprint, regions, selection)
 
 

@@ -7,7 +7,7 @@ ACL 2021, https://arxiv.org/abs/2106.14019
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -159,6 +159,20 @@ class Umic(CaptionMetric):
             for row in rows[1:] if ranking.error else []:  # the error names the first of equal images
                 (ranked[row],) = self._rank([captions[row]], [boxes[row]])
         return [ranked[row] for row in range(len(boxes))]
+
+    def evidence_of(
+        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
+    ) -> dict[int, dict[str, Any]]:
+        from capeval_core.reports.boxes import BoxExplanation, box_notes
+
+        numbers = super().evidence_of(samples, rows, parts)
+        visuals = self.regions.boxes(samples.images, cache=self.cache, batch_size=self.options.batch_size)
+        errors = rows["error"].to_pylist()
+        explained: dict[int, dict[str, Any]] = {}
+        for row, visual in enumerate(visuals):
+            found = {"error": errors[row]} if errors[row] is not None else {"boxes": box_notes(visual.load())}
+            explained[row] = BoxExplanation(numbers[row] | found, samples.images[row])
+        return explained
 
     def aggregate(self, rows: pa.Table) -> Values:
         logit = rows["logit"].to_numpy().astype(np.float64)

@@ -216,13 +216,20 @@ CONVERTED_AS: Mapping[str, str] = {
     "alpha_clip": "hices",
     "blip2": "eco",
     "uniter": "umic",
+    "scene_regions": "umic",
     "open_clip": "eco",
     "eva_clip": EVA_CLIP,
     "faster_rcnn": FASTER_RCNN,
     "sam": "regions",
 }
 """Name of a network, as `encoder` in a config -> of its original releases in `capeval convert`."""
-TINY_OF: Mapping[str, str] = {"clip": "pacs", "alpha_clip": "hices", "blip2": "blip2", "uniter": "umic"}
+TINY_OF: Mapping[str, str] = {
+    "clip": "pacs",
+    "alpha_clip": "hices",
+    "blip2": "blip2",
+    "uniter": "umic",
+    "scene_regions": "scene-regions",
+}
 """Name of a network -> folder of its embedded small model."""
 EVA_18B = WeightsEntry(
     f"{NAMESPACE}/eva-clip-18b",
