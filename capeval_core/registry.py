@@ -35,6 +35,7 @@ METRICS: dict[str, str] = {
     "refclips": "capeval_core.scores.clips:RefClipS",
     "hices": "capeval_core.scores.hice:HiceS",
     "refhices": "capeval_core.scores.hice:RefHiceS",
+    "umic": "capeval_core.scores.umic:Umic",
     "eco": "capeval_core.scores.eco.metric:Eco",
 }
 """Name and class of every metric of this package."""
@@ -46,6 +47,7 @@ NETWORKS: dict[str, str] = {
     "alpha_clip": "capeval_core.encoders.alpha_clip:AlphaClipEncoder",
     "blip2": "capeval_core.encoders.blip2:Blip2Encoder",
     "uniter": "capeval_core.encoders.uniter:UniterEncoder",
+    "faster_rcnn": "capeval_core.encoders.faster_rcnn:FasterRcnn",
     "scene_regions": "capeval_core.encoders.scene_regions:SceneRegionEncoder",
     "sam": "capeval_core.regions.sam:Sam",
 }
@@ -62,7 +64,7 @@ def list_metrics() -> list[str]:
     """Names of all metrics: this package's, then those that other installed packages declare.
 
     >>> list_metrics()
-    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'eco'...]
+    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'umic', 'eco'...]
     """
     return [*METRICS, *_entry_points()]
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.clip import rows_of
-from capeval_core.encoders.region_features import BoxVisual, box_visuals, pack
-from capeval_core.encoders.stream import Encoding
+from capeval_core.encoders.stream import Encoding, box_visuals
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.decoding import resized
 from capeval_core.inputs.visual import InputImage
@@ -28,6 +27,7 @@ from capeval_core.models.canary import canary_images
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions.colours import ColourRegions
+from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.weights.conversion import Conversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 

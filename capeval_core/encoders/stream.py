@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, Problems
-from capeval_core.inputs.visual import ImageError, Visual
+from capeval_core.inputs.visual import ImageError, InputImage, Visual
 from capeval_core.models.batching import BatchSize
+from capeval_core.regions.features import BoxVisual
 
 Floats = NDArray[np.float32]
 Item = tuple[Visual[Any], Any]
@@ -322,6 +323,19 @@ def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str)
             fewer, more = (names, "images") if extra is missing else ("images", names)
             raise ValueError(f"there are {index} {fewer} but more {more}: {hint}")
         yield image, extra
+
+
+def box_visuals(images: Iterable[InputImage], encoding: Encoding, cache: FeatureCache) -> Iterator[BoxVisual]:
+    """What `encode_boxes` returns, by an `Encoding` whose values are packed box features."""
+    parts = encode_stream(((image, image) for image in images), encoding, cache)
+    return map(_visual, chain.from_iterable(parts))
+
+
+def _visual(item: Encoded) -> BoxVisual:
+    image: InputImage = item.extra
+    packed = None if item.arrays is None else item.arrays[item.keys[0]]
+    key = item.keys[0] if item.keys else ""
+    return BoxVisual(image.where, image.name, item.content, item.error, key, packed)
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

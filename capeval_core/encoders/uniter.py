@@ -53,13 +53,11 @@ class Rankings:
     logits: (n,) float32 of the ranking head; NaN where the boxes could not be read.
     key: content key of the boxes, '' where they could not be read.
     error: why they could not be read, None where they could.
-    truncated: per caption, token ids beyond the context length.
     """
 
     logits: Floats
     key: str
     error: str | None
-    truncated: list[int]
 
 
 def region_input(boxes: BoxFeatures) -> RegionInput:
@@ -190,7 +188,7 @@ class UniterEncoder(CheckedModel, tags=["image-captioning", "uniter"]):
         if item.arrays:
             for row, ids in enumerate(item.extra.ids):
                 logits[row] = item.arrays[self.pair_key(item.content, ids)][0]
-        return Rankings(logits, item.content, item.error, item.extra.truncated)
+        return Rankings(logits, item.content, item.error)
 
     def prepare_visual(self, boxes: BoxFeatures) -> RegionInput:
         """What the network takes of boxes.

@@ -5,30 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-import zipfile
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from io import BytesIO
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import InputWarning
+from capeval_core.inputs.box_arrays import MOST_BOXES, OPTIONAL, RELEASED, REQUIRED, WIDEST, npz_arrays
 from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.sources import Source, read_file
 from capeval_core.inputs.visual import InputVisual, local_path
 from capeval_core.values import described, shown
 
-MOST_BOXES = 1_000
-WIDEST = 16_384
 LONGEST_SIDE = 1 << 20
-"""Numbers of a feature."""
-MOST_BYTES = 8 * MOST_BOXES * WIDEST
-"""Of one array in an `.npz`, unpacked: a small file may hold zeros without end."""
-REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes")
-RELEASED = {"norm_bb": "relative_boxes", "conf": "scores"}
-"""Names in the files of UNITER and UMIC -> ours."""
 ACCEPTED = 'a dict {"boxes": (n, 4), "features": (n, d)} or the path of an .npz file with these'
 ROUNDED = 0.01
 """Of an image's side: how far relative boxes in float16, or of corners that count from 1, may be off."""
@@ -36,7 +28,6 @@ UNSORTED = (
     "boxes are not sorted by score, and the first of them are kept, as the published rule does: sort them, "
     "best first, unless their order is meant"
 )
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +114,26 @@ class BoxFeatures:
             )
 
 
-@dataclass(eq=False, slots=True)
 class BoxSource(Source[BoxFeatures]):
+    """Arrays of box features, which are checked whenever they are read."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read(self) -> Mapping[str, Any]:
+        """The arrays by name, or Refused."""
+
+    def compute_key(self) -> str:
+        return self.decode().key
+
+    def decode(self, reduced: bool = False) -> BoxFeatures:
+        found = checked(self.read())
+        self._key = self._key or found.key
+        return found
+
+
+@dataclass(eq=False, slots=True)
+class BoxDict(BoxSource):
     """Box features that are at hand."""
 
     arrays: Mapping[str, Any]
@@ -136,20 +145,17 @@ class BoxSource(Source[BoxFeatures]):
     def read(self) -> Mapping[str, Any]:
         return self.arrays
 
-    def compute_key(self) -> str:
-        return self.decode().key
 
-    def decode(self, reduced: bool = False) -> BoxFeatures:
-        found = _checked(self.read())
-        self._key = self._key or found.key
-        return found
+class StoredBoxes(BoxSource):
+    """Box features on the disk, read when they are needed."""
+
+    __slots__ = ()
 
 
 @dataclass(eq=False, slots=True)
-class BoxFile(BoxSource):
-    """Box features in an `.npz` file, read when they are needed; nothing in it is unpickled."""
+class BoxFile(StoredBoxes):
+    """Box features in an `.npz` file; nothing in it is unpickled."""
 
-    arrays: Mapping[str, Any] = field(default_factory=dict, init=False)
     path: str
 
     @property
@@ -157,16 +163,7 @@ class BoxFile(BoxSource):
         return quoted(self.path)
 
     def read(self) -> Mapping[str, Any]:
-        try:
-            with zipfile.ZipFile(BytesIO(read_file(self.path, "file of boxes"))) as file:
-                return arrays_in(file)
-        except Refused:
-            raise
-        except Exception as error:  # zipfile and numpy raise whatever the damaged part trips over
-            reason = " ".join(str(error).split())[:200]
-            raise Refused(
-                f"{self.name} is not an .npz file, or damaged ({reason})", "write it again"
-            ) from None
+        return npz_arrays(read_file(self.path, "file of boxes"), self.name)
 
 
 def boxes_source(value: Any) -> Source[BoxFeatures]:
@@ -182,35 +179,10 @@ def boxes_source(value: Any) -> Source[BoxFeatures]:
         return BoxFile(path)
     if not isinstance(value, Mapping):
         raise Refused(described(value), f"expected {ACCEPTED}", verb="is", kind=TypeError)
-    return BoxSource(value)
+    return BoxDict(value)
 
 
-def arrays_in(file: zipfile.ZipFile) -> dict[str, NDArray[Any]]:
-    """Those arrays of an `.npz` that are of boxes, or Refused; nothing is unpickled."""
-    names = {name.removesuffix(".npy") for name in file.namelist()}
-    arrays = {}
-    for name in [name for name in (*REQUIRED, *OPTIONAL, *RELEASED) if name in names]:
-        with within(name):
-            arrays[name] = _array_in(file, name)
-    return arrays
-
-
-def _array_in(file: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """An array of an `.npz` whose header is checked before there is memory for it."""
-    entry = file.getinfo(f"{name}.npy")
-    if entry.file_size > MOST_BYTES:
-        raise Refused(f"the array has {entry.file_size:,} bytes", f"expected at most {MOST_BYTES:,}")
-    data = BytesIO(file.read(entry))
-    shape, _, dtype = _HEADERS[np.lib.format.read_magic(data)](data)
-    if int(np.prod(shape, dtype=object)) * dtype.itemsize != entry.file_size - data.tell():
-        found = f"the header says shape {shape} of {dtype}, which the array does not have"
-        raise Refused(found, "write plain numbers with numpy.savez")
-    data.seek(0)
-    array: NDArray[Any] = np.lib.format.read_array(data, allow_pickle=False)
-    return array
-
-
-def _checked(arrays: Mapping[str, Any]) -> BoxFeatures:
+def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     """Arrays that fit each other, or Refused."""
     given = {name: name for name in (*REQUIRED, *OPTIONAL) if arrays.get(name) is not None}
     for released, name in RELEASED.items():

@@ -25,7 +25,7 @@ EXTENSIONS = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".avif", ".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm"),
 }
-COCO_NUMBER = re.compile(r"(?:COCO_[A-Za-z0-9]+_)?([0-9]{1,18})")
+COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})")
 NAMED = 5
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from PIL import Image
 
 from capeval_core.errors import Problem, Problems
-from capeval_core.inputs.boxes import REQUIRED, BoxFile, InputBoxes
+from capeval_core.inputs.box_arrays import REQUIRED
+from capeval_core.inputs.boxes import InputBoxes, StoredBoxes
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.frames import FrameFolder, InputFrames
 from capeval_core.inputs.sequences import (
@@ -36,7 +37,7 @@ _ONE = {"image": "an image", "video": "a video", "boxes": "boxes"}
 _MANY = {"image": "images", "video": "videos, each a list of frames", "boxes": "dicts of boxes"}
 _AXES = {"image": 3, "video": 4}
 
-_FILES = (OnDisk, FrameFolder, BoxFile)
+_FILES = (OnDisk, FrameFolder, StoredBoxes)
 
 Rows = list[InputVisual[Any] | None]
 

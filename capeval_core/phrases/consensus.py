@@ -12,12 +12,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -123,6 +126,38 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
         mean = np.where(others > 0, (dots - 1) / np.maximum(others, 1), 0.0)
         scores += np.split(mean, np.cumsum(block.sizes)[:-1])
     return scores
+
+
+def mean_cider_vectors(pools: Sequence[Sequence[Tokens]]) -> csr_array:
+    """The mean CIDEr vector of the captions of each pool.
+
+    The product of two rows is the mean CIDEr, from 0 to 10, of each caption of one pool with each caption of
+    the other, an n-gram's rarity being measured by the pools that hold it.
+
+    Args:
+        pools: the tokens of each caption of each pool.
+
+    Returns:
+        A sparse array, (pools, n-grams), float64.
+
+    >>> vectors = mean_cider_vectors([[["two", "dogs"]], [["two", "cats"]], [["a", "man"]]])
+    >>> (vectors @ vectors.T).toarray().round(3)[0].tolist()
+    [5.0, 0.3, 0.0]
+    """
+    from scipy.sparse import csr_array, hstack
+
+    block = _Block(pools)
+    levels = []
+    for grams in block.grams(LONGEST):
+        weights = grams.count * _idf(block, grams, "doc_image_all_pools")[grams.gram]
+        norms = np.sqrt(_sums(grams.caption, weights**2, len(block.pool)))
+        unit = weights * _inverse(norms)[grams.caption]
+        pool = grams.pool_of_gram(block)
+        mean = _sums(grams.gram, unit, grams.kinds)[: len(pool)] / block.sizes[pool]
+        column = block.across_pools(grams)
+        shape = (len(block.sizes), int(column.max(initial=-1)) + 1)
+        levels.append(csr_array((mean * np.sqrt(10 / LONGEST), (pool, column)), shape=shape))
+    return csr_array(hstack(levels))
 
 
 _WORD = re.compile(r"\b\w\w+\b")

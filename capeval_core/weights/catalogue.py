@@ -198,8 +198,19 @@ UMIC = WeightsEntry(
     "UNITER 12x768, box features of 2048 numbers, 28996 words",
 )
 
+FASTER_RCNN_VG = WeightsEntry(
+    f"{NAMESPACE}/faster-rcnn-vg-resnet-101",
+    "Faster R-CNN ResNet-101, Visual Genome",
+    "https://huggingface.co/spaces/WwYc/explain-LXMERT/tree/main/lxmert/unc-nlp/frcnn-vg-finetuned",
+    "pytorch_model.bin",
+    "Apache-2.0",
+    {},
+)
+
 EVA_CLIP = "eva-clip"
 """EVA-CLIP in `capeval convert`: no metric's own weights."""
+FASTER_RCNN = "faster-rcnn"
+"""Faster R-CNN in `capeval convert`."""
 CONVERTED_AS: Mapping[str, str] = {
     "clip": "pacs",
     "alpha_clip": "hices",
@@ -208,6 +219,7 @@ CONVERTED_AS: Mapping[str, str] = {
     "scene_regions": "umic",
     "open_clip": "eco",
     "eva_clip": EVA_CLIP,
+    "faster_rcnn": FASTER_RCNN,
     "sam": "regions",
 }
 """Name of a network, as `encoder` in a config -> of its original releases in `capeval convert`."""
@@ -275,6 +287,7 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     *ALPHA_CLIP,
     *BLIP2,
     UMIC,
+    FASTER_RCNN_VG,
 )
 
 

@@ -14,10 +14,12 @@ import torch
 from PIL import Image
 
 from capeval_core.errors import InputTypeError, ProblemsError
+from capeval_core.inputs import box_arrays
 from capeval_core.inputs import boxes as box_module
 from capeval_core.inputs import frames as frame_module
 from capeval_core.inputs import media as media_module
-from capeval_core.inputs.boxes import MOST_BOXES, WIDEST, InputBoxes
+from capeval_core.inputs.box_arrays import MOST_BOXES, WIDEST
+from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.inputs.frames import MOST_FRAMES, InputFrames
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.visual import ImageError, InputImage, Visual
@@ -268,7 +270,7 @@ def test_boxes_at_the_bounds_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for arrays in given:
         assert len(InputBoxes.of(arrays).load()) == len(arrays["boxes"])
     path = archive(tmp_path / "a.npz", boxes=npy(np.zeros((2, 4))), features=npy(np.ones((2, 8))))
-    monkeypatch.setattr(box_module, "MOST_BYTES", len(npy(np.ones((2, 8)))))
+    monkeypatch.setattr(box_arrays, "MOST_BYTES", len(npy(np.ones((2, 8)))))
     assert len(InputBoxes.of(path).load()) == 2
 
 
@@ -341,7 +343,7 @@ def test_hostile_files_of_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     for path, message in cases.values():
         assert message in str(refusal([path], "boxes")), path
-    monkeypatch.setattr(box_module, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(box_arrays, "MOST_BYTES", 2**20)
     bomb = archive(tmp_path / "bomb.npz", boxes=npy(np.zeros((2**16, 4))), features=good)
     assert bomb.stat().st_size < 2**14
     assert "bytes: expected at most 1,048,576" in str(refusal([bomb], "boxes"))

@@ -15,6 +15,7 @@ from capeval_core.reports.canvas import region_colour
 from capeval_core.scores.hice.card import outside_text, threshold_text
 
 if TYPE_CHECKING:
+    from capeval_core.reports.boxes import BoxExplanation
     from capeval_core.scores.hice.card import PhraseNote
     from capeval_core.scores.hice.explanation import HiceExplanation
 
@@ -102,7 +103,7 @@ def regions(scored: Scored) -> str:
     )
 
 
-def _data_address(explanation: HiceExplanation) -> str:
+def _data_address(explanation: HiceExplanation | BoxExplanation) -> str:
     written = BytesIO()
     explanation.overlay(_OVERLAY).save(written, "JPEG", quality=90, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()
@@ -179,9 +180,20 @@ def candidates(scored: Scored) -> str:
     return shown + (table("Captions that filters left out", dropped, headings[1::2]) if dropped else "")
 
 
+def boxes(scored: Scored) -> str:
+    """The image with the boxes that the network looked at."""
+    explanation = cast("BoxExplanation", scored.evidence)
+    text = (
+        f"The image with the {len(explanation['boxes'])} boxes outlined whose features the score depends on."
+    )
+    shown = f'<img src="{_data_address(explanation)}" alt="{text}">'
+    return f'<figure>{shown}</figure><p class="note">{text}</p>'
+
+
 OF_EVIDENCE: dict[str, Panel] = {
     "references": references,
     "regions": regions,
+    "boxes": boxes,
     "compared": compared,
     "candidates": candidates,
 }

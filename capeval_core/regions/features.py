@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.stream import Encoded, Encoding, encode_stream
+from capeval_core.errors import Problem
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.visual import ImageError, InputImage
 
 Floats = NDArray[np.float32]
 
@@ -22,27 +21,39 @@ Floats = NDArray[np.float32]
 class BoxVisual:
     """Box features that a region encoder made of an image: a `Visual`, unless there is an error.
 
-    key: of the image and of the region encoder with its settings.
     where, name: those of the image, for messages.
     content: content key of the image, '' where it could not be read.
     error: why there are no features, None where there are.
+    packed: see `pack`. packed_key: the cache's key of them.
     """
 
-    key: str
     where: str
     name: str
     content: str
     error: str | None
+    packed_key: str
     packed: Floats | None
 
+    @property
+    def key(self) -> str:
+        """Of the image and of the region encoder with its settings. Raises ImageError."""
+        if self.error is not None:
+            raise ImageError(Problem("", None, self.error, verb=""))
+        return self.packed_key
+
+    @property
+    def identity(self) -> object:
+        """Equal for visuals that are known to be equal without reading them."""
+        return self.where if self.error is not None else self.packed_key
+
     def load(self) -> BoxFeatures:
-        """The features."""
-        if self.packed is None:
-            raise ValueError(f"{self.where} has no box features: {self.error}")
-        return unpack(self.packed)
+        """The features. Raises ImageError."""
+        self.check()
+        return unpack(cast(Floats, self.packed))
 
     def check(self) -> None:
-        """They are at hand."""
+        """Raise ImageError if there are none."""
+        _ = self.key
 
 
 class RegionEncoder(Protocol):
@@ -56,19 +67,6 @@ class RegionEncoder(Protocol):
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> Iterator[BoxVisual]:
         """Box features of any number of images, in order; one that cannot be read has an error."""
-
-
-def box_visuals(images: Iterable[InputImage], encoding: Encoding, cache: FeatureCache) -> Iterator[BoxVisual]:
-    """What `encode_boxes` returns, by an `Encoding` whose values are packed box features."""
-    parts = encode_stream(((image, image) for image in images), encoding, cache)
-    return map(_visual, chain.from_iterable(parts))
-
-
-def _visual(item: Encoded) -> BoxVisual:
-    image: InputImage = item.extra
-    packed = None if item.arrays is None else item.arrays[item.keys[0]]
-    key = item.keys[0] if item.keys else ""
-    return BoxVisual(key, image.where, image.name, item.content, item.error, packed)
 
 
 def pack(features: BoxFeatures) -> Floats:

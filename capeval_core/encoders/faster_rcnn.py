@@ -1,0 +1,395 @@
+"""Faster R-CNN of bottom-up attention: image -> boxes, features and confidences.
+
+Anderson et al.: Bottom-Up and Top-Down Attention for Image Captioning and Visual Question Answering, CVPR
+2018, https://arxiv.org/abs/1707.07998. Networks on regions, such as LXMERT and UNITER, take its features of
+2048 numbers; its PyTorch release is the one of LXMERT (Tan, Bansal, EMNLP 2019,
+https://arxiv.org/abs/1908.07490).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from capeval_core.cache import SHARED, FeatureCache, feature_key
+from capeval_core.encoders.faster_rcnn_model import FasterRcnnModel, Proposals, build, decoded
+from capeval_core.encoders.stream import Encoding, box_visuals
+from capeval_core.errors import did_you_mean, wrong_option
+from capeval_core.inputs.boxes import BoxFeatures
+from capeval_core.inputs.visual import InputImage
+from capeval_core.models.architecture import is_number, is_whole, scaling_problems, shown
+from capeval_core.models.batching import BatchSize
+from capeval_core.models.canary import canary_images
+from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.model import CheckedModel
+from capeval_core.regions.boxes import clipped
+from capeval_core.regions.features import BoxVisual, pack
+from capeval_core.regions.selection import boxes_kept, class_confidences, enough_boxes
+from capeval_core.weights.faster_rcnn import FasterRcnnConversion
+from capeval_core.weights.folder import WeightsError, WeightsFolder
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+Selection = Literal["bua10_100", "lxmert36"]
+
+_SMALLEST = 3
+"""Pixels that the stem needs along each side."""
+_CANARY_BOXES = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
+_WIDTHS, _COUNTS = range(1, (1 << 16) + 1), range(1, 100_001)
+_SIZES: dict[str, dict[str, range]] = {
+    "architecture": {
+        **dict.fromkeys(("stem_width", "width", "out_width", "proposal_width"), _WIDTHS),
+        **dict.fromkeys(("class_width", "attribute_width"), _WIDTHS),
+        **dict.fromkeys(("classes", "attributes"), _COUNTS),
+        "anchors": range(1, 1_001),
+    },
+    "preprocessing": dict.fromkeys(("shortest_side", "longest_side"), range(1, 16_385)),
+    "proposals": {"before_nms": _COUNTS, "after_nms": range(1, 1_001)},
+    "detections": dict.fromkeys(("least", "most"), range(1, 1_001)),
+}
+"""Whole numbers of a config, and their bounds."""
+
+
+@dataclass(frozen=True)
+class Detections:
+    """What a detector keeps of an image, best box first.
+
+    boxes: (n, 4) float32, x0, y0, x1, y1 in pixels of the image.
+    features: (n, d) float32, of the proposals that the boxes come from.
+    scores: (n,) float32, from 0 to 1.
+    classes: (n,) int64, the likeliest class. attributes: (n,) int64, the likeliest attribute of it. Ids, from
+        0, as in Visual Genome's lists of bottom-up attention, whose words are not part of the weights.
+    attribute_scores: (n,) float32, from 0 to 1.
+    size: width and height of the image.
+    """
+
+    boxes: Floats
+    features: Floats
+    scores: Floats
+    classes: Integers
+    attributes: Integers
+    attribute_scores: Floats
+    size: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+
+class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
+    """Bottom-up attention's Faster R-CNN, with the numbers of its PyTorch release.
+
+    Images run one at a time at their own size, so that no feature depends on what else is encoded. Colours
+    are in the order that the weights expect, blue first, wherever an image comes from. (The release reads a
+    file in that order only where it is given as a URL.) In bfloat16 and float16 only the convolutions of
+    ResNet are rounded.
+
+    Arguments and errors are those of `CheckedModel`.
+
+    >>> architecture = {"layers": [3, 4, 23, 3], "width": 64, "out_width": 256, "classes": 1600}
+    >>> FasterRcnn.describe({"architecture": {**architecture, "attributes": 400}})
+    'Faster R-CNN, ResNet 3-4-23-3, width 64; 1600 classes, 400 attributes; 2048 dimensions'
+    """
+
+    kind = "faster_rcnn"
+    depends_on = ("architecture", "preprocessing", "proposals", "detections")
+    Conversion = FasterRcnnConversion
+
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+        with torch.device("meta"):
+            model = build(config, DTYPES[self.dtype])
+        types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        typed = {name: tensor.to(types[name]) for name, tensor in tensors.items()}
+        model.load_state_dict(typed, assign=True)
+        return model.requires_grad_(False)
+
+    @classmethod
+    def empty(cls, config: dict[str, Any]) -> nn.Module:
+        with torch.device("meta"):
+            return build(config)
+
+    def prepare(self) -> None:
+        pixels = self.config["preprocessing"]
+        self._mean, self._std = (torch.tensor(pixels[name]).view(3, 1, 1) for name in ("mean", "std"))
+
+    @property
+    def network(self) -> FasterRcnnModel:
+        """The model."""
+        model: Any = self.model
+        network: FasterRcnnModel = model
+        return network
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a feature."""
+        width: int = 8 * self.config["architecture"]["out_width"]
+        return width
+
+    @classmethod
+    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
+        config = super().read_config(folder)
+        if problems := config_problems(config):
+            raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
+        return config
+
+    @staticmethod
+    def describe(config: dict[str, Any]) -> str:
+        shape = config["architecture"]
+        return (
+            f"Faster R-CNN, ResNet {'-'.join(map(str, shape['layers']))}, width {shape['width']}; "
+            f"{shape['classes']} classes, {shape['attributes']} attributes; "
+            f"{8 * shape['out_width']} dimensions"
+        )
+
+    def encode_boxes(
+        self,
+        images: Iterable[InputImage],
+        *,
+        selection: Selection = "bua10_100",
+        cache: FeatureCache = SHARED,
+        batch_size: int | None = None,
+    ) -> Iterator[BoxVisual]:
+        """Boxes of any number of images with their features, in order.
+
+        Images are read and resized ahead of the network, equal ones run once, and what was found is kept in
+        the cache. One that cannot be read, or in which nothing is found, costs its row: the result has an
+        error instead of boxes.
+
+        Args:
+            images: any number.
+            selection: which boxes are kept. `bua10_100`: 10 to 100 proposals, those with a confidence above
+                0.2, see `regions.selection`. `lxmert36`: the 36 best boxes after regression, of the likeliest
+                class.
+            cache: where features are looked up and kept.
+            batch_size: of no effect: images are of different sizes and run one at a time.
+
+        Raises:
+            ValueError: an unknown `selection`.
+            MemoryError: an image does not fit into memory.
+        """
+        _check(selection)
+        encoding = Encoding(
+            size=BatchSize(1, automatic=True),
+            keys=lambda content, _: (self._key(selection, content),),
+            prepare=lambda loaded: (self.preprocess(loaded), loaded.size),
+            forward=lambda batch: [self._packed(*item, selection) for item in batch],
+        )
+        return map(_refuse_nothing, box_visuals(images, encoding, cache))
+
+    def selecting(self, selection: Selection) -> FasterRcnnRegions:
+        """This network as a region encoder with a rule of selection."""
+        return FasterRcnnRegions(self, selection)
+
+    def detect(self, image: Image.Image, selection: Selection = "bua10_100") -> Detections:
+        """What is kept of one image; as for `encode_boxes`, with classes and attributes."""
+        _check(selection)
+        pixels = self.preprocess(image)
+        return self.select(self.propose(pixels), _size(pixels), image.size, selection)
+
+    def resized(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Size of the network's input for an image of (height, width).
+
+        The shorter side has its fixed length, unless the longer one exceeds its own. A strip so narrow that
+        nothing would be left keeps three pixels; the original fails there.
+        """
+        pixels = self.config["preprocessing"]
+        scale = pixels["shortest_side"] / min(size)
+        sides = [pixels["shortest_side"] if side == min(size) else scale * side for side in size]
+        if max(sides) > pixels["longest_side"]:
+            scale = pixels["longest_side"] / max(sides)
+            sides = [scale * side for side in sides]
+        height, width = (max(int(side + 0.5), _SMALLEST) for side in sides)
+        return height, width
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """(3, h, w) float32: blue, green, red, resized without antialiasing, less the mean."""
+        rgb = np.asarray(image.convert("RGB"))
+        bgr = torch.from_numpy(rgb[:, :, ::-1].copy()).permute(2, 0, 1)[None].float()
+        size = self.resized((image.height, image.width))
+        resized = functional.interpolate(bgr, size, mode="bilinear", align_corners=False)[0]
+        return (resized - self._mean) / self._std
+
+    @torch.inference_mode()
+    def propose(self, pixels: Tensor, size: tuple[int, int] | None = None) -> Proposals:
+        """The proposals of one image (3, h, w), of (height, width) if it has a margin."""
+        with exact_float32(self.device):
+            found: Proposals = self.model(pixels[None].to(self.device), size or _size(pixels))
+        return found
+
+    @torch.inference_mode()
+    def select(
+        self, found: Proposals, resized: tuple[int, int], size: tuple[int, int], selection: Selection
+    ) -> Detections:
+        """What a rule keeps of the proposals of an image.
+
+        Args:
+            found: the proposals.
+            resized: (height, width) of the pixels that they were found in.
+            size: (width, height) of the image.
+            selection: the rule.
+        """
+        probabilities = found.class_logits.softmax(dim=1)[:, :-1]
+        best, classes = probabilities.max(dim=1)
+        if selection == "bua10_100":
+            confidences = class_confidences(_array(found.boxes), _array(probabilities))
+            order = np.argsort(-confidences, kind="stable")
+            kept = order[: boxes_kept(confidences[order])]
+            boxes, scores = _array(found.boxes), confidences
+        else:
+            settings = self.config["detections"]
+            deltas = found.deltas.view(len(best), -1, 4)[torch.arange(len(best)), classes]
+            boxes = _array(decoded(deltas, found.boxes, settings["delta_weights"]))
+            boxes, scores = clipped(boxes, resized), _array(best)
+            kept = enough_boxes(boxes, scores, settings["overlaps"], settings["least"], settings["most"])
+        scale = np.tile(np.divide(size, resized[::-1], dtype=np.float32), 2)
+        attribute_scores, attributes = found.attribute_logits[:, :-1].softmax(dim=1).max(dim=1)
+        return Detections(
+            boxes=clipped(boxes[kept] * scale, size[::-1]),
+            features=_array(found.features)[kept],
+            scores=scores[kept],
+            classes=classes.cpu().numpy()[kept],
+            attributes=attributes.cpu().numpy()[kept],
+            attribute_scores=_array(attribute_scores)[kept],
+            size=size,
+        )
+
+    def _packed(self, pixels: Tensor, size: tuple[int, int], selection: Selection) -> Floats:
+        found = self.select(self.propose(pixels), _size(pixels), size, selection)
+        return pack(BoxFeatures(found.boxes, found.features, size, found.scores))
+
+    def _key(self, selection: Selection, content: str) -> str:
+        return feature_key(self.fingerprint, self.dtype, "boxes", f"{selection}\n{content}".encode())
+
+    @torch.inference_mode()
+    def canary(self) -> Floats:
+        """(5, 3) cosines of three boxes of a drawn image at its own size, in all that the network tells."""
+        network, image = self.network, canary_images()[0]
+        bgr = torch.from_numpy(np.asarray(image)[:, :, ::-1].copy()).permute(2, 0, 1).float()
+        with exact_float32(self.device):
+            map_ = network.feature_map(((bgr - self._mean) / self._std)[None].to(self.device))
+            around = torch.cat(network.head(map_), dim=1)[0].flatten(1).T
+            features = network.box_features(map_, torch.tensor(_CANARY_BOXES, device=self.device))
+            predictor, classes = network.predictor, torch.zeros(3, dtype=torch.int64, device=self.device)
+            rows = [
+                around[:: len(around) // 3][:3],
+                features,
+                predictor.cls_score(features),
+                predictor.bbox_pred(features),
+                predictor.attribute_logits(features, classes),
+            ]
+            pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]
+        return _array(torch.stack(pairs))
+
+
+@dataclass(frozen=True)
+class FasterRcnnRegions:
+    """A Faster R-CNN with its rule of selection: a `RegionEncoder`.
+
+    model: the network. selection: as in `FasterRcnn.encode_boxes`.
+    """
+
+    model: FasterRcnn
+    selection: Selection = "bua10_100"
+
+    def __post_init__(self) -> None:
+        _check(self.selection)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names weights and rule: boxes of equal ones are equal."""
+        return f"{self.model.fingerprint}-{self.selection}"
+
+    def encode_boxes(
+        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> Iterator[BoxVisual]:
+        """As `FasterRcnn.encode_boxes`."""
+        return self.model.encode_boxes(images, selection=self.selection, cache=cache, batch_size=batch_size)
+
+
+def config_problems(config: dict[str, Any]) -> list[str]:
+    """What is missing or of the wrong kind, in words; an empty list if all is well."""
+    problems = []
+    for section, sizes in _SIZES.items():
+        values = config.get(section)
+        if not isinstance(values, dict):
+            problems.append(f"{section} is {shown(values)}, expected an object")
+            continue
+        for name, bounds in sizes.items():
+            if not is_whole(values.get(name), bounds):
+                problems.append(
+                    f"{section}.{name} is {shown(values.get(name))}, expected a whole number from "
+                    f"{bounds[0]} to {bounds[-1]:,}"
+                )
+    if problems:
+        return problems
+    layers = config["architecture"].get("layers")
+    if not _are(layers, lambda each: is_whole(each, range(1, 1_001)), 4):
+        problems.append(
+            f"architecture.layers is {shown(layers)}, expected four whole numbers from 1 to 1,000"
+        )
+    problems += scaling_problems(config["preprocessing"])
+    for section in ("proposals", "detections"):
+        weights = config[section].get("delta_weights")
+        if not _are(weights, lambda each: is_number(each, 0, 1e3), 4):
+            problems.append(
+                f"{section}.delta_weights is {shown(weights)}, expected four numbers above 0, at most 1000"
+            )
+    overlap, overlaps = config["proposals"].get("overlap"), config["detections"].get("overlaps")
+    if not is_number(overlap, 0, 1):
+        problems.append(f"proposals.overlap is {shown(overlap)}, expected a number above 0, at most 1")
+    if not _are(overlaps, lambda each: is_number(each, 0, 1)):
+        problems.append(
+            f"detections.overlaps is {shown(overlaps)}, expected numbers above 0, at most 1, one or more"
+        )
+    if config["detections"]["least"] > config["detections"]["most"]:
+        found = f"detections.least is {config['detections']['least']}"
+        problems.append(f"{found}, but detections.most is {config['detections']['most']}")
+    if config["preprocessing"]["shortest_side"] > config["preprocessing"]["longest_side"]:
+        problems.append("preprocessing.shortest_side is above preprocessing.longest_side")
+    return problems
+
+
+def _are(values: Any, fits: Any, count: int | None = None) -> bool:
+    """Whether a value of a config is a list, not empty, of this many numbers that fit."""
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and count in (None, len(values))
+        and all(fits(value) for value in values)
+    )
+
+
+def _check(selection: str) -> None:
+    if selection not in (known := get_args(Selection)):
+        fix = f"expected {' or '.join(map(repr, known))}{did_you_mean(str(selection), known)}"
+        raise wrong_option("selection", selection, "unknown", fix)
+
+
+def _refuse_nothing(visual: BoxVisual) -> BoxVisual:
+    """The same with an error where no box was found, or where numbers overflowed."""
+    if visual.packed is None:
+        return visual
+    if len(visual.packed) == 1:
+        error = f"{visual.where}: the detector found no box in {visual.name}"
+    elif not np.isfinite(visual.packed).all():
+        error = f'{visual.where}: features of {visual.name} are not finite: pass dtype="float32"'
+    else:
+        return visual
+    return replace(visual, error=error, packed=None)
+
+
+def _size(pixels: Tensor) -> tuple[int, int]:
+    """Height and width of (3, h, w)."""
+    return int(pixels.shape[1]), int(pixels.shape[2])
+
+
+def _array(values: Tensor) -> Floats:
+    """Numbers on any device as float32 on the CPU."""
+    return np.asarray(values.float().cpu())

@@ -1,0 +1,92 @@
+"""Which boxes of a detector are kept, and with which confidence: the rules of two sets of features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+THRESHOLD = 0.2
+LEAST, MOST = 10, 100
+FIXED = 36
+"""Boxes where confidence is not asked."""
+OVERLAP = 0.3
+"""The intersection over union from which two boxes of one class show one thing."""
+
+
+def boxes_kept(confidences: NDArray[np.floating], threshold: float = THRESHOLD) -> int:
+    """How many of n boxes are used: the first ones, n = min(100, max(10, count(confidence > 0.2))).
+
+    Boxes come sorted by confidence, best first: confidences decide the number, whatever those of the first
+    boxes are. Compared in the type in which they are stored: a float32 0.2 does not exceed 0.2. A threshold
+    below 0 means the first 36 boxes. Where there are fewer, all are used.
+
+    Args:
+        confidences: (n,), from 0 to 1.
+        threshold: 0.2 in every published setting.
+
+    >>> boxes_kept(np.linspace(1, 0, 60)), boxes_kept(np.zeros(60)), boxes_kept(np.zeros(7))
+    (48, 10, 7)
+    >>> boxes_kept(np.ones(200)), boxes_kept(np.ones(200), threshold=-1)
+    (100, 36)
+    """
+    if threshold < 0:
+        return min(FIXED, len(confidences))
+    count = int(np.count_nonzero(confidences > threshold))
+    return min(MOST, max(LEAST, count), len(confidences))
+
+
+def class_confidences(boxes: Floats, scores: Floats, overlap: float = OVERLAP) -> Floats:
+    """(n,) the largest score of each box among the classes whose non-maximum suppression it survives.
+
+    Each class has its own suppression of all boxes by its own scores; a box that survives none has 0. As
+    bottom-up attention's `tools/generate_tsv.py` chooses its boxes (Anderson et al., CVPR 2018), in
+    coordinates without its additional pixel. No published numbers pin it.
+
+    Args:
+        boxes: (n, 4) x0, y0, x1, y1. scores: (n, classes), background left out.
+        overlap: of two boxes, the intersection over union above which the worse one is suppressed.
+
+    >>> boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10]], dtype=np.float32)
+    >>> scores = np.array([[0.9, 0.3], [0.6, 0.2], [0.1, 0.5]], dtype=np.float32)
+    >>> class_confidences(boxes, scores).tolist()
+    [0.9, 0.0, 0.5]
+    """
+    import torch
+    from torchvision.ops import nms
+
+    best = np.zeros(len(boxes), dtype=np.float32)
+    corners, by_class = torch.from_numpy(boxes), torch.from_numpy(np.ascontiguousarray(scores.T))
+    for of_class in by_class:
+        kept = nms(corners, of_class, overlap).numpy()
+        best[kept] = np.maximum(best[kept], of_class.numpy()[kept])
+    return best
+
+
+def enough_boxes(
+    boxes: Floats, scores: Floats, overlaps: Sequence[float], least: int, most: int
+) -> NDArray[np.int64]:
+    """Indices of the boxes that survive non-maximum suppression, best first, at most `most`.
+
+    The overlaps are tried in turn until at least `least` boxes survive; where they never do, those of the
+    last overlap are kept. (The original fails there, or takes the boxes of the image before.)
+
+    >>> boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 6], [20, 0, 30, 10]], dtype=np.float32)
+    >>> scores = np.array([0.5, 0.9, 0.7], dtype=np.float32)
+    >>> enough_boxes(boxes, scores, (0.5, 0.7), 2, 36).tolist()
+    [1, 2]
+    >>> enough_boxes(boxes, scores, (0.5, 0.7), 3, 36).tolist()
+    [1, 2, 0]
+    """
+    import torch
+    from torchvision.ops import nms
+
+    kept = np.empty(0, dtype=np.int64)
+    for overlap in overlaps:
+        kept = nms(torch.from_numpy(boxes), torch.from_numpy(scores), overlap).numpy()[:most]
+        if len(kept) >= least:
+            break
+    return kept

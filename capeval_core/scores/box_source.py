@@ -1,0 +1,202 @@
+"""Where metrics on regions get box features: a region encoder, features made before, or the input itself."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from capeval_core.cache import FeatureCache
+from capeval_core.errors import wrong_option
+from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
+from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
+from capeval_core.inputs.decoding import Refused
+from capeval_core.inputs.sequences import as_list
+from capeval_core.inputs.sources import Source
+from capeval_core.inputs.visual import InputImage, InputVisual
+from capeval_core.regions.features import BoxVisual, RegionEncoder
+from capeval_core.regions.selection import FIXED, boxes_kept
+from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
+from capeval_core.weights.folder import CONFIG, open_unless_on_the_hub, open_weights
+
+Selection = Literal["bua10_100", "lxmert36"]
+_SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
+"""Of files of features, which are no weights even where they are missing."""
+_EXPECTED = (
+    "expected weights of a region encoder (a Hub id, a folder, 'tiny'), features made before (a folder of "
+    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv), or a RegionEncoder"
+)
+
+
+@dataclass(frozen=True)
+class BoxSource:
+    """The box features of images, from a region encoder where they do not come with the images.
+
+    label, fingerprint: in signatures, and in stamps of rows. encoder: None where there are features of all
+    images. selection: which boxes are kept.
+    """
+
+    label: str
+    fingerprint: str
+    encoder: RegionEncoder | None
+    selection: Selection
+
+    def boxes(
+        self,
+        visuals: Sequence[InputVisual[Any]],
+        *,
+        cache: FeatureCache,
+        batch_size: int | None = None,
+    ) -> Iterator[BoxVisual | FirstBoxes]:
+        """Box features of any number of images and of boxes that are at hand, in order."""
+        images = (visual for visual in visuals if isinstance(visual, InputImage))
+        encoded: Iterator[BoxVisual] = iter(())
+        if self.encoder is not None:
+            encoded = self.encoder.encode_boxes(images, cache=cache, batch_size=batch_size)
+        for visual in visuals:
+            yield next(encoded) if isinstance(visual, InputImage) else FirstBoxes(visual, self.selection)
+
+
+@dataclass(frozen=True)
+class FirstBoxes:
+    """The first boxes of stored box features, as many as a rule of selection keeps: a `Visual`."""
+
+    visual: InputVisual[BoxFeatures]
+    selection: Selection
+
+    @property
+    def key(self) -> str:
+        """Of the content and the rule. Raises ImageError."""
+        return f"{self.visual.key}:{self.selection}"
+
+    @property
+    def content(self) -> str:
+        """Content key of the boxes. Raises ImageError."""
+        return self.visual.key
+
+    @property
+    def identity(self) -> object:
+        """Equal for visuals that are known to be equal without reading them."""
+        return id(self.visual.source)
+
+    @property
+    def where(self) -> str:
+        return self.visual.where
+
+    @property
+    def name(self) -> str:
+        return self.visual.name
+
+    def load(self) -> BoxFeatures:
+        """The boxes that are kept. Raises ImageError.
+
+        Features that come without scores are taken as they are, up to the most that the rule keeps.
+        """
+        boxes = self.visual.load()
+        if self.selection == "lxmert36":
+            return boxes.first(FIXED)
+        return boxes.first(boxes_kept(boxes.scores) if boxes.scores is not None else 100)
+
+    def check(self) -> None:
+        """Raise ImageError unless `load` will succeed."""
+        self.visual.check()
+
+
+def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[..., BoxSource]:
+    """Check a source of box features before any model is opened; the result opens it.
+
+    It takes the keywords `selection`, `device` and `dtype`, as options of metrics.
+
+    Args:
+        spec: weights of a region encoder (a Hub id, a folder, `"tiny"`); features that were made before, as
+            `BoxFeatureStore.open` takes them; or a `RegionEncoder`.
+
+    Raises:
+        ValueError, TypeError: any other `spec`. When it is opened, WeightsError: the weights could not be
+            loaded.
+    """
+    if not isinstance(spec, (str, os.PathLike)):
+        if not hasattr(spec, "encode_boxes"):
+            raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
+        encoder, label = spec, f"{type(spec).__name__}@{_digest(spec.fingerprint)}"
+        return lambda selection, **settings: BoxSource(label, encoder.fingerprint, encoder, selection)
+    if (store := store_of(spec)) is not None:
+        label = f"{store.name}@{_digest(store.fingerprint)}"
+        # Rows are keyed by the content of the boxes, wherever they lie.
+        return lambda selection, **settings: BoxSource(label, "boxes", None, selection)
+    name = os.fspath(spec)
+    open_unless_on_the_hub(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
+    return partial(_open, name)
+
+
+def _open(name: str, *, selection: Selection, device: str | None, dtype: str) -> BoxSource:
+    from capeval_core.registry import network_of
+
+    folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
+    network = network_of(folder)
+    if not hasattr(network, "encode_boxes"):
+        raise wrong_option("regions", name, f"weights of {network.kind!r}, which finds no boxes", _EXPECTED)
+    encoder: Any = network.open(folder, device=device, dtype=dtype)
+    regions: RegionEncoder = encoder.selecting(selection) if hasattr(encoder, "selecting") else encoder
+    return BoxSource(folder.label(encoder.fingerprint), regions.fingerprint, regions, selection)
+
+
+def store_of(spec: Any) -> BoxFeatureStore | None:
+    """Features that were made before; None where `spec` names or is a region encoder.
+
+    Raises:
+        FileError: a path that holds no such features.
+    """
+    if not isinstance(spec, (str, os.PathLike)):
+        return None
+    path = Path(spec).expanduser()
+    is_weights = path.is_dir() and (path / CONFIG).exists()
+    if path.suffix.lower() in _SUFFIXES or (path.exists() and not is_weights and os.fspath(spec) != "tiny"):
+        return BoxFeatureStore.open(path)
+    return None
+
+
+def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
+    """Box features for a list of image ids; what cannot be a list of ids is left for the check of inputs.
+
+    An id without features is one whose box features cannot be read.
+    """
+    ids = as_list(images)
+    if ids is None:
+        return images
+    sources: dict[Any, Source[BoxFeatures]] = {}
+    visuals = []
+    for index, image in enumerate(ids):
+        try:
+            image_id = id_of(image)
+            if image_id not in sources:
+                sources[image_id] = store.find(image_id)
+            visuals.append(InputBoxes(f"images[{index}]", sources[image_id]))
+        except Refused as refused:
+            visuals.append(InputBoxes(f"images[{index}]", Missing(refused)))
+    return visuals
+
+
+@dataclass(eq=False, slots=True)
+class Missing(Source[BoxFeatures]):
+    """The source of an id without box features."""
+
+    reason: Refused
+
+    @property
+    def name(self) -> str:
+        return str(self.reason)
+
+    def compute_key(self) -> str:
+        raise self.reason
+
+    def decode(self, reduced: bool = False) -> BoxFeatures:
+        raise self.reason
+
+
+def _digest(fingerprint: str) -> str:
+    return hashlib.blake2b(fingerprint.encode(), digest_size=4).hexdigest()

@@ -1,0 +1,1 @@
+"""What `capeval train` needs: tags, negative captions, similar images."""

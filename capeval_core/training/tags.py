@@ -1,0 +1,250 @@
+"""Part-of-speech tags of captions: Penn Treebank tags by spaCy, by NLTK, or of the words of drawn scenes.
+
+Tokens of every tagger spell their caption: joined by spaces they are its text, up to white space beside
+punctuation, which BERT's tokenizers do not see. So a caption made of tokens cannot betray itself by them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any, Protocol, runtime_checkable
+
+from capeval_core.errors import Problem, Problems, did_you_mean, wrong_option
+
+TaggedCaption = list[tuple[str, str]]
+"""The (token, tag) of a caption, in order."""
+CONTENT = ("V", "N", "J")
+"""How the Penn tags of verbs, nouns and adjectives begin."""
+TAGGERS = {
+    "spacy": "spaCy's en_core_web_sm, or the pipeline after a colon",
+    "nltk": "NLTK's averaged_perceptron_tagger_eng",
+    "scenes": "the words of drawn scenes, no model",
+}
+"""Name of a tagger -> its description."""
+SPACY_MODEL = "en_core_web_sm"
+NLTK_DATA = "averaged_perceptron_tagger_eng"
+_INSTALL = 'pip install "capeval[train]"'
+
+
+@runtime_checkable
+class Tagger(Protocol):
+    """What gives captions their tags."""
+
+    fingerprint: str
+    """Everything that tags depend on: name, versions, a digest of the model."""
+
+    def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
+        """The tokens of each caption with their Penn tags; no token has white space."""
+        ...
+
+
+def is_content(tag: str) -> bool:
+    """Whether it is the tag of a verb, a noun or an adjective.
+
+    >>> [is_content(tag) for tag in ("VBZ", "NNS", "JJ", "IN", "")]
+    [True, True, True, False, False]
+    """
+    return tag.startswith(CONTENT)
+
+
+def tag_word_counts(tagged: Iterable[Sequence[tuple[str, str]]]) -> dict[str, dict[str, int]]:
+    """How often each verb, noun and adjective occurs, by tag: tag -> word -> count.
+
+    Punctuation and numbers in digits with such a tag are left out.
+
+    >>> tag_word_counts([[("two", "CD"), ("dogs", "NNS")], [("the", "DT"), ("dogs", "NNS"), ("run", "VBP")]])
+    {'NNS': {'dogs': 2}, 'VBP': {'run': 1}}
+    """
+    counts: dict[str, Counter[str]] = {}
+    for caption in tagged:
+        for token, tag in caption:
+            if is_content(tag) and any(map(str.isalpha, token)):
+                counts.setdefault(tag, Counter())[token] += 1
+    return {tag: dict(words) for tag, words in counts.items()}
+
+
+def open_tagger(name: str) -> Tagger:
+    """Open a tagger by name.
+
+    Args:
+        name: `"spacy"`; `"spacy:MODEL"` with the package or folder of another English pipeline; `"nltk"`; or
+            `"scenes"`, for captions of drawn scenes.
+
+    Raises:
+        ValueError, TypeError: another name; the package, its data or the pipeline is missing, with the
+            command that installs it.
+
+    >>> open_tagger("scenes").tags(["two red stars"])
+    [[('two', 'CD'), ('red', 'JJ'), ('stars', 'NNS')]]
+    """
+    expected = f"expected {', '.join(map(repr, TAGGERS))}, or 'spacy:' with the name or folder of a pipeline"
+    if not isinstance(name, str):
+        raise wrong_option("tagger", name, "", expected, verb="", kind=TypeError)
+    kind, colon, model = name.partition(":")
+    if kind not in TAGGERS or (colon and (not model or kind != "spacy")):
+        raise wrong_option("tagger", name, "", expected + did_you_mean(kind, TAGGERS), verb="")
+    if kind == "spacy":
+        return SpacyTagger(model or SPACY_MODEL)
+    return NltkTagger() if kind == "nltk" else SceneTagger()
+
+
+class SpacyTagger:
+    """Tags by a pipeline of spaCy.
+
+    Args:
+        model: an installed package, or the folder of a pipeline.
+
+    Raises:
+        ValueError: spaCy or the pipeline is missing, or the pipeline has no tags.
+    """
+
+    def __init__(self, model: str = SPACY_MODEL) -> None:
+        name = "spacy" if model == SPACY_MODEL else f"spacy:{model}"
+        try:
+            import spacy
+        except ImportError as error:
+            raise wrong_option("tagger", name, "the package spacy", _INSTALL, verb="needs") from error
+        try:
+            # What tags do not need would take most of the time.
+            unneeded = ["parser", "senter", "ner", "lemmatizer", "entity_linker"]
+            self._pipeline: Any = spacy.load(model, exclude=unneeded)
+        except (OSError, ValueError) as error:
+            found = f"the pipeline {model}, which is not installed"
+            fix = f"python -m spacy download {model}, or name another one in 'spacy:MODEL'"
+            if "/" in model or "E050" not in str(error):
+                reason = " ".join(str(error).split())[:300]
+                found, fix = f"a pipeline at {model}: {reason}", "pass the folder of a saved pipeline"
+            raise wrong_option("tagger", name, found, fix, verb="needs") from error
+        if not any(token.tag_ for token in self._pipeline("A dog runs.")):
+            found = "no tags: it has no tagger"
+            raise wrong_option("tagger", name, found, f"take {SPACY_MODEL}", verb="gives")
+        meta = self._pipeline.meta
+        digest = _digest(self._pipeline.to_bytes(exclude=["vocab"]))
+        self.fingerprint = (
+            f"spacy {version('spacy')} {meta['lang']}_{meta['name']} {meta['version']} {digest}"
+        )
+
+    def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
+        return [
+            _spelt(document.text, [(token.idx, token.idx + len(token), token.tag_) for token in document])
+            for document in self._pipeline.pipe(captions, batch_size=256)
+        ]
+
+
+class NltkTagger:
+    """Tags by NLTK's averaged perceptron, of tokens by its Treebank rules, which need no data.
+
+    Raises:
+        ValueError: NLTK or the perceptron's data is missing.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from nltk.tag.perceptron import PerceptronTagger
+            from nltk.tokenize import NLTKWordTokenizer
+        except ImportError as error:
+            raise wrong_option("tagger", "nltk", "the package nltk", _INSTALL, verb="needs") from error
+        try:
+            self._tagger: Any = PerceptronTagger()
+        except LookupError as error:
+            found = f"the data {NLTK_DATA}, which is not installed"
+            fix = f"python -m nltk.downloader {NLTK_DATA}"
+            raise wrong_option("tagger", "nltk", found, fix, verb="needs") from error
+        self._tokenizer: Any = NLTKWordTokenizer()
+        weights = sorted(
+            (feature, sorted(row.items())) for feature, row in self._tagger.model.weights.items()
+        )
+        known = sorted(self._tagger.tagdict.items())
+        self.fingerprint = f"nltk {version('nltk')} {NLTK_DATA} {_digest(repr((weights, known)).encode())}"
+
+    def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
+        return [self._caption(caption) for caption in captions]
+
+    def _caption(self, caption: str) -> TaggedCaption:
+        spans = list(self._tokenizer.span_tokenize(caption))
+        tagged = self._tagger.tag([caption[start:end] for start, end in spans])
+        return _spelt(caption, [(*span, tag) for span, (_, tag) in zip(spans, tagged, strict=True)])
+
+
+class SceneTagger:
+    """Tags of the words of drawn scenes: "two small red stars on the left and a blue circle above ...".
+
+    Raises, from `tags`, ValueError: words that no caption of a drawn scene has.
+    """
+
+    fingerprint = "scenes 1"
+
+    def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
+        problems = Problems()
+        tagged = []
+        for index, caption in enumerate(captions):
+            spans = [match.span() for match in _WORD.finditer(caption)]
+            words = [caption[start:end].lower() for start, end in spans]
+            tags = [_scene_tag(*pair) for pair in zip(words, [*words[1:], ""], strict=True)]
+            if "" in tags:
+                unknown = caption[slice(*spans[tags.index("")])]
+                fix = "tag other captions by 'spacy' or 'nltk'"
+                found = f"the word {unknown!r}, which the tagger of drawn scenes does not know"
+                problems.add(Problem("captions", index, found, fix, verb="has"))
+            tagged.append([(caption[slice(*span)], tag) for span, tag in zip(spans, tags, strict=True)])
+        problems.raise_if_any()
+        return tagged
+
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_SCENE_TAGS = {
+    word: tag
+    for tag, words in {
+        "CC": "and",
+        "CD": "one two three four five six",
+        "DT": "a an the",
+        "EX": "there",
+        "IN": "of on in at near with above below",
+        "JJ": "red yellow green blue purple pink brown black white small little large big plain",
+        "NN": "circle square triangle star heart cross picture image drawing background middle corner side",
+        "NNS": "circles squares triangles stars hearts crosses",
+        "TO": "to",
+        "VBP": "are",
+        "VBZ": "is",
+        ",": ",",
+        ".": ". !",
+    }.items()
+    for word in words.split()
+}
+_SIDES = frozenset(["left", "right", "top", "bottom"])
+
+
+def _scene_tag(word: str, following: str) -> str:
+    """The tag of a word; "" for an unknown one. A side is an adjective in "the top left corner"."""
+    if word in _SIDES:
+        return "JJ" if following in _SIDES or following in ("corner", "side") else "NN"
+    return _SCENE_TAGS.get(word, "")
+
+
+def _spelt(caption: str, spans: Iterable[tuple[int, int, str]]) -> TaggedCaption:
+    """Tokens with tags from (start, end, tag); a word that was split between letters is whole again.
+
+    `don't` is `do` and `n't` to taggers, but `don`, `'` and `t` to BERT, so that tokens with a space between
+    would show that a caption was made of them. It keeps the tag of its first part.
+
+    >>> _spelt("don't run", [(0, 2, "VBP"), (2, 5, "RB"), (6, 9, "VB")])
+    [("don't", 'VBP'), ('run', 'VB')]
+    """
+    tagged: list[tuple[int, int, str]] = []
+    for start, end, tag in spans:
+        if caption[start:end].isspace():
+            continue
+        if tagged and tagged[-1][1] == start and caption[start - 1].isalnum() and caption[start].isalnum():
+            first, _, tag = tagged.pop()
+            tagged.append((first, end, tag))
+        else:
+            tagged.append((start, end, tag))
+    return [(caption[start:end], tag) for start, end, tag in tagged]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,248 @@
+"""Groups of a training set: their order, their laws, and that nothing but seed, epoch and index matters."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capeval_core.training.groups import KINDS, NegativeSampler
+from capeval_core.training.tags import open_tagger
+from tests.training.laws import assert_law
+from tools.captions import describe
+from tools.scenes import sample_scene
+
+
+def sampler(captions: Mapping[str, Sequence[str]], **options: Any) -> NegativeSampler:
+    """Of scenes' captions by image."""
+    images = [image for image, texts in captions.items() for _ in texts]
+    texts = [text for each in captions.values() for text in each]
+    return NegativeSampler(images, texts, open_tagger("scenes").tags(texts), **options)
+
+
+def named(images: Sequence[str], **options: Any) -> NegativeSampler:
+    """A set whose captions `11.0`, `11.1` name their image; how many an image has is its last digit + 1."""
+    captions = [f"{image}.{number}" for image in images for number in range(int(image[-1]) + 1)]
+    tagged = [[(caption, "CD")] for caption in captions]
+    return NegativeSampler([caption.split(".")[0] for caption in captions], captions, tagged, **options)
+
+
+def drawn_scenes(count: int, seed: int = 5) -> dict[str, list[str]]:
+    rng = np.random.default_rng(seed)
+    scenes = [sample_scene(rng) for _ in range(count)]
+    return {f"{number}": [describe(scene, rng) for _ in range(3)] for number, scene in enumerate(scenes)}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_group_has_the_positive_first_then_every_kind(count: int) -> None:
+    scenes = drawn_scenes(40)
+    groups = sampler(scenes, random_negatives=count, seed=2)
+    images = [image for image, texts in scenes.items() for _ in texts]
+    texts = [text for each in scenes.values() for text in each]
+    assert len(groups) == len(texts)
+    for index in range(len(groups)):
+        group = groups.group(0, index)
+        assert group.image == images[index] and group.captions[0] == texts[index]
+        assert group.kinds == ("positive", *["random"] * count, *KINDS[1:])
+        assert len(group.captions) == 5 + count
+        own = {text.lower() for text in scenes[group.image]}
+        for text in group.captions[1:]:
+            assert text.lower() not in own and text == " ".join(text.split()) != ""
+            assert " ," not in text
+        assert {*group.captions[1 : 2 + count]} <= {*texts}
+
+
+def test_a_group_depends_on_seed_epoch_and_index_alone() -> None:
+    scenes = drawn_scenes(20)
+    groups = sampler(scenes, seed=7)
+    everything = {(epoch, index): groups.group(epoch, index) for epoch in (0, 1) for index in range(60)}
+    worker = pickle.loads(pickle.dumps(groups))
+    for epoch, index in sorted(everything, reverse=True)[::7]:
+        assert worker.group(epoch, index) == everything[epoch, index]
+    assert sum(everything[0, index] != everything[1, index] for index in range(60)) >= 59
+    other = sampler(scenes, seed=8)
+    assert sum(other.group(0, index) != everything[0, index] for index in range(60)) >= 59
+    # Equal captions at different places draw different negatives.
+    twins = sampler(
+        {"a": ["a red star"] * 20, "b": ["two blue stars"], "c": ["a green heart above a red star"]}
+    )
+    assert len({twins.group(0, index).captions for index in range(20)}) > 10
+
+
+def test_random_negatives_are_uniform_over_captions_of_other_images() -> None:
+    groups = named(["11", "12", "23", "31"], random_negatives=2)
+    others = ["12.0", "12.1", "12.2", "23.0", "23.1", "23.2", "23.3", "31.0", "31.1"]
+    epochs = iter(range(10**6))
+    for place in (1, 2):
+        assert_law(
+            lambda place=place: groups.group(next(epochs), 0).captions[place], dict.fromkeys(others, 1 / 9)
+        )
+
+
+def test_a_negative_is_drawn_where_nearly_all_captions_are_the_images_own() -> None:
+    """The few others are found, at equal odds, and equal texts of other images are passed over."""
+    groups = sampler(
+        {"a": ["a red star"] * 2000, "b": ["two blue stars", "A  red Star"], "c": ["a green heart"]}
+    )
+    epochs = iter(range(10**6))
+    law = {"two blue stars": 0.5, "a green heart": 0.5}
+    assert_law(lambda: groups.group(next(epochs), 0).captions[1], law, draws=600)
+
+
+IMAGES = ["11", "12", "13", "14", "15", "16", "17", "99"]
+
+
+def hard_law(shares: Mapping[str, float]) -> dict[str, float]:
+    """Images at their shares, then their captions at equal odds."""
+    return {
+        f"{image}.{number}": share / (int(image[-1]) + 1)
+        for image, share in shares.items()
+        for number in range(int(image[-1]) + 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("lists", "law"),
+    [
+        # Of the first list only its top three count, of the second only what is in the set.
+        (
+            [["12", "13", "14", "15"], ["600", "17", "601"]],
+            hard_law({"12": 1 / 6, "13": 1 / 6, "14": 1 / 6, "17": 1 / 2}),
+        ),
+        ([["12", "13"], ["13", "12"]], hard_law({"12": 1 / 2, "13": 1 / 2})),
+        ([["15"]], hard_law({"15": 1.0})),
+        # An image is not similar to itself.
+        ([["11", "12", "13", "14", "15"]], hard_law({"12": 1 / 3, "13": 1 / 3, "14": 1 / 3})),
+    ],
+)  # fmt: skip
+def test_hard_negatives_follow_their_law(lists: list[list[str]], law: dict[str, float]) -> None:
+    groups = named(IMAGES, similar=[{"11": each} for each in lists], random_negatives=0)
+    epochs = iter(range(10**6))
+    assert_law(lambda: groups.group(next(epochs), 1).captions[1], law)
+
+
+@pytest.mark.parametrize(
+    "similar", [(), [{}, {}], [{"11": ["500", "501"]}, {"12": ["13"]}], [{"11": ["500", "501", "502", "12"]}]]
+)
+def test_without_a_similar_image_a_hard_negative_is_of_any_other_image(
+    similar: Sequence[Mapping[str, Sequence[str]]],
+) -> None:
+    groups = named(["11", "12", "13"], similar=similar, random_negatives=0)
+    epochs = iter(range(10**6))
+    others = ["12.0", "12.1", "12.2", "13.0", "13.1", "13.2", "13.3"]
+    assert_law(lambda: groups.group(next(epochs), 0).captions[1], dict.fromkeys(others, 1 / 7), draws=4000)
+
+
+def test_a_similar_image_with_the_same_captions_gives_no_hard_negative() -> None:
+    captions = {
+        "a": ["a red star"],
+        "b": ["a Red  star"],
+        "c": ["two blue stars", "a red star"],
+        "d": ["a heart"],
+    }
+    groups = sampler(captions, similar=[{"a": ["b", "c"]}])
+    assert {groups.group(epoch, 0).captions[2] for epoch in range(50)} == {"two blue stars"}
+
+
+def test_a_caption_without_a_negative_of_a_kind_has_a_random_one_there() -> None:
+    """No word to substitute, no word to repeat, and a caption of one word, which has no other order."""
+    texts = ["over there", "up", "dogs", "cats run", "runs"]
+    tags = ["IN RB", "RB", "NNS", "NNS VBP", "VBZ"]
+    tagged = [
+        list(zip(text.split(), tag.split(), strict=True)) for text, tag in zip(texts, tags, strict=True)
+    ]
+    groups = NegativeSampler(["0", "1", "2", "3", "4"], texts, tagged)
+    kinds = [groups.group(0, index).kinds[3:] for index in range(5)]
+    assert kinds == [
+        ("random", "word_order", "random"),
+        ("random", "random", "random"),
+        ("substitution", "random", "repetition_removal"),
+        ("substitution", "word_order", "repetition_removal"),
+        ("random", "random", "repetition_removal"),  # no other VBZ
+    ]
+    for epoch in range(20):
+        for index, text in enumerate(texts):
+            group = groups.group(epoch, index)
+            for kind, negative in zip(group.kinds[1:], group.captions[1:], strict=True):
+                assert negative != text and (kind != "random" or negative in texts)
+
+
+@pytest.mark.parametrize(
+    ("own", "orders"),
+    [
+        (["star red", "red star"], {"red", "star"}),
+        (["star red", "Red  Star", "red"], {"star"}),
+        (
+            ["star red", "red star", "red", "star"],
+            {"blue hearts"},
+        ),  # none is left: a caption of another image
+    ],
+)
+def test_a_changed_caption_is_no_other_caption_of_its_image(own: list[str], orders: set[str]) -> None:
+    texts = [*own, "blue hearts"]
+    tagged = [[(word, "XX") for word in text.split()] for text in texts]
+    groups = NegativeSampler([*("a" * len(own)), "b"], texts, tagged)
+    assert {groups.group(epoch, 0).captions[4] for epoch in range(100)} == orders
+
+
+@pytest.mark.parametrize(
+    ("caption", "tokens", "allowed"),
+    [
+        ("a sink, a toilet.", ["a", "sink", ",", "a", "toilet", "."], "a sink toilet , ."),
+        ("a sink , a toilet .", ["a", "sink", ",", "a", "toilet", "."], "a sink toilet , ."),
+        ("a man's (red) hat", ["a", "man", "'s", "(", "red", ")", "hat"], "a man 's ( red ) hat"),
+        ("a black-and-white cat", ["a", "black", "-", "and", "-", "white", "cat"], "a black - and white cat"),
+        ("  two \t dogs\n", ["two", "dogs"], "two dogs"),
+    ],
+)
+def test_words_are_spelt_as_in_the_caption(caption: str, tokens: list[str], allowed: str) -> None:
+    """No negative shows by its white space that it was made from tokens, and no word touches another."""
+    tagged = [
+        [(token, "NN" if token in ("sink", "man", "dogs") else "XX") for token in tokens],
+        [("x", "NN")],
+    ]
+    groups = NegativeSampler("ab", [caption, "x"], tagged)
+    texts = {text for epoch in range(60) for text in groups.group(epoch, 0).captions}
+    assert " ".join(caption.split()) in texts and len(texts) > 4
+    for text in texts - {"x"}:
+        assert text == " ".join(text.split())
+        words = text
+        for mark in (",", ".", "(", ")", "-"):
+            words = words.replace(mark, f" {mark} ")
+        words = words.replace("'s", " 's")
+        assert {*words.split()} <= {*allowed.split(), "x"}
+        if " ," not in caption:
+            assert " ," not in text and " ." not in text and " '" not in text and "( " not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": ["a"]}, "len(images)=1 but len(captions)=2: give one per caption"),
+        ({"tagged": []}, "len(tagged)=0 but len(captions)=2: give one per caption"),
+        (
+            {"captions": ["  ", "a red star"], "tagged": [[], [("a", "DT"), ("red", "JJ"), ("star", "NN")]]},
+            "captions[0] is empty: leave it out",
+        ),
+        (
+            {"tagged": [[("two", "CD"), ("stars", "NNS")], [("a", "DT"), ("star", "NN")]]},
+            "tagged[0] and tagged[1] has the tokens of another caption: tag these captions, in this order",
+        ),
+        (
+            {"images": ["a", "a"]},
+            "captions have no caption of another image than 'a' that differs from its own: add images with "
+            "other captions",
+        ),
+        ({"seed": -1}, "seed=-1: expected 0 or more"),
+        ({"random_negatives": -1}, "random_negatives=-1: expected 0 or more"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_training_set_is_refused(change: dict[str, Any], message: str) -> None:
+    star, stars = [("a", "DT"), ("star", "NN")], [("two", "CD"), ("stars", "NNS")]
+    given = {"images": ["a", "b"], "captions": ["a star", "two stars"], "tagged": [star, stars], **change}
+    with pytest.raises(ValueError) as caught:
+        NegativeSampler(**given)
+    assert str(caught.value) == message.replace("tagged[1] has", "tagged[1] have")

@@ -1,0 +1,147 @@
+"""Lists of similar images against plain loops over all pairs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from capeval_core.phrases.consensus import consensus, mean_cider_vectors
+from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.training import similar_images
+from capeval_core.training.similar_images import similar_by_captions, similar_by_features
+from tools.captions import describe
+from tools.scenes import sample_scene
+
+
+@pytest.fixture(params=[1, 100, 1 << 24])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Similarities at a time: one image's, a few images', all."""
+    monkeypatch.setattr(similar_images, "_BLOCK", request.param)
+    return int(request.param)
+
+
+def ranked(images: Sequence[str], similarity: dict[tuple[str, str], float], top: int) -> dict[str, list[str]]:
+    """By sorting all pairs; those without an entry are not similar."""
+    lists = {}
+    for image in images:
+        others = [
+            (-similarity[image, other], images.index(other))
+            for other in images
+            if (image, other) in similarity
+        ]
+        lists[image] = [images[index] for _, index in sorted(others)[:top]]
+    return lists
+
+
+@pytest.mark.parametrize("top", [1, 3, 7, 50])
+def test_features_are_compared_by_their_cosines(block: int, top: int) -> None:
+    features = np.random.default_rng(3).normal(size=(31, 6)).astype(np.float32)
+    features[7] = features[3]  # the same image
+    features[9] = 2 * features[4]  # as similar as can be, but another image
+    images = [f"image {number}" for number in range(31)]
+    similarity = {}
+    for i, one in enumerate(features.astype(np.float64)):
+        for j, other in enumerate(features.astype(np.float64)):
+            if not np.array_equal(features[i], features[j]):
+                cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+                similarity[images[i], images[j]] = float(cosine)
+    similarity = {pair: round(value, 6) for pair, value in similarity.items()}
+    lists = similar_by_features(images, features, top=top)
+    assert lists == ranked(images, similarity, top)
+    assert lists["image 4"][0] == "image 9" and "image 7" not in lists["image 3"]
+
+
+def test_equal_cosines_come_in_the_order_of_images() -> None:
+    features = [[1.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.0, 4.0], [0.0, 0.0]]
+    lists = similar_by_features("abcde", features, top=2)
+    assert lists == {"a": ["b", "c"], "b": ["c", "d"], "c": ["b", "d"], "d": ["b", "c"], "e": ["a", "b"]}
+    assert similar_by_features("a", [[1.0]]) == {"a": []}
+
+
+def test_wrong_features_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"features is of shape \(2,\): expected one row for each of 2 images"
+    ):
+        similar_by_features("ab", [1.0, 2.0])
+    with pytest.raises(ValueError, match=r"features is of shape \(1, 1\): expected one row for each of 2"):
+        similar_by_features("ab", [[1.0]])
+    with pytest.raises(ValueError) as caught:
+        similar_by_features("aba", [[1.0], [np.nan], [np.inf]])
+    assert "features[1] and features[2] are not finite" in str(caught.value)
+    assert "images[2] is 'a' again: give each image once" in str(caught.value)
+    with pytest.raises(
+        ValueError, match=r"len\(images\)=1 but len\(captions\)=2: give the image of each caption"
+    ):
+        similar_by_captions("a", ["a dog", "a cat"])
+
+
+def naive_cider(one: Sequence[str], other: Sequence[str], pools: Sequence[Sequence[Sequence[str]]]) -> float:
+    """CIDEr of two captions, documents being pools (Vedantam et al. 2015, equations 1 to 3)."""
+
+    def vector(tokens: Sequence[str], n: int) -> dict[tuple[str, ...], float]:
+        grams = Counter(tuple(tokens[k : k + n]) for k in range(len(tokens) - n + 1))
+        held = {
+            gram: sum(
+                any(gram == tuple(c[k : k + n]) for c in pool for k in range(len(c) - n + 1))
+                for pool in pools
+            )
+            for gram in grams
+        }
+        return {gram: count * math.log(len(pools) / held[gram]) for gram, count in grams.items()}
+
+    total = 0.0
+    for n in (1, 2, 3, 4):
+        left, right = vector(one, n), vector(other, n)
+        norms = math.hypot(*left.values()) * math.hypot(*right.values())
+        total += sum(left[gram] * right.get(gram, 0.0) for gram in left) / norms if norms else 0.0
+    return 10 * total / 4
+
+
+def test_captions_are_compared_by_their_mean_cider(block: int) -> None:
+    rng = np.random.default_rng(1)
+    scenes = [sample_scene(rng) for _ in range(7)]
+    captions = {f"{k}": [describe(scene, rng) for _ in range(1 + k % 3)] for k, scene in enumerate(scenes)}
+    captions["same"] = captions["5"][::-1]
+    captions["alone"] = ["zebras graze"]
+    pools = {image: [ptb_tokens(text) for text in texts] for image, texts in captions.items()}
+    similarity = {}
+    for image, left in pools.items():
+        for other, right in pools.items():
+            ciders = [naive_cider(a, b, list(pools.values())) for a in left for b in right]
+            if sorted(left) != sorted(right) and any(ciders):
+                similarity[image, other] = float(np.mean(ciders))
+    images = [image for image, texts in captions.items() for _ in texts]
+    texts = [text for each in captions.values() for text in each]
+    expected = ranked(list(captions), similarity, 4)
+    assert similar_by_captions(images, texts, top=4) == expected
+    assert expected["alone"] == [] and "same" not in expected["5"]
+    order = rng.permutation(len(texts))
+    shuffled = similar_by_captions([images[k] for k in order], [texts[k] for k in order], top=1)
+    assert {image: set(shuffled[image]) for image in captions} == {i: set(expected[i][:1]) for i in captions}
+
+
+def test_mean_vectors_give_the_consensus_within_a_pool() -> None:
+    """The mean CIDEr within a pool is that of all pairs less that of each caption with itself."""
+    texts = [
+        ["two dogs run", "two dogs run on grass", "a cat"],
+        ["a red bus", "a bus on a road", "the bus stops"],
+    ]
+    pools = [[text.split() for text in pool] for pool in texts]
+    vectors = mean_cider_vectors(pools)
+    within = (vectors @ vectors.T).toarray().diagonal()
+    for pool, mean, scores in zip(
+        pools, within, consensus(pools, documents="doc_image_all_pools"), strict=True
+    ):
+        itself = sum(naive_cider(tokens, tokens, pools) for tokens in pool)
+        pairs = mean * len(pool) ** 2 - itself
+        assert scores.sum() == pytest.approx(pairs / (len(pool) - 1), abs=1e-12)
+
+
+def test_captions_without_words_are_similar_to_nothing() -> None:
+    assert mean_cider_vectors([[[]], [[], []]]).shape[0] == 2
+    assert similar_by_captions("aab", ["", "...", "!"]) == {"a": [], "b": []}
+    assert similar_by_captions([], []) == {}
