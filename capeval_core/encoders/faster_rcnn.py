@@ -244,7 +244,8 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
             boxes, scores = _array(found.boxes), confidences
         else:
             settings = self.config["detections"]
-            deltas = found.deltas.view(len(best), -1, 4)[torch.arange(len(best)), classes]
+            each = torch.arange(len(best), device=classes.device)
+            deltas = found.deltas.view(len(best), -1, 4)[each, classes]
             boxes = _array(decoded(deltas, found.boxes, settings["delta_weights"]))
             boxes, scores = clipped(boxes, resized), _array(best)
             kept = enough_boxes(boxes, scores, settings["overlaps"], settings["least"], settings["most"])

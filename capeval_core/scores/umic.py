@@ -104,6 +104,10 @@ class Umic(CaptionMetric):
             box_source_opener(options.regions)
 
     @classmethod
+    def images_are_ids(cls, options: CommonOptions) -> bool:
+        return isinstance(options, UmicOptions) and store_of(options.regions) is not None
+
+    @classmethod
     def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
         captions, images, *references = inputs
         if isinstance(options, UmicOptions) and (store := store_of(options.regions)) is not None:

@@ -130,8 +130,10 @@ class Conversion(Settings, ABC):
             {"file": file.name, "size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
         ]
         # Weights that are taken as they are have no checkpoint in the catalogue, but its address.
-        address = f"/{files[0].name}"
-        named = (e for e in WEIGHTS if f"/{e.checkpoint}" == address or e.original.endswith(address))
+        address, path = f"/{files[0].name}", f"/{files[0].absolute().as_posix()}"
+        named = (
+            e for e in WEIGHTS if path.endswith(f"/{e.checkpoint}") or e.original.endswith(address)
+        )
         listed = next(named, None)
         source = {
             "name": self.source or _ENDINGS.sub("", files[0].name),
