@@ -120,7 +120,9 @@ class UmicTraining(Settings):
                 found = f"not below the {most} of {name}"
                 problems.extend(wrong_option("warmup", self.warmup, found, "pass fewer").problems)
         if not self.dropout < 1:
-            problems.extend(wrong_option("dropout", self.dropout, "", "expected less than 1", verb="").problems)
+            problems.extend(
+                wrong_option("dropout", self.dropout, "", "expected less than 1", verb="").problems
+            )
         problems.raise_if_any()
 
     @property
