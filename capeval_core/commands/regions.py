@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tqdm import tqdm
 
@@ -22,12 +22,10 @@ from capeval_core.inputs.folder import EXTENSIONS, bare, names_in
 from capeval_core.inputs.texts import valid_unicode
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.options import Settings, option
+from capeval_core.regions.features import RegionEncoder
 from capeval_core.scores.box_source import Selection, box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 from capeval_core.writing import PARTIAL
-
-if TYPE_CHECKING:
-    from capeval_core.encoders.region_features import RegionEncoder
 
 _METRIC = "umic"
 """A metric on regions, for the example at the end."""
@@ -82,9 +80,10 @@ def _parser() -> Parser:
             "metrics on regions, which then open no image."
         ),
         epilog=paragraph(
-            "Each image gets a file of its id, the image's name without its extension, with the arrays boxes "
-            "(n, 4: left, top, right, bottom in pixels), features (n, d), scores (n) and size (width, height), "
-            "in float32. Images that have their file already are skipped, so the same command resumes a run."
+            "Each image gets an .npz file of its id, which is its name without the extension. Its arrays are "
+            "boxes (n, 4: left, top, right, bottom in pixels), features (n, d) and scores (n), in float32, "
+            "best box first, and size (width, height). Images that have their file already are skipped, so "
+            "the same command resumes a run."
         ),
     )
     files = parser.add_argument_group("files")
@@ -187,8 +186,8 @@ def _images_in(folder: Path) -> dict[str, InputImage]:
     if not by_id:
         below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         found = f"holds no images, but folders ({', '.join(below[:3])})" if below else "holds no images"
-        names = f"expected {', '.join(sorted(EXTENSIONS))}"
-        fix = "name one of them, with an --out of its own" if below else names
+        kinds = f"expected files with the extension {', '.join(sorted(EXTENSIONS))}"
+        fix = "name one of them, with an --out of its own" if below else kinds
         problems.add(file_problem(folder, found, fix))
     problems.raise_if_any()
     return {image_id: InputImage.of(folder / name, image_of(image_id)) for image_id, (name,) in by_id.items()}
@@ -214,13 +213,15 @@ def _manifest_in(out: Path) -> Manifest | None:
 
 def _refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> None:
     """Refuse a folder that other settings filled: scores of its images would not be comparable."""
-    if kept is None or kept == manifest:
+    if kept is None:
         return
-    names = ["encoder", "selection", "dtype"]
     old, new = vars(kept), vars(manifest)
-    other = [f"{name} {old[name]}" for name in names if old[name] != new[name]]
-    found = f"--out {out} has regions of {', '.join(other) or 'another version of this encoder'}"
-    raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
+    other = [f"{name} {old[name]}" for name in ("selection", "dtype") if old[name] != new[name]]
+    if kept.fingerprint != manifest.fingerprint:  # its name may have changed, as that of a folder does
+        other.insert(0, f"encoder {kept.encoder}")
+    if other:
+        found = f"--out {out} has regions of {', '.join(other)}"
+        raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
 
 
 def _make(out: Path, manifest: Manifest) -> None:

@@ -99,8 +99,9 @@ def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
     """
     given = {name: getattr(found, name) for name in (*REQUIRED, *OPTIONAL)}
     arrays: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    arrays[_IMAGE] = np.array(image_key)
     file = BytesIO()
-    np.savez(file, **arrays, **{_IMAGE: np.array(image_key)})
+    np.savez(file, **arrays)
     return file.getvalue()
 
 
