@@ -48,7 +48,8 @@ def umic_score(logit: Doubles) -> Doubles:
     >>> umic_score(np.array([0.0, np.log(3)]))
     array([0.5 , 0.75])
     """
-    return 1 / (1 + np.exp(-logit))
+    with np.errstate(over="ignore"):  # of a logit so low that the score is 0
+        return np.asarray(1 / (1 + np.exp(-logit)))
 
 
 @dataclass(frozen=True, kw_only=True)

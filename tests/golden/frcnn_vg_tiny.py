@@ -1,9 +1,9 @@
 """Bottom-up attention's Faster R-CNN: the original checkpoint, converted, run by the project's own encoder.
 
 A case is a folder with config.json (in place of the release's config.yaml), manifest.json, scales.json,
-overrides.npz, meta.json, resize_800_1333.json, image{i}.png with image{i}.npz, batch.npz, and where it is there
-full_manifest.json with full_config.json. What a local file gives in the original (`local_*`, in red, green,
-blue) is not reproduced.
+overrides.npz, meta.json, resize_800_1333.json, image{i}.png with image{i}.npz, batch.npz, and where they are
+there full_manifest.json and full_config.json. What a local file gives in the original (`local_*`, in red,
+green, blue) is not reproduced.
 """
 
 from __future__ import annotations
