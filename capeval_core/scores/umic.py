@@ -48,7 +48,7 @@ def umic_score(logit: Doubles) -> Doubles:
     >>> umic_score(np.array([0.0, np.log(3)]))
     array([0.5 , 0.75])
     """
-    with np.errstate(over="ignore"):  # of a logit so low that the score is 0
+    with np.errstate(over="ignore", under="ignore"):  # of a logit so low that the score is 0
         return np.asarray(1 / (1 + np.exp(-logit)))
 
 
