@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capeval_core import writing
+from capeval_core import load, writing
 from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
 from capeval_core.encoders.scene_regions import SceneRegionEncoder
@@ -23,6 +23,7 @@ from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import InputImage
 from capeval_core.scores.box_source import FirstBoxes
 from tests.cli.conftest import Ran
+from tests.seeded import uniter
 
 Capeval = Callable[..., Ran]
 IDS = ["0", "1", "2", "3", "4", "5"]
@@ -82,6 +83,21 @@ def test_what_is_written_is_what_the_encoder_finds(
                 assert getattr(boxes, name).dtype == np.float32
             np.testing.assert_array_equal(boxes.relative(), expected.relative())
             assert (boxes.size, boxes.selection) == (expected.size, "bua10_100")
+
+
+def test_the_folder_scores_as_its_images(regions: Capeval, folder: Path, tmp_path: Path) -> None:
+    """Also images with many boxes of little confidence, which a rule of selection would cut."""
+    uniter().save_pretrained(tmp_path / "weights")
+    assert regions().status == 0
+    settings: dict[str, Any] = {"weights": str(tmp_path / "weights"), "device": "cpu"}
+    captions, paths = [f"a dog and {i}" for i in IDS], [next(folder.glob(f"{i}.*")) for i in IDS]
+    expected = load("umic", **settings, cache=FeatureCache(0)).score(captions, paths)
+    found = load("umic", **settings, cache=FeatureCache(0), regions=str(tmp_path / "out"))
+    assert found.score(captions, paths).scores == expected.scores
+    assert found.score(captions, IDS).scores == expected.scores
+    with pytest.raises(ValueError) as caught:
+        load("umic", **settings, regions=str(tmp_path / "out"), selection="lxmert36")
+    assert "has boxes that were chosen as 'bua10_100': pass selection=\"bua10_100\"" in str(caught.value)
 
 
 def test_images_that_have_their_file_are_skipped(
