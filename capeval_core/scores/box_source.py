@@ -119,11 +119,11 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
         ValueError, TypeError: any other `spec`. When it is opened, WeightsError: the weights could not be
             loaded.
     """
-    if not isinstance(spec, (str, os.PathLike)):
-        if not hasattr(spec, "encode_boxes"):
-            raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
+    if isinstance(spec, RegionEncoder):
         encoder, label = spec, f"{type(spec).__name__}@{_digest(spec.fingerprint)}"
         return lambda selection, **settings: BoxSource(label, encoder.fingerprint, encoder, selection)
+    if not isinstance(spec, (str, os.PathLike)):
+        raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
     if (store := store_of(spec)) is not None:
         label = f"{store.name}@{_digest(store.fingerprint)}"
         # Rows are keyed by the content of the boxes, wherever they lie.

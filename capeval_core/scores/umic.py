@@ -41,7 +41,8 @@ def umic_score(logit: Doubles) -> Doubles:
     >>> umic_score(np.array([0.0, np.log(3)]))
     array([0.5 , 0.75])
     """
-    return 1 / (1 + np.exp(-logit))
+    with np.errstate(over="ignore", under="ignore"):  # of a logit so low that the score is 0
+        return np.asarray(1 / (1 + np.exp(-logit)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,10 @@ class Umic(CaptionMetric):
         super().check_options(options)
         if isinstance(options, UmicOptions) and options.regions is not None:
             box_source_opener(options.regions)
+
+    @classmethod
+    def images_are_ids(cls, options: CommonOptions) -> bool:
+        return isinstance(options, UmicOptions) and store_of(options.regions) is not None
 
     @classmethod
     def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
