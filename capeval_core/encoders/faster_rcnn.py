@@ -104,6 +104,8 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
+        if problems := config_problems(config):
+            raise WeightsError("; ".join(problems))
         with torch.device("meta"):
             return build(config)
 
