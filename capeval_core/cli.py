@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "compare": "test whether one system is better than another",
     "page": "serve a page where captions are typed and scored",
     "list": "show the metrics and the known weights",
+    "train": "train a metric on captions and images",
     "convert": "make a weights folder of an original checkpoint",
     "publish": "put modules, weights and cards onto the Hugging Face Hub",
 }

@@ -102,9 +102,11 @@ def scene_boxes(image: Image.Image) -> Floats:
 class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
     """Boxes of a drawn scene, the most confident first, with features of a small convolutional network.
 
-    Confidence is the network's probability that a box holds one whole object; boxes more confident than 0.2 are
-    kept, from 10 to 36 of them, so that features give the same score at once and from files. It knows nothing
-    but scenes of coloured shapes; boxes of a photograph mean little. Arguments and errors are those of `CheckedModel`.
+    Confidence is the network's probability that a box holds one whole object. Boxes more confident than 0.2
+    are kept, 10 to 36 of them, so that features give the same score at once and from files. It knows nothing
+    but scenes of coloured shapes; boxes of a photograph mean little.
+
+    Arguments and errors are those of `CheckedModel`.
     """
 
     kind = "scene_regions"

@@ -26,6 +26,7 @@ from torch.nn import functional
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.scene_regions import SceneNet, SceneRegionEncoder, cut, scaled, scene_boxes
 from tools.scenes import COLOURS, MOST_OBJECTS, SHAPES, SIZES, Scene, draw, sample_scene
+from tools.sets import split_scene
 from tools.tiny.command import Comparison, Comparisons, Training, input_images, rounded, source_of
 from tools.tiny.training import Part, Recipe, descend, timed
 
@@ -94,7 +95,7 @@ def make_boxes(count: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.uin
     """Crops (n, 3, side, side) of the boxes of `count` new scenes, and the answers."""
     crops, parts = [], []
     for _ in range(count):
-        scene, side = sample_scene(rng), _DRAWN_AT[int(rng.integers(len(_DRAWN_AT)))]
+        scene, side = split_scene(rng, held_out=False), _DRAWN_AT[int(rng.integers(len(_DRAWN_AT)))]
         image = draw(scene, side)
         corners = rng.random((_RANDOM_BOXES, 2, 2)) * side
         random = np.concatenate([corners.min(axis=1), np.minimum(corners.max(axis=1) + 8, side)], axis=1)
