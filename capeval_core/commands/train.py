@@ -108,9 +108,9 @@ def _parser(name: str) -> Parser:
         prog=f"capeval train {name}",
         usage=f"capeval train {name} --captions FILE --images FOLDER --start WEIGHTS --out FOLDER [options]",
         description=paragraph(
-            "Train UNITER to rank captions of people above negatives made of them. A training that was stopped "
-            "goes on, exactly where it was, with the same command. On several GPUs: `accelerate launch -m "
-            f"capeval_core train {name} ...`."
+            "Train UNITER to rank captions of people above negatives made of them. A training that was "
+            "stopped goes on, exactly where it was, with the same command. On several GPUs: `accelerate "
+            f"launch -m capeval_core train {name} ...`."
         ),
         epilog=paragraph(FILES),
     )

@@ -87,7 +87,7 @@ def scene_boxes(image: Image.Image) -> Floats:
     regions = ColourRegions().find(InputImage.of(image))
     width, height = image.size
     largest = np.argsort(-regions.quality, kind="stable")[: MOST_BOXES - GRID * GRID - 1]
-    patches = regions.boxes[largest].reshape(-1, 4) + np.float32([-1, -1, 1, 1]) * _PADDING
+    patches = regions.boxes[largest].reshape(-1, 4) + np.array([-_PADDING, -_PADDING, _PADDING, _PADDING])
     columns, rows = (np.linspace(0, side, GRID + 1, dtype=np.float32) for side in (width, height))
     cells = [
         [columns[column], rows[row], columns[column + 1], rows[row + 1]]
@@ -95,7 +95,7 @@ def scene_boxes(image: Image.Image) -> Floats:
         for column in range(GRID)
     ]
     boxes = np.concatenate([patches, [[0, 0, width, height], *cells]]).astype(np.float32)
-    clipped: Floats = np.clip(boxes, 0, np.float32([width, height, width, height]))
+    clipped: Floats = np.clip(boxes, 0, np.array([width, height, width, height], dtype=np.float32))
     return clipped
 
 

@@ -43,8 +43,7 @@ class TrainingLog:
             if "correlation" in line:
                 correlations.append((step, line["correlation"]))
         panels = {
-            title: [Curve(name, points) for name, points in kinds.items()]
-            for title, kinds in losses.items()
+            title: [Curve(name, points) for name, points in kinds.items()] for title, kinds in losses.items()
         }
         panels["learning rate"] = [Curve("", rates)]
         panels["correlation with human judgements (Kendall's tau-c)"] = [Curve("", correlations)]

@@ -102,7 +102,16 @@ def make_boxes(count: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.uin
         boxes = np.concatenate([scene_boxes(image), random]).astype(np.float32)
         crops.append(cut(image, boxes, ARCHITECTURE["image_size"]))
         parts.append(answers(scene, boxes, side))
-    return np.concatenate(crops), Answers(*map(np.concatenate, zip(*parts, strict=True)))
+    return np.concatenate(crops), joined(parts)
+
+
+def joined(parts: list[Answers]) -> Answers:
+    """The answers for the boxes of several scenes."""
+    return Answers(
+        np.concatenate([part.pairs for part in parts]),
+        np.concatenate([part.number for part in parts]),
+        np.concatenate([part.size for part in parts]),
+    )
 
 
 class _Questions(nn.Module):
@@ -181,7 +190,7 @@ def measure(encoder: SceneRegionEncoder, scenes: int = 600, seed: int = 1) -> Co
     half = sum(map(len, features[: scenes // 2]))
     rows = np.concatenate(features)
     inputs = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1).astype(np.float64)
-    answer = Answers(*map(np.concatenate, zip(*parts, strict=True)))
+    answer = joined(parts)
     whole = answer.size >= 0
     classes = {
         "shape": np.where(whole, answer.pairs.any(2).argmax(1), -1),

@@ -70,9 +70,9 @@ class UmicRecipe:
     """Scenes, and flags of `capeval train umic`; the defaults made the shipped model."""
 
     scenes: int = 12_000
-    word_steps: int = 1_800
-    matching_steps: int = 1_200
-    steps: int = 700
+    word_steps: int = 2_400
+    matching_steps: int = 1_400
+    steps: int = 800
     flags: tuple[str, ...] = (
         *("--pretraining-rate", "1e-3", "--learning-rate", "4e-4", "--warmup", "100"),
         *("--batch-size", "16", "--accumulation", "1", "--clip", "1", "--dropout", "0"),
