@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "score": "score a file of captions against a folder of images",
     "rerank": "choose the best of several captions of each image",
     "compare": "test whether one system is better than another",
+    "regions": "find the regions of images once, for all metrics on regions",
     "page": "serve a page where captions are typed and scored",
     "list": "show the metrics and the known weights",
     "train": "train a metric on captions and images",

@@ -215,6 +215,11 @@ class CaptionMetric(ABC):
         )
 
     @classmethod
+    def images_are_ids(cls, options: CommonOptions) -> bool:
+        """Whether `images` only name images, by these options: there are features of them already."""
+        return False
+
+    @classmethod
     def check_prepared(cls, options: CommonOptions) -> None:
         """Refuse options by which no part of a corpus can be encoded, since its statistics are missing."""
         if isinstance(options, CorpusOptions) and options.statistics is None:

@@ -11,7 +11,7 @@ from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.description import describe_metric
 from capeval_core.errors import did_you_mean
 from capeval_core.registry import METRICS, list_metrics, metric_class, network
-from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
+from capeval_core.weights.catalogue import EVA_CLIP, FASTER_RCNN, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _PARTS = {
     "regions": ("sam", "a SAM that finds the regions of HICE-S"),
     EVA_CLIP: ("eva_clip", "the largest member of ECO's ensemble"),
+    FASTER_RCNN: ("faster_rcnn", "the detector of UMIC's boxes"),
 }
 """What is converted beside the weights of metrics: name -> network and purpose."""
 _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
@@ -94,6 +95,8 @@ def _score_command(name: str, out: Path) -> str:
     files = "--candidates captions.json --images images"
     if name == "regions":
         return f"capeval score hices {files} --regions {shlex.quote(f'objects:{out}')}"
+    if name == FASTER_RCNN:
+        return f"capeval score umic {files} --regions {shlex.quote(str(out))}"
     if name == EVA_CLIP:
         members = shlex.quote(f"{out},blip2-itc")
         return f"capeval rerank {files} --out best.csv --members {members}"

@@ -130,12 +130,19 @@ def _is_handled(error: BaseException | None) -> bool:
 @contextmanager
 def resumable(options: Options) -> Iterator[None]:
     """Let an interrupted run say how it goes on."""
+    how = "with --rows FOLDER a run can be resumed"
+    if options.rows is not None:
+        how = f"rows are kept in {options.rows}: run the same command again to resume"
+    with interruptible(how):
+        yield
+
+
+@contextmanager
+def interruptible(how: str) -> Iterator[None]:
+    """Let an interrupt of the block say how the command goes on."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt) and not CURRENT.pressed:
             raise
-        how = "interrupted; with --rows FOLDER a run can be resumed"
-        if options.rows is not None:
-            how = f"interrupted; rows are kept in {options.rows}: run the same command again to resume"
-        raise KeyboardInterrupt(how) from None
+        raise KeyboardInterrupt(f"interrupted; {how}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,10 +92,15 @@ class Outputs:
 
 def tell_failures(result: Result) -> None:
     """Say which captions failed and why, the first of them."""
-    if not result.errors:
+    tell_reasons(list(result.errors.values()), result.counts.captions, "captions")
+
+
+def tell_reasons(reasons: Sequence[str], total: int, items: str) -> None:
+    """Say why so many of all items failed, the first of them."""
+    if not reasons:
         return
-    more = len(result.errors) - _FAILURES_SHOWN
-    lines = [f"{len(result.errors):,} of {result.counts.captions:,} captions failed:"]
-    for reason in list(result.errors.values())[:_FAILURES_SHOWN]:
+    more = len(reasons) - _FAILURES_SHOWN
+    lines = [f"{len(reasons):,} of {total:,} {items} failed:"]
+    for reason in reasons[:_FAILURES_SHOWN]:
         lines += reason.split("\n")
     complain("\n  ".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]))

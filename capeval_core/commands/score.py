@@ -62,6 +62,10 @@ def _score(metric: type[CaptionMetric], flags: argparse.Namespace) -> tuple[Coll
     if flags.references is not None and not metric.needs_references:
         complain(f"warning: {metric.name} needs no references: --references is ignored")
         flags.references = None
+    if flags.images is None and not metric.images_are_ids(options):
+        raise ValueError(
+            "--images is missing: name the folder of images, or pass --regions FEATURES made before"
+        )
     collection = read_collection(flags.candidates, flags.images, flags.references)
     with resumable(options), in_words_of_the_user(metric.Options, collection.ids):
         samples = metric.check_input(options, collection.captions, collection.images, collection.references)
@@ -94,7 +98,14 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
     )
     files = parser.add_argument_group("files")
     files.add_argument("--candidates", metavar="FILE", required=True, help="the captions to score")
-    files.add_argument("--images", metavar="FOLDER", required=True, help="the images that they describe")
+    with_features = "boxes" in metric.media
+    files.add_argument(
+        "--images",
+        metavar="FOLDER",
+        required=not with_features,
+        help="the images that they describe"
+        + ("; none where --regions names features" if with_features else ""),
+    )
     files.add_argument(
         "--references",
         metavar="FILE",

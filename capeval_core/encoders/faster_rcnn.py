@@ -20,12 +20,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.faster_rcnn_model import FasterRcnnModel, Proposals, build, decoded
+from capeval_core.encoders.faster_rcnn_model import (
+    FasterRcnnModel,
+    Proposals,
+    build,
+    config_problems,
+    decoded,
+)
 from capeval_core.encoders.stream import Encoding, box_visuals
 from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.architecture import is_number, is_whole, scaling_problems, shown
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
 from capeval_core.models.device import DTYPES, exact_float32
@@ -43,19 +48,6 @@ Selection = Literal["bua10_100", "lxmert36"]
 _SMALLEST = 3
 """Pixels that the stem needs along each side."""
 _CANARY_BOXES = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
-_WIDTHS, _COUNTS = range(1, (1 << 16) + 1), range(1, 100_001)
-_SIZES: dict[str, dict[str, range]] = {
-    "architecture": {
-        **dict.fromkeys(("stem_width", "width", "out_width", "proposal_width"), _WIDTHS),
-        **dict.fromkeys(("class_width", "attribute_width"), _WIDTHS),
-        **dict.fromkeys(("classes", "attributes"), _COUNTS),
-        "anchors": range(1, 1_001),
-    },
-    "preprocessing": dict.fromkeys(("shortest_side", "longest_side"), range(1, 16_385)),
-    "proposals": {"before_nms": _COUNTS, "after_nms": range(1, 1_001)},
-    "detections": dict.fromkeys(("least", "most"), range(1, 1_001)),
-}
-"""Whole numbers of a config, and their bounds."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +104,8 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
+        if problems := config_problems(config):
+            raise WeightsError("; ".join(problems))
         with torch.device("meta"):
             return build(config)
 
@@ -179,7 +173,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
             size=BatchSize(1, automatic=True),
             keys=lambda content, _: (self._key(selection, content),),
             prepare=lambda loaded: (self.preprocess(loaded), loaded.size),
-            forward=lambda batch: [self._packed(*item, selection) for item in batch],
+            forward=lambda batch: [self._packed(pixels, size, selection) for pixels, size in batch],
         )
         return map(_refuse_nothing, box_visuals(images, encoding, cache))
 
@@ -244,7 +238,8 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
             boxes, scores = _array(found.boxes), confidences
         else:
             settings = self.config["detections"]
-            deltas = found.deltas.view(len(best), -1, 4)[torch.arange(len(best)), classes]
+            each = torch.arange(len(best), device=classes.device)
+            deltas = found.deltas.view(len(best), -1, 4)[each, classes]
             boxes = _array(decoded(deltas, found.boxes, settings["delta_weights"]))
             boxes, scores = clipped(boxes, resized), _array(best)
             kept = enough_boxes(boxes, scores, settings["overlaps"], settings["least"], settings["most"])
@@ -311,59 +306,6 @@ class FasterRcnnRegions:
     ) -> Iterator[BoxVisual]:
         """As `FasterRcnn.encode_boxes`."""
         return self.model.encode_boxes(images, selection=self.selection, cache=cache, batch_size=batch_size)
-
-
-def config_problems(config: dict[str, Any]) -> list[str]:
-    """What is missing or of the wrong kind, in words; an empty list if all is well."""
-    problems = []
-    for section, sizes in _SIZES.items():
-        values = config.get(section)
-        if not isinstance(values, dict):
-            problems.append(f"{section} is {shown(values)}, expected an object")
-            continue
-        for name, bounds in sizes.items():
-            if not is_whole(values.get(name), bounds):
-                problems.append(
-                    f"{section}.{name} is {shown(values.get(name))}, expected a whole number from "
-                    f"{bounds[0]} to {bounds[-1]:,}"
-                )
-    if problems:
-        return problems
-    layers = config["architecture"].get("layers")
-    if not _are(layers, lambda each: is_whole(each, range(1, 1_001)), 4):
-        problems.append(
-            f"architecture.layers is {shown(layers)}, expected four whole numbers from 1 to 1,000"
-        )
-    problems += scaling_problems(config["preprocessing"])
-    for section in ("proposals", "detections"):
-        weights = config[section].get("delta_weights")
-        if not _are(weights, lambda each: is_number(each, 0, 1e3), 4):
-            problems.append(
-                f"{section}.delta_weights is {shown(weights)}, expected four numbers above 0, at most 1000"
-            )
-    overlap, overlaps = config["proposals"].get("overlap"), config["detections"].get("overlaps")
-    if not is_number(overlap, 0, 1):
-        problems.append(f"proposals.overlap is {shown(overlap)}, expected a number above 0, at most 1")
-    if not _are(overlaps, lambda each: is_number(each, 0, 1)):
-        problems.append(
-            f"detections.overlaps is {shown(overlaps)}, expected numbers above 0, at most 1, one or more"
-        )
-    if config["detections"]["least"] > config["detections"]["most"]:
-        found = f"detections.least is {config['detections']['least']}"
-        problems.append(f"{found}, but detections.most is {config['detections']['most']}")
-    if config["preprocessing"]["shortest_side"] > config["preprocessing"]["longest_side"]:
-        problems.append("preprocessing.shortest_side is above preprocessing.longest_side")
-    return problems
-
-
-def _are(values: Any, fits: Any, count: int | None = None) -> bool:
-    """Whether a value of a config is a list, not empty, of this many numbers that fit."""
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and count in (None, len(values))
-        and all(fits(value) for value in values)
-    )
 
 
 def _check(selection: str) -> None:

@@ -8,7 +8,7 @@ https://arxiv.org/abs/1707.07998
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import RoIPool, clip_boxes_to_image, nms
 
+from capeval_core.models.architecture import is_number, is_whole, scaling_problems, shown
 from capeval_core.weights.faster_rcnn import STAGES, STRIDE
 
 POOLED = 14
@@ -25,6 +26,26 @@ _LONGEST_STEP = math.log(1000 / 16)
 """Bound of the logarithm by which a box may grow."""
 _AT_A_TIME = 50
 """Proposals whose features are made together, which bounds memory: 300 at once take 2 GB."""
+_WIDTHS, _COUNTS = range(1, (1 << 16) + 1), range(1, 100_001)
+_SIZES: dict[str, dict[str, range]] = {
+    "architecture": {
+        **dict.fromkeys(("stem_width", "width", "out_width", "proposal_width"), _WIDTHS),
+        **dict.fromkeys(("class_width", "attribute_width"), _WIDTHS),
+        **dict.fromkeys(("classes", "attributes"), _COUNTS),
+        "anchors": range(1, 1_001),
+    },
+    "preprocessing": dict.fromkeys(("shortest_side", "longest_side"), range(1, 16_385)),
+    "proposals": {"before_nms": _COUNTS, "after_nms": range(1, 1_001)},
+    "detections": dict.fromkeys(("least", "most"), range(1, 1_001)),
+}
+"""Whole numbers of a config, and their bounds."""
+_OTHERS = {
+    "architecture": {"layers"},
+    "preprocessing": {"mean", "std"},
+    "proposals": {"overlap", "delta_weights"},
+    "detections": {"overlaps", "delta_weights"},
+}
+"""The other settings of each part."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +132,8 @@ class ProposalHead(nn.Module):
         x, y = (torch.arange(n, device=cells.device) * float(STRIDE) for n in (width, height))
         row, column = torch.meshgrid(y, x, indexing="ij")
         centres = torch.stack([column, row, column, row], dim=-1).view(-1, 1, 4)
-        return (centres + cells).view(-1, 4)
+        boxes: Tensor = (centres + cells).view(-1, 4)
+        return boxes
 
 
 class Predictor(nn.Module):
@@ -173,7 +195,8 @@ class FasterRcnnModel(nn.Module):
     def forward(self, pixels: Tensor, size: tuple[int, int]) -> Proposals:
         """The proposals of an image of (height, width) whose pixels (1, 3, h, w) may have a margin."""
         map_ = self.feature_map(pixels)
-        boxes, logits = self.propose(*self.head(map_), size)
+        objectness, deltas = self.head(map_)
+        boxes, logits = self.propose(objectness, deltas, size)
         features = self.box_features(map_, boxes)
         class_logits = self.predictor.cls_score(features)
         return Proposals(
@@ -219,7 +242,7 @@ class FasterRcnnModel(nn.Module):
         """(n, d) float32 features of boxes (n, 4): the mean of the last stage over their pooled cells."""
         parts = [
             self.res5(self.pooled(map_, part).to(self.dtype)).float().mean(dim=(2, 3))
-            for part in boxes.split(_AT_A_TIME)
+            for part in torch.split(boxes, _AT_A_TIME)
         ]
         return torch.cat(parts)
 
@@ -250,3 +273,58 @@ def build(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> Fast
             if isinstance(module, ConvNorm):
                 module.weight.data = module.weight.data.to(dtype)
     return model.eval().requires_grad_(False)
+
+
+def config_problems(config: dict[str, Any]) -> list[str]:
+    """What is missing or of the wrong kind, in words; an empty list if all is well."""
+    problems = []
+    for section, sizes in _SIZES.items():
+        values = config.get(section)
+        if not isinstance(values, dict):
+            problems.append(f"{section} is {shown(values)}, expected an object")
+            continue
+        if unknown := sorted(map(str, values.keys() - sizes.keys() - _OTHERS[section])):
+            problems.append(f"{section} has {shown(', '.join(unknown))}, which is not known here")
+        for name, bounds in sizes.items():
+            if not is_whole(values.get(name), bounds):
+                problems.append(
+                    f"{section}.{name} is {shown(values.get(name))}, expected a whole number from "
+                    f"{bounds[0]} to {bounds[-1]:,}"
+                )
+    if problems:
+        return problems
+    layers = config["architecture"].get("layers")
+    if not _are(layers, lambda each: is_whole(each, range(1, 1_001)), 4):
+        problems.append(
+            f"architecture.layers is {shown(layers)}, expected four whole numbers from 1 to 1,000"
+        )
+    problems += scaling_problems(config["preprocessing"])
+    for section in ("proposals", "detections"):
+        weights = config[section].get("delta_weights")
+        if not _are(weights, lambda each: is_number(each, 0, 1e3), 4):
+            problems.append(
+                f"{section}.delta_weights is {shown(weights)}, expected four numbers above 0, at most 1000"
+            )
+    overlap, overlaps = config["proposals"].get("overlap"), config["detections"].get("overlaps")
+    if not is_number(overlap, 0, 1):
+        problems.append(f"proposals.overlap is {shown(overlap)}, expected a number above 0, at most 1")
+    if not _are(overlaps, lambda each: is_number(each, 0, 1)):
+        problems.append(
+            f"detections.overlaps is {shown(overlaps)}, expected numbers above 0, at most 1, one or more"
+        )
+    if config["detections"]["least"] > config["detections"]["most"]:
+        found = f"detections.least is {config['detections']['least']}"
+        problems.append(f"{found}, but detections.most is {config['detections']['most']}")
+    if config["preprocessing"]["shortest_side"] > config["preprocessing"]["longest_side"]:
+        problems.append("preprocessing.shortest_side is above preprocessing.longest_side")
+    return problems
+
+
+def _are(values: Any, fits: Callable[[Any], bool], count: int | None = None) -> bool:
+    """Whether a value of a config is a list, not empty, of this many numbers that fit."""
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and count in (None, len(values))
+        and all(fits(value) for value in values)
+    )

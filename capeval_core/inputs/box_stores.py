@@ -22,8 +22,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import FileError, Problems, file_problem, refuse_nul
-from capeval_core.inputs.boxes import BoxFeatures, InputBoxes, StoredBoxes
+from capeval_core.errors import FileError, file_problem, refuse_nul
+from capeval_core.inputs.boxes import BoxFeatures, StoredBoxes
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.folder import Names
 from capeval_core.inputs.sources import OnDisk, Source
@@ -68,6 +68,11 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
     @abstractmethod
     def fingerprint(self) -> str:
         """Changes with what is stored, as far as sizes and samples show; features are keyed by content."""
+
+    @property
+    @abstractmethod
+    def selection(self) -> str | None:
+        """The rule that chose the boxes, where one did and that is known."""
 
     @abstractmethod
     def _ids(self) -> Iterable[str]:
@@ -118,38 +123,6 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         )
         found = f"there are no box features of {image_id!r} in {self.path}, which has those of {many}"
         raise Refused(found, "compute them, or correct the id")
-
-    def visuals(
-        self, images: Iterable[Any], problems: Problems, argument: str = "images"
-    ) -> list[InputBoxes | None]:
-        """Box features of images, which are only named; what is missing is noted, and None.
-
-        images: ids, numbers of COCO, or paths, whose images are not opened; `InputImage` with a path counts.
-
-        >>> import tempfile
-        >>> import numpy as np
-        >>> problems = Problems()
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     np.savez(f"{folder}/cat.npz", boxes=np.ones((2, 4)), features=np.ones((2, 8)))
-        ...     BoxFeatureStore.open(folder).visuals(["images/cat.jpg", "dog"], problems)
-        [<InputBoxes images[0]: 'cat' of ...>, None]
-        >>> problems.raise_if_any()
-        Traceback (most recent call last):
-        capeval_core.inputs.decoding.ImageError: images[1]: there are no box features of 'dog' in ..., which
-        has those of 1 image, the nearest: 'cat': compute them, or correct the id
-        """
-        sources: dict[str, Source[BoxFeatures]] = {}
-        visuals: list[InputBoxes | None] = []
-        for index, image in enumerate(images):
-            try:
-                image_id = id_of(image)
-                if image_id not in sources:
-                    sources[image_id] = self.find(image_id)
-                visuals.append(InputBoxes(f"{argument}[{index}]", sources[image_id]))
-            except Refused as refused:
-                problems.add(refused.problem(argument, index))
-                visuals.append(None)
-        return visuals
 
 
 def id_of(image: Any) -> str:

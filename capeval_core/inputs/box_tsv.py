@@ -53,6 +53,8 @@ class BoxTsv(BoxFeatureStore):
             raise FileError(file_problem(path, found, fix))
         self.columns = _FORMS[columns]
 
+    selection = None
+
     @cached_property
     def fingerprint(self) -> str:
         with self.path.open("rb") as file:

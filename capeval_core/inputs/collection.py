@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from capeval_core.errors import FileError, Problems, file_problem
 from capeval_core.inputs.file_texts import CANDIDATE_FIELDS, REFERENCE_FIELDS, Gatherer, Texts
@@ -76,17 +76,20 @@ def read_texts(
 
 @dataclass(frozen=True)
 class Collection:
-    """Rows read from files: parallel lists, one entry per caption, fit for `metric.score`."""
+    """Rows read from files: parallel lists, one entry per caption, fit for `metric.score`.
+
+    images: paths; without a folder of images their ids.
+    """
 
     ids: list[str]
     captions: list[str]
-    images: list[Path]
+    images: Sequence[Any]
     references: list[list[str]] | None
 
 
 def read_collection(
     candidates: str | os.PathLike[str],
-    images: str | os.PathLike[str],
+    images: str | os.PathLike[str] | None,
     references: str | os.PathLike[str] | None = None,
     *,
     wide: bool = False,
@@ -97,7 +100,8 @@ def read_collection(
     no candidate has are left out. Ids need not be written the same way in all three (see `Names`).
     Where COCO annotations give an id a `file_name`, that image is taken. If none of these files is there, as
     in a folder whose images were renamed to their ids, a warning says so and the ids are used; if only some
-    are, the others are an error. `wide`: CSV may have one row per image, its candidates side by side.
+    are, the others are an error. `images` None: there is no folder, ids alone name images. `wide`: CSV
+    may have one row per image, its candidates side by side.
 
     Raises FileError that lists everything that does not match.
 
@@ -112,19 +116,20 @@ def read_collection(
     problems = Problems()
     readers = WIDE_READERS if wide else READERS
     texts = _attempted(lambda: read_texts(candidates, CANDIDATE_FIELDS, problems, readers), problems)
-    names = _attempted(lambda: Names(names_in(Path(images))), problems)
+    folder = None if images is None else Path(images)
+    names = None if folder is None else _attempted(lambda: Names(names_in(folder)), problems)
     reference_texts = None
     if references is not None:
         reference_texts = _attempted(lambda: read_texts(references, REFERENCE_FIELDS, problems), problems)
 
     texts = texts or Texts()
     ids = list(texts.by_id())
-    paths: dict[str, Path] = {}
+    paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids}
     references_of: dict[str, list[str]] = {}
-    if names is not None:
+    if folder is not None and names is not None:
         file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
-        paths = match_images(Path(images), names, ids, problems, file_names=file_names)
-        _refuse_two_ids(Path(candidates), paths, problems)
+        paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names)
+        _refuse_two_ids(Path(candidates), matched_paths, problems)
     if references is not None and reference_texts is not None:
         entries = reference_texts.by_id()
         entry_names = Names(entries)

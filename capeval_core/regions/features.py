@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,7 @@ class BoxVisual:
         _ = self.key
 
 
+@runtime_checkable
 class RegionEncoder(Protocol):
     """A network that finds boxes in images and computes their features."""
 

@@ -23,7 +23,14 @@ from capeval_core.options import option
 from capeval_core.regions.features import BoxVisual, RegionEncoder
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
-from capeval_core.scores.box_source import BoxSource, FirstBoxes, box_source_opener, boxes_by_id, store_of
+from capeval_core.scores.box_source import (
+    BoxSource,
+    FirstBoxes,
+    box_source_opener,
+    boxes_by_id,
+    check_selection,
+    store_of,
+)
 from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC
 
 if TYPE_CHECKING:
@@ -41,7 +48,8 @@ def umic_score(logit: Doubles) -> Doubles:
     >>> umic_score(np.array([0.0, np.log(3)]))
     array([0.5 , 0.75])
     """
-    return 1 / (1 + np.exp(-logit))
+    with np.errstate(over="ignore", under="ignore"):  # of a logit so low that the score is 0
+        return np.asarray(1 / (1 + np.exp(-logit)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +110,11 @@ class Umic(CaptionMetric):
         super().check_options(options)
         if isinstance(options, UmicOptions) and options.regions is not None:
             box_source_opener(options.regions)
+            check_selection(options.regions, options.selection)
+
+    @classmethod
+    def images_are_ids(cls, options: CommonOptions) -> bool:
+        return isinstance(options, UmicOptions) and store_of(options.regions) is not None
 
     @classmethod
     def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:

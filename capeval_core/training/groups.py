@@ -197,24 +197,27 @@ class _Spelling:
     """
 
     def __init__(self, caption: str, tokens: Sequence[str]) -> None:
-        self._left: set[str] = set()
-        self._right: set[str] = set()
+        self._pairs: dict[tuple[str, str], bool] = {}
+        # Punctuation that touches the word before or after it does so wherever it is put.
+        self._before: set[str] = set()
+        self._after: set[str] = set()
         at, previous = 0, ""
         for token in tokens:
             start = caption.index(token, at)
-            if previous and start == at:
-                # Punctuation stands so wherever it is put; a letter never touches another word.
-                if not token[0].isalnum():
-                    self._left.add(token)
-                elif not previous[-1].isalnum():
-                    self._right.add(previous)
+            touches = start == at
+            if previous:
+                self._pairs.setdefault((previous, token), touches)
+                if touches and not token[0].isalnum():
+                    self._before.add(token)
+                elif touches and not previous[-1].isalnum():
+                    self._after.add(previous)
             at, previous = start + len(token), token
 
     def text(self, tokens: Sequence[str]) -> str:
         text, previous = "", ""
         for token in tokens:
-            joined = not previous or token in self._left or previous in self._right
-            text += token if joined else f" {token}"
+            touches = self._pairs.get((previous, token), token in self._before or previous in self._after)
+            text += token if touches or not previous else f" {token}"
             previous = token
         return text
 

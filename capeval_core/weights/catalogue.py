@@ -47,7 +47,8 @@ class WeightsEntry:
 
     repository: id on the Hub.
     original: where the authors' own release lives.
-    checkpoint: file name of that release, None if the repository is the authors' or a known mirror.
+    checkpoint: file name of that release, with its folder where the name alone may be any other's; None if
+        the repository is the authors' or a known mirror.
     licence: one of `LICENCES`, as its authors state it; None if they state none.
     settings: values that their config must have; a repository with others is refused. They are also flags of
         `capeval convert`, for what the tensors do not show.
@@ -201,16 +202,19 @@ UMIC = WeightsEntry(
 FASTER_RCNN_VG = WeightsEntry(
     f"{NAMESPACE}/faster-rcnn-vg-resnet-101",
     "Faster R-CNN ResNet-101, Visual Genome",
+    # A copy: the authors' own addresses, of unc-nlp/frcnn-vg-finetuned, are gone.
     "https://huggingface.co/spaces/WwYc/explain-LXMERT/tree/main/lxmert/unc-nlp/frcnn-vg-finetuned",
-    "pytorch_model.bin",
+    "frcnn-vg-finetuned/pytorch_model.bin",
     "Apache-2.0",
     {},
+    architecture="Faster R-CNN, ResNet 3-4-23-3, width 64; 1600 classes, 400 attributes; 2048 dimensions",
 )
+"""What finds the boxes of networks on regions."""
 
 EVA_CLIP = "eva-clip"
 """EVA-CLIP in `capeval convert`: no metric's own weights."""
 FASTER_RCNN = "faster-rcnn"
-"""Faster R-CNN in `capeval convert`."""
+"""Bottom-up attention's Faster R-CNN in `capeval convert`: no metric's own weights."""
 CONVERTED_AS: Mapping[str, str] = {
     "clip": "pacs",
     "alpha_clip": "hices",

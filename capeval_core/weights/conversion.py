@@ -130,8 +130,8 @@ class Conversion(Settings, ABC):
             {"file": file.name, "size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
         ]
         # Weights that are taken as they are have no checkpoint in the catalogue, but its address.
-        address = f"/{files[0].name}"
-        named = (e for e in WEIGHTS if f"/{e.checkpoint}" == address or e.original.endswith(address))
+        address, path = f"/{files[0].name}", f"/{files[0].absolute().as_posix()}"
+        named = (e for e in WEIGHTS if path.endswith(f"/{e.checkpoint}") or e.original.endswith(address))
         listed = next(named, None)
         source = {
             "name": self.source or _ENDINGS.sub("", files[0].name),
@@ -220,6 +220,14 @@ def as_float32(content: Mapping[str, Any], notes: list[str]) -> Tensors:
         tensors[name] = own_memory(tensor.to(torch.float32))
     if narrow:
         notes.append(f"{' and '.join(sorted(narrow))} tensors were stored as float32")
+    return tensors
+
+
+def as_released(content: Mapping[str, Any], notes: list[str]) -> Tensors:
+    """The same tensors in their own types, none a slice of another."""
+    tensors = {name: own_memory(checked_floats(name, value)) for name, value in content.items()}
+    types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    notes.append(f"tensors are kept in {' and '.join(types)}, as released")
     return tensors
 
 

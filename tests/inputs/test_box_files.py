@@ -14,15 +14,16 @@ import msgpack
 import numpy as np
 import pytest
 
-from capeval_core.errors import FileError, Problems
+from capeval_core.errors import FileError
 from capeval_core.inputs import box_arrays, box_lmdb, box_tsv
-from capeval_core.inputs.box_folder import MANIFEST, Manifest, NpzFolder
+from capeval_core.inputs.box_folder import MANIFEST, Manifest, NpzFolder, is_whole, npz_bytes
 from capeval_core.inputs.box_lmdb import BoxLmdb
-from capeval_core.inputs.box_stores import BoxFeatureStore
+from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.box_tsv import BoxTsv
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.samples import check_samples
 from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.scores.box_source import boxes_by_id
 from tests.inputs.box_writing import (
     SIZE,
     bottom_up_line,
@@ -81,17 +82,14 @@ def written(path: Path, text: str) -> Path:
 
 
 def loaded(store: BoxFeatureStore, image_id: str) -> BoxFeatures:
-    (visual,) = store.visuals([image_id], Problems())
-    assert visual is not None
-    return visual.load()
+    return InputBoxes("images[0]", store.find(image_id)).load()
 
 
 def refusal(store: BoxFeatureStore, image_id: str) -> str:
     """Why an image's features cannot be read, though its id is there."""
-    (visual,) = store.visuals([image_id], Problems())
-    assert visual is not None
+    boxes = InputBoxes("images[0]", store.find(image_id))
     with pytest.raises(ImageError) as caught:
-        visual.load()
+        boxes.load()
     return str(caught.value)
 
 
@@ -157,15 +155,16 @@ def test_the_counts_beside_a_database_choose_its_boxes(tmp_path: Path) -> None:
         cat = loaded(store, "cat")
         equal(cat.features, released(FOUND["cat"])["features"][:11])
         equal(cat.relative(), released(FOUND["cat"])["norm_bb"][:11])
-        assert cat.scores is None
+        equal(cat.scores, released(FOUND["cat"])["conf"][:11])
+        assert (store.selection, cat.selection) == ("bua10_100", "bua10_100")
         assert len(loaded(store, "dog.1")) == 1  # there are no more
         uncounted = loaded(store, "42")
-        assert len(uncounted) == 30 and uncounted.scores is not None
+        assert len(uncounted) == 30 and uncounted.selection is None
 
 
 def test_a_database_may_have_a_fixed_number_of_boxes_in_its_name(tmp_path: Path) -> None:
     found = loaded(BoxFeatureStore.open(image_database(tmp_path / "feat_numbb7")), "cat")
-    assert len(found) == 7 and found.scores is None
+    assert len(found) == 7 and found.selection == "first 7"
 
 
 def test_of_several_databases_the_published_one_is_read(tmp_path: Path) -> None:
@@ -223,16 +222,11 @@ def test_the_fingerprint_changes_with_what_is_stored(write: Callable[[Path], Pat
 def test_ids_are_matched_as_among_images(tmp_path: Path) -> None:
     store = BoxFeatureStore.open(npz_folder(tmp_path / "npz"))
     names = ["42", 42, "COCO_val2014_000000000042.jpg", "x/y/000000000042", Path("images/cat.png"), "dog.1"]
-    problems = Problems()
-    visuals = store.visuals([*names, InputImage.of("images/dog.1.jpg")], problems)
-    problems.raise_if_any()
+    images = [*names, InputImage.of("images/dog.1.jpg")]
     coco = "COCO_val2014_000000000042"
-    assert [visual.name.split("'")[1] for visual in visuals if visual] == [coco] * 4 + [
-        "cat",
-        "dog.1",
-        "dog.1",
-    ]
-    samples = check_samples(["a"] * 7, visuals, needs_references=False, media=("boxes",))
+    expected = [coco, coco, coco, coco, "cat", "dog.1", "dog.1"]
+    assert [store.find(id_of(image)).name for image in images] == [f"{i!r} of {store.path}" for i in expected]
+    samples = check_samples(["a"] * 7, boxes_by_id(store, images), needs_references=False, media=("boxes",))
     assert [len(boxes.load()) for boxes in samples.images] == [30] * 4 + [12, 1, 1]
 
 
@@ -246,11 +240,9 @@ def test_all_missing_ids_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "npz").mkdir()
     for name in ("a.jpg", "a.png", "cat"):
         np.savez(tmp_path / "npz" / f"{name}.npz", **FOUND["cat"])
-    problems = Problems()
-    visuals = BoxFeatureStore.open(tmp_path / "npz").visuals(["cat", "bird", 7, "a", None, "", 1.5], problems)
-    assert [visual is None for visual in visuals] == [False] + [True] * 6
+    images = boxes_by_id(BoxFeatureStore.open(tmp_path / "npz"), ["cat", "bird", 7, "a", None, "", 1.5])
     with pytest.raises(ValueError) as caught:
-        problems.raise_if_any()
+        check_samples(["a"] * 7, images, needs_references=False, media=("boxes",))
     path = tmp_path / "npz"
     assert str(caught.value).splitlines()[1:] == [
         f"  images[1]: there are no box features of 'bird' in {path}, which has those of 3 images, the "
@@ -515,15 +507,35 @@ def test_a_tsv_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
 
 def test_the_manifest_of_a_folder(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path) is None
-    manifest = Manifest("bua@1", "bua10_100", "abc")
+    manifest = Manifest("bua@1", "bua10_100", "float32", "abc")
     (tmp_path / MANIFEST).write_text(manifest.text())
     assert Manifest.read(tmp_path) == manifest
     for text, message in (
-        ("[]", "is not a file that `capeval regions` wrote (expected encoder, selection, fingerprint)"),
-        (manifest.text().replace("1", "2", 1), "is of format 2, which another version of capeval wrote"),
+        (
+            "[]",
+            "is not a file that `capeval regions` wrote (expected encoder, selection, dtype, fingerprint)",
+        ),
+        (manifest.text().replace(": 1", ": 2", 1), "is of format 2, which another version of capeval wrote"),
         ("{", "not JSON"),
     ):
         (tmp_path / MANIFEST).write_text(text)
         with pytest.raises(FileError) as caught:
             Manifest.read(tmp_path)
         assert message in str(caught.value)
+
+
+def test_a_file_knows_its_image_and_whether_it_is_whole(tmp_path: Path) -> None:
+    arrays = FOUND["cat"]
+    found = BoxFeatures(arrays["boxes"], arrays["features"], SIZE, arrays["scores"])
+    path = tmp_path / "cat.npz"
+    path.write_bytes(npz_bytes(found, "file:1"))
+    assert loaded(BoxFeatureStore.open(tmp_path), "cat").key == found.key
+    assert is_whole(path, "file:1") and not is_whole(path, "file:2")
+    for damaged in (
+        path.read_bytes()[:-100],
+        npz_bytes(BoxFeatures(arrays["boxes"], arrays["features"] * np.nan), "file:1"),
+    ):
+        path.write_bytes(damaged)
+        assert not is_whole(path, "file:1")
+    np.savez(path, **arrays)  # of someone else, who does not say what it is of
+    assert not is_whole(path, "file:1") and not is_whole(tmp_path / "dog.npz", "file:1")

@@ -196,6 +196,7 @@ def test_a_changed_caption_is_no_other_caption_of_its_image(own: list[str], orde
         ("a man's (red) hat", ["a", "man", "'s", "(", "red", ")", "hat"], "a man 's ( red ) hat"),
         ("a black-and-white cat", ["a", "black", "-", "and", "-", "white", "cat"], "a black - and white cat"),
         ("  two \t dogs\n", ["two", "dogs"], "two dogs"),
+        ('a "red hat" on', ["a", '"', "red", "hat", '"', "on"], 'a " red hat on'),
     ],
 )
 def test_words_are_spelt_as_in_the_caption(caption: str, tokens: list[str], allowed: str) -> None:
@@ -210,10 +211,12 @@ def test_words_are_spelt_as_in_the_caption(caption: str, tokens: list[str], allo
     for text in texts - {"x"}:
         assert text == " ".join(text.split())
         words = text
-        for mark in (",", ".", "(", ")", "-"):
+        for mark in (",", ".", "(", ")", "-", '"'):
             words = words.replace(mark, f" {mark} ")
         words = words.replace("'s", " 's")
         assert {*words.split()} <= {*allowed.split(), "x"}
+        if '"' in caption:
+            assert 'a"' not in text and '"on' not in text and '" red' not in text and 'hat "' not in text
         if " ," not in caption:
             assert " ," not in text and " ." not in text and " '" not in text and "( " not in text
 

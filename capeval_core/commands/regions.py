@@ -1,0 +1,235 @@
+"""`capeval regions`: the box features of a folder of images, computed once and kept in a folder."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
+
+from capeval_core.commands.arguments import add_flags, chosen, image_of, in_words_of_the_user
+from capeval_core.commands.interrupts import interruptible
+from capeval_core.commands.outputs import tell_reasons, write
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
+from capeval_core.errors import FileError, Problems, file_problem, renamed, wrong_option
+from capeval_core.inputs.box_folder import MANIFEST, Manifest, file_of, is_whole, npz_bytes
+from capeval_core.inputs.folder import EXTENSIONS, bare, names_in
+from capeval_core.inputs.texts import valid_unicode
+from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.options import Settings, option
+from capeval_core.regions.features import RegionEncoder
+from capeval_core.scores.box_source import Selection, box_source_opener
+from capeval_core.weights.catalogue import FASTER_RCNN_VG
+from capeval_core.writing import PARTIAL
+
+_METRIC = "umic"
+"""A metric on regions, for the example at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionOptions(Settings):
+    """What regions are found with."""
+
+    weights: str | PathLike[str] | None = option(
+        None,
+        "region encoder: Hub repository id (`@revision` pins it), folder, or `tiny`; None: the Faster R-CNN "
+        "of bottom-up attention",
+    )
+    selection: Selection = option(
+        "bua10_100",
+        "boxes of an image: those more confident than 0.2, 10 to 100 of them, or LXMERT's 36",
+    )
+    device: str | None = option(None, "torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU")
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32", "numeric type of the encoder; files are in float32"
+    )
+
+
+def run(arguments: list[str]) -> int:
+    flags = _parser().read(arguments)
+    with in_words_of_the_user(RegionOptions):
+        options = RegionOptions.of("regions", chosen(flags, RegionOptions))
+        images = _images_in(flags.images)
+        kept = _manifest_in(flags.out)
+        label, encoder = _open(options)
+    manifest = Manifest(label, options.selection, options.dtype, encoder.fingerprint)
+    _refuse_another(flags.out, kept, manifest)
+    _make(flags.out, manifest)
+    with interruptible(f"what is in {flags.out} stays: run the same command again to resume"):
+        counts = _write_all(images, flags.out, encoder, options.selection)
+    settings = f"{label}, {options.selection}, {options.dtype}"
+    print(table([["images", counts.text()], ["encoder", settings]], width=WHOLE_LINES), flush=True)
+    tell_reasons(counts.errors, len(images), "images")
+    if len(counts.errors) == len(images):
+        return 1
+    print(f"score with them:\n  {_score_command(flags.images, flags.out, options)}")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="capeval regions",
+        usage="capeval regions --images FOLDER --out FOLDER [options]",
+        description=paragraph(
+            "Find the regions of images (boxes, their features and confidences) once, and keep them for all "
+            "metrics on regions, which then open no image."
+        ),
+        epilog=paragraph(
+            "Each image gets an .npz file of its id, which is its name without the extension. Its arrays are "
+            "boxes (n, 4: left, top, right, bottom in pixels), features (n, d) and scores (n), in float32, "
+            "best box first, and size (width, height). Images that have their file already are skipped, so "
+            "the same command resumes a run."
+        ),
+    )
+    files = parser.add_argument_group("files")
+    files.add_argument("--images", metavar="FOLDER", type=Path, required=True, help="the images")
+    files.add_argument(
+        "--out", metavar="FOLDER", type=Path, required=True, help="folder to make, or one to go on with"
+    )
+    add_flags(parser, RegionOptions, title="options of the regions")
+    return parser
+
+
+def _score_command(images: Path, out: Path, options: RegionOptions) -> str:
+    flags = ["--candidates", "captions.json", "--images", str(images), "--regions", str(out)]
+    if options.selection != RegionOptions().selection:
+        flags += ["--selection", options.selection]
+    return shlex.join(["capeval", "score", _METRIC, *flags])
+
+
+@dataclass
+class _Counts:
+    """What became of the images: files that are written and those that were there, boxes, and errors."""
+
+    written: int = 0
+    found: int = 0
+    boxes: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        share = f" ({self.boxes / self.written:.1f} boxes each)" if self.written else ""
+        return f"{self.written:,} written{share}, {self.found:,} found, {len(self.errors):,} failed"
+
+
+def _write_all(
+    images: Mapping[str, InputImage], out: Path, encoder: RegionEncoder, selection: Selection
+) -> _Counts:
+    """Write the file of every image that has none yet."""
+    counts = _Counts()
+    read_ahead: deque[Path] = deque()
+    with tqdm(total=len(images), desc="regions", unit="image", disable=None) as bar:
+
+        def missing() -> Iterator[InputImage]:
+            for image_id, image in images.items():
+                path = file_of(out, image_id)
+                if _is_there(path, image):
+                    counts.found += 1
+                    bar.update()
+                else:
+                    read_ahead.append(path)
+                    yield image
+
+        for visual in encoder.encode_boxes(missing()):
+            path = read_ahead.popleft()
+            if visual.error is None:
+                found = replace(visual.load(), selection=selection)
+                write("--out", path, npz_bytes(found, visual.content))
+                counts.written += 1
+                counts.boxes += len(found)
+            else:
+                counts.errors.append(visual.error)
+            bar.update()
+    return counts
+
+
+def _is_there(path: Path, image: InputImage) -> bool:
+    try:
+        return path.exists() and is_whole(path, image.key)
+    except ImageError:  # the encoder reports it
+        return False
+
+
+def _open(options: RegionOptions) -> tuple[str, RegionEncoder]:
+    """Name and region encoder of the options."""
+    weights = FASTER_RCNN_VG.repository if options.weights is None else options.weights
+    with renamed(regions="weights"):
+        source = box_source_opener(weights)(
+            selection=options.selection, device=options.device, dtype=options.dtype
+        )
+    if source.encoder is None:
+        fix = "pass weights of a region encoder (a Hub id, a folder, or 'tiny')"
+        raise wrong_option("weights", weights, "box features already, which need no encoder", fix)
+    return source.label, source.encoder
+
+
+def _images_in(folder: Path) -> dict[str, InputImage]:
+    """The images of a folder by their ids, which name the files of their box features.
+
+    Raises:
+        FileError: there are none; two would share a file.
+    """
+    problems = Problems()
+    by_id: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(names_in(folder)):
+        if Path(name).suffix.lower() in EXTENSIONS:
+            by_id[bare(name)].append(name)
+            if not valid_unicode(name):
+                problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
+    for image_id, names in by_id.items():
+        if len(names) > 1:
+            found = f"{' and '.join(map(repr, names))} would both be {image_id + '.npz'!r}"
+            fix = "rename one of them, or run for each in a folder of its own"
+            problems.add(file_problem(folder, found, fix))
+    if not by_id:
+        below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        found = f"holds no images, but folders ({', '.join(below[:3])})" if below else "holds no images"
+        kinds = f"expected files with the extension {', '.join(sorted(EXTENSIONS))}"
+        fix = "name one of them, with an --out of its own" if below else kinds
+        problems.add(file_problem(folder, found, fix))
+    problems.raise_if_any()
+    return {image_id: InputImage.of(folder / name, image_of(image_id)) for image_id, (name,) in by_id.items()}
+
+
+def _manifest_in(out: Path) -> Manifest | None:
+    """The manifest of the folder to write to, None where it is new or empty.
+
+    Raises:
+        FileError: it is a file, or a folder of something else.
+    """
+    if not out.exists():
+        return None
+    if not out.is_dir():
+        raise FileError(f"--out {out} is a file: choose a folder")
+    manifest = Manifest.read(out)
+    files = [entry.name for entry in out.iterdir() if not entry.name.endswith(PARTIAL)]
+    if manifest is None and files:
+        found = f"--out {out} is not empty, and `capeval regions` did not fill it (there is no {MANIFEST})"
+        raise FileError(f"{found}: choose another folder")
+    return manifest
+
+
+def _refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> None:
+    """Refuse a folder that other settings filled: scores of its images would not be comparable."""
+    if kept is None:
+        return
+    old, new = vars(kept), vars(manifest)
+    other = [f"{name} {old[name]}" for name in ("selection", "dtype") if old[name] != new[name]]
+    if kept.fingerprint != manifest.fingerprint:  # its name may have changed, as that of a folder does
+        other.insert(0, f"encoder {kept.encoder}")
+    if other:
+        found = f"--out {out} has regions of {', '.join(other)}"
+        raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
+
+
+def _make(out: Path, manifest: Manifest) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"--out {out} cannot be made ({error.strerror})") from error
+    if not (out / MANIFEST).exists():
+        write("--out", out / MANIFEST, manifest.text())
