@@ -241,12 +241,12 @@ def test_all_missing_ids_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "npz").mkdir()
     for name in ("a.jpg", "a.png", "cat"):
         np.savez(tmp_path / "npz" / f"{name}.npz", **FOUND["cat"])
-    images = boxes_by_id(BoxFeatureStore.open(tmp_path / "npz"), ["cat", "bird", 7, "a", None, "", 1.5])
+    images = boxes_by_id(BoxFeatureStore.open(tmp_path / "npz"), ["cat", "x/bird", 7, "a", None, "", 1.5])
     with pytest.raises(ValueError) as caught:
         check_samples(["a"] * 7, images, needs_references=False, media=("boxes",))
     path = tmp_path / "npz"
     assert str(caught.value).splitlines()[1:] == [
-        f"  images[1]: there are no box features of 'bird' in {path}, which has those of 3 images, the "
+        f"  images[1]: there are no box features of 'x/bird' in {path}, which has those of 3 images, the "
         "nearest: 'a.png', 'cat': compute them, or correct the id",
         f"  images[2]: there are no box features of '7' in {path}, which has those of 3 images, the nearest: "
         "'a.jpg': compute them, or correct the id",
