@@ -55,7 +55,7 @@ def test_wrong_input_is_refused_before_any_weights_are_read(
 
     monkeypatch.setattr(WeightsFolder, "tensors", refuse)
     monkeypatch.chdir(scenes)
-    ran = capeval(*arguments(scenes, scenes / "run", **changed))
+    ran = capeval(*arguments(scenes, **{"out": scenes / "run", **changed}))
     assert ran.status == 2 and message in " ".join(ran.err.split()), ran.err
 
 
