@@ -23,7 +23,8 @@ from capeval_core.inputs.texts import valid_unicode
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder
-from capeval_core.scores.box_source import Selection, box_source_opener
+from capeval_core.regions.selection import Selection
+from capeval_core.scores.box_source import box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 from capeval_core.writing import PARTIAL
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Piece, Problem, Setting, wrong_option
@@ -19,11 +19,10 @@ from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
 from capeval_core.regions.features import BoxVisual, RegionEncoder
-from capeval_core.regions.selection import FIXED, boxes_kept
+from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
 from capeval_core.weights.folder import CONFIG, open_unless_on_the_hub, open_weights
 
-Selection = Literal["bua10_100", "lxmert36"]
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
 _EXPECTED = (
@@ -105,7 +104,7 @@ class FirstBoxes:
             return boxes
         if self.selection == "lxmert36":
             return boxes.first(FIXED)
-        return boxes.first(boxes_kept(boxes.scores) if boxes.scores is not None else 100)
+        return boxes.first(boxes_kept(boxes.scores) if boxes.scores is not None else MOST)
 
     def check(self) -> None:
         """Raise ImageError unless `load` will succeed."""

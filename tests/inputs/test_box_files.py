@@ -505,6 +505,20 @@ def test_a_tsv_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     assert "its line is no longer there: open the file again, which has changed" in refusal(store, "42")
 
 
+def test_a_tsv_is_searched_once_while_it_stays_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A metric opens it again for each score, and such files have gigabytes."""
+    path, searched = bottom_up(tmp_path / "a.tsv"), []
+    monkeypatch.setattr(box_tsv, "refuse_repeated", lambda path, ids: searched.append(len(ids)))
+    for _ in range(3):
+        assert list(BoxFeatureStore.open(path)) == IDS
+    assert searched == [3]
+    with path.open("a") as file:
+        file.write(bottom_up_line("eel", FOUND["cat"]))
+    assert len(BoxFeatureStore.open(path)) == 4 and searched == [3, 4]
+
+
 def test_the_manifest_of_a_folder(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path) is None
     manifest = Manifest("bua@1", "bua10_100", "float32", "abc")
