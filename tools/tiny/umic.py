@@ -130,11 +130,11 @@ def write_scenes(folder: Path, count: int, seed: int) -> None:
             file.write(json.dumps({"image_id": str(index), "captions": captions}) + "\n")
 
 
-def write_start(folder: Path, seed: int) -> None:
+def write_start(folder: Path, seed: int, sizes: dict[str, int] = SIZES) -> None:
     """Untrained weights: a folder that a training starts from."""
     words = vocabulary()
     region_size = SceneRegionEncoder.from_pretrained("tiny").region_size
-    architecture = {"vocab_size": len(words), **SIZES, "region_size": region_size}
+    architecture = {"vocab_size": len(words), **sizes, "region_size": region_size}
     torch.manual_seed(seed)
     model = Uniter(architecture)
     for module in model.modules():
@@ -146,7 +146,7 @@ def write_start(folder: Path, seed: int) -> None:
         "format": 1,
         "encoder": "uniter",
         "architecture": architecture,
-        "context_length": CONTEXT,
+        "context_length": sizes["max_position_embeddings"],
         "vocabulary": words,
         "lowercase": True,
         "source": source_of("It was not pretrained."),
