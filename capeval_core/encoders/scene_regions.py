@@ -87,7 +87,7 @@ def scene_boxes(image: Image.Image) -> Floats:
     regions = ColourRegions().find(InputImage.of(image))
     width, height = image.size
     largest = np.argsort(-regions.quality, kind="stable")[: MOST_BOXES - GRID * GRID - 1]
-    patches = regions.boxes[largest].reshape(-1, 4) + np.float32([-1, -1, 1, 1]) * _PADDING
+    patches = regions.boxes[largest].reshape(-1, 4) + np.array([-_PADDING, -_PADDING, _PADDING, _PADDING])
     columns, rows = (np.linspace(0, side, GRID + 1, dtype=np.float32) for side in (width, height))
     cells = [
         [columns[column], rows[row], columns[column + 1], rows[row + 1]]
@@ -95,16 +95,18 @@ def scene_boxes(image: Image.Image) -> Floats:
         for column in range(GRID)
     ]
     boxes = np.concatenate([patches, [[0, 0, width, height], *cells]]).astype(np.float32)
-    clipped: Floats = np.clip(boxes, 0, np.float32([width, height, width, height]))
+    clipped: Floats = np.clip(boxes, 0, np.array([width, height, width, height], dtype=np.float32))
     return clipped
 
 
 class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
     """Boxes of a drawn scene, the most confident first, with features of a small convolutional network.
 
-    Confidence is the network's probability that a box holds one whole object; boxes more confident than 0.2 are
-    kept, from 10 to 36 of them, so that features give the same score at once and from files. It knows nothing
-    but scenes of coloured shapes; boxes of a photograph mean little. Arguments and errors are those of `CheckedModel`.
+    Confidence is the network's probability that a box holds one whole object. Boxes more confident than 0.2
+    are kept, 10 to 36 of them, so that features give the same score at once and from files. It knows nothing
+    but scenes of coloured shapes; boxes of a photograph mean little.
+
+    Arguments and errors are those of `CheckedModel`.
     """
 
     kind = "scene_regions"

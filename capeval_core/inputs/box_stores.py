@@ -69,6 +69,11 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
     def fingerprint(self) -> str:
         """Changes with what is stored, as far as sizes and samples show; features are keyed by content."""
 
+    @property
+    @abstractmethod
+    def selection(self) -> str | None:
+        """The rule that chose the boxes, where one did and that is known."""
+
     @abstractmethod
     def _ids(self) -> Iterable[str]:
         """The image ids. Raises FileError."""

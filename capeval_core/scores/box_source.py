@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import wrong_option
+from capeval_core.errors import Piece, Problem, Setting, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.sources import Source
-from capeval_core.inputs.visual import InputImage, InputVisual
+from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
 from capeval_core.regions.features import BoxVisual, RegionEncoder
 from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
@@ -93,9 +93,15 @@ class FirstBoxes:
     def load(self) -> BoxFeatures:
         """The boxes that are kept. Raises ImageError.
 
-        Features that come without scores are taken as they are, up to the most that the rule keeps.
+        Features that come without scores are taken as they are, up to the most that the rule keeps; those
+        that a rule has chosen already, all of them.
         """
         boxes = self.visual.load()
+        if boxes.selection in get_args(Selection) and boxes.selection != self.selection:
+            found, fix = _other_selection(boxes.selection)
+            raise ImageError(Problem(self.where, None, found, fix, verb="has"))
+        if boxes.selection is not None:
+            return boxes
         if self.selection == "lxmert36":
             return boxes.first(FIXED)
         return boxes.first(boxes_kept(boxes.scores) if boxes.scores is not None else MOST)
@@ -142,6 +148,18 @@ def _open(name: str, *, selection: Selection, device: str | None, dtype: str) ->
     encoder: Any = network.open(folder, device=device, dtype=dtype)
     regions: RegionEncoder = encoder.selecting(selection) if hasattr(encoder, "selecting") else encoder
     return BoxSource(folder.label(encoder.fingerprint), regions.fingerprint, regions, selection)
+
+
+def check_selection(spec: Any, selection: Selection) -> None:
+    """Refuse another rule than the one that chose the boxes of a store, where that is known."""
+    store = store_of(spec)
+    if store is not None and store.selection in get_args(Selection) and store.selection != selection:
+        found, fix = _other_selection(store.selection)
+        raise wrong_option("regions", str(spec), found, fix, verb="has")
+
+
+def _other_selection(chosen: str | None) -> tuple[str, tuple[Piece, ...]]:
+    return f"boxes that were chosen as {chosen!r}", (Setting("selection", chosen, "pass "),)
 
 
 def store_of(spec: Any) -> BoxFeatureStore | None:

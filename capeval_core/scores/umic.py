@@ -23,7 +23,14 @@ from capeval_core.options import option
 from capeval_core.regions.features import BoxVisual, RegionEncoder
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
-from capeval_core.scores.box_source import BoxSource, FirstBoxes, box_source_opener, boxes_by_id, store_of
+from capeval_core.scores.box_source import (
+    BoxSource,
+    FirstBoxes,
+    box_source_opener,
+    boxes_by_id,
+    check_selection,
+    store_of,
+)
 from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC
 
 if TYPE_CHECKING:
@@ -103,6 +110,7 @@ class Umic(CaptionMetric):
         super().check_options(options)
         if isinstance(options, UmicOptions) and options.regions is not None:
             box_source_opener(options.regions)
+            check_selection(options.regions, options.selection)
 
     @classmethod
     def images_are_ids(cls, options: CommonOptions) -> bool:

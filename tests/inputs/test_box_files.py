@@ -155,15 +155,16 @@ def test_the_counts_beside_a_database_choose_its_boxes(tmp_path: Path) -> None:
         cat = loaded(store, "cat")
         equal(cat.features, released(FOUND["cat"])["features"][:11])
         equal(cat.relative(), released(FOUND["cat"])["norm_bb"][:11])
-        assert cat.scores is None
+        equal(cat.scores, released(FOUND["cat"])["conf"][:11])
+        assert (store.selection, cat.selection) == ("bua10_100", "bua10_100")
         assert len(loaded(store, "dog.1")) == 1  # there are no more
         uncounted = loaded(store, "42")
-        assert len(uncounted) == 30 and uncounted.scores is not None
+        assert len(uncounted) == 30 and uncounted.selection is None
 
 
 def test_a_database_may_have_a_fixed_number_of_boxes_in_its_name(tmp_path: Path) -> None:
     found = loaded(BoxFeatureStore.open(image_database(tmp_path / "feat_numbb7")), "cat")
-    assert len(found) == 7 and found.scores is None
+    assert len(found) == 7 and found.selection == "first 7"
 
 
 def test_of_several_databases_the_published_one_is_read(tmp_path: Path) -> None:
@@ -502,6 +503,20 @@ def test_a_tsv_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     assert len(store) == 3
     written(path, bottom_up_line("dog", FOUND["cat"]))
     assert "its line is no longer there: open the file again, which has changed" in refusal(store, "42")
+
+
+def test_a_tsv_is_searched_once_while_it_stays_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A metric opens it again for each score, and such files have gigabytes."""
+    path, searched = bottom_up(tmp_path / "a.tsv"), []
+    monkeypatch.setattr(box_tsv, "refuse_repeated", lambda path, ids: searched.append(len(ids)))
+    for _ in range(3):
+        assert list(BoxFeatureStore.open(path)) == IDS
+    assert searched == [3]
+    with path.open("a") as file:
+        file.write(bottom_up_line("eel", FOUND["cat"]))
+    assert len(BoxFeatureStore.open(path)) == 4 and searched == [3, 4]
 
 
 def test_the_manifest_of_a_folder(tmp_path: Path) -> None:
