@@ -144,6 +144,15 @@ def test_boxes_lie_in_their_image_best_first() -> None:
             assert (found.boxes[:, 2:] > found.boxes[:, :2]).all()
 
 
+def test_rounding_moves_no_box_out_of_the_image() -> None:
+    width = next(w for w in range(300, 900) if np.float32(w) / np.float32(1067) * np.float32(1067) > w)
+    edges = torch.tensor([[0.0, 0.0, 1067.0, 800.0]]).expand(3, 4).clone()
+    found = dataclasses.replace(proposals(3), boxes=edges)
+    for rule in RULES:
+        kept = faster_rcnn().select(found, (800, 1067), (width, 600), rule)
+        assert kept.boxes[:, 2].max() <= width
+
+
 def plain_bua10_100(found: Proposals) -> tuple[list[int], list[float]]:
     """Numbers and confidences of the proposals that are kept, in loops."""
     scores = torch.softmax(found.class_logits, dim=1)[:, :-1].numpy()
