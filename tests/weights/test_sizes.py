@@ -84,6 +84,7 @@ SETTINGS = {
         *("architecture.anchors", "preprocessing.shortest_side", "preprocessing.longest_side"),
         *("proposals.before_nms", "proposals.overlap", "detections.overlaps", "detections.most"),
     ),
+    "scene_regions": ("architecture.image_size", "architecture.width", "architecture.region_size"),
     "sam": (
         *("architecture.image_size", "architecture.patch_size", "architecture.vision.hidden_size"),
         *("architecture.vision.num_hidden_layers", "architecture.vision.mlp_dim"),
@@ -124,6 +125,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> d
         "open_clip": root / "open_clip",
         "blip2": TINY / "blip2",
         "faster_rcnn": root / "faster_rcnn",
+        "scene_regions": TINY / "scene-regions",
         "sam": root / "sam",
         "sam of transformers": save_sam(root / "tiny-sam"),
         "owlv2": save_owlv2(root / "tiny-owlv2"),
