@@ -117,9 +117,12 @@ class WordPiece:
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Ids of every text, start and end mark included, in order."""
+        return Tokens.of(self.whole(texts), self.context_length, keep_end=self.keep_end)
+
+    def whole(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of every text, start and end mark included, in order; none is cut."""
         pieces = self._pieces.encode_batch(list(texts), add_special_tokens=False)
-        rows = ([self.start, *row.ids, self.end] for row in pieces)
-        return Tokens.of(rows, self.context_length, keep_end=self.keep_end)
+        return [[self.start, *row.ids, self.end] for row in pieces]
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""

@@ -140,6 +140,11 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         return int(self.config["architecture"]["visual"]["region_size"])
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers of a token's features."""
+        return int(self.config["architecture"]["text"]["hidden_size"])
+
+    @property
     def task_tokens(self) -> int:
         """Task tokens in a text: 1, or 0 for a model without tasks."""
         return int(self.config["task"] is not None)
