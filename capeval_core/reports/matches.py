@@ -160,7 +160,7 @@ def _heat_map(caption: str, note: WordMatches, width: int) -> Image:
             x = left + column * cell
             strength = min(1.0, max(0.0, cosine))
             canvas.box(x, y, cell, high, fill=_between(strength), edge=LINE, thickness=0.5)
-            ink = PAPER if strength > 0.6 else INK
+            ink = PAPER if strength > 0.5 else INK
             if cell >= _LEAST_FOR_NUMBERS:
                 canvas.text(x + cell / 2, y + high / 2 + 3.5, f"{cosine:.2f}", _SMALL, ink, anchor="ms")
             if reference_best[column] == row:
