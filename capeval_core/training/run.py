@@ -172,9 +172,7 @@ class Run(Generic[Regions]):
             seed=training.seed,
         )
         numbers = numbers_of(captioned.ids, captioned.images)
-        return CaptionData(
-            sampler, captioned.captions, store, numbers, training.batch_size, training.seed
-        )
+        return CaptionData(sampler, captioned.captions, store, numbers, training.batch_size, training.seed)
 
     def train(self, objective: Objective, looks: Looks | None) -> Path:
         """Train to the end and write the weights; their folder."""

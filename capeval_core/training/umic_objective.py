@@ -44,9 +44,7 @@ class UmicObjective:
         data: captions, their negatives and box features.
     """
 
-    def __init__(
-        self, training: UmicTraining, folder: WeightsFolder, data: CaptionData[RegionInput]
-    ) -> None:
+    def __init__(self, training: UmicTraining, folder: WeightsFolder, data: CaptionData[RegionInput]) -> None:
         self.training = training
         config = UniterEncoder.read_config(folder)
         words, length = config["vocabulary"], min(config["context_length"], training.caption_length)

@@ -45,7 +45,9 @@ class VilbertTraining(RegionTraining):
         3, "captions with one word replaced by another that fits in its place, per caption", minimum=0
     )
     masking_steps: int = option(
-        0, "steps of masked words and boxes alone before; for a start that has not been pre-trained", minimum=0
+        0,
+        "steps of masked words and boxes alone before; for a start that has not been pre-trained",
+        minimum=0,
     )
     masking_rate: float = option(1e-4, "the highest learning rate of these", minimum=0)
     steps: int = option(100_000, "steps of masked words and boxes with image-text matching", minimum=1)

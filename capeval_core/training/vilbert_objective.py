@@ -115,7 +115,9 @@ class VilbertObjective:
         model, device = self.model, self.model.vilbert.device
         outputs = model(batch.words.texts, batch.images)
         rows = torch.tensor(self._rows(batch.words), device=device)
-        words = model.word_loss(torch.cat(outputs.text)[rows], torch.tensor(batch.words.tokens, device=device))
+        words = model.word_loss(
+            torch.cat(outputs.text)[rows], torch.tensor(batch.words.tokens, device=device)
+        )
         terms: Terms = {"words": (words.item(), 1)}
         if not len(batch.features):
             return words, terms

@@ -60,7 +60,7 @@ def test_wrong_input_is_refused_before_any_weights_are_read(
 
 
 def test_a_metric_that_cannot_be_trained_is_named(capeval: Capeval) -> None:
-    assert "'pacs' cannot be trained here (known: umic)" in capeval("train", "pacs").err
+    assert "'pacs' cannot be trained here (known: umic, vilbert)" in capeval("train", "pacs").err
     assert "the metric comes first" in capeval("train").err
 
 

@@ -100,7 +100,7 @@ def test_other_settings_in_the_same_folder_are_refused(
     assert main(arguments(scenes, trained, margin=0.3, seed=1)) == 2
     error = capsys.readouterr().err
     assert (
-        "holds a training with other settings (margin 0.2, now 0.3; seed 42, now 1): pass the same" in error
+        "holds a training with other settings (seed 42, now 1; margin 0.2, now 0.3): pass the same" in error
     )
 
 

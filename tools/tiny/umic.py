@@ -37,9 +37,9 @@ from capeval_core.encoders.uniter_model import Uniter
 from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.regions.features import BoxVisual
 from capeval_core.training.groups import KINDS, Group, NegativeSampler
+from capeval_core.training.masking import MASK
 from capeval_core.training.similar_images import similar_by_captions, similar_by_features
 from capeval_core.training.tags import open_tagger
-from capeval_core.training.masking import MASK
 from tools.captions import describe, holds, read
 from tools.scenes import SHAPES, Scene, draw, sample_scene
 from tools.sets import split_caption, split_scene

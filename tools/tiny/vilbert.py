@@ -132,7 +132,9 @@ def write_start(folder: Path, seed: int, sizes: dict[str, Any] = SIZES) -> None:
     VilbertEncoder(config, model.state_dict()).save_pretrained(folder)
 
 
-def train(recipe: VilbertRecipe = VilbertRecipe(), seed: int = 0, folder: Path | None = None) -> VilbertEncoder:
+def train(
+    recipe: VilbertRecipe = VilbertRecipe(), seed: int = 0, folder: Path | None = None
+) -> VilbertEncoder:
     """Train on freshly drawn scenes. folder: for scenes and the training's files; None: a temporary one."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary)
@@ -221,7 +223,12 @@ def compare(
         seen = [SeenText(*pair) for pair in zip(ids, image.features or [], strict=True)]
         references, candidates = seen[:REFERENCES], seen[REFERENCES:]
         match = matcher.matched_words([SeenCaption(each, references) for each in candidates])
-        f = f_score(match.precision.double().numpy(), match.recall.double().numpy()).reshape(-1, REFERENCES).mean(axis=1).tolist()
+        f = (
+            f_score(match.precision.double().numpy(), match.recall.double().numpy())
+            .reshape(-1, REFERENCES)
+            .mean(axis=1)
+            .tolist()
+        )
         for name, wrong in zip(trial.foils, f[1:], strict=True):
             for title in (name, f"{name}, {trial.kinds[name]}"):
                 right_, wrong_ = sides.setdefault(title, ([], []))
