@@ -114,7 +114,7 @@ class VilbertObjective:
     def _masked_loss(self, batch: MaskedBatch) -> tuple[Tensor, Terms]:
         model, device = self.model, self.model.vilbert.device
         outputs = model(batch.words.texts, batch.images)
-        rows = torch.tensor(self._rows(batch.words), device=device)
+        rows = torch.tensor(rows_of_words(batch.words, self.before - 1), device=device)
         words = model.word_loss(
             torch.cat(outputs.text)[rows], torch.tensor(batch.words.tokens, device=device)
         )
@@ -124,13 +124,6 @@ class VilbertObjective:
         states = torch.cat(outputs.regions)[batch.hidden.to(device)]
         boxes = model.region_loss(states, batch.features.to(device))
         return words + boxes, {**terms, "boxes": (boxes.item(), 1)}
-
-    def _rows(self, words: MaskedWords) -> list[int]:
-        """The rows of the masked words where each text has its task token."""
-        if self.before == 1:
-            return words.places
-        ends = np.cumsum([len(ids) for ids in words.texts])
-        return (np.array(words.places) + np.searchsorted(ends, words.places, side="right") + 1).tolist()
 
     def _matching_loss(self, groups: Groups) -> tuple[Tensor, Terms]:
         model, size = self.model, groups.kinds.shape[1]
@@ -157,3 +150,11 @@ class VilbertObjective:
 
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name[len(_PART) :]: tensor for name, tensor in state.items() if name.startswith(_PART)}
+
+
+def rows_of_words(words: MaskedWords, tasks: int) -> list[int]:
+    """The rows of masked words among those of all texts, each with `tasks` task tokens behind its first."""
+    ends = np.cumsum([len(ids) for ids in words.texts])
+    texts = np.searchsorted(ends, words.places, side="right")
+    rows: list[int] = (np.array(words.places) + tasks * (texts + 1)).tolist()
+    return rows
