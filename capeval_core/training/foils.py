@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from capeval_core.training.negatives import WordTable
-from capeval_core.training.tags import TaggedCaption, is_content
+from capeval_core.training.tags import is_content
 
 NUMBERS, PREPOSITIONS = "CD", "IN"
 _SEPARATOR = "\t"
 
 
-def place_table(tagged: Iterable[TaggedCaption]) -> WordTable:
+def place_table(tagged: Iterable[Sequence[tuple[str, str]]]) -> WordTable:
     """Words by place: their tag and the words on either side. Places of a single word are left out.
 
     >>> table = place_table([[("a", "DT"), (colour, "JJ"), ("star", "NN")] for colour in ("red", "blue")])

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 Terms = dict[str, tuple[float, int]]
 """For the log: sum and number of the losses of each kind."""
@@ -55,3 +57,21 @@ def terms_of(losses: Tensor, kinds: NDArray[Any]) -> Terms:
         str(kind): (float(values[kinds == kind].sum()), int((kinds == kind).sum()))
         for kind in np.unique(kinds)
     }
+
+
+def matching_loss(logits: Tensor, group_size: int) -> Tensor:
+    """Cross entropy of the matching head: the positive of each group matches, the others do not.
+
+    Args:
+        logits: (n, 2) no match and match, group after group, the positive of each group first.
+        group_size: captions of a group.
+
+    Returns:
+        (n / group_size, group_size), not reduced.
+
+    >>> matching_loss(torch.tensor([[0.0, 9.0], [0.0, 0.0]]), group_size=2).round(decimals=3)
+    tensor([[0.0000, 0.6930]])
+    """
+    truth = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+    truth[::group_size] = 1
+    return functional.cross_entropy(logits, truth, reduction="none").view(-1, group_size)

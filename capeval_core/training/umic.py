@@ -47,24 +47,6 @@ def ranking_loss(logits: Tensor, group_size: int, margin: float = MARGIN) -> Ten
     return functional.relu(margin - (scores[:, :1] - scores[:, 1:]))
 
 
-def matching_loss(logits: Tensor, group_size: int) -> Tensor:
-    """Cross entropy of the matching head: the positive of each group matches, the others do not.
-
-    Args:
-        logits: (n, 2) no match and match, group after group, the positive of each group first.
-        group_size: captions of a group.
-
-    Returns:
-        (n / group_size, group_size), not reduced.
-
-    >>> matching_loss(torch.tensor([[0.0, 9.0], [0.0, 0.0]]), group_size=2).round(decimals=3)
-    tensor([[0.0000, 0.6930]])
-    """
-    truth = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-    truth[::group_size] = 1
-    return functional.cross_entropy(logits, truth, reduction="none").view(-1, group_size)
-
-
 @dataclass(frozen=True, kw_only=True)
 class UmicTraining(RegionTraining):
     """How UMIC is trained. The defaults are those of the released training code, but for those noted.

@@ -16,10 +16,10 @@ from capeval_core.encoders.uniter_model import Uniter
 from capeval_core.training.batches import Batch, Batches, token_states
 from capeval_core.training.judgements import Judgements
 from capeval_core.training.masking import mask_id
-from capeval_core.training.objective import Looks, Terms, terms_of
+from capeval_core.training.objective import Looks, Terms, matching_loss, terms_of
 from capeval_core.training.order import CaptionData
 from capeval_core.training.region_store import RegionStore
-from capeval_core.training.umic import RANKING, WORDS, UmicTraining, matching_loss, ranking_loss
+from capeval_core.training.umic import RANKING, WORDS, UmicTraining, ranking_loss
 from capeval_core.weights.folder import WeightsFolder
 
 _AT_ONCE = 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class Outputs(NamedTuple):
 
 
 class VilbertPretraining(nn.Module):
-    """ViLBERT with the heads of its pre-training, which are not part of its weights.
+    """ViLBERT with the heads of its pre-training, which are not among the weights that the metric opens.
 
     Args:
         architecture: of `Vilbert`.
@@ -81,7 +81,7 @@ class VilbertPretraining(nn.Module):
         dropout: share of the states that are dropped.
     """
 
-    def __init__(self, architecture: dict, task: int | None, dropout: float) -> None:
+    def __init__(self, architecture: dict[str, Any], task: int | None, dropout: float) -> None:
         super().__init__()
         self.task = task
         self.vilbert = Vilbert(architecture, dropout)
@@ -92,7 +92,7 @@ class VilbertPretraining(nn.Module):
             *_transform(wide), nn.Linear(wide, architecture["visual"]["region_size"])
         )
         self.matching_head = nn.Linear(architecture["co_attention"]["hidden_size"], 2)
-        self.word_matching_head = nn.Linear(hidden, 2)
+        self.word_matching_head = nn.Linear(hidden, 4)  # two questions with two answers
         for head in (self.word_head, self.region_head, self.matching_head, self.word_matching_head):
             for module in head.modules():
                 if isinstance(module, nn.Linear):
@@ -128,6 +128,12 @@ class VilbertPretraining(nn.Module):
         text, visual = self.vilbert.pooled(outputs.text, outputs.regions)
         logits: Tensor = self.matching_head(self.vilbert.dropout(text * visual))
         return logits
+
+    def word_matching_logits(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, 2) and (n, 2), no and yes, read off words (n, hidden): whether the caption of each matches the
+        image, and whether the word itself does."""
+        caption, word = self.word_matching_head(states).float().split(2, dim=-1)
+        return caption, word
 
 
 def _transform(hidden: int) -> nn.Sequential:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.encoders.tokenizers import Ids, WordPiece
 from capeval_core.encoders.vilbert import LocatedBoxes, VilbertEncoder
+from capeval_core.training.groups import FOIL
 from capeval_core.training.masking import MaskedWords, mask_boxes, mask_id, mask_words
-from capeval_core.training.objective import Terms, terms_of
+from capeval_core.training.objective import Terms, matching_loss, terms_of
 from capeval_core.training.order import CaptionData
-from capeval_core.training.umic import matching_loss
 from capeval_core.training.vilbert import MATCHING, VilbertPretraining, VilbertTraining
 from capeval_core.weights.folder import WeightsFolder
 
 CAPTIONS_PER_GROUP = 4
-"""Captions that are read with masked words per caption that is read with negatives."""
+"""Captions that are read with masked words before the matching, for each that is read during it."""
+UNKNOWN_TRUTH = -1
+"""Of a word in a caption of another image: it may be right or wrong."""
 _SHOWN = 0.1
 """Share of the masked words that stay as they are."""
 _PART = "vilbert."
@@ -40,19 +45,26 @@ class MaskedBatch:
 
 @dataclass(frozen=True)
 class Groups:
-    """Captions with their negatives: of each image, the positive first. kinds: (images, captions)."""
+    """Captions with their negatives: those of each image together, the positive first.
+
+    kinds: (images, captions). right: of each word of each text, 1 where it is right, 0 where it is the other
+    word of a foil, else `UNKNOWN_TRUTH`.
+    """
 
     texts: list[Ids]
     images: list[LocatedBoxes]
-    kinds: np.ndarray
+    kinds: NDArray[Any]
+    right: list[NDArray[np.int64]]
 
 
 class VilbertObjective:
     """ViLBERT with the losses of its pre-training.
 
-    Masked words are predicted, and the features of hidden boxes by regression. Image-text matching is read
-    off the pooled streams as in the paper, and, which the paper has not, off the state of every word where
-    the metric takes it: of a caption that is wrong, no word's state is that of a right one.
+    As in the paper: masked words are predicted; hidden boxes, too, their features by regression, since not
+    all region encoders have classes; image-text matching is read off the pooled streams. Beyond the paper,
+    matching is also read off every word, where the metric takes its features: whether the caption matches,
+    and, of right captions and foils, whether the word itself does. The paper's matching alone would leave it
+    to the first token to know.
 
     Args:
         training: the settings.
@@ -68,20 +80,22 @@ class VilbertObjective:
         words, length = config["vocabulary"], min(config["context_length"], training.caption_length)
         self.tokenizer = WordPiece(words, length, lowercase=config["lowercase"], keep_end=False)
         self.mask = mask_id(words)
-        self.before = 1 + (config["task"] is not None)  # rows of a text before its words
-        torch.manual_seed(training.seed)
+        self.tasks = int(config["task"] is not None)
+        torch.manual_seed(training.seed)  # of the heads
         self.model = VilbertPretraining(config["architecture"], config["task"], training.dropout)
         self.model.vilbert.load_state_dict({n: t.float() for n, t in folder.tensors().items()})
 
     def begin(self, phase: str) -> None:
-        pass
+        """Nothing changes between the phases."""
 
     def batch(self, phase: str, number: int) -> tuple[MaskedBatch, Groups | None]:
-        return self._masked(number), self._groups(number) if phase == MATCHING else None
+        if phase == MATCHING:
+            return self._masked(number, self.data.size), self._groups(number)
+        return self._masked(number, CAPTIONS_PER_GROUP * self.data.size), None
 
-    def _masked(self, number: int) -> MaskedBatch:
+    def _masked(self, number: int, size: int) -> MaskedBatch:
         data, training = self.data, self.training
-        chosen = [index for _, index in data.chosen(number, CAPTIONS_PER_GROUP * data.size)]
+        chosen = [index for _, index in data.chosen(number, size)]
         rng = np.random.default_rng([data.seed, 2, number])
         texts = self.tokenizer.encode([data.captions[index] for index in chosen]).ids
         words = mask_words(texts, training.masked, self.mask, rng, shown=_SHOWN)
@@ -101,7 +115,16 @@ class VilbertObjective:
             texts += [group.captions[place] for place in kept]
             kinds.append([group.kinds[place] for place in kept])
         images = data.regions([index for _, index in chosen])
-        return Groups(self.tokenizer.encode(texts).ids, images, np.array(kinds))
+        ids = self.tokenizer.encode(texts).ids
+        flat, size = [kind for group in kinds for kind in group], len(kinds[0])
+        right = [
+            right_words(self._words(own), self._words(ids[place - place % size]), kind)
+            for place, (own, kind) in enumerate(zip(ids, flat, strict=True))
+        ]
+        return Groups(ids, images, np.array(kinds), right)
+
+    def _words(self, ids: Ids) -> Ids:
+        return ids[1:-1] if ids[-1] == self.tokenizer.end else ids[1:]
 
     def losses(self, phase: str, batch: tuple[MaskedBatch, Groups | None]) -> tuple[Tensor, Terms]:
         masked, groups = batch
@@ -114,10 +137,9 @@ class VilbertObjective:
     def _masked_loss(self, batch: MaskedBatch) -> tuple[Tensor, Terms]:
         model, device = self.model, self.model.vilbert.device
         outputs = model(batch.words.texts, batch.images)
-        rows = torch.tensor(rows_of_words(batch.words, self.before - 1), device=device)
-        words = model.word_loss(
-            torch.cat(outputs.text)[rows], torch.tensor(batch.words.tokens, device=device)
-        )
+        rows = torch.tensor(rows_of_words(batch.words, self.tasks), device=device)
+        tokens = torch.tensor(batch.words.tokens, device=device)
+        words = model.word_loss(torch.cat(outputs.text)[rows], tokens)
         terms: Terms = {"words": (words.item(), 1)}
         if not len(batch.features):
             return words, terms
@@ -128,27 +150,24 @@ class VilbertObjective:
     def _matching_loss(self, groups: Groups) -> tuple[Tensor, Terms]:
         model, size = self.model, groups.kinds.shape[1]
         outputs = model(groups.texts, groups.images)
-        pooled = matching_loss(model.matching_logits(outputs), size)
-        words = self._word_matching(outputs.words, groups.texts, size)
-        losses = pooled + words
-        loss = losses[:, 0].mean() + losses[:, 1:].mean()
-        return loss, terms_of(words, groups.kinds)
-
-    def _word_matching(self, states: list[Tensor], texts: list[Ids], size: int) -> Tensor:
-        """(images, size) mean over the words of each text of the loss of matching read off a word."""
-        spans = [
-            rows[self.before : len(rows) - (ids[-1] == self.tokenizer.end)]
-            for rows, ids in zip(states, texts, strict=True)
+        first = 1 + self.tasks
+        words = [
+            rows[first : first + len(own)] for rows, own in zip(outputs.words, groups.right, strict=True)
         ]
-        counts = torch.tensor([len(rows) for rows in spans])
-        owner = torch.arange(len(spans)).repeat_interleave(counts).to(states[0].device)
-        truth = (owner % size == 0).long()
-        logits = self.model.word_matching_head(torch.cat(spans)).float()
-        losses = functional.cross_entropy(logits, truth, reduction="none")
-        sums = losses.new_zeros(len(spans)).index_add(0, owner, losses)
-        return (sums / counts.clamp(min=1).to(sums.device)).view(-1, size)
+        caption, word = model.word_matching_logits(torch.cat(words))
+        counts = torch.tensor([len(own) for own in words])
+        owner = torch.arange(len(words)).repeat_interleave(counts).to(caption.device)
+        each = functional.cross_entropy(caption, (owner % size == 0).long(), reduction="none")
+        sums = each.new_zeros(len(words)).index_add(0, owner, each)
+        by_word = (sums / counts.clamp(min=1).to(sums.device)).view(-1, size)
+        losses = matching_loss(model.matching_logits(outputs), size) + by_word
+        loss = losses[:, 0].mean() + losses[:, 1:].mean()
+        truth = torch.from_numpy(np.concatenate(groups.right)).to(word.device)
+        right = functional.cross_entropy(word, truth, ignore_index=UNKNOWN_TRUTH)
+        return loss + right, {**terms_of(by_word, groups.kinds), "right_words": (right.item(), 1)}
 
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """ViLBERT's own, without the heads."""
         return {name[len(_PART) :]: tensor for name, tensor in state.items() if name.startswith(_PART)}
 
 
@@ -158,3 +177,29 @@ def rows_of_words(words: MaskedWords, tasks: int) -> list[int]:
     texts = np.searchsorted(ends, words.places, side="right")
     rows: list[int] = (np.array(words.places) + tasks * (texts + 1)).tolist()
     return rows
+
+
+def right_words(ids: Sequence[int], positive: Sequence[int], kind: str) -> NDArray[np.int64]:
+    """Of each token of a caption, whether it is right, as in `Groups`; positive: tokens of the right caption.
+
+    >>> right_words([5, 6, 7, 8], [5, 9, 9, 7, 8], FOIL), right_words([5, 6], [7], "random")
+    (array([1, 0, 1, 1]), array([-1, -1]))
+    """
+    if kind not in ("positive", FOIL):
+        return np.full(len(ids), UNKNOWN_TRUTH)
+    right = np.ones(len(ids), dtype=np.int64)
+    if kind == FOIL:
+        right[changed(ids, positive)] = 0
+    return right
+
+
+def changed(ids: Sequence[int], original: Sequence[int]) -> slice:
+    """The part of a text that another one has not; before it and behind it both are equal.
+
+    >>> changed([5, 6, 7, 8], [5, 9, 9, 7, 8])
+    slice(1, 2, None)
+    """
+    most = min(len(ids), len(original))
+    start = next((i for i in range(most) if ids[i] != original[i]), most)
+    behind = next((i for i in range(most - start) if ids[-1 - i] != original[-1 - i]), most - start)
+    return slice(start, len(ids) - behind)
