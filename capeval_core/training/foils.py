@@ -11,11 +11,13 @@ from capeval_core.training.negatives import WordTable
 from capeval_core.training.tags import is_content
 
 NUMBERS, PREPOSITIONS = "CD", "IN"
+BEFORE = 2
+"""Words before a word that tell its place; of those behind, one does."""
 _SEPARATOR = "\t"
 
 
 def place_table(tagged: Iterable[Sequence[tuple[str, str]]]) -> WordTable:
-    """Words by place: their tag and the words on either side. Places of a single word are left out.
+    """Words by place: their tag, the two words before and the one behind. Places of a single word are left out.
 
     >>> table = place_table([[("a", "DT"), (colour, "JJ"), ("star", "NN")] for colour in ("red", "blue")])
     >>> one_word_foil(["a", "red", "star"], ["DT", "JJ", "NN"], table, np.random.default_rng(0))
@@ -63,6 +65,5 @@ def _replaceable(tag: str) -> bool:
 
 
 def _place(tokens: Sequence[str], tags: Sequence[str], index: int) -> str:
-    before = tokens[index - 1] if index else ""
-    after = tokens[index + 1] if index + 1 < len(tokens) else ""
-    return _SEPARATOR.join([tags[index], before.casefold(), after.casefold()])
+    before, after = tokens[max(index - BEFORE, 0) : index], tokens[index + 1 : index + 2]
+    return _SEPARATOR.join([tags[index], *map(str.casefold, before), "", *map(str.casefold, after)])

@@ -21,7 +21,7 @@ def test_a_foil_has_one_other_word_that_stands_in_such_a_place_elsewhere() -> No
     tagged = open_tagger("scenes").tags(captions)
     table = place_table(tagged)
     places = {
-        (tags[i], ["", *words][i], [*words, ""][i + 1], words[i])
+        (tags[i], *["", "", *words][i : i + 2], [*words, ""][i + 1], words[i])
         for caption in tagged
         for words, tags in [([w for w, _ in caption], [t for _, t in caption])]
         for i in range(len(words))
@@ -34,7 +34,12 @@ def test_a_foil_has_one_other_word_that_stands_in_such_a_place_elsewhere() -> No
         if foil is None:
             continue
         (place,) = (i for i, pair in enumerate(zip(words, foil, strict=True)) if pair[0] != pair[1])
-        assert (tags[place], ["", *words][place], [*words, ""][place + 1], foil[place]) in places
+        assert (
+            tags[place],
+            *["", "", *words][place : place + 2],
+            [*words, ""][place + 1],
+            foil[place],
+        ) in places
         changed[tags[place]] += 1
     assert {"JJ", "NN", "NNS", "CD", "IN"} <= changed.keys() and not changed.keys() & {"DT", "CC", "TO"}
     assert sum(changed.values()) > 300

@@ -77,12 +77,13 @@ class VilbertRecipe:
     """Scenes, and flags of `capeval train vilbert`; the defaults made the shipped model."""
 
     scenes: int = 12_000
-    masking_steps: int = 1_500
-    steps: int = 2_500
+    masking_steps: int = 1_200
+    steps: int = 1_800
     flags: tuple[str, ...] = (
         *("--masking-rate", "1e-3", "--learning-rate", "8e-4", "--warmup", "100", "--masked", "0.3"),
         *("--batch-size", "16", "--accumulation", "1", "--clip", "1", "--dropout", "0"),
         *("--weight-decay", "0.01", "--log-every", "50", "--save-every", "250"),
+        *("--foils", "4", "--random-negatives", "0", "--hard", "none"),
     )
 
     def command(self, folder: Path, seed: int) -> list[str]:
