@@ -36,13 +36,14 @@ class BoxSource:
     """The box features of images, from a region encoder where they do not come with the images.
 
     label, fingerprint: in signatures, and in stamps of rows. encoder: None where there are features of all
-    images. selection: which boxes are kept.
+    images. selection: which boxes are kept; None: all that a region encoder gives, the first 100 of stored
+    ones.
     """
 
     label: str
     fingerprint: str
     encoder: RegionEncoder | None
-    selection: Selection
+    selection: Selection | None
 
     def boxes(
         self,
@@ -62,10 +63,13 @@ class BoxSource:
 
 @dataclass(frozen=True)
 class FirstBoxes:
-    """The first boxes of stored box features, as many as a rule of selection keeps: a `Visual`."""
+    """The first boxes of stored box features, as many as a rule of selection keeps: a `Visual`.
+
+    selection: None: the first 100.
+    """
 
     visual: InputVisual[BoxFeatures]
-    selection: Selection
+    selection: Selection | None
 
     @property
     def key(self) -> str:
@@ -97,14 +101,17 @@ class FirstBoxes:
         that a rule has chosen already, all of them.
         """
         boxes = self.visual.load()
-        if boxes.selection in get_args(Selection) and boxes.selection != self.selection:
+        known = get_args(Selection)
+        if self.selection is not None and boxes.selection in known and boxes.selection != self.selection:
             found, fix = _other_selection(boxes.selection)
             raise ImageError(Problem(self.where, None, found, fix, verb="has"))
         if boxes.selection is not None:
             return boxes
         if self.selection == "lxmert36":
             return boxes.first(FIXED)
-        return boxes.first(boxes_kept(boxes.scores) if boxes.scores is not None else MOST)
+        if self.selection is None or boxes.scores is None:
+            return boxes.first(MOST)
+        return boxes.first(boxes_kept(boxes.scores))
 
     def check(self) -> None:
         """Raise ImageError unless `load` will succeed."""
@@ -114,7 +121,7 @@ class FirstBoxes:
 def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[..., BoxSource]:
     """Check a source of box features before any model is opened; the result opens it.
 
-    It takes the keywords `selection`, `device` and `dtype`, as options of metrics.
+    It takes the keywords `selection`, as `BoxSource` has it, `device` and `dtype`, as options of metrics.
 
     Args:
         spec: weights of a region encoder (a Hub id, a folder, `"tiny"`); features that were made before, as
@@ -138,7 +145,7 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
     return partial(_open, name)
 
 
-def _open(name: str, *, selection: Selection, device: str | None, dtype: str) -> BoxSource:
+def _open(name: str, *, selection: Selection | None, device: str | None, dtype: str) -> BoxSource:
     from capeval_core.registry import network_of
 
     folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
@@ -146,7 +153,8 @@ def _open(name: str, *, selection: Selection, device: str | None, dtype: str) ->
     if not hasattr(network, "encode_boxes"):
         raise wrong_option("regions", name, f"weights of {network.kind!r}, which finds no boxes", _EXPECTED)
     encoder: Any = network.open(folder, device=device, dtype=dtype)
-    regions: RegionEncoder = encoder.selecting(selection) if hasattr(encoder, "selecting") else encoder
+    selecting = selection is not None and hasattr(encoder, "selecting")
+    regions: RegionEncoder = encoder.selecting(selection) if selecting else encoder
     return BoxSource(folder.label(encoder.fingerprint), regions.fingerprint, regions, selection)
 
 
