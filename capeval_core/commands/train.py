@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import Parser, complain, paragraph
 from capeval_core.errors import FileError, file_problem
@@ -52,7 +53,8 @@ def _train(training: UmicTraining, flags: argparse.Namespace) -> None:
         judged = _judged(flags, store)
     tagger = open_tagger(training.tagger)
     out.mkdir(parents=True, exist_ok=True)
-    weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
+    with interruptible(f"the training is kept in {out}: run the same command again to go on"):
+        weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
     counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
     print(f"{weights}: weights of UMIC, trained on {counts}")
     print(f"{out / 'curves.png'}: losses, learning rate and correlations")
