@@ -38,7 +38,7 @@ def share(comparison: Comparison) -> str:
 
 
 def train_blind(folder: Path) -> UniterEncoder:
-    """A model like `tiny` that was trained with zeros for all regions; made in `folder` unless it is there."""
+    """A model like `tiny` that was trained with zeros for all regions; made unless `folder` holds it."""
     recipe = UmicRecipe(scenes=4_000, word_steps=0, matching_steps=700, steps=400)
     if not (folder / "run" / "weights").exists():
         write_scenes(folder, recipe.scenes, seed=0)

@@ -98,7 +98,8 @@ def _check_out(out: Path) -> None:
 
     if out.exists() and not out.is_dir():
         raise FileError(file_problem(out, "is a file: choose a folder for --out"))
-    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    entries = out.iterdir() if out.is_dir() else ()
+    names = {entry.name for entry in entries if not entry.name.startswith(".")}  # less unfinished files
     others = sorted(names - {CURVES, LOG, REGIONS, STATE, WEIGHTS})
     if others and STATE not in names:
         found = f"holds more than a training ({others[0]})"
