@@ -6,7 +6,7 @@ import json
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from capeval_core.encoders.vilbert_model import Vilbert
 from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import config_checksum
 from tests.golden import recipe
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.faster_rcnn import FasterRcnn
 
 CASES = Path(__file__).parent / "golden" / "cases"
 HEADS: dict[str, dict[str, Any]] = {
@@ -91,6 +94,25 @@ def blip2_weights(folder: Path) -> Path:
     found = Blip2Encoder.convert(case.lavis_checkpoint(folder), **settings)
     Blip2Encoder(found.config, found.tensors, device="cpu").save_pretrained(folder / "blip2")
     return folder / "blip2"
+
+
+@cache
+def faster_rcnn_release() -> Release:
+    """The converted Faster R-CNN of the golden case; treat it as read-only."""
+    from capeval_core.encoders.faster_rcnn import FasterRcnn
+    from tests.golden.frcnn_vg_tiny import write_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        return FasterRcnn.convert(write_checkpoint(CASES / "frcnn-vg-tiny", Path(folder)))
+
+
+@cache
+def faster_rcnn(dtype: str = "float32") -> FasterRcnn:
+    """The seeded Faster R-CNN, on the CPU."""
+    from capeval_core.encoders.faster_rcnn import FasterRcnn
+
+    found = faster_rcnn_release()
+    return FasterRcnn(found.config, found.tensors, device="cpu", dtype=dtype)
 
 
 def write_config(folder: Path, config: dict[str, Any], file: str = "config.json") -> None:

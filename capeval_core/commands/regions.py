@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,8 @@ from capeval_core.inputs.texts import valid_unicode
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder
-from capeval_core.scores.box_source import Selection, box_source_opener
+from capeval_core.regions.selection import Selection
+from capeval_core.scores.box_source import box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 from capeval_core.writing import PARTIAL
 
@@ -61,7 +62,7 @@ def run(arguments: list[str]) -> int:
     _refuse_another(flags.out, kept, manifest)
     _make(flags.out, manifest)
     with interruptible(f"what is in {flags.out} stays: run the same command again to resume"):
-        counts = _write_all(images, flags.out, encoder)
+        counts = _write_all(images, flags.out, encoder, options.selection)
     settings = f"{label}, {options.selection}, {options.dtype}"
     print(table([["images", counts.text()], ["encoder", settings]], width=WHOLE_LINES), flush=True)
     tell_reasons(counts.errors, len(images), "images")
@@ -116,7 +117,9 @@ class _Counts:
         return f"{self.written:,} written{share}, {self.found:,} found, {len(self.errors):,} failed"
 
 
-def _write_all(images: Mapping[str, InputImage], out: Path, encoder: RegionEncoder) -> _Counts:
+def _write_all(
+    images: Mapping[str, InputImage], out: Path, encoder: RegionEncoder, selection: Selection
+) -> _Counts:
     """Write the file of every image that has none yet."""
     counts = _Counts()
     read_ahead: deque[Path] = deque()
@@ -135,7 +138,7 @@ def _write_all(images: Mapping[str, InputImage], out: Path, encoder: RegionEncod
         for visual in encoder.encode_boxes(missing()):
             path = read_ahead.popleft()
             if visual.error is None:
-                found = visual.load()
+                found = replace(visual.load(), selection=selection)
                 write("--out", path, npz_bytes(found, visual.content))
                 counts.written += 1
                 counts.boxes += len(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -37,13 +37,12 @@ from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions.boxes import clipped
 from capeval_core.regions.features import BoxVisual, pack
-from capeval_core.regions.selection import boxes_kept, class_confidences, enough_boxes
+from capeval_core.regions.selection import Selection, boxes_kept, class_confidences, enough_boxes
 from capeval_core.weights.faster_rcnn import FasterRcnnConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-Selection = Literal["bua10_100", "lxmert36"]
 
 _SMALLEST = 3
 """Pixels that the stem needs along each side."""
@@ -104,6 +103,8 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
+        if problems := config_problems(config):
+            raise WeightsError("; ".join(problems))
         with torch.device("meta"):
             return build(config)
 

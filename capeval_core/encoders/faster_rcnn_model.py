@@ -39,6 +39,13 @@ _SIZES: dict[str, dict[str, range]] = {
     "detections": dict.fromkeys(("least", "most"), range(1, 1_001)),
 }
 """Whole numbers of a config, and their bounds."""
+_OTHERS = {
+    "architecture": {"layers"},
+    "preprocessing": {"mean", "std"},
+    "proposals": {"overlap", "delta_weights"},
+    "detections": {"overlaps", "delta_weights"},
+}
+"""The other settings of each part."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +283,8 @@ def config_problems(config: dict[str, Any]) -> list[str]:
         if not isinstance(values, dict):
             problems.append(f"{section} is {shown(values)}, expected an object")
             continue
+        if unknown := sorted(map(str, values.keys() - sizes.keys() - _OTHERS[section])):
+            problems.append(f"{section} has {shown(', '.join(unknown))}, which is not known here")
         for name, bounds in sizes.items():
             if not is_whole(values.get(name), bounds):
                 problems.append(

@@ -75,10 +75,18 @@ class NpzFolder(BoxFeatureStore):
         return [name.removesuffix(EXTENSION) for name in names_in(self.path) if name.endswith(EXTENSION)]
 
     @cached_property
+    def manifest(self) -> Manifest | None:
+        """What `capeval regions` wrote of itself, if it made the folder."""
+        return Manifest.read(self.path)
+
+    @property
+    def selection(self) -> str | None:
+        return None if self.manifest is None else self.manifest.selection
+
+    @cached_property
     def fingerprint(self) -> str:
-        manifest = Manifest.read(self.path)
         sizes = [(image_id, file_of(self.path, image_id).stat().st_size) for image_id in self]
-        return f"npz-{digest(manifest, sizes)}"
+        return f"npz-{digest(self.manifest, sizes)}"
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         """The arrays of an image, or Refused."""

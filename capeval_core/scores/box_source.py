@@ -8,22 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import wrong_option
+from capeval_core.errors import Piece, Problem, Setting, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.sources import Source
-from capeval_core.inputs.visual import InputImage, InputVisual
+from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
 from capeval_core.regions.features import BoxVisual, RegionEncoder
-from capeval_core.regions.selection import FIXED, MOST, boxes_kept
+from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
 from capeval_core.weights.folder import CONFIG, open_unless_on_the_hub, open_weights
 
-Selection = Literal["bua10_100", "lxmert36"]
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
 _EXPECTED = (
@@ -98,9 +97,16 @@ class FirstBoxes:
     def load(self) -> BoxFeatures:
         """The boxes that are kept. Raises ImageError.
 
-        Features that come without scores are taken as they are, up to the most that the rule keeps.
+        Features that come without scores are taken as they are, up to the most that the rule keeps; those
+        that a rule has chosen already, all of them.
         """
         boxes = self.visual.load()
+        known = get_args(Selection) if self.selection is not None else ()
+        if boxes.selection in known and boxes.selection != self.selection:
+            found, fix = _other_selection(boxes.selection)
+            raise ImageError(Problem(self.where, None, found, fix, verb="has"))
+        if boxes.selection is not None:
+            return boxes
         if self.selection == "lxmert36":
             return boxes.first(FIXED)
         if self.selection is None or boxes.scores is None:
@@ -150,6 +156,18 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
     selecting = selection is not None and hasattr(encoder, "selecting")
     regions: RegionEncoder = encoder.selecting(selection) if selecting else encoder
     return BoxSource(folder.label(encoder.fingerprint), regions.fingerprint, regions, selection)
+
+
+def check_selection(spec: Any, selection: Selection) -> None:
+    """Refuse another rule than the one that chose the boxes of a store, where that is known."""
+    store = store_of(spec)
+    if store is not None and store.selection in get_args(Selection) and store.selection != selection:
+        found, fix = _other_selection(store.selection)
+        raise wrong_option("regions", str(spec), found, fix, verb="has")
+
+
+def _other_selection(chosen: str | None) -> tuple[str, tuple[Piece, ...]]:
+    return f"boxes that were chosen as {chosen!r}", (Setting("selection", chosen, "pass "),)
 
 
 def store_of(spec: Any) -> BoxFeatureStore | None:

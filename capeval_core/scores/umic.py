@@ -21,7 +21,7 @@ from capeval_core.options import option
 from capeval_core.regions.features import BoxVisual
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
-from capeval_core.scores.box_source import FirstBoxes
+from capeval_core.scores.box_source import FirstBoxes, check_selection
 from capeval_core.scores.region_metric import (
     CAPTIONS_AT_ONCE,
     RegionMetric,
@@ -90,6 +90,12 @@ class Umic(RegionMetric):
     )
 
     options: UmicOptions
+
+    @classmethod
+    def check_options(cls, options: CommonOptions) -> None:
+        super().check_options(options)
+        if isinstance(options, UmicOptions) and options.regions is not None:
+            check_selection(options.regions, options.selection)
 
     def open_models(self) -> dict[str, Model]:
         options, folder = self.options, self.weights_folder()

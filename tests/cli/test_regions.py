@@ -1,4 +1,4 @@
-"""`capeval regions`: what is written is what the encoder finds, runs are resumed, and folders are not mixed."""
+"""`capeval regions`: what is written is what the encoder finds, runs are resumed, folders are not mixed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capeval_core import writing
+from capeval_core import load, writing
 from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
 from capeval_core.encoders.scene_regions import SceneRegionEncoder
@@ -23,6 +23,7 @@ from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import InputImage
 from capeval_core.scores.box_source import FirstBoxes
 from tests.cli.conftest import Ran
+from tests.seeded import uniter
 
 Capeval = Callable[..., Ran]
 IDS = ["0", "1", "2", "3", "4", "5"]
@@ -81,7 +82,22 @@ def test_what_is_written_is_what_the_encoder_finds(
                 np.testing.assert_array_equal(getattr(boxes, name), getattr(expected, name))
                 assert getattr(boxes, name).dtype == np.float32
             np.testing.assert_array_equal(boxes.relative(), expected.relative())
-            assert boxes.size == expected.size
+            assert (boxes.size, boxes.selection) == (expected.size, "bua10_100")
+
+
+def test_the_folder_scores_as_its_images(regions: Capeval, folder: Path, tmp_path: Path) -> None:
+    """Also images with many boxes of little confidence, which a rule of selection would cut."""
+    uniter().save_pretrained(tmp_path / "weights")
+    assert regions().status == 0
+    settings: dict[str, Any] = {"weights": str(tmp_path / "weights"), "device": "cpu"}
+    captions, paths = [f"a dog and {i}" for i in IDS], [next(folder.glob(f"{i}.*")) for i in IDS]
+    expected = load("umic", **settings, cache=FeatureCache(0)).score(captions, paths)
+    found = load("umic", **settings, cache=FeatureCache(0), regions=str(tmp_path / "out"))
+    assert found.score(captions, paths).scores == expected.scores
+    assert found.score(captions, IDS).scores == expected.scores
+    with pytest.raises(ValueError) as caught:
+        load("umic", **settings, regions=str(tmp_path / "out"), selection="lxmert36")
+    assert "has boxes that were chosen as 'bua10_100': pass selection=\"bua10_100\"" in str(caught.value)
 
 
 def test_images_that_have_their_file_are_skipped(
@@ -146,6 +162,7 @@ def test_a_killed_run_goes_on(regions: Capeval, folder: Path) -> None:
             fsync(file)
 
         os.fsync = killed
+        signal.alarm(60)  # whatever a fork may hang in
         main(["regions", "--images", str(folder), "--out", str(out), "--weights", "tiny", "--device", "cpu"])
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
@@ -161,7 +178,7 @@ def test_a_folder_has_regions_of_one_encoder(regions: Capeval, folder: Path) -> 
     assert regions().status == 0
     out = folder.parent / "out"
     before = files_in(out)
-    ran = regions("--selection", "lxmert36", "--dtype", "bfloat16")
+    ran = regions("--selection", "lxmert36", "--dtype", "float16")
     expected = (
         f"capeval: --out {out} has regions of selection bua10_100, dtype float32: choose another folder"
     )
@@ -180,7 +197,7 @@ def test_a_folder_has_regions_of_one_encoder(regions: Capeval, folder: Path) -> 
 
 def test_a_broken_image_costs_its_file(regions: Capeval, folder: Path) -> None:
     whole = (folder / "1.png").read_bytes()
-    (folder / "1.png").write_bytes(whole[:200])
+    (folder / "1.png").write_bytes(whole[:60])
     (folder / "3.png").write_text("no image")
     ran = regions()
     assert ran.status == 0
