@@ -30,6 +30,7 @@ from capeval_core.registry import METRICS, metric_class, metric_classes
 from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
+from capeval_core.scores.idf import TokenIdf
 from capeval_core.weights.catalogue import WeightsEntry
 from tests.outside import NAME as OUTSIDE
 from tests.outside import installed
@@ -476,6 +477,9 @@ ALTERNATIVES: dict[str, Any] = {
     "mask_transform": "released",
     "include_whole_image": True,
     "reference_reduction": "mean",
+    "layer": 0,
+    "idf": "corpus",
+    "statistics": TokenIdf({5: 0.5, 6: 2.0}, unseen=1.5),
 }
 """A value other than the default for every option but those that name weights or a folder."""
 
