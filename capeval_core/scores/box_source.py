@@ -101,8 +101,8 @@ class FirstBoxes:
         that a rule has chosen already, all of them.
         """
         boxes = self.visual.load()
-        known = get_args(Selection) if self.selection is not None else ()
-        if boxes.selection in known and boxes.selection != self.selection:
+        known = get_args(Selection)
+        if self.selection is not None and boxes.selection in known and boxes.selection != self.selection:
             found, fix = _other_selection(boxes.selection)
             raise ImageError(Problem(self.where, None, found, fix, verb="has"))
         if boxes.selection is not None:

@@ -94,7 +94,7 @@ class Umic(RegionMetric):
     @classmethod
     def check_options(cls, options: CommonOptions) -> None:
         super().check_options(options)
-        if isinstance(options, UmicOptions) and options.regions is not None:
+        if isinstance(options, UmicOptions):
             check_selection(options.regions, options.selection)
 
     def open_models(self) -> dict[str, Model]:
