@@ -196,12 +196,7 @@ class UniterEncoder(CheckedModel, tags=["image-captioning", "uniter"]):
         Raises:
             ValueError: their features have another width than these weights take, or see `region_input`.
         """
-        width = boxes.features.shape[1]
-        if width != self.region_size:
-            raise ValueError(
-                f"the features have {width} numbers per box, but these weights take {self.region_size}: make "
-                "them with the detector that the weights were trained with"
-            )
+        boxes.check_width(self.region_size)
         return region_input(boxes)
 
     @torch.inference_mode()
