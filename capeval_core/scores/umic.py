@@ -29,9 +29,10 @@ from capeval_core.scores.box_source import (
     box_source_opener,
     boxes_by_id,
     check_selection,
+    regions_of,
     store_of,
 )
-from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC
+from capeval_core.weights.catalogue import UMIC
 
 if TYPE_CHECKING:
     from capeval_core.encoders.uniter import UniterEncoder
@@ -130,7 +131,7 @@ class Umic(CaptionMetric):
         device: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
         self.encoder: UniterEncoder = self.encoder_class().open(folder, **device)
         if open_regions is None:
-            named = folder.config.get("constants", {}).get("regions", FASTER_RCNN_VG.repository)
+            named = regions_of(folder.config)
             self.options = dataclasses.replace(options, regions=named)
             open_regions = box_source_opener(named)
         self.regions: BoxSource = open_regions(selection=options.selection, **device)
