@@ -13,7 +13,8 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.inputs.box_arrays import EXTENSION, MOST_BOXES, MOST_BYTES, NAMES, npz_arrays
+from capeval_core.inputs.box_arrays import EXTENSION, MOST_BOXES, MOST_BYTES, NAMES, PER_BOX, npz_arrays
 from capeval_core.inputs.box_stores import BoxFeatureStore, digest, refuse_repeated
 from capeval_core.inputs.decoding import Refused, within
 from capeval_core.inputs.json_files import load_json
@@ -102,13 +103,14 @@ class BoxLmdb(BoxFeatureStore):
     @cached_property
     def fingerprint(self) -> str:
         environment = self._environment
-        commit, last = (environment.info()[name] for name in ("last_txnid", "last_pgno"))
-        return f"lmdb-{digest(commit, last, environment.stat()['entries'], self._counts)}"
+        with self._damage_named():
+            commit, last = (environment.info()[name] for name in ("last_txnid", "last_pgno"))
+            return f"lmdb-{digest(commit, last, environment.stat()['entries'], self._counts)}"
 
     @cached_property
     def _keys(self) -> dict[str, bytes]:
         """Image id -> key."""
-        with self._environment.begin() as transaction:
+        with self._damage_named(), self._environment.begin() as transaction:
             keys = [bytes(key) for key in transaction.cursor().iternext(values=False) if key != _KEYS]
         try:
             ids = [key.decode().removesuffix(EXTENSION) for key in keys]
@@ -117,6 +119,15 @@ class BoxLmdb(BoxFeatureStore):
             raise FileError(file_problem(self.data, found, "expected UNITER's image database")) from None
         refuse_repeated(self.data, ids)
         return dict(zip(ids, keys, strict=True))
+
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        """Let errors of LMDB name the file."""
+        try:
+            yield
+        except _imported("lmdb").Error as error:
+            fix = "it is damaged: write or download it again"
+            raise FileError(file_problem(self.data, f"cannot be read ({error})", fix)) from None
 
     @property
     def selection(self) -> str | None:
@@ -141,7 +152,8 @@ class BoxLmdb(BoxFeatureStore):
         n = self._counts if isinstance(self._counts, int) else self._counts.get(key.decode())
         if n is None:
             return arrays
-        return {**{name: array[:n] for name, array in arrays.items()}, "selection": np.array(self._rule)}
+        cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
+        return {**arrays, **cut, "selection": np.array(self._rule)}
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
@@ -173,13 +185,16 @@ def _array(name: str, packed: Any) -> NDArray[Any]:
             what = ascii(type_.decode(errors="replace"))[:40] if isinstance(type_, bytes) else "objects"
             raise Refused(f"an array of {what}", "expected numbers; nothing is unpickled", verb="is")
         axes = shape if isinstance(shape, list) and len(shape) <= 4 else [None]
-        if not isinstance(data, bytes) or not all(isinstance(axis, int) and axis >= 0 for axis in axes):
+        if not isinstance(data, bytes) or not all(type(axis) is int and axis >= 0 for axis in axes):
             raise Refused("the array is damaged", "write it again")
         dtype = np.dtype(type_.decode())
         if len(data) > MOST_BYTES or math.prod(axes) * dtype.itemsize != len(data):
             found = f"the header says shape {tuple(axes)} of {dtype}, which {len(data):,} bytes are not"
             raise Refused(found, "write it again")
-        array: NDArray[Any] = np.frombuffer(data, dtype).reshape(axes)
+        try:
+            array: NDArray[Any] = np.frombuffer(data, dtype).reshape(axes)
+        except ValueError:  # no bytes, and axes beyond what numpy can count
+            raise Refused(f"the array has shape {tuple(axes)}", "write it again") from None
         return array
 
 

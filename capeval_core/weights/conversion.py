@@ -243,6 +243,8 @@ def checked_floats(name: str, value: Any) -> Tensor:
         raise ValueError(
             f"{name} is of type {str(value.dtype).removeprefix('torch.')}: expected floating point"
         )
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise ValueError(f"{name} repeats one part of its values: save it whole, by tensor.contiguous()")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"{name} holds NaN or infinite values: the checkpoint is broken, fetch it again")
     return value.detach()

@@ -14,6 +14,7 @@ from typing import Any
 
 from capeval_core.errors import FileError, file_problem, wrong_option
 from capeval_core.options import option
+from capeval_core.values import described
 from capeval_core.weights.clip import shape_of
 from capeval_core.weights.conversion import Conversion, Empty, Release, Shapes, count_blocks
 
@@ -23,6 +24,8 @@ STRIDE = 16
 YAML = "config.yaml"
 """The release's file of settings, which lies beside its checkpoint."""
 _YAML_BYTES = 1 << 20
+_LONGEST = 100
+"""Of a text, and of a list, in that file."""
 
 RELEASED: Mapping[str, Any] = {
     "input.min_size_test": 800,
@@ -142,11 +145,26 @@ def read_settings(path: Path) -> dict[str, Any]:
     fix = "pass the one that lies beside this checkpoint"
     if missing := [name for name in RELEASED if found[name] is None]:
         raise FileError(file_problem(path, f"{', '.join(missing)} is missing", fix))
+    for name, value in found.items():
+        if not _is_plain(value):
+            problem = f"{name} is {described(value)}, expected a number, a short text, or a list of some"
+            raise FileError(file_problem(path, problem, fix))
     for name, value in FIXED.items():
         if found[name] not in (None, value):
             problem = f"{name} is {found[name]!r}, but only {value!r} is known here"
             raise FileError(file_problem(path, problem, fix))
     return {name: found[name] for name in RELEASED}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number or a short text, or a short list of such: aliases of YAML nest for ever."""
+    if isinstance(value, list):
+        return len(value) <= _LONGEST and all(
+            not isinstance(each, list) and _is_plain(each) for each in value
+        )
+    if isinstance(value, str):
+        return len(value) <= _LONGEST
+    return value is None or isinstance(value, (bool, int, float))
 
 
 def _value(content: Any, name: str) -> Any:
