@@ -9,32 +9,42 @@ https://arxiv.org/abs/1908.07490).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.cache import SHARED, FeatureCache, feature_key
+from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.encoders.detector import (
+    COUNTS,
+    FEW,
+    SIDES,
+    WIDTHS,
+    Detector,
+    are,
+    array_of,
+    blue_first,
+    shared_problems,
+    size_of,
+    size_problems,
+)
 from capeval_core.encoders.faster_rcnn_model import FasterRcnnModel, Proposals, build, decoded
-from capeval_core.encoders.stream import Encoding, box_visuals
 from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.architecture import is_number, is_whole, scaling_problems, shown
-from capeval_core.models.batching import BatchSize
+from capeval_core.models.architecture import is_number, shown
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import DTYPES, exact_float32
-from capeval_core.models.model import CheckedModel
+from capeval_core.models.device import exact_float32
 from capeval_core.regions.boxes import clipped
 from capeval_core.regions.features import BoxVisual, pack
-from capeval_core.regions.selection import boxes_kept, class_confidences, enough_boxes
+from capeval_core.regions.selection import ONE_THING, boxes_kept, enough_boxes
+from capeval_core.regions.suppression import class_confidences
 from capeval_core.weights.faster_rcnn import FasterRcnnConversion
-from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -43,19 +53,34 @@ Selection = Literal["bua10_100", "lxmert36"]
 _SMALLEST = 3
 """Pixels that the stem needs along each side."""
 _CANARY_BOXES = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
-_WIDTHS, _COUNTS = range(1, (1 << 16) + 1), range(1, 100_001)
 _SIZES: dict[str, dict[str, range]] = {
     "architecture": {
-        **dict.fromkeys(("stem_width", "width", "out_width", "proposal_width"), _WIDTHS),
-        **dict.fromkeys(("class_width", "attribute_width"), _WIDTHS),
-        **dict.fromkeys(("classes", "attributes"), _COUNTS),
+        **dict.fromkeys(("stem_width", "width", "out_width", "proposal_width"), WIDTHS),
+        **dict.fromkeys(("class_width", "attribute_width"), WIDTHS),
+        **dict.fromkeys(("classes", "attributes"), COUNTS),
         "anchors": range(1, 1_001),
     },
-    "preprocessing": dict.fromkeys(("shortest_side", "longest_side"), range(1, 16_385)),
-    "proposals": {"before_nms": _COUNTS, "after_nms": range(1, 1_001)},
-    "detections": dict.fromkeys(("least", "most"), range(1, 1_001)),
+    "preprocessing": dict.fromkeys(("shortest_side", "longest_side"), SIDES),
+    "proposals": {"before_nms": COUNTS, "after_nms": FEW},
+    "detections": dict.fromkeys(("least", "most"), FEW),
 }
 """Whole numbers of a config, and their bounds."""
+
+
+def _config_problems(config: dict[str, Any]) -> list[str]:
+    """What is missing or of the wrong kind, in words; an empty list if all is well."""
+    if problems := size_problems(config, _SIZES):
+        return problems
+    problems = shared_problems(config, ("proposals", "detections"))
+    overlaps = config["detections"].get("overlaps")
+    if not are(overlaps, lambda each: is_number(each, 0, 1)):
+        problems.append(
+            f"detections.overlaps is {shown(overlaps)}, expected numbers above 0, at most 1, one or more"
+        )
+    if config["detections"]["least"] > config["detections"]["most"]:
+        found = f"detections.least is {config['detections']['least']}"
+        problems.append(f"{found}, but detections.most is {config['detections']['most']}")
+    return problems
 
 
 @dataclass(frozen=True)
@@ -83,7 +108,7 @@ class Detections:
         return len(self.boxes)
 
 
-class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
+class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
     """Bottom-up attention's Faster R-CNN, with the numbers of its PyTorch release.
 
     Images run one at a time at their own size, so that no feature depends on what else is encoded. Colours
@@ -99,21 +124,10 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
     """
 
     kind = "faster_rcnn"
-    depends_on = ("architecture", "preprocessing", "proposals", "detections")
     Conversion = FasterRcnnConversion
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-        with torch.device("meta"):
-            model = build(config, DTYPES[self.dtype])
-        types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-        typed = {name: tensor.to(types[name]) for name, tensor in tensors.items()}
-        model.load_state_dict(typed, assign=True)
-        return model.requires_grad_(False)
-
-    @classmethod
-    def empty(cls, config: dict[str, Any]) -> nn.Module:
-        with torch.device("meta"):
-            return build(config)
+    modules = staticmethod(build)
+    config_problems = staticmethod(_config_problems)
 
     def prepare(self) -> None:
         pixels = self.config["preprocessing"]
@@ -131,13 +145,6 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
         """Numbers of a feature."""
         width: int = 8 * self.config["architecture"]["out_width"]
         return width
-
-    @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        config = super().read_config(folder)
-        if problems := config_problems(config):
-            raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
-        return config
 
     @staticmethod
     def describe(config: dict[str, Any]) -> str:
@@ -175,13 +182,13 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
             MemoryError: an image does not fit into memory.
         """
         _check(selection)
-        encoding = Encoding(
-            size=BatchSize(1, automatic=True),
-            keys=lambda content, _: (self._key(selection, content),),
-            prepare=lambda loaded: (self.preprocess(loaded), loaded.size),
-            forward=lambda batch: [self._packed(*item, selection) for item in batch],
+        return self.boxes_of_each(
+            images,
+            lambda image: (self.preprocess(image), image.size),
+            lambda prepared: self._packed(*prepared, selection),
+            cache,
+            selection,
         )
-        return map(_refuse_nothing, box_visuals(images, encoding, cache))
 
     def selecting(self, selection: Selection) -> FasterRcnnRegions:
         """This network as a region encoder with a rule of selection."""
@@ -191,7 +198,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
         """What is kept of one image; as for `encode_boxes`, with classes and attributes."""
         _check(selection)
         pixels = self.preprocess(image)
-        return self.select(self.propose(pixels), _size(pixels), image.size, selection)
+        return self.select(self.propose(pixels), size_of(pixels), image.size, selection)
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Size of the network's input for an image of (height, width).
@@ -210,8 +217,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """(3, h, w) float32: blue, green, red, resized without antialiasing, less the mean."""
-        rgb = np.asarray(image.convert("RGB"))
-        bgr = torch.from_numpy(rgb[:, :, ::-1].copy()).permute(2, 0, 1)[None].float()
+        bgr = torch.from_numpy(blue_first(image)).permute(2, 0, 1)[None].float()
         size = self.resized((image.height, image.width))
         resized = functional.interpolate(bgr, size, mode="bilinear", align_corners=False)[0]
         return (resized - self._mean) / self._std
@@ -220,7 +226,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
     def propose(self, pixels: Tensor, size: tuple[int, int] | None = None) -> Proposals:
         """The proposals of one image (3, h, w), of (height, width) if it has a margin."""
         with exact_float32(self.device):
-            found: Proposals = self.model(pixels[None].to(self.device), size or _size(pixels))
+            found: Proposals = self.model(pixels[None].to(self.device), size or size_of(pixels))
         return found
 
     @torch.inference_mode()
@@ -238,41 +244,38 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
         probabilities = found.class_logits.softmax(dim=1)[:, :-1]
         best, classes = probabilities.max(dim=1)
         if selection == "bua10_100":
-            confidences = class_confidences(_array(found.boxes), _array(probabilities))
+            confidences = class_confidences(array_of(found.boxes), array_of(probabilities), ONE_THING)
             order = np.argsort(-confidences, kind="stable")
             kept = order[: boxes_kept(confidences[order])]
-            boxes, scores = _array(found.boxes), confidences
+            boxes, scores = array_of(found.boxes), confidences
         else:
             settings = self.config["detections"]
             each = torch.arange(len(best), device=classes.device)
             deltas = found.deltas.view(len(best), -1, 4)[each, classes]
-            boxes = _array(decoded(deltas, found.boxes, settings["delta_weights"]))
-            boxes, scores = clipped(boxes, resized), _array(best)
+            boxes = array_of(decoded(deltas, found.boxes, settings["delta_weights"]))
+            boxes, scores = clipped(boxes, resized), array_of(best)
             kept = enough_boxes(boxes, scores, settings["overlaps"], settings["least"], settings["most"])
         scale = np.tile(np.divide(size, resized[::-1], dtype=np.float32), 2)
         attribute_scores, attributes = found.attribute_logits[:, :-1].softmax(dim=1).max(dim=1)
         return Detections(
             boxes=clipped(boxes[kept] * scale, size[::-1]),
-            features=_array(found.features)[kept],
+            features=array_of(found.features)[kept],
             scores=scores[kept],
             classes=classes.cpu().numpy()[kept],
             attributes=attributes.cpu().numpy()[kept],
-            attribute_scores=_array(attribute_scores)[kept],
+            attribute_scores=array_of(attribute_scores)[kept],
             size=size,
         )
 
     def _packed(self, pixels: Tensor, size: tuple[int, int], selection: Selection) -> Floats:
-        found = self.select(self.propose(pixels), _size(pixels), size, selection)
+        found = self.select(self.propose(pixels), size_of(pixels), size, selection)
         return pack(BoxFeatures(found.boxes, found.features, size, found.scores))
-
-    def _key(self, selection: Selection, content: str) -> str:
-        return feature_key(self.fingerprint, self.dtype, "boxes", f"{selection}\n{content}".encode())
 
     @torch.inference_mode()
     def canary(self) -> Floats:
         """(5, 3) cosines of three boxes of a drawn image at its own size, in all that the network tells."""
         network, image = self.network, canary_images()[0]
-        bgr = torch.from_numpy(np.asarray(image)[:, :, ::-1].copy()).permute(2, 0, 1).float()
+        bgr = torch.from_numpy(blue_first(image)).permute(2, 0, 1).float()
         with exact_float32(self.device):
             map_ = network.feature_map(((bgr - self._mean) / self._std)[None].to(self.device))
             around = torch.cat(network.head(map_), dim=1)[0].flatten(1).T
@@ -286,7 +289,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
                 predictor.attribute_logits(features, classes),
             ]
             pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]
-        return _array(torch.stack(pairs))
+        return array_of(torch.stack(pairs))
 
 
 @dataclass(frozen=True)
@@ -314,83 +317,7 @@ class FasterRcnnRegions:
         return self.model.encode_boxes(images, selection=self.selection, cache=cache, batch_size=batch_size)
 
 
-def config_problems(config: dict[str, Any]) -> list[str]:
-    """What is missing or of the wrong kind, in words; an empty list if all is well."""
-    problems = []
-    for section, sizes in _SIZES.items():
-        values = config.get(section)
-        if not isinstance(values, dict):
-            problems.append(f"{section} is {shown(values)}, expected an object")
-            continue
-        for name, bounds in sizes.items():
-            if not is_whole(values.get(name), bounds):
-                problems.append(
-                    f"{section}.{name} is {shown(values.get(name))}, expected a whole number from "
-                    f"{bounds[0]} to {bounds[-1]:,}"
-                )
-    if problems:
-        return problems
-    layers = config["architecture"].get("layers")
-    if not _are(layers, lambda each: is_whole(each, range(1, 1_001)), 4):
-        problems.append(
-            f"architecture.layers is {shown(layers)}, expected four whole numbers from 1 to 1,000"
-        )
-    problems += scaling_problems(config["preprocessing"])
-    for section in ("proposals", "detections"):
-        weights = config[section].get("delta_weights")
-        if not _are(weights, lambda each: is_number(each, 0, 1e3), 4):
-            problems.append(
-                f"{section}.delta_weights is {shown(weights)}, expected four numbers above 0, at most 1000"
-            )
-    overlap, overlaps = config["proposals"].get("overlap"), config["detections"].get("overlaps")
-    if not is_number(overlap, 0, 1):
-        problems.append(f"proposals.overlap is {shown(overlap)}, expected a number above 0, at most 1")
-    if not _are(overlaps, lambda each: is_number(each, 0, 1)):
-        problems.append(
-            f"detections.overlaps is {shown(overlaps)}, expected numbers above 0, at most 1, one or more"
-        )
-    if config["detections"]["least"] > config["detections"]["most"]:
-        found = f"detections.least is {config['detections']['least']}"
-        problems.append(f"{found}, but detections.most is {config['detections']['most']}")
-    if config["preprocessing"]["shortest_side"] > config["preprocessing"]["longest_side"]:
-        problems.append("preprocessing.shortest_side is above preprocessing.longest_side")
-    return problems
-
-
-def _are(values: Any, fits: Any, count: int | None = None) -> bool:
-    """Whether a value of a config is a list, not empty, of this many numbers that fit."""
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and count in (None, len(values))
-        and all(fits(value) for value in values)
-    )
-
-
 def _check(selection: str) -> None:
     if selection not in (known := get_args(Selection)):
         fix = f"expected {' or '.join(map(repr, known))}{did_you_mean(str(selection), known)}"
         raise wrong_option("selection", selection, "unknown", fix)
-
-
-def _refuse_nothing(visual: BoxVisual) -> BoxVisual:
-    """The same with an error where no box was found, or where numbers overflowed."""
-    if visual.packed is None:
-        return visual
-    if len(visual.packed) == 1:
-        error = f"{visual.where}: the detector found no box in {visual.name}"
-    elif not np.isfinite(visual.packed).all():
-        error = f'{visual.where}: features of {visual.name} are not finite: pass dtype="float32"'
-    else:
-        return visual
-    return replace(visual, error=error, packed=None)
-
-
-def _size(pixels: Tensor) -> tuple[int, int]:
-    """Height and width of (3, h, w)."""
-    return int(pixels.shape[1]), int(pixels.shape[2])
-
-
-def _array(values: Tensor) -> Floats:
-    """Numbers on any device as float32 on the CPU."""
-    return np.asarray(values.float().cpu())
