@@ -48,6 +48,7 @@ NETWORKS: dict[str, str] = {
     "blip2": "capeval_core.encoders.blip2:Blip2Encoder",
     "uniter": "capeval_core.encoders.uniter:UniterEncoder",
     "faster_rcnn": "capeval_core.encoders.faster_rcnn:FasterRcnn",
+    "x152": "capeval_core.encoders.x152:X152",
     "scene_regions": "capeval_core.encoders.scene_regions:SceneRegionEncoder",
     "sam": "capeval_core.regions.sam:Sam",
 }
