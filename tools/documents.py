@@ -19,7 +19,7 @@ from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.errors import Problems, did_you_mean
 from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.weights.catalogue import EVA_CLIP, NAMESPACE, WEIGHTS, WeightsEntry
+from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
 from tools.load_types import load_stub
 
@@ -126,7 +126,7 @@ def origin_table(folder: str) -> str:
 
 def convert_command(metric: str, folder: str) -> str:
     """The command that converts these weights, as a block of code."""
-    name = metric if metric == EVA_CLIP else metric_class(metric).name
+    name = metric if metric in CONVERTED_AS.values() else metric_class(metric).name
     return f"```sh\n{_own_weights(folder).convert_command(name)}\n```"
 
 

@@ -11,7 +11,7 @@ from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.description import describe_metric
 from capeval_core.errors import did_you_mean
 from capeval_core.registry import METRICS, list_metrics, metric_class, network
-from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
+from capeval_core.weights.catalogue import EVA_CLIP, FASTER_RCNN, X152, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _PARTS = {
     "regions": ("sam", "a SAM that finds the regions of HICE-S"),
     EVA_CLIP: ("eva_clip", "the largest member of ECO's ensemble"),
+    FASTER_RCNN: ("faster_rcnn", "the detector of UMIC's regions"),
+    X152: ("x152", "the detector of ViLBERTScore's regions"),
 }
 """What is converted beside the weights of metrics: name -> network and purpose."""
 _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
@@ -46,7 +48,7 @@ def run(arguments: list[str]) -> int:
         )
     print(f"{out}: {architecture}")
     print(table([["-", note] for note in release.notes], indent="  "))
-    print(f"score with it:\n  {_score_command(name, out)}")
+    print(f"use it:\n  {_score_command(name, out)}")
     return 0
 
 
@@ -97,6 +99,8 @@ def _score_command(name: str, out: Path) -> str:
     if name == EVA_CLIP:
         members = shlex.quote(f"{out},blip2-itc")
         return f"capeval rerank {files} --out best.csv --members {members}"
+    if name in (FASTER_RCNN, X152):
+        return f"capeval regions --images images --out regions --weights {shlex.quote(str(out))}"
     weights = f"--weights {shlex.quote(str(out))}"
     if describe_metric(metric_class(name)).command == "rerank":
         return f"capeval rerank {files} --out best.csv {weights}"

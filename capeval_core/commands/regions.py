@@ -17,7 +17,7 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.outputs import tell_reasons, write
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
 from capeval_core.errors import FileError, Problems, file_problem, renamed, wrong_option
-from capeval_core.inputs.box_folder import MANIFEST, Manifest, file_of, is_whole, npz_bytes
+from capeval_core.inputs.box_folder import ALL, MANIFEST, Manifest, file_of, is_whole, npz_bytes
 from capeval_core.inputs.folder import EXTENSIONS, bare, names_in
 from capeval_core.inputs.texts import valid_unicode
 from capeval_core.inputs.visual import ImageError, InputImage
@@ -27,7 +27,7 @@ from capeval_core.weights.catalogue import FASTER_RCNN_VG
 from capeval_core.writing import PARTIAL
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.region_features import RegionEncoder
+    from capeval_core.regions.features import RegionEncoder
 
 _METRIC = "umic"
 """A metric on regions, for the example at the end."""
@@ -58,13 +58,13 @@ def run(arguments: list[str]) -> int:
         options = RegionOptions.of("regions", chosen(flags, RegionOptions))
         images = _images_in(flags.images)
         kept = _manifest_in(flags.out)
-        label, encoder = _open(options)
-    manifest = Manifest(label, options.selection, options.dtype, encoder.fingerprint)
+        label, encoder, selection = _open(options)
+    manifest = Manifest(label, selection, options.dtype, encoder.fingerprint)
     _refuse_another(flags.out, kept, manifest)
     _make(flags.out, manifest)
     with interruptible(f"what is in {flags.out} stays: run the same command again to resume"):
         counts = _write_all(images, flags.out, encoder)
-    settings = f"{label}, {options.selection}, {options.dtype}"
+    settings = f"{label}, {selection}, {options.dtype}"
     print(table([["images", counts.text()], ["encoder", settings]], width=WHOLE_LINES), flush=True)
     tell_reasons(counts.errors, len(images), "images")
     if len(counts.errors) == len(images):
@@ -83,8 +83,9 @@ def _parser() -> Parser:
         ),
         epilog=paragraph(
             "Each image gets a file of its id, the image's name without its extension, with the arrays boxes "
-            "(n, 4: left, top, right, bottom in pixels), features (n, d), scores (n) and size (width, height), "
-            "in float32. Images that have their file already are skipped, so the same command resumes a run."
+            "(n, 4: left, top, right, bottom in pixels), features (n, d), scores (n) and size (width, "
+            "height), in float32. Images that have their file already are skipped, so the same command resumes "
+            "a run."
         ),
     )
     files = parser.add_argument_group("files")
@@ -153,8 +154,8 @@ def _is_there(path: Path, image: InputImage) -> bool:
         return False
 
 
-def _open(options: RegionOptions) -> tuple[str, RegionEncoder]:
-    """Name and region encoder of the options."""
+def _open(options: RegionOptions) -> tuple[str, RegionEncoder, str]:
+    """Name, region encoder and selection of the options."""
     weights = FASTER_RCNN_VG.repository if options.weights is None else options.weights
     with renamed(regions="weights"):
         source = box_source_opener(weights)(
@@ -163,7 +164,10 @@ def _open(options: RegionOptions) -> tuple[str, RegionEncoder]:
     if source.encoder is None:
         fix = "pass weights of a region encoder (a Hub id, a folder, or 'tiny')"
         raise wrong_option("weights", weights, "box features already, which need no encoder", fix)
-    return source.label, source.encoder
+    if source.has_one_rule and options.selection != RegionOptions().selection:
+        found, fix = "no choice of this region encoder, which has one rule", "leave it out"
+        raise wrong_option("selection", options.selection, found, fix)
+    return source.label, source.encoder, ALL if source.has_one_rule else options.selection
 
 
 def _images_in(folder: Path) -> dict[str, InputImage]:

@@ -190,7 +190,7 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
             selection,
         )
 
-    def selecting(self, selection: Selection) -> FasterRcnnRegions:
+    def selecting(self, selection: Selection = "bua10_100") -> FasterRcnnRegions:
         """This network as a region encoder with a rule of selection."""
         return FasterRcnnRegions(self, selection)
 

@@ -107,8 +107,8 @@ class Detections:
 class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
     """The detector behind ViLBERT's features, with the numbers of the script that released them.
 
-    Each image runs alone, so its margin is that of its own size. Images with transparency, on which the script
-    fails, are read in RGB. In bfloat16 and float16 only the convolutions of ResNeXt are rounded.
+    Each image runs alone, so its margin is that of its own size. Images with transparency, on which the
+    script fails, are read in RGB. In bfloat16 and float16 only the convolutions of ResNeXt are rounded.
 
     Arguments and errors are those of `CheckedModel`.
 
@@ -251,8 +251,8 @@ def scale_of(size: tuple[int, int], shortest: int, longest: int) -> float:
 def resized_by(pixels: Floats, scale: float) -> Floats:
     """Pixels (h, w, c) resized by one scale for both axes: linear, without antialiasing.
 
-    As OpenCV's `resize` with INTER_LINEAR and a scale: a pixel of the result lies at its centre divided by the
-    scale itself, not by the ratio of the rounded sizes. A side keeps at least one pixel.
+    As OpenCV's `resize` with INTER_LINEAR and a scale: a pixel of the result lies at its centre divided by
+    the scale itself, not by the ratio of the rounded sizes. A side keeps at least one pixel.
 
     >>> resized_by(np.float32([[[0], [4], [8]]]), 2.0)[0, :, 0].tolist()
     [0.0, 1.0, 3.0, 5.0, 7.0, 8.0]
@@ -260,8 +260,7 @@ def resized_by(pixels: Floats, scale: float) -> Floats:
     (top, bottom, lower), (left, right, further) = (_neighbours(n, scale) for n in pixels.shape[:2])
     further, lower = further[:, None], lower[:, None, None]
     wide = pixels[:, left] * (1 - further) + pixels[:, right] * further
-    resized: Floats = wide[top] * (1 - lower) + wide[bottom] * lower
-    return resized
+    return np.asarray(wide[top] * (1 - lower) + wide[bottom] * lower, dtype=np.float32)
 
 
 def _neighbours(n: int, scale: float) -> tuple[Integers, Integers, Floats]:

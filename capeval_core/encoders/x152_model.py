@@ -1,4 +1,4 @@
-"""The modules of the ResNeXt-152-32x8d FPN detector of 12-in-1: feature pyramid, proposals, features, classes.
+"""The modules of 12-in-1's ResNeXt-152-32x8d FPN detector: feature pyramid, proposals, features, classes.
 
 Xie et al.: Aggregated Residual Transformations for Deep Neural Networks, CVPR 2017,
 https://arxiv.org/abs/1611.05431; Lin et al.: Feature Pyramid Networks for Object Detection, CVPR 2017,
@@ -44,9 +44,9 @@ _AT_A_TIME = 250
 class Proposals:
     """What the network finds in one image, in pixels of the resized image; best proposal first.
 
-    boxes: (n, 4) x0, y0, x1, y1, the last pixels included. objectness: (n,) from 0 to 1. features: (n, d) after
-    the first layer behind the pooled cells (`fc6`). hidden: (n, d) after the second one (`fc7`).
-    class_logits: (n, 1 + classes), background first.
+    boxes: (n, 4) x0, y0, x1, y1, the last pixels included. objectness: (n,) from 0 to 1. features: (n, d) of
+    the first layer behind the pooled cells (`fc6`). hidden: (n, d) of the second one (`fc7`). class_logits:
+    (n, 1 + classes), background first.
     """
 
     boxes: Tensor
@@ -56,7 +56,7 @@ class Proposals:
     class_logits: Tensor
 
 
-class Norm(FrozenBatchNorm2d):
+class Norm(FrozenBatchNorm2d):  # type: ignore[misc]
     """Batch normalisation by fixed statistics in float32, with nothing added to the variance."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,8 +139,8 @@ class X152Model(nn.Module):
     def propose(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Boxes (n, 4) and objectness (n,) of the proposals, best first, of an input of (height, width).
 
-        In each level the best anchors are decoded and clipped to the input, and of those that overlap the best
-        is kept; then the best of all levels.
+        In each level the best anchors are decoded and clipped to the input, and of those that overlap the
+        best is kept; then the best of all levels.
         """
         found = [self._propose(level, map_, size) for level, map_ in enumerate(maps)]
         boxes, objectness = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -194,7 +194,8 @@ def level_of(boxes: Tensor) -> Tensor:
 
     Lin et al., 2017, eq. 1, from 0 to 3.
 
-    >>> level_of(torch.tensor([[0.0, 0, 50, 50], [0, 0, 222, 223], [0, 0, 223, 223], [0, 0, 900, 900]])).tolist()
+    >>> sides = torch.tensor([[50.0, 50], [222, 223], [223, 223], [900, 900]])
+    >>> level_of(torch.cat([torch.zeros(4, 2), sides], dim=1)).tolist()
     [0, 1, 2, 3]
     """
     sides = boxes[:, 2:] - boxes[:, :2] + PIXEL

@@ -23,6 +23,8 @@ from capeval_core.inputs.json_files import load_json
 from capeval_core.inputs.sources import read_file
 
 MANIFEST = "regions.json"
+ALL = "all"
+"""In a manifest, the selection of region encoders with one rule."""
 _IMAGE = "image"
 """The array with the content key of the image."""
 
@@ -70,6 +72,11 @@ class NpzFolder(BoxFeatureStore):
 
     Keys are those of `InputBoxes`, also as releases call them: `norm_bb`, `features`, `conf`.
     """
+
+    @property
+    def is_selected(self) -> bool:
+        manifest = Manifest.read(self.path)
+        return manifest is not None and manifest.selection == ALL
 
     def _ids(self) -> Iterable[str]:
         return [name.removesuffix(EXTENSION) for name in names_in(self.path) if name.endswith(EXTENSION)]

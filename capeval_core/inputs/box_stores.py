@@ -69,6 +69,11 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
     def fingerprint(self) -> str:
         """Changes with what is stored, as far as sizes and samples show; features are keyed by content."""
 
+    @property
+    def is_selected(self) -> bool:
+        """Whether these are all of the boxes that a detector keeps by the one rule that it has."""
+        return False
+
     @abstractmethod
     def _ids(self) -> Iterable[str]:
         """The image ids. Raises FileError."""

@@ -19,7 +19,7 @@ from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.regions.features import BoxVisual, RegionEncoder
-from capeval_core.regions.selection import FIXED, boxes_kept
+from capeval_core.regions.selection import FIXED, MOST, boxes_kept
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
 from capeval_core.weights.folder import CONFIG, open_unless_on_the_hub, open_weights
 
@@ -37,13 +37,15 @@ class BoxSource:
     """The box features of images, from a region encoder where they do not come with the images.
 
     label, fingerprint: in signatures, and in stamps of rows. encoder: None where there are features of all
-    images. selection: which boxes are kept.
+    images. selection: which boxes are kept; None: the first 100. has_one_rule: whether the region encoder
+    keeps the same boxes whatever the selection.
     """
 
     label: str
     fingerprint: str
     encoder: RegionEncoder | None
-    selection: Selection
+    selection: Selection | None
+    has_one_rule: bool = False
 
     def boxes(
         self,
@@ -66,7 +68,7 @@ class FirstBoxes:
     """The first boxes of stored box features, as many as a rule of selection keeps: a `Visual`."""
 
     visual: InputVisual[BoxFeatures]
-    selection: Selection
+    selection: Selection | None
 
     @property
     def key(self) -> str:
@@ -99,7 +101,9 @@ class FirstBoxes:
         boxes = self.visual.load()
         if self.selection == "lxmert36":
             return boxes.first(FIXED)
-        return boxes.first(boxes_kept(boxes.scores) if boxes.scores is not None else 100)
+        if self.selection is None or boxes.scores is None:
+            return boxes.first(MOST)
+        return boxes.first(boxes_kept(boxes.scores))
 
     def check(self) -> None:
         """Raise ImageError unless `load` will succeed."""
@@ -109,7 +113,8 @@ class FirstBoxes:
 def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[..., BoxSource]:
     """Check a source of box features before any model is opened; the result opens it.
 
-    It takes the keywords `selection`, `device` and `dtype`, as options of metrics.
+    It takes the keywords `selection`, `device` and `dtype`, as options of metrics. What `capeval regions`
+    stored of a region encoder with one rule is all taken.
 
     Args:
         spec: weights of a region encoder (a Hub id, a folder, `"tiny"`); features that were made before, as
@@ -127,13 +132,15 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
     if (store := store_of(spec)) is not None:
         label = f"{store.name}@{_digest(store.fingerprint)}"
         # Rows are keyed by the content of the boxes, wherever they lie.
-        return lambda selection, **settings: BoxSource(label, "boxes", None, selection)
+        return lambda selection, **settings: BoxSource(
+            label, "boxes", None, None if store.is_selected else selection
+        )
     name = os.fspath(spec)
     open_unless_on_the_hub(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     return partial(_open, name)
 
 
-def _open(name: str, *, selection: Selection, device: str | None, dtype: str) -> BoxSource:
+def _open(name: str, *, selection: Selection | None, device: str | None, dtype: str) -> BoxSource:
     from capeval_core.registry import network_of
 
     folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
@@ -141,8 +148,11 @@ def _open(name: str, *, selection: Selection, device: str | None, dtype: str) ->
     if not hasattr(network, "encode_boxes"):
         raise wrong_option("regions", name, f"weights of {network.kind!r}, which finds no boxes", _EXPECTED)
     encoder: Any = network.open(folder, device=device, dtype=dtype)
-    regions: RegionEncoder = encoder.selecting(selection) if hasattr(encoder, "selecting") else encoder
-    return BoxSource(folder.label(encoder.fingerprint), regions.fingerprint, regions, selection)
+    label = folder.label(encoder.fingerprint)
+    if not hasattr(encoder, "selecting"):
+        return BoxSource(label, encoder.fingerprint, encoder, selection, has_one_rule=True)
+    regions: RegionEncoder = encoder.selecting(*[selection] * (selection is not None))
+    return BoxSource(label, regions.fingerprint, regions, selection)
 
 
 def store_of(spec: Any) -> BoxFeatureStore | None:
