@@ -57,11 +57,11 @@ def run(arguments: list[str]) -> int:
     with in_words_of_the_user(RegionOptions):
         options = RegionOptions.of("regions", chosen(flags, RegionOptions))
         images = _images_in(flags.images)
-        kept = _manifest_in(flags.out)
+        kept = manifest_in(flags.out)
         label, encoder, selection = _open(options)
     manifest = Manifest(label, selection, options.dtype, encoder.fingerprint)
-    _refuse_another(flags.out, kept, manifest)
-    _make(flags.out, manifest)
+    refuse_another(flags.out, kept, manifest)
+    make(flags.out, manifest)
     with interruptible(f"what is in {flags.out} stays: run the same command again to resume"):
         counts = _write_all(images, flags.out, encoder)
     settings = f"{label}, {selection}, {options.dtype}"
@@ -84,8 +84,8 @@ def _parser() -> Parser:
         epilog=paragraph(
             "Each image gets a file of its id, the image's name without its extension, with the arrays boxes "
             "(n, 4: left, top, right, bottom in pixels), features (n, d), scores (n) and size (width, "
-            "height), in float32. Images that have their file already are skipped, so the same command resumes "
-            "a run."
+            "height), in float32. Images that have their file already are skipped, so the same command "
+            "resumes a run."
         ),
     )
     files = parser.add_argument_group("files")
@@ -191,15 +191,15 @@ def _images_in(folder: Path) -> dict[str, InputImage]:
     if not by_id:
         below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         found = f"holds no images, but folders ({', '.join(below[:3])})" if below else "holds no images"
-        names = f"expected {', '.join(sorted(EXTENSIONS))}"
-        fix = "name one of them, with an --out of its own" if below else names
+        kinds = f"expected {', '.join(sorted(EXTENSIONS))}"
+        fix = "name one of them, with an --out of its own" if below else kinds
         problems.add(file_problem(folder, found, fix))
     problems.raise_if_any()
     return {image_id: InputImage.of(folder / name, image_of(image_id)) for image_id, (name,) in by_id.items()}
 
 
-def _manifest_in(out: Path) -> Manifest | None:
-    """The manifest of the folder to write to, None where it is new or empty.
+def manifest_in(out: Path) -> Manifest | None:
+    """The manifest of a folder of box features to write to, None where it is new or empty.
 
     Raises:
         FileError: it is a file, or a folder of something else.
@@ -211,12 +211,12 @@ def _manifest_in(out: Path) -> Manifest | None:
     manifest = Manifest.read(out)
     files = [entry.name for entry in out.iterdir() if not entry.name.endswith(PARTIAL)]
     if manifest is None and files:
-        found = f"--out {out} is not empty, and `capeval regions` did not fill it (there is no {MANIFEST})"
+        found = f"--out {out} is not empty, and capeval did not fill it (there is no {MANIFEST})"
         raise FileError(f"{found}: choose another folder")
     return manifest
 
 
-def _refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> None:
+def refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> None:
     """Refuse a folder that other settings filled: scores of its images would not be comparable."""
     if kept is None or kept == manifest:
         return
@@ -227,7 +227,8 @@ def _refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> Non
     raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
 
 
-def _make(out: Path, manifest: Manifest) -> None:
+def make(out: Path, manifest: Manifest) -> None:
+    """Make a folder of box features, with its manifest."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
