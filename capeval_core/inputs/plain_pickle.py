@@ -38,13 +38,15 @@ class Name:
     meaning: str
 
 
-_DTYPE, _NDARRAY, _EMPTY, _BUFFER, _SCALAR, _ENCODE = map(
-    Name, ("dtype", "ndarray", "empty array", "array of bytes", "number", "bytes of a text")
+_DTYPE, _NDARRAY, _EMPTY, _BUFFER, _SCALAR = map(
+    Name, ("dtype", "ndarray", "empty array", "array of bytes", "number")
 )
+_BYTES, _ENCODE = Name("bytes"), Name("bytes of a text")
 _NAMES = {
     ("numpy", "dtype"): _DTYPE,
     ("numpy", "ndarray"): _NDARRAY,
     ("_codecs", "encode"): _ENCODE,
+    **dict.fromkeys([("__builtin__", "bytes"), ("builtins", "bytes")], _BYTES),
     **{
         (f"numpy.{core}.{module}", name): meaning
         for core in ("core", "_core")
@@ -204,6 +206,8 @@ class _Machine:
                 self.stack.append(_array_of((), type_, False, self.bytes_of(data)).item())
             case Name(), (data, _Type() as type_, shape, ("C" | "F") as order) if called is _BUFFER:
                 self.stack.append(_array_of(shape, type_, order == "F", self.bytes_of(data)))
+            case Name(), () if called is _BYTES:
+                self.stack.append(b"")
             case Name(), (str() as text, "latin1" | "latin-1") if called is _ENCODE:
                 self.stack.append(self.bytes_of(text))
             case _:
@@ -230,7 +234,8 @@ class _Machine:
                 target.filled = True
                 self.stack[-1] = target.value
             case _:
-                raise Refused(f"the pickle has a state of {described(target)}", _FIX)
+                what = {_Type: "a type", _Array: "an array"}.get(type(target), described(target))
+                raise Refused(f"the pickle has {what} in an unknown state", _FIX)
 
     def bytes_of(self, data: Any) -> bytes | bytearray:
         """Bytes, also where older protocols write them as text, which takes memory once more."""
