@@ -1,8 +1,7 @@
 """Box features as 12-in-1 releases them, in pickles, which are read as plain data.
 
-https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an `.npy` per image, which
-is a dict, and `convert_to_lmdb.py` an LMDB whose values are pickled dicts. Older releases have arrays in
-base64.
+https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an `.npy` per image,
+which is a dict, and `convert_to_lmdb.py` an LMDB whose values are pickled dicts. Older ones hold base64.
 """
 
 from __future__ import annotations

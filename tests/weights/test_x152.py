@@ -76,10 +76,10 @@ def test_the_file_of_settings_beside_it_holds_where_it_differs_from_the_defaults
 def test_settings_of_another_network(old: str, new: str, message: str, tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "detectron_model.pth")
     (tmp_path / "other.yaml").write_text(SETTINGS.replace(old, new))
-    with pytest.raises(ValueError, match="other.yaml") as raised:
+    with pytest.raises(ValueError, match="other") as raised:
         X152.convert(path, release_config=tmp_path / "other.yaml")
     assert message in str(raised.value)
-    with pytest.raises(ValueError, match="is no file: pass the detectron_config.yaml of the release"):
+    with pytest.raises(ValueError, match="is no file: pass the detectron_config"):
         X152.convert(path, release_config=tmp_path / "none.yaml")
 
 
@@ -92,8 +92,8 @@ def test_a_checkpoint_that_lacks_something(tmp_path: Path) -> None:
         ("roi_heads.box.feature_extractor.fc7.weight", "fc7.weight is not in the checkpoint"),
     ):
         torch.save({"model": {k: v for k, v in whole.items() if k != f"module.{missing}"}}, path)
-        with pytest.raises(ValueError, match="detectron_model.pth") as raised:
+        with pytest.raises(ValueError, match="detectron_model") as raised:
             X152.convert(path)
         assert message in str(raised.value)
-    with pytest.raises(ValueError, match="1 tensors are not part of the architecture: 'roi_heads.mask'"):
+    with pytest.raises(ValueError, match="1 tensors are not part of the architecture: 'roi_heads"):
         X152.convert(checkpoint(path, **{"module.roi_heads.mask": torch.ones(1)}))
