@@ -13,6 +13,7 @@ from capeval_core._version import __version__ as __version__
 from capeval_core.cache import FeatureCache
 from capeval_core.metric import CaptionMetric
 from capeval_core.phrases.source import PhraseSource
+from capeval_core.regions.features import RegionEncoder
 from capeval_core.regions.source import RegionSource
 from capeval_core.registry import list_metrics as list_metrics
 from capeval_core.result import Result as Result
@@ -20,6 +21,7 @@ from capeval_core.scores.clips import ClipS, RefClipS
 from capeval_core.scores.eco.metric import Eco
 from capeval_core.scores.hice.metric import HiceS, RefHiceS
 from capeval_core.scores.pac import PacS, RefPacS
+from capeval_core.scores.umic import Umic
 
 __all__ = ["Result", "__version__", "list_metrics", "load"]
 
@@ -84,6 +86,15 @@ class _RefHiceOptions(_HiceOptions, total=False):
     """of several references: the one with the best harmonic mean of gTTC and lTTC (`joint`), the `best` of
     each term, their `mean`, or all their phrases `pooled` and the best gTTC"""
 
+class _UmicOptions(_Options, total=False):
+    regions: str | PathLike[str] | RegionEncoder | None
+    """box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made before
+    (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv), and then `images` are ids and none is
+    opened; None: the region encoder that the weights name"""
+    selection: Literal["bua10_100", "lxmert36"]
+    """boxes of an image: those more confident than 0.2, 10 to 100 of them, as UMIC was trained with, or
+    LXMERT's 36"""
+
 class _EcoOptions(_Options, total=False):
     members: str | Sequence[str] | None
     """the ensemble: `paper`, `small`, `tiny`, or names, Hub ids and folders (comma-separated or a list);
@@ -116,6 +127,7 @@ _Known: TypeAlias = Literal[
     "refclips",
     "hices",
     "refhices",
+    "umic",
     "eco",
 ]
 
@@ -131,6 +143,8 @@ def load(name: Literal["refclips"], **options: Unpack[_ClipsOptions]) -> RefClip
 def load(name: Literal["hices"], **options: Unpack[_HiceOptions]) -> HiceS: ...
 @overload
 def load(name: Literal["refhices"], **options: Unpack[_RefHiceOptions]) -> RefHiceS: ...
+@overload
+def load(name: Literal["umic"], **options: Unpack[_UmicOptions]) -> Umic: ...
 @overload
 def load(name: Literal["eco"], **options: Unpack[_EcoOptions]) -> Eco: ...
 @overload

@@ -79,6 +79,8 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
             "`compute` also gives per image the choice, its score and those of every candidate, errors, the "
             "signature and counts."
         )
+    if "boxes" in metric.media:
+        inputs["images"] += " Box features too; ids, where `regions` holds features that were made before."
     if not metric.needs_references:
         del inputs["references"]
     compared = "its image and its references" if metric.needs_references else "its image"

@@ -47,6 +47,7 @@ NETWORKS: dict[str, str] = {
     "alpha_clip": "capeval_core.encoders.alpha_clip:AlphaClipEncoder",
     "blip2": "capeval_core.encoders.blip2:Blip2Encoder",
     "uniter": "capeval_core.encoders.uniter:UniterEncoder",
+    "vilbert": "capeval_core.encoders.vilbert:VilbertEncoder",
     "faster_rcnn": "capeval_core.encoders.faster_rcnn:FasterRcnn",
     "x152": "capeval_core.encoders.x152:X152",
     "scene_regions": "capeval_core.encoders.scene_regions:SceneRegionEncoder",

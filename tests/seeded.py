@@ -6,15 +6,21 @@ import json
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.uniter import UniterEncoder
+from capeval_core.encoders.uniter_model import Uniter
 from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import config_checksum
 from tests.golden import recipe
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.faster_rcnn import FasterRcnn
 
 CASES = Path(__file__).parent / "golden" / "cases"
 HEADS: dict[str, dict[str, Any]] = {
@@ -88,8 +94,74 @@ def blip2_weights(folder: Path) -> Path:
     return folder / "blip2"
 
 
+@cache
+def faster_rcnn_release() -> Release:
+    """The converted Faster R-CNN of the golden case; treat it as read-only."""
+    from capeval_core.encoders.faster_rcnn import FasterRcnn
+    from tests.golden.frcnn_vg_tiny import write_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        return FasterRcnn.convert(write_checkpoint(CASES / "frcnn-vg-tiny", Path(folder)))
+
+
+@cache
+def faster_rcnn(dtype: str = "float32") -> FasterRcnn:
+    """The seeded Faster R-CNN, on the CPU."""
+    from capeval_core.encoders.faster_rcnn import FasterRcnn
+
+    found = faster_rcnn_release()
+    return FasterRcnn(found.config, found.tensors, device="cpu", dtype=dtype)
+
+
 def write_config(folder: Path, config: dict[str, Any], file: str = "config.json") -> None:
     """Write a config that was edited, with the checksum that a saved one has."""
     if file == "config.json" and isinstance(config.get("checksum"), dict):
         config = {**config, "checksum": {**config["checksum"], file: config_checksum(config)}}
     (folder / file).write_text(json.dumps(config))
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "red", "dog"]
+
+
+@cache
+def uniter(region_size: int = 64, heads: int = 4) -> UniterEncoder:
+    """A seeded small UNITER on the CPU, for the features of the embedded region encoder."""
+    architecture = {
+        "vocab_size": len(WORDS),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "intermediate_size": 64,
+        "max_position_embeddings": 40,
+        "region_size": region_size,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        tensors = Uniter(architecture).state_dict()
+    tensors["ranking_head.weight"] *= 8  # scores that differ visibly
+    config = {
+        "format": 1,
+        "encoder": "uniter",
+        "architecture": architecture,
+        "context_length": 40,
+        "vocabulary": WORDS,
+        "lowercase": True,
+        "constants": {"regions": "tiny"},
+        "source": {"licence": "MIT"},
+    }
+    return UniterEncoder(config, tensors, device="cpu")
+
+
+def made_up_boxes(count: int, width: int = 64, seed: int = 0) -> dict[str, Any]:
+    """Random box features of an image of 320x240."""
+    rng = np.random.default_rng(seed)
+    corners = rng.uniform([0, 0], [200, 150], (count, 2))
+    return {
+        "boxes": np.concatenate([corners, corners + rng.uniform(5, 90, (count, 2))], axis=1).astype(
+            np.float32
+        ),
+        "features": rng.uniform(0, 2, (count, width)).astype(np.float32),
+        "size": (320, 240),
+        "scores": np.sort(rng.uniform(0.3, 1, count))[::-1].astype(np.float32),
+    }

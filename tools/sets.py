@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tools.captions import KINDS, describe, foil, holds
-from tools.scenes import Scene, draw, sample_scene
+from tools.scenes import COLOURS, SHAPES, Scene, draw, sample_scene
 
 RIGHT, TERSE, WORDY, FOILED, JUMBLED, UNRELATED = "right", "terse", "wordy", "foiled", "jumbled", "unrelated"
 COUNTS = {RIGHT: 3, TERSE: 2, WORDY: 2, FOILED: 3, JUMBLED: 1, UNRELATED: 1}
@@ -21,6 +21,12 @@ _AFTER = (
     "as far as anybody who looks at it can tell",
     "which somebody must have drawn with great care",
 )
+HELD_OUT = frozenset(
+    (shape, list(COLOURS)[(3 * index + offset) % len(COLOURS)])
+    for index, shape in enumerate(SHAPES)
+    for offset in (0, 4)
+)
+"""Pairs of shape and colour, 12 of 48, that trainings with a split do not show."""
 DEMO_SEED = 2024
 _DEMO_CHANGES = ("colour", "count", "shape", "position")
 _DEMO_SIDE = 192
@@ -87,6 +93,44 @@ def _foils(scene: Scene, captions: list[str], rng: np.random.Generator) -> list[
             except ValueError:  # the caption has no word of this kind
                 continue
     return foiled[: COUNTS[FOILED]]
+
+
+def has_held_out(scene: Scene) -> bool:
+    """Whether an object of the scene is one of `HELD_OUT`.
+
+    >>> from tools.scenes import SceneObject
+    >>> [has_held_out(Scene((SceneObject("circle", c, "small", (0.5, 0.5), 0.2),), "white")) for c in COLOURS]
+    [True, False, False, False, True, False, False, False]
+    """
+    return any((thing.shape, thing.colour) in HELD_OUT for thing in scene.objects)
+
+
+def is_held_out_template(caption: str) -> bool:
+    """Whether a caption of `describe` has a beginning and an end that trainings with a split do not combine.
+
+    >>> is_held_out_template("a picture of a red star on a plain background")
+    True
+    >>> is_held_out_template("a picture of a red star")
+    False
+    """
+    fronted = caption.startswith(("a picture of", "on ", "in ", "at ", "near "))
+    return fronted and caption.endswith("on a plain background")
+
+
+def split_scene(rng: np.random.Generator, held_out: bool) -> Scene:
+    """A scene with a pair of `HELD_OUT`, or without any."""
+    while has_held_out(scene := sample_scene(rng)) != held_out:
+        pass
+    return scene
+
+
+def split_caption(scene: Scene, rng: np.random.Generator, held_out: bool) -> str:
+    """A caption whose template is held out, or not; where the scene allows none that is, any."""
+    for _ in range(200):
+        caption = describe(scene, rng)
+        if is_held_out_template(caption) == held_out:
+            break
+    return caption
 
 
 def write_demo_set(folder: Path, seed: int = DEMO_SEED) -> None:

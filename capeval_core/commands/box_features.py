@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -12,12 +13,14 @@ from capeval_core.commands.outputs import tell_reasons, write
 from capeval_core.commands.regions import make, manifest_in, refuse_another
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
 from capeval_core.errors import Words
-from capeval_core.inputs.box_folder import ALL, Manifest, file_of, is_whole, npz_bytes
+from capeval_core.inputs.box_folder import Manifest, file_of, is_whole, npz_bytes
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.released_boxes import ReleasedBoxes
 
 BOX_FEATURES = "box-features"
 """What is converted, in `capeval convert`."""
+_SELECTION = "all"
+"""The name of the rule that chose the boxes: the release's, which keeps 100."""
 
 
 def convert_box_features(arguments: list[str]) -> int:
@@ -26,7 +29,7 @@ def convert_box_features(arguments: list[str]) -> int:
     out: Path = flags.out
     kept = manifest_in(out)
     released = ReleasedBoxes.open(flags.released)
-    manifest = Manifest(f"released:{released.name}", ALL, "float32", released.fingerprint)
+    manifest = Manifest(f"released:{released.name}", _SELECTION, "float32", released.fingerprint)
     refuse_another(out, kept, manifest)
     make(out, manifest)
     written = found = 0
@@ -42,7 +45,7 @@ def convert_box_features(arguments: list[str]) -> int:
             if path.exists() and is_whole(path, key):
                 found += 1
             else:
-                write("--out", path, npz_bytes(features, key))
+                write("--out", path, npz_bytes(replace(features, selection=_SELECTION), key))
                 written += 1
     counts = f"{written:,} written, {found:,} found, {len(errors):,} failed"
     print(table([["images", counts], ["box features", str(out)]], width=WHOLE_LINES), flush=True)

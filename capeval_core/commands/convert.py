@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _PARTS = {
     "regions": ("sam", "a SAM that finds the regions of HICE-S"),
     EVA_CLIP: ("eva_clip", "the largest member of ECO's ensemble"),
-    FASTER_RCNN: ("faster_rcnn", "the detector of UMIC's regions"),
-    X152: ("x152", "the detector of ViLBERTScore's regions"),
+    FASTER_RCNN: ("faster_rcnn", "the detector of UMIC's boxes"),
+    X152: ("x152", "the detector of ViLBERTScore's boxes"),
 }
 """What is converted beside the weights of metrics: name -> network and purpose."""
 _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
         )
     print(f"{out}: {architecture}")
     print(table([["-", note] for note in release.notes], indent="  "))
-    print(f"use it:\n  {_score_command(name, out)}")
+    print(f"score with it:\n  {_score_command(name, out)}")
     return 0
 
 
@@ -100,11 +100,14 @@ def _score_command(name: str, out: Path) -> str:
     files = "--candidates captions.json --images images"
     if name == "regions":
         return f"capeval score hices {files} --regions {shlex.quote(f'objects:{out}')}"
+    if name == FASTER_RCNN:
+        return f"capeval score umic {files} --regions {shlex.quote(str(out))}"
+    if name == X152:
+        files += " --references references.json"
+        return f"capeval score vilbertscore {files} --regions {shlex.quote(str(out))}"
     if name == EVA_CLIP:
         members = shlex.quote(f"{out},blip2-itc")
         return f"capeval rerank {files} --out best.csv --members {members}"
-    if name in (FASTER_RCNN, X152):
-        return f"capeval regions --images images --out regions --weights {shlex.quote(str(out))}"
     weights = f"--weights {shlex.quote(str(out))}"
     if describe_metric(metric_class(name)).command == "rerank":
         return f"capeval rerank {files} --out best.csv {weights}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tqdm import tqdm
 
@@ -17,17 +17,16 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.outputs import tell_reasons, write
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
 from capeval_core.errors import FileError, Problems, file_problem, renamed, wrong_option
-from capeval_core.inputs.box_folder import ALL, MANIFEST, Manifest, file_of, is_whole, npz_bytes
+from capeval_core.inputs.box_folder import MANIFEST, Manifest, file_of, is_whole, npz_bytes
 from capeval_core.inputs.folder import EXTENSIONS, bare, names_in
 from capeval_core.inputs.texts import valid_unicode
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.options import Settings, option
-from capeval_core.scores.box_source import Selection, box_source_opener
+from capeval_core.regions.features import RegionEncoder
+from capeval_core.regions.selection import Selection
+from capeval_core.scores.box_source import box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 from capeval_core.writing import PARTIAL
-
-if TYPE_CHECKING:
-    from capeval_core.regions.features import RegionEncoder
 
 _METRIC = "umic"
 """A metric on regions, for the example at the end."""
@@ -63,7 +62,7 @@ def run(arguments: list[str]) -> int:
     refuse_another(flags.out, kept, manifest)
     make(flags.out, manifest)
     with interruptible(f"what is in {flags.out} stays: run the same command again to resume"):
-        counts = _write_all(images, flags.out, encoder)
+        counts = _write_all(images, flags.out, encoder, selection)
     settings = f"{label}, {selection}, {options.dtype}"
     print(table([["images", counts.text()], ["encoder", settings]], width=WHOLE_LINES), flush=True)
     tell_reasons(counts.errors, len(images), "images")
@@ -82,10 +81,10 @@ def _parser() -> Parser:
             "metrics on regions, which then open no image."
         ),
         epilog=paragraph(
-            "Each image gets a file of its id, the image's name without its extension, with the arrays boxes "
-            "(n, 4: left, top, right, bottom in pixels), features (n, d), scores (n) and size (width, "
-            "height), in float32. Images that have their file already are skipped, so the same command "
-            "resumes a run."
+            "Each image gets an .npz file of its id, which is its name without the extension. Its arrays are "
+            "boxes (n, 4: left, top, right, bottom in pixels), features (n, d) and scores (n), in float32, "
+            "best box first, and size (width, height). Images that have their file already are skipped, so "
+            "the same command resumes a run."
         ),
     )
     files = parser.add_argument_group("files")
@@ -118,7 +117,9 @@ class _Counts:
         return f"{self.written:,} written{share}, {self.found:,} found, {len(self.errors):,} failed"
 
 
-def _write_all(images: Mapping[str, InputImage], out: Path, encoder: RegionEncoder) -> _Counts:
+def _write_all(
+    images: Mapping[str, InputImage], out: Path, encoder: RegionEncoder, selection: str
+) -> _Counts:
     """Write the file of every image that has none yet."""
     counts = _Counts()
     read_ahead: deque[Path] = deque()
@@ -137,7 +138,7 @@ def _write_all(images: Mapping[str, InputImage], out: Path, encoder: RegionEncod
         for visual in encoder.encode_boxes(missing()):
             path = read_ahead.popleft()
             if visual.error is None:
-                found = visual.load()
+                found = replace(visual.load(), selection=selection)
                 write("--out", path, npz_bytes(found, visual.content))
                 counts.written += 1
                 counts.boxes += len(found)
@@ -164,10 +165,11 @@ def _open(options: RegionOptions) -> tuple[str, RegionEncoder, str]:
     if source.encoder is None:
         fix = "pass weights of a region encoder (a Hub id, a folder, or 'tiny')"
         raise wrong_option("weights", weights, "box features already, which need no encoder", fix)
-    if source.has_one_rule and options.selection != RegionOptions().selection:
+    selection: str = getattr(source.encoder, "only_selection", options.selection)
+    if selection != options.selection != RegionOptions().selection:
         found, fix = "no choice of this region encoder, which has one rule", "leave it out"
         raise wrong_option("selection", options.selection, found, fix)
-    return source.label, source.encoder, ALL if source.has_one_rule else options.selection
+    return source.label, source.encoder, selection
 
 
 def _images_in(folder: Path) -> dict[str, InputImage]:
@@ -191,7 +193,7 @@ def _images_in(folder: Path) -> dict[str, InputImage]:
     if not by_id:
         below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         found = f"holds no images, but folders ({', '.join(below[:3])})" if below else "holds no images"
-        kinds = f"expected {', '.join(sorted(EXTENSIONS))}"
+        kinds = f"expected files with the extension {', '.join(sorted(EXTENSIONS))}"
         fix = "name one of them, with an --out of its own" if below else kinds
         problems.add(file_problem(folder, found, fix))
     problems.raise_if_any()
@@ -211,20 +213,22 @@ def manifest_in(out: Path) -> Manifest | None:
     manifest = Manifest.read(out)
     files = [entry.name for entry in out.iterdir() if not entry.name.endswith(PARTIAL)]
     if manifest is None and files:
-        found = f"--out {out} is not empty, and capeval did not fill it (there is no {MANIFEST})"
+        found = f"--out {out} is not empty, and `capeval regions` did not fill it (there is no {MANIFEST})"
         raise FileError(f"{found}: choose another folder")
     return manifest
 
 
 def refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> None:
     """Refuse a folder that other settings filled: scores of its images would not be comparable."""
-    if kept is None or kept == manifest:
+    if kept is None:
         return
-    names = ["encoder", "selection", "dtype"]
     old, new = vars(kept), vars(manifest)
-    other = [f"{name} {old[name]}" for name in names if old[name] != new[name]]
-    found = f"--out {out} has regions of {', '.join(other) or 'another version of this encoder'}"
-    raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
+    other = [f"{name} {old[name]}" for name in ("selection", "dtype") if old[name] != new[name]]
+    if kept.fingerprint != manifest.fingerprint:  # its name may have changed, as that of a folder does
+        other.insert(0, f"encoder {kept.encoder}")
+    if other:
+        found = f"--out {out} has regions of {', '.join(other)}"
+        raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
 
 
 def make(out: Path, manifest: Manifest) -> None:

@@ -59,6 +59,8 @@ class Detector(CheckedModel):
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
+        if problems := cls.config_problems(config):
+            raise WeightsError("; ".join(problems))
         with torch.device("meta"):
             return cls.modules(config)
 
@@ -88,13 +90,14 @@ class Detector(CheckedModel):
         """
         encoding = Encoding(
             size=BatchSize(1, automatic=True),
-            keys=lambda content, _: (
-                feature_key(self.fingerprint, self.dtype, "boxes", f"{rule}\n{content}".encode()),
-            ),
+            keys=lambda content, _: (self._key(rule, content),),
             prepare=prepare,
             forward=lambda batch: [find(prepared) for prepared in batch],
         )
         return map(_refuse_nothing, box_visuals(images, encoding, cache))
+
+    def _key(self, rule: str, content: str) -> str:
+        return feature_key(self.fingerprint, self.dtype, "boxes", f"{rule}\n{content}".encode())
 
 
 def _refuse_nothing(visual: BoxVisual) -> BoxVisual:
@@ -110,10 +113,16 @@ def _refuse_nothing(visual: BoxVisual) -> BoxVisual:
     return replace(visual, error=error, packed=None)
 
 
-def size_problems(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, range]]) -> list[str]:
-    """Which whole numbers of a config are missing or out of their bounds, by section and name.
+def size_problems(
+    config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, range]], others: Mapping[str, set[str]]
+) -> list[str]:
+    """Which whole numbers of a config are missing or out of their bounds, and which settings are unknown.
 
-    >>> size_problems({"proposals": {"most": 0}}, {"proposals": {"most": range(1, 10)}})
+    Args:
+        config: of weights. sizes: bounds of whole numbers by section and name. others: the other settings of
+            each section.
+
+    >>> size_problems({"proposals": {"most": 0}}, {"proposals": {"most": range(1, 10)}}, {"proposals": set()})
     ['proposals.most is 0, expected a whole number from 1 to 9']
     """
     problems = []
@@ -122,6 +131,8 @@ def size_problems(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, ra
         if not isinstance(values, dict):
             problems.append(f"{section} is {shown(values)}, expected an object")
             continue
+        if unknown := sorted(map(str, values.keys() - expected.keys() - others[section])):
+            problems.append(f"{section} has {shown(', '.join(unknown))}, which is not known here")
         for name, bounds in expected.items():
             if not is_whole(values.get(name), bounds):
                 problems.append(

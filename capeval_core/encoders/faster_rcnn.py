@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,67 +20,31 @@ from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.detector import (
-    COUNTS,
-    FEW,
-    SIDES,
-    WIDTHS,
-    Detector,
-    are,
-    array_of,
-    blue_first,
-    shared_problems,
-    size_of,
-    size_problems,
+from capeval_core.encoders.detector import Detector, array_of, blue_first, size_of
+from capeval_core.encoders.faster_rcnn_model import (
+    FasterRcnnModel,
+    Proposals,
+    build,
+    config_problems,
+    decoded,
 )
-from capeval_core.encoders.faster_rcnn_model import FasterRcnnModel, Proposals, build, decoded
 from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.architecture import is_number, shown
 from capeval_core.models.canary import canary_images
 from capeval_core.models.device import exact_float32
 from capeval_core.regions.boxes import clipped
 from capeval_core.regions.features import BoxVisual, pack
-from capeval_core.regions.selection import ONE_THING, boxes_kept, enough_boxes
+from capeval_core.regions.selection import ONE_THING, Selection, boxes_kept, enough_boxes
 from capeval_core.regions.suppression import class_confidences
 from capeval_core.weights.faster_rcnn import FasterRcnnConversion
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-Selection = Literal["bua10_100", "lxmert36"]
 
 _SMALLEST = 3
 """Pixels that the stem needs along each side."""
 _CANARY_BOXES = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
-_SIZES: dict[str, dict[str, range]] = {
-    "architecture": {
-        **dict.fromkeys(("stem_width", "width", "out_width", "proposal_width"), WIDTHS),
-        **dict.fromkeys(("class_width", "attribute_width"), WIDTHS),
-        **dict.fromkeys(("classes", "attributes"), COUNTS),
-        "anchors": range(1, 1_001),
-    },
-    "preprocessing": dict.fromkeys(("shortest_side", "longest_side"), SIDES),
-    "proposals": {"before_nms": COUNTS, "after_nms": FEW},
-    "detections": dict.fromkeys(("least", "most"), FEW),
-}
-"""Whole numbers of a config, and their bounds."""
-
-
-def _config_problems(config: dict[str, Any]) -> list[str]:
-    """What is missing or of the wrong kind, in words; an empty list if all is well."""
-    if problems := size_problems(config, _SIZES):
-        return problems
-    problems = shared_problems(config, ("proposals", "detections"))
-    overlaps = config["detections"].get("overlaps")
-    if not are(overlaps, lambda each: is_number(each, 0, 1)):
-        problems.append(
-            f"detections.overlaps is {shown(overlaps)}, expected numbers above 0, at most 1, one or more"
-        )
-    if config["detections"]["least"] > config["detections"]["most"]:
-        found = f"detections.least is {config['detections']['least']}"
-        problems.append(f"{found}, but detections.most is {config['detections']['most']}")
-    return problems
 
 
 @dataclass(frozen=True)
@@ -127,7 +91,7 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
     Conversion = FasterRcnnConversion
 
     modules = staticmethod(build)
-    config_problems = staticmethod(_config_problems)
+    config_problems = staticmethod(config_problems)
 
     def prepare(self) -> None:
         pixels = self.config["preprocessing"]
@@ -185,12 +149,12 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
         return self.boxes_of_each(
             images,
             lambda image: (self.preprocess(image), image.size),
-            lambda prepared: self._packed(*prepared, selection),
+            lambda prepared: self._packed(prepared[0], prepared[1], selection),
             cache,
             selection,
         )
 
-    def selecting(self, selection: Selection = "bua10_100") -> FasterRcnnRegions:
+    def selecting(self, selection: Selection) -> FasterRcnnRegions:
         """This network as a region encoder with a rule of selection."""
         return FasterRcnnRegions(self, selection)
 

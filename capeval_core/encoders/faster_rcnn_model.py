@@ -17,6 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import RoIPool, clip_boxes_to_image, nms
 
+from capeval_core.encoders.detector import (
+    COUNTS,
+    FEW,
+    SIDES,
+    WIDTHS,
+    are,
+    shared_problems,
+    size_problems,
+)
+from capeval_core.models.architecture import is_number, shown
 from capeval_core.weights.faster_rcnn import STAGES, STRIDE
 
 M = TypeVar("M", bound=nn.Module)
@@ -27,6 +37,25 @@ _LONGEST_STEP = math.log(1000 / 16)
 """Bound of the logarithm by which a box may grow."""
 _AT_A_TIME = 50
 """Proposals whose features are made together, which bounds memory: 300 at once take 2 GB."""
+_SIZES: dict[str, dict[str, range]] = {
+    "architecture": {
+        **dict.fromkeys(("stem_width", "width", "out_width", "proposal_width"), WIDTHS),
+        **dict.fromkeys(("class_width", "attribute_width"), WIDTHS),
+        **dict.fromkeys(("classes", "attributes"), COUNTS),
+        "anchors": FEW,
+    },
+    "preprocessing": dict.fromkeys(("shortest_side", "longest_side"), SIDES),
+    "proposals": {"before_nms": COUNTS, "after_nms": FEW},
+    "detections": dict.fromkeys(("least", "most"), FEW),
+}
+"""Whole numbers of a config, and their bounds."""
+_OTHERS = {
+    "architecture": {"layers"},
+    "preprocessing": {"mean", "std"},
+    "proposals": {"overlap", "delta_weights"},
+    "detections": {"overlaps", "delta_weights"},
+}
+"""The other settings of each part."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +216,8 @@ class FasterRcnnModel(nn.Module):
     def forward(self, pixels: Tensor, size: tuple[int, int]) -> Proposals:
         """The proposals of an image of (height, width) whose pixels (1, 3, h, w) may have a margin."""
         map_ = self.feature_map(pixels)
-        boxes, logits = self.propose(*self.head(map_), size)
+        objectness, deltas = self.head(map_)
+        boxes, logits = self.propose(objectness, deltas, size)
         features = self.box_features(map_, boxes)
         class_logits = self.predictor.cls_score(features)
         return Proposals(
@@ -232,7 +262,7 @@ class FasterRcnnModel(nn.Module):
         """(n, d) float32 features of boxes (n, 4): the mean of the last stage over their pooled cells."""
         parts = [
             self.res5(self.pooled(map_, part).to(self.dtype)).float().mean(dim=(2, 3))
-            for part in boxes.split(_AT_A_TIME)
+            for part in torch.split(boxes, _AT_A_TIME)
         ]
         return torch.cat(parts)
 
@@ -267,3 +297,19 @@ def frozen(model: M, parts: Sequence[str], dtype: torch.dtype) -> M:
             if isinstance(module, nn.Conv2d):
                 module.weight.data = module.weight.data.to(dtype)
     return model.eval().requires_grad_(False)
+
+
+def config_problems(config: dict[str, Any]) -> list[str]:
+    """What is missing or of the wrong kind, in words; an empty list if all is well."""
+    if problems := size_problems(config, _SIZES, _OTHERS):
+        return problems
+    problems = shared_problems(config, ("proposals", "detections"))
+    overlaps = config["detections"].get("overlaps")
+    if not are(overlaps, lambda each: is_number(each, 0, 1)):
+        problems.append(
+            f"detections.overlaps is {shown(overlaps)}, expected numbers above 0, at most 1, one or more"
+        )
+    if config["detections"]["least"] > config["detections"]["most"]:
+        found = f"detections.least is {config['detections']['least']}"
+        problems.append(f"{found}, but detections.most is {config['detections']['most']}")
+    return problems

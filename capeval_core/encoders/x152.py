@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,11 +60,18 @@ _SIZES: dict[str, dict[str, range]] = {
     "detections": {"most": FEW},
 }
 """Whole numbers of a config, and their bounds."""
+_OTHERS = {
+    "architecture": {"layers"},
+    "preprocessing": {"mean"},
+    "proposals": {"overlap", "delta_weights"},
+    "detections": {"overlap", "threshold"},
+}
+"""The other settings of each part."""
 
 
 def _config_problems(config: dict[str, Any]) -> list[str]:
     """What is missing or of the wrong kind, in words; an empty list if all is well."""
-    if problems := size_problems(config, _SIZES):
+    if problems := size_problems(config, _SIZES, _OTHERS):
         return problems
     shape, detections = config["architecture"], config["detections"]
     problems = shared_problems(config, ("proposals",)) + overlap_problems(config, "detections")
@@ -118,6 +125,8 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
     """
 
     kind = "x152"
+    only_selection: ClassVar[str] = "all"
+    """What this rule is called where features are stored: there is no other one to choose."""
     Conversion = X152Conversion
     modules = staticmethod(build)
     config_problems = staticmethod(_config_problems)

@@ -17,7 +17,7 @@ WIDEST = 16_384
 """Numbers of a feature."""
 MOST_BYTES = 8 * MOST_BOXES * WIDEST
 """Of one array, unpacked: a small file may hold zeros without end."""
-REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes")
+REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes", "selection")
 RELEASED = {"norm_bb": "relative_boxes", "conf": "scores"}
 """Names in the files of UNITER and UMIC -> ours."""
 NAMES = (*REQUIRED, *OPTIONAL, *RELEASED)

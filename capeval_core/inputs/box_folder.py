@@ -23,8 +23,6 @@ from capeval_core.inputs.json_files import load_json
 from capeval_core.inputs.sources import read_file
 
 MANIFEST = "regions.json"
-ALL = "all"
-"""In a manifest, the selection of region encoders with one rule."""
 _IMAGE = "image"
 """The array with the content key of the image."""
 
@@ -73,19 +71,22 @@ class NpzFolder(BoxFeatureStore):
     Keys are those of `InputBoxes`, also as releases call them: `norm_bb`, `features`, `conf`.
     """
 
-    @property
-    def is_selected(self) -> bool:
-        manifest = Manifest.read(self.path)
-        return manifest is not None and manifest.selection == ALL
-
     def _ids(self) -> Iterable[str]:
         return [name.removesuffix(EXTENSION) for name in names_in(self.path) if name.endswith(EXTENSION)]
 
     @cached_property
+    def manifest(self) -> Manifest | None:
+        """What `capeval regions` wrote of itself, if it made the folder."""
+        return Manifest.read(self.path)
+
+    @property
+    def selection(self) -> str | None:
+        return None if self.manifest is None else self.manifest.selection
+
+    @cached_property
     def fingerprint(self) -> str:
-        manifest = Manifest.read(self.path)
         sizes = [(image_id, file_of(self.path, image_id).stat().st_size) for image_id in self]
-        return f"npz-{digest(manifest, sizes)}"
+        return f"npz-{digest(self.manifest, sizes)}"
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         """The arrays of an image, or Refused."""
@@ -106,8 +107,9 @@ def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
     """
     given = {name: getattr(found, name) for name in (*REQUIRED, *OPTIONAL)}
     arrays: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    arrays[_IMAGE] = np.array(image_key)
     file = BytesIO()
-    np.savez(file, **arrays, **{_IMAGE: np.array(image_key)})
+    np.savez(file, **arrays)
     return file.getvalue()
 
 

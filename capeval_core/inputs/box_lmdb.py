@@ -33,7 +33,8 @@ from capeval_core.values import described
 
 DATA = "data.mdb"
 RULE = "th0.2_max100_min10"
-"""Of the published model: boxes of a score above 0.2, from 10 to 100."""
+_PUBLISHED = "bua10_100"
+"""Of the published model, in the database's name and in ours: boxes of a score above 0.2, from 10 to 100."""
 _INSTALL = 'pip install "capeval[lmdb]"'
 _KEYS = b"__keys__"
 """An entry that lists all keys."""
@@ -67,8 +68,8 @@ def is_lmdb(path: Path) -> bool:
 class BoxLmdb(BoxFeatureStore):
     """An LMDB of box features; of several in a folder that of the published rule.
 
-    Where the number of boxes of an image is given beside the database, or in its name, that many are read,
-    without their scores: rounded as they are, these could choose others.
+    Where the number of boxes of an image is given beside the database, or in its name, that many are read and
+    no more chosen: scores are rounded, and could choose others.
     """
 
     def __init__(self, path: Path, databases: Sequence[Path]) -> None:
@@ -76,7 +77,7 @@ class BoxLmdb(BoxFeatureStore):
         for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
             _imported(package)
         self.data = _chosen(path, databases)
-        self._counts = _read_counts(self.data.parent)
+        self._rule, self._counts = _read_counts(self.data.parent)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_environment"}
@@ -102,6 +103,10 @@ class BoxLmdb(BoxFeatureStore):
         refuse_repeated(self.data, ids)
         return dict(zip(ids, keys, strict=True))
 
+    @property
+    def selection(self) -> str | None:
+        return self._rule if self._counts else None
+
     def _ids(self) -> Iterable[str]:
         return self._keys
 
@@ -116,7 +121,7 @@ class BoxLmdb(BoxFeatureStore):
         n = self._counts if isinstance(self._counts, int) else self._counts.get(key.decode())
         if n is None:
             return arrays
-        return {name: array[:n] for name, array in arrays.items() if name not in ("conf", "scores")}
+        return {**{name: array[:n] for name, array in arrays.items()}, "selection": np.array(self._rule)}
 
 
 def opened(data: Path) -> Any:
@@ -205,12 +210,13 @@ def _chosen(path: Path, databases: Sequence[Path]) -> Path:
     raise FileError(file_problem(path, f"holds several databases ({names})", "pass the path of one of them"))
 
 
-def _read_counts(folder: Path) -> Mapping[str, int] | int:
-    """Boxes per image by the database's name, or by the file beside it: all the same, or by key."""
+def _read_counts(folder: Path) -> tuple[str, Mapping[str, int] | int]:
+    """The rule in a database's name, and the boxes per image: all the same, or by key in a file beside it."""
     if fixed := _FIXED.fullmatch(folder.name):
-        return int(fixed[1])
+        return f"first {fixed[1]}", int(fixed[1])
     counted = _COUNTED.fullmatch(folder.name)
-    name = f"nbb_{counted[1] if counted else RULE}.json"
+    rule = counted[1] if counted else RULE
+    name = f"nbb_{rule}.json"
     path = next((path for path in (folder.parent / name, folder / name) if path.is_file()), None)
     counts = {} if path is None else load_json(path, once="keep one of them")
     if not isinstance(counts, dict):
@@ -219,7 +225,7 @@ def _read_counts(folder: Path) -> Mapping[str, int] | int:
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_BOXES:
             found = f"{key!r} has {described(n, none='null')}"
             raise FileError(file_problem(str(path), found, f"expected 1 to {MOST_BOXES:,} boxes"))
-    return counts
+    return (_PUBLISHED if rule == RULE else rule), counts
 
 
 def _check_length(data: Path) -> None:

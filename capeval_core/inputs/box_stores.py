@@ -70,9 +70,9 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         """Changes with what is stored, as far as sizes and samples show; features are keyed by content."""
 
     @property
-    def is_selected(self) -> bool:
-        """Whether these are all of the boxes that a detector keeps by the one rule that it has."""
-        return False
+    @abstractmethod
+    def selection(self) -> str | None:
+        """The rule that chose the boxes, where one did and that is known."""
 
     @abstractmethod
     def _ids(self) -> Iterable[str]:
@@ -108,7 +108,8 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         Raises:
             Refused: no such id, or several that it can mean.
         """
-        for name in dict.fromkeys([image_id, image_id.replace("\\", "/").rpartition("/")[2]]):
+        last = image_id.replace("\\", "/").rpartition("/")[2]
+        for name in dict.fromkeys([image_id, last]):
             matches = self.names.find(name)
             if len(matches) == 1:
                 return self[matches[0]]
@@ -116,7 +117,7 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
                 several = " and ".join(map(repr, matches[:3]))
                 raise Refused(f"the id {image_id!r} is ambiguous, it can mean {several}", "write it in full")
         ids = self.names.entries
-        at = bisect(ids, image_id)
+        at = bisect(ids, last)
         near = ", ".join(map(repr, ids[max(0, at - 1) : at + 1]))
         many = (
             f"{len(ids):,} {'image' if len(ids) == 1 else 'images'}{', the nearest: ' if ids else ''}{near}"

@@ -11,10 +11,10 @@ import binascii
 import io
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,17 @@ _NUMBER = re.compile(rb"[0-9]{1,7}")
 _SAMPLE = 1 << 16
 
 
+class Line(NamedTuple):
+    """Where a line begins, and its length, in bytes."""
+
+    offset: int
+    length: int
+
+
 class BoxTsv(BoxFeatureStore):
-    """A `.tsv` file. Where each line begins is found out once, when ids are first asked for."""
+    """A `.tsv` file, whose lines are located once, when ids are first asked for."""
+
+    selection = None
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -62,35 +71,10 @@ class BoxTsv(BoxFeatureStore):
             return f"tsv-{digest(size, start, file.read())}"
 
     @cached_property
-    def _lines(self) -> dict[str, tuple[int, int]]:
-        """Where the line of each id begins, and its length."""
-        lines: list[tuple[str, tuple[int, int]]] = []
-        offset = 0
-        with self.path.open("rb", buffering=1 << 20) as file:
-            for number in count(1):
-                line = file.readline(LONGEST_LINE + 1)
-                if not line:
-                    break
-                if len(line) > LONGEST_LINE:
-                    found = f"line {number} is longer than {LONGEST_LINE:,} bytes"
-                    raise FileError(file_problem(self.path, found, "write a line per image"))
-                image_id = line.split(b"\t", 1)[0].strip()
-                header = number == 1 and image_id.decode(errors="replace") == self.columns[0]
-                if line.strip(b"\r\n") and not header:
-                    lines.append((self._text(image_id, number), (offset, len(line))))
-                offset += len(line)
-        refuse_repeated(self.path, [image_id for image_id, _ in lines])
-        return dict(lines)
-
-    def _text(self, image_id: bytes, number: int) -> str:
-        try:
-            text = image_id.decode()
-        except UnicodeDecodeError:
-            text = ""
-        if not text or len(text) > LONGEST_ID:
-            found = f"line {number} does not begin with an image's id"
-            raise FileError(file_problem(self.path, found, f"expected {', '.join(self.columns)}"))
-        return text
+    def _lines(self) -> Mapping[str, Line]:
+        """The line of each id."""
+        status = self.path.stat()
+        return _lines_of(self.path.absolute(), self.columns, status.st_size, status.st_mtime_ns)
 
     def _ids(self) -> Iterable[str]:
         return self._lines
@@ -122,6 +106,39 @@ class BoxTsv(BoxFeatureStore):
             fix = f"expected {', '.join(self.columns)}; write it again"
             raise Refused(f"its line has {len(values)} columns", fix)
         return dict(zip(self.columns, values, strict=True))
+
+
+@lru_cache(maxsize=4)
+def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Mapping[str, Line]:
+    """The line of each id, kept while size and time of the file stay the same: such files have gigabytes."""
+    lines: list[tuple[str, Line]] = []
+    offset = 0
+    with path.open("rb", buffering=1 << 20) as file:
+        for number in count(1):
+            line = file.readline(LONGEST_LINE + 1)
+            if not line:
+                break
+            if len(line) > LONGEST_LINE:
+                found = f"line {number} is longer than {LONGEST_LINE:,} bytes"
+                raise FileError(file_problem(path, found, "write a line per image"))
+            image_id = line.split(b"\t", 1)[0].strip()
+            header = number == 1 and image_id.decode(errors="replace") == columns[0]
+            if line.strip(b"\r\n") and not header:
+                lines.append((_text(path, columns, image_id, number), Line(offset, len(line))))
+            offset += len(line)
+    refuse_repeated(path, [image_id for image_id, _ in lines])
+    return dict(lines)
+
+
+def _text(path: Path, columns: tuple[str, ...], image_id: bytes, number: int) -> str:
+    try:
+        text = image_id.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text or len(text) > LONGEST_ID:
+        found = f"line {number} does not begin with an image's id"
+        raise FileError(file_problem(path, found, f"expected {', '.join(columns)}"))
+    return text
 
 
 def _number(name: str, value: bytes, most: int) -> int:

@@ -21,6 +21,7 @@ from capeval_core.inputs.visual import InputVisual, local_path
 from capeval_core.values import described, shown
 
 LONGEST_SIDE = 1 << 20
+LONGEST_TEXT = 100
 ACCEPTED = 'a dict {"boxes": (n, 4), "features": (n, d)} or the path of an .npz file with these'
 ROUNDED = 0.01
 """Of an image's side: how far relative boxes in float16, or of corners that count from 1, may be off."""
@@ -43,6 +44,8 @@ class BoxFeatures:
     scores: (n,) float32, of the detector, from 0 to 1, or None.
     relative_boxes: (n, 6) float32, x0, y0, x1, y1, width, height, in shares of the image's width and height,
         as a file has them (UNITER's `norm_bb`); None where they follow from boxes and size.
+    selection: the rule that chose these boxes among all of a detector, so that none is to choose again; None:
+        none has.
 
     >>> found = BoxFeatures(np.float32([[10, 5, 30, 15]]), np.ones((1, 8), np.float32), size=(40, 20))
     >>> found.relative().tolist()
@@ -54,6 +57,7 @@ class BoxFeatures:
     size: tuple[int, int] | None = None
     scores: NDArray[np.float32] | None = None
     relative_boxes: NDArray[np.float32] | None = None
+    selection: str | None = None
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -62,7 +66,8 @@ class BoxFeatures:
     def key(self) -> str:
         """The content key."""
         names = [name for name in OPTIONAL if getattr(self, name) is not None]
-        digest = hashlib.blake2b(f"{self.features.shape} {self.size} {names}".encode(), digest_size=16)
+        fields = f"{self.features.shape} {self.size} {names} {self.selection}"
+        digest = hashlib.blake2b(fields.encode(), digest_size=16)
         for array in (self.boxes, self.features, self.scores, self.relative_boxes):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
@@ -233,7 +238,8 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
         raise Refused(f"{scores[wrong[0]]:.6g}", fix, verb="is", index=index)
     if relative is not None and "boxes" in given and size is not None:
         _check_agreement(boxes, relative, size)
-    return BoxFeatures(boxes, features, size, scores, relative)
+    selection = _text("selection", arrays["selection"]) if "selection" in given else None
+    return BoxFeatures(boxes, features, size, scores, relative, selection)
 
 
 def _check_boxes(boxes: NDArray[np.float32], size: tuple[int, int] | None) -> None:
@@ -296,6 +302,13 @@ def _numbers(value: Any, axes: int) -> NDArray[np.float32]:
         found = f"the array has NaN or infinity, first at {bad[0].tolist()}"
         raise Refused(found, "leave such boxes out")
     return numbers
+
+
+def _text(name: str, value: Any) -> str:
+    text = np.asarray(value)
+    if text.dtype.kind != "U" or text.ndim or not 1 <= len(str(text)) <= LONGEST_TEXT:
+        raise Refused(described(value), "expected a short text", verb="is", index=(name,))
+    return str(text)
 
 
 def _size_of(value: Any) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from capeval_core.regions.suppression import Suppression
 
 Floats = NDArray[np.float32]
+Selection = Literal["bua10_100", "lxmert36"]
+"""`bua10_100`: 10 to 100 boxes by their confidence, for UNITER. `lxmert36`: the best 36, for LXMERT."""
 
 THRESHOLD = 0.2
 LEAST, MOST = 10, 100

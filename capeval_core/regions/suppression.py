@@ -20,7 +20,7 @@ Integers = NDArray[np.int64]
 class Suppression:
     """Which of two overlapping boxes is dropped: the worse one, where they share enough.
 
-    overlap: a bound of the intersection over union, compared in float32.
+    overlap: a bound of the intersection over union, which is in float32.
     pixel: what is added to the sides of boxes: 1 where corners are the first and the last pixel.
     at_bound: whether an intersection over union that equals the bound is enough.
     """
@@ -28,6 +28,14 @@ class Suppression:
     overlap: float
     pixel: float = 0.0
     at_bound: bool = False
+
+    @property
+    def _bound(self) -> np.float32:
+        """The bound in float32, rounded as in Caffe's kernel; below the number itself for torchvision's >."""
+        bound = np.float32(self.overlap)
+        if not self.at_bound and float(bound) > self.overlap:
+            return np.float32(np.nextafter(bound, np.float32(0)))
+        return bound
 
     def areas(self, boxes: Floats) -> Floats:
         """(...) areas of boxes (..., 4)."""
@@ -50,8 +58,7 @@ class Suppression:
         shared = sides[..., 0] * sides[..., 1]
         with np.errstate(invalid="ignore", divide="ignore"):  # empty boxes: 0 / 0 is no overlap
             ratio = shared / (self.areas(boxes) + self.areas(others) - shared)
-        bound = np.float32(self.overlap)
-        enough: Booleans = ratio >= bound if self.at_bound else ratio > bound
+        enough: Booleans = ratio >= self._bound if self.at_bound else ratio > self._bound
         return enough
 
     def best(self, boxes: Floats, most: int) -> Integers:

@@ -8,22 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import wrong_option
+from capeval_core.errors import Piece, Problem, Setting, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.sources import Source
-from capeval_core.inputs.visual import InputImage, InputVisual
+from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
 from capeval_core.regions.features import BoxVisual, RegionEncoder
-from capeval_core.regions.selection import FIXED, MOST, boxes_kept
+from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
 from capeval_core.weights.folder import CONFIG, open_unless_on_the_hub, open_weights
 
-Selection = Literal["bua10_100", "lxmert36"]
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
 _EXPECTED = (
@@ -37,15 +36,14 @@ class BoxSource:
     """The box features of images, from a region encoder where they do not come with the images.
 
     label, fingerprint: in signatures, and in stamps of rows. encoder: None where there are features of all
-    images. selection: which boxes are kept; None: the first 100. has_one_rule: whether the region encoder
-    keeps the same boxes whatever the selection.
+    images. selection: which boxes are kept; None: all that a region encoder gives, the first 100 of stored
+    ones.
     """
 
     label: str
     fingerprint: str
     encoder: RegionEncoder | None
     selection: Selection | None
-    has_one_rule: bool = False
 
     def boxes(
         self,
@@ -65,7 +63,10 @@ class BoxSource:
 
 @dataclass(frozen=True)
 class FirstBoxes:
-    """The first boxes of stored box features, as many as a rule of selection keeps: a `Visual`."""
+    """The first boxes of stored box features, as many as a rule of selection keeps: a `Visual`.
+
+    selection: None: the first 100.
+    """
 
     visual: InputVisual[BoxFeatures]
     selection: Selection | None
@@ -96,9 +97,16 @@ class FirstBoxes:
     def load(self) -> BoxFeatures:
         """The boxes that are kept. Raises ImageError.
 
-        Features that come without scores are taken as they are, up to the most that the rule keeps.
+        Features that come without scores are taken as they are, up to the most that the rule keeps; those
+        that a rule has chosen already, all of them.
         """
         boxes = self.visual.load()
+        known = get_args(Selection)
+        if self.selection is not None and boxes.selection in known and boxes.selection != self.selection:
+            found, fix = _other_selection(boxes.selection)
+            raise ImageError(Problem(self.where, None, found, fix, verb="has"))
+        if boxes.selection is not None:
+            return boxes
         if self.selection == "lxmert36":
             return boxes.first(FIXED)
         if self.selection is None or boxes.scores is None:
@@ -113,8 +121,7 @@ class FirstBoxes:
 def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[..., BoxSource]:
     """Check a source of box features before any model is opened; the result opens it.
 
-    It takes the keywords `selection`, `device` and `dtype`, as options of metrics. What `capeval regions`
-    stored of a region encoder with one rule is all taken.
+    It takes the keywords `selection`, as `BoxSource` has it, `device` and `dtype`, as options of metrics.
 
     Args:
         spec: weights of a region encoder (a Hub id, a folder, `"tiny"`); features that were made before, as
@@ -132,9 +139,7 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
     if (store := store_of(spec)) is not None:
         label = f"{store.name}@{_digest(store.fingerprint)}"
         # Rows are keyed by the content of the boxes, wherever they lie.
-        return lambda selection, **settings: BoxSource(
-            label, "boxes", None, None if store.is_selected else selection
-        )
+        return lambda selection, **settings: BoxSource(label, "boxes", None, selection)
     name = os.fspath(spec)
     open_unless_on_the_hub(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     return partial(_open, name)
@@ -148,11 +153,21 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
     if not hasattr(network, "encode_boxes"):
         raise wrong_option("regions", name, f"weights of {network.kind!r}, which finds no boxes", _EXPECTED)
     encoder: Any = network.open(folder, device=device, dtype=dtype)
-    label = folder.label(encoder.fingerprint)
-    if not hasattr(encoder, "selecting"):
-        return BoxSource(label, encoder.fingerprint, encoder, selection, has_one_rule=True)
-    regions: RegionEncoder = encoder.selecting(*[selection] * (selection is not None))
-    return BoxSource(label, regions.fingerprint, regions, selection)
+    selecting = selection is not None and hasattr(encoder, "selecting")
+    regions: RegionEncoder = encoder.selecting(selection) if selecting else encoder
+    return BoxSource(folder.label(encoder.fingerprint), regions.fingerprint, regions, selection)
+
+
+def check_selection(spec: Any, selection: Selection) -> None:
+    """Refuse another rule than the one that chose the boxes of a store, where that is known."""
+    store = store_of(spec)
+    if store is not None and store.selection in get_args(Selection) and store.selection != selection:
+        found, fix = _other_selection(store.selection)
+        raise wrong_option("regions", str(spec), found, fix, verb="has")
+
+
+def _other_selection(chosen: str | None) -> tuple[str, tuple[Piece, ...]]:
+    return f"boxes that were chosen as {chosen!r}", (Setting("selection", chosen, "pass "),)
 
 
 def store_of(spec: Any) -> BoxFeatureStore | None:

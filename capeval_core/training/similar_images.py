@@ -18,6 +18,7 @@ from capeval_core.phrases.ptb import ptb_tokens
 TOP = 3
 """Similar images of which hard negatives are drawn."""
 _BLOCK = 1 << 24  # similarities at a time, which bounds memory
+_FREQUENT = 64  # an n-gram is frequent if more than one image in so many has it
 
 
 def similar_by_features(
@@ -31,8 +32,9 @@ def similar_by_features(
         top: images per list.
 
     Returns:
-        Image id -> ids, the most similar first; of equal cosines the earlier image. An image with exactly
-        the same features is not similar but the same, and left out. Fewer ids where there are fewer others.
+        Image id -> ids, the most similar first; of equal cosines (but for rounding) the earlier image.
+        An image with exactly the same features is not similar but the same, and left out. Fewer ids where
+        there are fewer others.
 
     Raises:
         ValueError: other lengths, an id twice, features that are not finite.
@@ -73,8 +75,9 @@ def similar_by_captions(
         top: images per list.
 
     Returns:
-        Image id -> ids, the most similar first; of equal similarities the earlier image. An image with
-        exactly the same captions is left out, and so are images without any n-gram in common.
+        Image id -> ids, the most similar first; of equal similarities (but for rounding) the earlier
+        image. An image with exactly the same captions is left out, and so are images without any n-gram in
+        common.
 
     >>> captions = ["two dogs run", "dogs run fast", "a red bus", "a red train"]
     >>> similar_by_captions("abcd", captions, top=1)
@@ -86,12 +89,18 @@ def similar_by_captions(
     pools: dict[str, list[tuple[str, ...]]] = {}
     for image, caption in zip(images, captions, strict=True):
         pools.setdefault(image, []).append(tuple(ptb_tokens(caption)))
-    vectors = mean_cider_vectors(list(pools.values()))
-    across = vectors.T.tocsr()
+    vectors = mean_cider_vectors(list(pools.values())).tocsc()
+    # N-grams of many images make up most of the work, which is less in a dense product.
+    frequent = np.diff(vectors.indptr) * _FREQUENT > len(pools)
+    dense = vectors[:, frequent].toarray().astype(np.float32)
+    rare = vectors[:, ~frequent].astype(np.float32).tocsr()
+    across = rare.T.tocsr()
 
     def similarity(rows: slice) -> NDArray[np.float32]:
-        products = (vectors[rows] @ across).toarray()
-        return np.where(products > 0, products, -np.inf).astype(np.float32)
+        products: NDArray[np.float32] = (rare[rows] @ across).toarray()
+        products += dense[rows] @ dense.T
+        products[products <= 0] = -np.inf
+        return products
 
     return _lists(list(pools), _numbered([tuple(sorted(pool)) for pool in pools.values()]), similarity, top)
 

@@ -238,7 +238,7 @@ def _spelt(caption: str, spans: Iterable[tuple[int, int, str]]) -> TaggedCaption
     for start, end, tag in spans:
         if caption[start:end].isspace():
             continue
-        if tagged and tagged[-1][1] == start and caption[start - 1].isalnum() and caption[start].isalnum():
+        if tagged and caption[start - 1].isalnum() and caption[start].isalnum():
             first, _, tag = tagged.pop()
             tagged.append((first, end, tag))
         else:

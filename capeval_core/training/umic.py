@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,17 @@ from capeval_core.models.device import resolve_device
 from capeval_core.options import Settings, option
 
 MARGIN = 0.2
+WORDS, MATCHING, RANKING = "words", "matching", "ranking"
+"""Phases of a training: masked words, image-text matching, ranking."""
+
+
+class Phase(NamedTuple):
+    """A phase of a training: its name, its first step, its steps, its highest learning rate."""
+
+    name: str
+    start: int
+    steps: int
+    rate: float
 
 
 def ranking_loss(logits: Tensor, group_size: int, margin: float = MARGIN) -> Tensor:
@@ -40,8 +51,8 @@ def ranking_loss(logits: Tensor, group_size: int, margin: float = MARGIN) -> Ten
     """
     if group_size < 2 or logits.ndim != 1 or len(logits) % group_size:
         raise ValueError(
-            f"logits of shape {tuple(logits.shape)} are no groups of {group_size}: give one axis, group after "
-            "group, each with its positive and at least one negative"
+            f"logits of shape {tuple(logits.shape)} are no groups of {group_size}: give one axis, group "
+            "after group, each with its positive and at least one negative"
         )
     scores = torch.sigmoid(logits).view(-1, group_size)
     return functional.relu(margin - (scores[:, :1] - scores[:, 1:]))
@@ -77,6 +88,15 @@ class UmicTraining(Settings):
         "",
         "UNITER to start from: a folder made by `capeval convert umic`, a Hub repository id, or `tiny`",
     )
+    regions: str | PathLike[str] | None = option(
+        None,
+        "box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made "
+        "before (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv); None: the region "
+        "encoder that the start's config names",
+    )
+    selection: Literal["bua10_100", "lxmert36"] = option(
+        "bua10_100", "boxes of an image: those more confident than 0.2, 10 to 100 of them, or LXMERT's 36"
+    )
     data: str = option("", "name of the captions, for the record: e.g. `COCO train2014, Karpathy`")
     tagger: str = option("spacy", "part-of-speech tagger: `spacy`, `spacy:PIPELINE`, `nltk` or `scenes`")
     hard: Literal["both", "features", "captions", "none"] = option(
@@ -84,10 +104,17 @@ class UmicTraining(Settings):
     )
     random_negatives: int = option(1, "captions of any other image per caption", minimum=0)
     margin: float = option(MARGIN, "by how much a caption is to be ahead of its negatives", minimum=0)
-    matching_steps: int = option(
-        0, "steps of image-text matching before; needed where the start has not been pretrained", minimum=0
+    word_steps: int = option(
+        0,
+        "steps of predicting masked words from the rest and the image before; for a start that has not been "
+        "pretrained",
+        minimum=0,
     )
-    matching_rate: float = option(1e-4, "the highest learning rate of these steps", minimum=0)
+    masked: float = option(0.3, "share of the words that are masked in these steps", minimum=0)
+    matching_steps: int = option(
+        0, "steps of image-text matching after them; for a start that has not been pretrained", minimum=0
+    )
+    pretraining_rate: float = option(1e-4, "the highest learning rate of both", minimum=0)
     steps: int = option(100_000, "steps of ranking", minimum=1)
     learning_rate: float = option(1e-5, "the highest learning rate of ranking", minimum=0)
     warmup: int = option(4_000, "steps over which the learning rate rises", minimum=0)
@@ -115,18 +142,43 @@ class UmicTraining(Settings):
         if not self.start:
             error = wrong_option("start", str(self.start), "missing", "pass the weights to start from")
             problems.extend(error.problems)
-        for name, most in (("steps", self.steps), ("matching_steps", self.matching_steps)):
-            if most and self.warmup >= most:
-                found = f"not below the {most} of {name}"
+        for name in ("word_steps", "matching_steps", "steps"):
+            if (most := getattr(self, name)) and self.warmup >= most:
+                found = f"not below the {most:,} of {name}"
                 problems.extend(wrong_option("warmup", self.warmup, found, "pass fewer").problems)
+        if not self.masked < 1:
+            problems.extend(wrong_option("masked", self.masked, "", "expected less than 1", verb="").problems)
         if not self.dropout < 1:
-            problems.extend(wrong_option("dropout", self.dropout, "", "expected less than 1", verb="").problems)
+            problems.extend(
+                wrong_option("dropout", self.dropout, "", "expected less than 1", verb="").problems
+            )
         problems.raise_if_any()
 
     @property
+    def pretraining_steps(self) -> int:
+        """Before ranking."""
+        return self.word_steps + self.matching_steps
+
+    @property
     def all_steps(self) -> int:
-        """Of matching and ranking."""
-        return self.matching_steps + self.steps
+        """Of all phases."""
+        return self.pretraining_steps + self.steps
+
+    def phases(self) -> list[Phase]:
+        """The phases that have steps, in order.
+
+        >>> UmicTraining(start="tiny", warmup=5, steps=9, matching_steps=6).phases()[1]
+        Phase(name='ranking', start=6, steps=9, rate=1e-05)
+        """
+        rates = (self.pretraining_rate, self.pretraining_rate, self.learning_rate)
+        lengths = (self.word_steps, self.matching_steps, self.steps)
+        starts = (0, self.word_steps, self.pretraining_steps)
+        phases = map(Phase, (WORDS, MATCHING, RANKING), starts, lengths, rates)
+        return [phase for phase in phases if phase.steps]
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase of a step, from 0; the last one ever after."""
+        return [phase for phase in self.phases() if phase.start <= step][-1]
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, from 0: in each phase a linear rise, then a linear fall to 0.
@@ -135,14 +187,13 @@ class UmicTraining(Settings):
         >>> [round(training.rate_at(step), 3) for step in (0, 9, 55, 99)]
         [0.1, 1.0, 0.5, 0.011]
         """
-        ranking = step >= self.matching_steps
-        steps, rate = (
-            (self.steps, self.learning_rate) if ranking else (self.matching_steps, self.matching_rate)
+        phase = self.phase_at(step)
+        done = step - phase.start
+        return phase.rate * min(
+            (done + 1) / max(self.warmup, 1), (phase.steps - done) / (phase.steps - self.warmup)
         )
-        done = step - self.matching_steps if ranking else step
-        return rate * min((done + 1) / max(self.warmup, 1), (steps - done) / (steps - self.warmup))
 
     def stamp(self) -> dict[str, object]:
         """The settings that the trained weights depend on."""
-        free = ("save_every", "log_every", "device", "start")
+        free = ("save_every", "log_every", "device", "start", "regions")
         return {name: value for name, value in vars(self).items() if name not in free}

@@ -227,6 +227,14 @@ def as_float32(content: Mapping[str, Any], notes: list[str]) -> Tensors:
     return tensors
 
 
+def as_released(content: Mapping[str, Any], notes: list[str]) -> Tensors:
+    """The same tensors in their own types, none a slice of another."""
+    tensors = {name: own_memory(checked_floats(name, value)) for name, value in content.items()}
+    types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    notes.append(f"tensors are kept in {' and '.join(types)}, as released")
+    return tensors
+
+
 def checked_floats(name: str, value: Any) -> Tensor:
     """An entry of a checkpoint as it is, if it is a dense tensor of finite floating-point numbers."""
     if not isinstance(value, Tensor):

@@ -22,10 +22,9 @@ from capeval_core.weights.conversion import (
     Conversion,
     Shapes,
     Tensors,
-    checked_floats,
+    as_released,
     clip_preprocessing,
     count_blocks,
-    own_memory,
     rename,
 )
 
@@ -92,10 +91,7 @@ class EvaClipConversion(Conversion):
         if _TRANSFORMERS in content:
             content = _from_transformers(content)
             notes.append("names: transformers', translated into the authors' own")
-        tensors = {name: own_memory(checked_floats(name, value)) for name, value in content.items()}
-        types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
-        notes.append(f"tensors are kept in {' and '.join(types)}, as released")
-        return rename(tensors, self.names)
+        return rename(as_released(content, notes), self.names)
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         width, _, patch, _ = shape_of(shapes, "visual.patch_embed.proj.weight", 4)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capeval_core.errors import Argument, InputError, Problem, wrong_option
 from capeval_core.options import option
-from capeval_core.weights.conversion import Conversion, Shapes, Tensors, count_blocks
+from capeval_core.weights.conversion import Conversion, Shapes, Tensors, as_released, count_blocks, rename
 from capeval_core.weights.vocabulary import required_words
 
 _HEAD = 64
@@ -49,7 +49,7 @@ class UniterConversion(Conversion):
     heads: int | None = option(None, "attention heads; None: the width / 64", minimum=1)
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
-        tensors = super().translate(content, notes)
+        tensors = rename(as_released(content, notes), self.names)  # of UMIC float16: half the size, no loss
         if not any(name.startswith(f"{_RANKING}.") for name in tensors):
             for part in ("weight", "bias"):
                 head: Tensor = tensors[f"matching_head.{part}"]

@@ -17,12 +17,13 @@ from safetensors.torch import save_file
 from capeval_core import publishing
 from capeval_core._version import __version__
 from capeval_core.registry import METRICS, NETWORKS, metric_class, network_of
-from capeval_core.weights.catalogue import LICENCES, WEIGHTS
+from capeval_core.weights.catalogue import LICENCES, TINY_OF, WEIGHTS
 from capeval_core.weights.folder import TINY, open_weights
 from tests import seeded
 from tests.cli.conftest import Ran
 from tests.encoders import original_eva_clip, test_open_clip
 from tests.golden import recipe
+from tests.golden.frcnn_vg_tiny import write_checkpoint
 from tests.hub import READER, WRITER, Fault, Hub, Repository, log_in, serving
 from tests.seeded import write_config
 
@@ -82,6 +83,10 @@ def sam(folder: Path) -> tuple[object, ...]:
     return ("regions", folder / "sam.pth", "--decoder-heads", 2)
 
 
+def faster_rcnn(folder: Path) -> tuple[object, ...]:
+    return ("faster-rcnn", write_checkpoint(seeded.CASES / "frcnn-vg-tiny", folder))
+
+
 def plain_open_clip(folder: Path) -> Path:
     """The seeded small CLIP in open_clip's format."""
     encoder = seeded.encoder()
@@ -96,6 +101,9 @@ def plain_open_clip(folder: Path) -> Path:
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     (folder / "README.md").write_text("---\nlicense: mit\n---\nof open_clip\n")
     return folder
+
+
+CONVERSIONS = {"eva_clip": eva_clip, "alpha_clip": alpha_clip, "sam": sam, "faster_rcnn": faster_rcnn}
 
 
 def no_tags(hub: Hub) -> bool:
@@ -165,14 +173,14 @@ def test_weights_of_every_network_are_whole_on_the_hub(
 ) -> None:
     mine = tmp_path / "other" / "mine"
     mine.parent.mkdir()
-    if kind in (conversions := {"eva_clip": eva_clip, "alpha_clip": alpha_clip, "sam": sam}):
+    if kind in (conversions := CONVERSIONS):
         arguments = conversions[kind](tmp_path)
         ran = capeval("convert", *arguments, "--out", mine, "--licence", "MIT")
         assert ran.status == 0, ran.err
     elif kind == "open_clip":
         test_open_clip.repository(mine)
-    elif kind == "blip2":
-        shutil.copytree(TINY / "blip2", mine)
+    elif kind in ("blip2", "scene_regions"):
+        shutil.copytree(TINY / TINY_OF[kind], mine)
     elif kind == "clip":
         shutil.copytree(folder, mine)
     else:

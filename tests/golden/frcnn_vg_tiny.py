@@ -1,9 +1,9 @@
 """Bottom-up attention's Faster R-CNN: the original checkpoint, converted, run by the project's own encoder.
 
 A case is a folder with config.json (in place of the release's config.yaml), manifest.json, scales.json,
-overrides.npz, meta.json, resize_800_1333.json, image{i}.png with image{i}.npz, batch.npz, and where it is there
-full_manifest.json with full_config.json. What a local file gives in the original (`local_*`, in red, green,
-blue) is not reproduced.
+overrides.npz, meta.json, resize_800_1333.json, image{i}.png with image{i}.npz, batch.npz, and where they are
+there full_manifest.json and full_config.json. What a local file gives in the original (`local_*`, in red,
+green, blue) is not reproduced.
 """
 
 from __future__ import annotations
@@ -56,20 +56,18 @@ def expected_quantities(folder: Path) -> set[str]:
 def run_case(folder: Path) -> Iterator[Comparison]:
     """Compare everything that the case pins."""
     try:
-        config, manifest, scales, meta, resized = (json.loads((folder / n).read_text()) for n in FILES)
+        config, _, _, meta, resized = (json.loads((folder / name).read_text()) for name in FILES)
         cases = list(_outputs(folder))
-        with np.load(folder / "overrides.npz") as stored:
-            overrides = dict(stored)
         with np.load(folder / "batch.npz") as stored:
             batch = dict(stored)
-        variants, seed = dict(meta["variants"]), int(meta["seed"])
+        variants = dict(meta["variants"])
         images = [folder / str(image["file"]) for image in meta["images"]]
         if missing := [image.name for image in images if not image.is_file()]:
             raise UnreadableCaseError(f"there is no {missing[0]}")
     except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
         raise UnreadableCaseError(f"cannot be read: {' '.join(str(error).split())}") from error
     with tempfile.TemporaryDirectory(prefix="golden-") as place:
-        release = convert(Path(place), config, manifest, seed, scales, overrides)
+        release = FasterRcnn.convert(write_checkpoint(folder, Path(place)))
         networks = {name: _variant(release, values) for name, values in variants.items()}
         FasterRcnn(release.config, release.tensors, device="cpu").save_pretrained(Path(place) / "weights")
         released = FasterRcnn.from_pretrained(Path(place) / "weights", device="cpu")
@@ -85,25 +83,21 @@ def run_case(folder: Path) -> Iterator[Comparison]:
         yield _compare_full(folder)
 
 
-def convert(
-    place: Path,
-    config: Json,
-    manifest: Json,
-    seed: int,
-    scales: dict[str, float],
-    overrides: dict[str, Array],
-) -> Release:
-    """The release of a seeded checkpoint with the names of a manifest, written to `place`."""
+def write_checkpoint(folder: Path, place: Path) -> Path:
+    """The seeded checkpoint of a case, in its original naming, with its config.yaml beside it in `place`."""
+    config, manifest, scales, meta, _ = (json.loads((folder / name).read_text()) for name in FILES)
     arrays = {
-        name: x * np.float32(scales.get(name, 1)) for name, x in recipe.state_dict(manifest, seed).items()
+        name: x * np.float32(scales.get(name, 1))
+        for name, x in recipe.state_dict(manifest, int(meta["seed"])).items()
     }
-    tensors = {name: torch.from_numpy(x) for name, x in (arrays | overrides).items()}
-    counted = [name for name in tensors if name.endswith(".running_var")]
-    for name in counted:
+    with np.load(folder / "overrides.npz") as overrides:
+        arrays |= dict(overrides)
+    tensors = {name: torch.from_numpy(x) for name, x in arrays.items()}
+    for name in [name for name in tensors if name.endswith(".running_var")]:
         tensors[name.replace("running_var", "num_batches_tracked")] = torch.tensor(0)
     torch.save(tensors, place / "pytorch_model.bin")
     (place / "config.yaml").write_text(json.dumps(config))  # YAML reads JSON
-    return FasterRcnn.convert(place / "pytorch_model.bin")
+    return place / "pytorch_model.bin"
 
 
 def _outputs(folder: Path) -> Iterator[tuple[int, dict[str, Array]]]:

@@ -22,6 +22,7 @@ FOUND: dict[str, Any] = {
     "size": (40, 20),
     "scores": [0.9, 0.5, 0.2],
     "relative_boxes": RELATIVE,
+    "selection": "bua10_100",
 }
 """Of one image; relative boxes are those of the pixels."""
 
@@ -74,6 +75,8 @@ def test_the_key_covers_every_field() -> None:
         {"size": None},
         {"size": (41, 20)},
         {"boxes": PIXELS + 0.5, "size": (41, 21)},
+        {"selection": "lxmert36"},
+        {"selection": None},
     ]
     assert len({loaded(**change).key for change in fields}) == len(fields)
     assert loaded().key == loaded().key
@@ -85,6 +88,7 @@ def test_the_first_boxes_with_all_that_belongs_to_them() -> None:
     np.testing.assert_array_equal(found.features, FOUND["features"][:2])
     np.testing.assert_array_equal(found.relative(), RELATIVE[:2])
     assert found.scores is not None and found.scores.tolist() == [np.float32(0.9), 0.5]
+    assert found.selection == "bua10_100"
     assert (found.size, len(loaded(scores=None, relative_boxes=None).first(2))) == ((40, 20), 2)
     assert len(loaded().first(3)) == len(loaded().first(100)) == 3
     with pytest.raises(ValueError, match="n=0: expected at least one box"):
@@ -122,6 +126,9 @@ def test_the_warning_of_many_images_is_one() -> None:
         ({"scores": [0.5, 0.1, -0.01]}, '["scores"][2] is -0.01: expected probabilities'),
         ({"scores": None, "conf": [0.5, 0.1, 7]}, '["conf"][2] is 7: expected probabilities'),
         ({"scores": [0.5, np.nan, 0.1]}, '["scores"]: the array has NaN or infinity, first at [1]'),
+        ({"selection": 5}, '["selection"] is the number 5: expected a short text'),
+        ({"selection": ["bua10_100"] * 3}, '["selection"] is a list of length 3: expected a short text'),
+        ({"selection": "x" * 101}, '["selection"] is a str of length 101: expected a short text'),
         ({"boxes": np.zeros((0, 4))}, ": there are 0 boxes but 3 rows of features"),
         ({"relative_boxes": RELATIVE[:, :5]}, '["relative_boxes"]: the array has shape (3, 5)'),
         ({"relative_boxes": RELATIVE[:2]}, ": there are 3 boxes but 2 relative boxes: give every"),

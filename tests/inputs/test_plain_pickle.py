@@ -126,7 +126,7 @@ def test_the_pieces_of_these_tests_make_an_array() -> None:
         (b"\x80\x03" + ARRAY.replace(b"K\x00\x85", b"J\xff\xff\xff\x7f\x85") + b".", "calls empty array"),
         (b"\x80\x03cnumpy\nndarray\n(K\x09tR.", "calls ndarray in an unknown way"),
         (b"\x80\x03K\x05K\x05R.", "calls the number 5 in an unknown way"),
-        (b"\x80\x03cnumpy\ndtype\n(X\x02\x00\x00\x00f4X\x03\x00\x00\x00numtR}b.", "a type in an unknown state"),
+        (b"\x80\x03cnumpy\ndtype\n(X\x02\x00\x00\x00f4X\x03\x00\x00\x00numtR}b.", "type in an unknown state"),
         (b"\x80\x03cnumpy\ndtype\n)R.", "is of type nothing"),
         (b"\x80\x04c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR.", "calls bytes of a text"),
         (b"\x80\x02}]K\x01s.", "a key of the pickle's dict is a list of length 0"),

@@ -62,15 +62,23 @@ def test_the_rules_differ_where_boxes_share_exactly_the_bound() -> None:
     assert len({rule.survivors(boxes, scores).tobytes() for rule in rules}) == 4
 
 
-def test_without_a_pixel_it_is_torchvisions() -> None:
+@pytest.mark.parametrize("overlap", [0.3, 0.5, 0.6, 0.7])
+def test_without_a_pixel_it_is_torchvisions(overlap: float) -> None:
+    """Also where whole corners share exactly the bound, which float32 rounds up or down."""
     random = np.random.default_rng(3)
-    corners = random.random((200, 2)) * 60
-    boxes = np.concatenate([corners, corners + 5 + random.random((200, 2)) * 30], axis=1).astype(np.float32)
+    boxes = drawn(200, 1)[0]
+    boxes[:, 2:] += 1
     scores = random.random((200, 9)).astype(np.float32)
-    survives = Suppression(0.3).survivors(boxes, scores)
+    survives = Suppression(overlap).survivors(boxes, scores)
     for of_class in range(9):
-        kept = nms(torch.from_numpy(boxes), torch.from_numpy(scores[:, of_class].copy()), 0.3)
+        kept = nms(torch.from_numpy(boxes), torch.from_numpy(scores[:, of_class].copy()), overlap)
         assert sorted(kept.tolist()) == np.flatnonzero(survives[:, of_class]).tolist()
+
+
+def test_the_bound_of_caffes_kernel_is_in_float32() -> None:
+    boxes = np.float32([[0, 0, 9, 9], [0, 0, 9, 6]])  # 7 of 10 rows of pixels
+    assert Suppression(0.7, pixel=1, at_bound=True).pairs(boxes[0], boxes[1])
+    assert not Suppression(0.7, pixel=1).pairs(boxes[0], boxes[1])
 
 
 def test_confidences_are_the_best_scores_of_classes_that_are_survived() -> None:

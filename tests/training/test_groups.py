@@ -193,7 +193,7 @@ def test_a_changed_caption_is_no_other_caption_of_its_image(own: list[str], orde
     [
         ("a sink, a toilet.", ["a", "sink", ",", "a", "toilet", "."], "a sink toilet , ."),
         ("a sink , a toilet .", ["a", "sink", ",", "a", "toilet", "."], "a sink toilet , ."),
-        ("a man's (red) hat", ["a", "man", "'s", "(", "red", ")", "hat"], "a man 's ( red ) hat"),
+        ("A man's (Red) hat", ["A", "man", "'s", "(", "Red", ")", "hat"], "A man 's ( Red ) hat"),
         ("a black-and-white cat", ["a", "black", "-", "and", "-", "white", "cat"], "a black - and white cat"),
         ("  two \t dogs\n", ["two", "dogs"], "two dogs"),
         ('a "red hat" on', ["a", '"', "red", "hat", '"', "on"], 'a " red hat on'),

@@ -87,6 +87,18 @@ def test_a_word_without_another_of_its_tag_has_no_substitute(rng: np.random.Gene
     assert substitution(["is", "on"], ["VBZ", "IN"], TABLE, rng) is None
 
 
+def test_three_words_in_ten_are_substituted(rng: np.random.Generator) -> None:
+    """How many of ten words, which depends on the probability more than where they are."""
+    tokens, tags = ["hat"] * 10, ["NN"] * 10
+    law = given((len(subset), weight) for subset, weight in subsets(10, 0.30, 10))
+
+    def changed() -> int:
+        negative = substitution(tokens, tags, TABLE, rng)
+        return sum(token != "hat" for token in negative or ())
+
+    assert_law(changed, law)
+
+
 @pytest.mark.parametrize("probability", [0.30, 0.29, 0.8])
 def test_substitution_follows_its_law(probability: float, rng: np.random.Generator) -> None:
     """Two words have substitutes; `is` has none, and `on` is of a tag that is never touched."""
@@ -104,8 +116,6 @@ def test_substitution_follows_its_law(probability: float, rng: np.random.Generat
 
     law = given(cases())
     assert_law(lambda: tuple(substitution(tokens, tags, TABLE, rng, probability=probability) or ()), law)
-    if probability == 0.30:
-        assert_law(lambda: tuple(substitution(tokens, tags, TABLE, rng) or ()), law)
 
 
 @pytest.mark.parametrize(

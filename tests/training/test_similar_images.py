@@ -17,11 +17,11 @@ from tools.captions import describe
 from tools.scenes import sample_scene
 
 
-@pytest.fixture(params=[1, 100, 1 << 24])
-def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Similarities at a time: one image's, a few images', all."""
-    monkeypatch.setattr(similar_images, "_BLOCK", request.param)
-    return int(request.param)
+@pytest.fixture(params=[(1, 64), (50, 0), (1 << 24, 3)])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Similarities at a time: one image's, a few images', all; frequent n-grams: all, none, some."""
+    monkeypatch.setattr(similar_images, "_BLOCK", request.param[0])
+    monkeypatch.setattr(similar_images, "_FREQUENT", request.param[1])
 
 
 def ranked(images: Sequence[str], similarity: dict[tuple[str, str], float], top: int) -> dict[str, list[str]]:
@@ -38,7 +38,7 @@ def ranked(images: Sequence[str], similarity: dict[tuple[str, str], float], top:
 
 
 @pytest.mark.parametrize("top", [1, 3, 7, 50])
-def test_features_are_compared_by_their_cosines(block: int, top: int) -> None:
+def test_features_are_compared_by_their_cosines(blocks: None, top: int) -> None:
     features = np.random.default_rng(3).normal(size=(31, 6)).astype(np.float32)
     features[7] = features[3]  # the same image
     features[9] = 2 * features[4]  # as similar as can be, but another image
@@ -101,7 +101,7 @@ def naive_cider(one: Sequence[str], other: Sequence[str], pools: Sequence[Sequen
     return 10 * total / 4
 
 
-def test_captions_are_compared_by_their_mean_cider(block: int) -> None:
+def test_captions_are_compared_by_their_mean_cider(blocks: None) -> None:
     rng = np.random.default_rng(1)
     scenes = [sample_scene(rng) for _ in range(7)]
     captions = {f"{k}": [describe(scene, rng) for _ in range(1 + k % 3)] for k, scene in enumerate(scenes)}

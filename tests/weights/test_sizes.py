@@ -79,6 +79,12 @@ SETTINGS = {
         *("architecture.qformer.max_position_embeddings", "architecture.qformer.cross_attention_frequency"),
         *("architecture.num_query_tokens", "architecture.image_text_hidden_size", "context_length"),
     ),
+    "faster_rcnn": (
+        *("architecture.layers", "architecture.width", "architecture.out_width", "architecture.classes"),
+        *("architecture.anchors", "preprocessing.shortest_side", "preprocessing.longest_side"),
+        *("proposals.before_nms", "proposals.overlap", "detections.overlaps", "detections.most"),
+    ),
+    "scene_regions": ("architecture.image_size", "architecture.width", "architecture.region_size"),
     "sam": (
         *("architecture.image_size", "architecture.patch_size", "architecture.vision.hidden_size"),
         *("architecture.vision.num_hidden_layers", "architecture.vision.mlp_dim"),
@@ -110,6 +116,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> d
     sam = Sam.convert(root / "sam.pth", decoder_heads=2)
     Sam(sam.config, sam.tensors, device="cpu").save_pretrained(root / "sam")
     seeded.alpha_encoder().save_pretrained(root / "alpha_clip")
+    seeded.faster_rcnn().save_pretrained(root / "faster_rcnn")
     test_open_clip.repository(root / "open_clip")
     return {
         "clip": seeded_weights,
@@ -117,6 +124,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> d
         "eva_clip": root / "eva_clip",
         "open_clip": root / "open_clip",
         "blip2": TINY / "blip2",
+        "faster_rcnn": root / "faster_rcnn",
+        "scene_regions": TINY / "scene-regions",
         "sam": root / "sam",
         "sam of transformers": save_sam(root / "tiny-sam"),
         "owlv2": save_owlv2(root / "tiny-owlv2"),
@@ -175,6 +184,7 @@ def test_absurd_sizes_are_refused_by_name(
         ("eva_clip", "architecture.vision.mlp_width", 1 << 20),
         ("open_clip", "model_cfg.text_cfg.width", 1 << 20),
         ("blip2", "architecture.qformer.intermediate_size", 1 << 20),
+        ("faster_rcnn", "architecture.attribute_width", 1 << 16),
         ("sam", "architecture.vision.mlp_dim", 1 << 20),
         ("owlv2", "vision_config.intermediate_size", 1 << 20),
         ("sam of transformers", "vision_config.mlp_dim", 1 << 20),
@@ -213,7 +223,7 @@ STRANGE: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["clip", "blip2", "eva_clip", "alpha_clip", "sam"])
+@pytest.mark.parametrize("kind", ["clip", "blip2", "eva_clip", "alpha_clip", "sam", "faster_rcnn"])
 @pytest.mark.parametrize(("setting", "value", "message"), STRANGE)
 def test_configs_of_strange_kinds_are_refused(
     kind: str, setting: str, value: Any, message: str, folders: dict[str, Path], tmp_path: Path
@@ -329,7 +339,7 @@ def test_weights_with_a_value_that_is_not_finite_are_refused(
         ClipEncoder(json.loads((folder / "config.json").read_text()), broken, device="cpu")
 
 
-@pytest.mark.parametrize("kind", ["blip2", "sam", "eva_clip", "alpha_clip", "owlv2"])
+@pytest.mark.parametrize("kind", ["blip2", "sam", "eva_clip", "alpha_clip", "owlv2", "faster_rcnn"])
 def test_every_network_refuses_values_that_are_not_finite(
     kind: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from torch.nn import functional
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.scene_regions import SceneNet, SceneRegionEncoder, cut, scaled, scene_boxes
 from tools.scenes import COLOURS, MOST_OBJECTS, SHAPES, SIZES, Scene, draw, sample_scene
+from tools.sets import split_scene
 from tools.tiny.command import Comparison, Comparisons, Training, input_images, rounded, source_of
 from tools.tiny.training import Part, Recipe, descend, timed
 
@@ -94,14 +95,23 @@ def make_boxes(count: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.uin
     """Crops (n, 3, side, side) of the boxes of `count` new scenes, and the answers."""
     crops, parts = [], []
     for _ in range(count):
-        scene, side = sample_scene(rng), _DRAWN_AT[int(rng.integers(len(_DRAWN_AT)))]
+        scene, side = split_scene(rng, held_out=False), _DRAWN_AT[int(rng.integers(len(_DRAWN_AT)))]
         image = draw(scene, side)
         corners = rng.random((_RANDOM_BOXES, 2, 2)) * side
         random = np.concatenate([corners.min(axis=1), np.minimum(corners.max(axis=1) + 8, side)], axis=1)
         boxes = np.concatenate([scene_boxes(image), random]).astype(np.float32)
         crops.append(cut(image, boxes, ARCHITECTURE["image_size"]))
         parts.append(answers(scene, boxes, side))
-    return np.concatenate(crops), Answers(*map(np.concatenate, zip(*parts, strict=True)))
+    return np.concatenate(crops), joined(parts)
+
+
+def joined(parts: list[Answers]) -> Answers:
+    """The answers for the boxes of several scenes."""
+    return Answers(
+        np.concatenate([part.pairs for part in parts]),
+        np.concatenate([part.number for part in parts]),
+        np.concatenate([part.size for part in parts]),
+    )
 
 
 class _Questions(nn.Module):
@@ -180,7 +190,7 @@ def measure(encoder: SceneRegionEncoder, scenes: int = 600, seed: int = 1) -> Co
     half = sum(map(len, features[: scenes // 2]))
     rows = np.concatenate(features)
     inputs = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1).astype(np.float64)
-    answer = Answers(*map(np.concatenate, zip(*parts, strict=True)))
+    answer = joined(parts)
     whole = answer.size >= 0
     classes = {
         "shape": np.where(whole, answer.pairs.any(2).argmax(1), -1),

@@ -1,0 +1,164 @@
+"""`capeval train`: weights of a metric from captions and images."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.score import FILES
+from capeval_core.commands.terminal import Parser, complain, paragraph
+from capeval_core.errors import FileError, file_problem
+from capeval_core.training.umic import UmicTraining
+
+if TYPE_CHECKING:
+    from capeval_core.inputs.box_stores import BoxFeatureStore
+    from capeval_core.training.captioned import CaptionedImages
+    from capeval_core.training.judgements import Judgements
+
+TRAINED = {"umic": UmicTraining}
+"""Metrics that can be trained, and the class of their settings."""
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0].startswith("-"):
+        return _introduce(arguments)
+    name, *rest = arguments
+    if name not in TRAINED:
+        raise ValueError(f"{name!r} cannot be trained here (known: {', '.join(TRAINED)})")
+    flags = _parser(name).read(rest)
+    with in_words_of_the_user(UmicTraining):
+        training = UmicTraining.of(f"capeval train {name}", chosen(flags, UmicTraining))
+        _train(training, flags)
+    return 0
+
+
+def _train(training: UmicTraining, flags: argparse.Namespace) -> None:
+    from capeval_core.scores.box_source import box_source_opener, store_of
+    from capeval_core.training.run import METRIC, train_umic
+    from capeval_core.training.tags import open_tagger
+    from capeval_core.weights.folder import open_unless_on_the_hub
+
+    out: Path = flags.out
+    _check_out(out)
+    open_unless_on_the_hub(training.start, metric=METRIC, tiny=METRIC)
+    if training.regions is not None:
+        box_source_opener(training.regions)
+    store = store_of(training.regions)
+    captioned = _captioned(flags, store)
+    judged = None
+    if flags.judgements is not None:
+        judged = _judged(flags, store)
+    tagger = open_tagger(training.tagger)
+    out.mkdir(parents=True, exist_ok=True)
+    weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
+    counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
+    print(f"{weights}: weights of UMIC, trained on {counts}")
+    print(f"{out / 'curves.png'}: losses, learning rate and correlations")
+    print(
+        f"score with it:\n  capeval score umic --candidates captions.json --images images --weights {weights}"
+    )
+
+
+def _captioned(flags: argparse.Namespace, store: BoxFeatureStore | None) -> CaptionedImages:
+    from capeval_core.training.captioned import open_dataset, read_captioned
+
+    if (flags.captions is None) == (flags.dataset is None):
+        raise ValueError("pass either --captions FILE or --dataset NAME")
+    if flags.dataset is not None:
+        return open_dataset(
+            flags.dataset,
+            split=flags.split,
+            image_column=flags.image_column,
+            caption_column=flags.caption_column,
+            id_column=flags.id_column,
+        )
+    if flags.images is None and store is None:
+        raise ValueError("--images is missing: pass the folder of the images that --captions is about")
+    return read_captioned(flags.captions, flags.images, store)
+
+
+def _judged(flags: argparse.Namespace, store: BoxFeatureStore | None) -> tuple[Judgements, CaptionedImages]:
+    from capeval_core.training.captioned import images_of
+    from capeval_core.training.judgements import read_judgements
+
+    judgements = read_judgements(flags.judgements)
+    folder = flags.judgement_images or flags.images
+    if folder is None and store is None:
+        raise ValueError("--judgement-images is missing: pass the folder of the images that were judged")
+    return judgements, images_of(flags.judgements, judgements.images, judgements.captions, folder, store)
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a file, and a folder that holds anything but a training."""
+    from capeval_core.training.state import CURVES, LOG, REGIONS, STATE, WEIGHTS
+
+    if out.exists() and not out.is_dir():
+        raise FileError(file_problem(out, "is a file: choose a folder for --out"))
+    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    others = sorted(names - {CURVES, LOG, REGIONS, STATE, WEIGHTS})
+    if others and STATE not in names:
+        found = f"holds more than a training ({others[0]})"
+        raise FileError(file_problem(out, found, "choose another folder for --out"))
+
+
+def _parser(name: str) -> Parser:
+    parser = Parser(
+        prog=f"capeval train {name}",
+        usage=f"capeval train {name} --captions FILE --images FOLDER --start WEIGHTS --out FOLDER [options]",
+        description=paragraph(
+            "Train UNITER to rank captions of people above negatives made of them. A training that was "
+            "stopped goes on, exactly where it was, with the same command. On several GPUs: `accelerate "
+            f"launch -m capeval_core train {name} ...`."
+        ),
+        epilog=paragraph(FILES),
+    )
+    files = parser.add_argument_group("captions and images")
+    files.add_argument("--captions", metavar="FILE", type=Path, help="captions by image id")
+    files.add_argument("--images", metavar="FOLDER", type=Path, help="the images that they describe")
+    files.add_argument("--dataset", metavar="NAME", help="or: a dataset's folder (`save_to_disk`) or Hub id")
+    files.add_argument("--split", metavar="NAME", default="train", help="part of it (default: train)")
+    for column, default in (("image", "image"), ("caption", "caption")):
+        files.add_argument(
+            f"--{column}-column",
+            metavar="NAME",
+            default=default,
+            help=f"of its {column}s (default: {default})",
+        )
+    files.add_argument(
+        "--id-column",
+        metavar="NAME",
+        help="its rows with equal values there show one image",
+    )
+    files.add_argument(
+        "--judgements",
+        metavar="FILE",
+        type=Path,
+        help="human judgements that end the training early: JSON, JSON lines or CSV with image_id, caption "
+        "and score",
+    )
+    files.add_argument(
+        "--judgement-images", metavar="FOLDER", type=Path, help="their images (default: --images)"
+    )
+    files.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        required=True,
+        help="folder of the training: weights, log.jsonl, curves.png, and its state",
+    )
+    add_flags(parser, UmicTraining, title="options of the training")
+    return parser
+
+
+def _introduce(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="capeval train",
+        usage="capeval train METRIC [options]",
+        description="Train a metric on captions and images.",
+        epilog=paragraph(
+            f"METRIC is one of {', '.join(TRAINED)}. `capeval train METRIC --help` shows all options."
+        ),
+    )
+    parser.introduce(arguments, f"the metric comes first: capeval train {{{','.join(TRAINED)}}} ...")

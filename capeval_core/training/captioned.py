@@ -1,0 +1,176 @@
+"""The captions and images that a metric is trained on: files of captions with a folder, or a dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capeval_core.errors import Problems, did_you_mean, file_problem, wrong_option
+from capeval_core.inputs.box_stores import BoxFeatureStore
+from capeval_core.inputs.collection import read_texts
+from capeval_core.inputs.file_texts import REFERENCE_FIELDS
+from capeval_core.inputs.folder import Names, match_images, names_in
+from capeval_core.inputs.visual import InputImage, InputVisual
+from capeval_core.scores.box_source import boxes_by_id
+
+Visuals = Callable[[], Iterator[InputVisual[Any]]]
+
+
+@dataclass(frozen=True)
+class CaptionedImages:
+    """Images with their captions.
+
+    ids: of the images, each once. captions: all of them. images: the image's id of each caption.
+    visuals: opens the images, or their box features, in the order of `ids`, one at a time.
+    """
+
+    ids: list[str]
+    captions: list[str]
+    images: list[str]
+    visuals: Visuals
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of ids and captions."""
+        digest = hashlib.blake2b(digest_size=16)
+        for image, caption in zip(self.images, self.captions, strict=True):
+            digest.update(f"{image}\0{caption}\0\0".encode())
+        return digest.hexdigest()
+
+
+def read_captioned(
+    captions: Path, images: Path | None, store: BoxFeatureStore | None = None
+) -> CaptionedImages:
+    """The captions of a file of references or candidates, with a folder of images or with box features.
+
+    Empty captions are left out with a warning.
+
+    Raises:
+        FileError: what cannot be read; ids without an image; no captions.
+    """
+    problems = Problems()
+    texts = read_texts(captions, REFERENCE_FIELDS, problems)
+    problems.raise_if_any()
+    rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
+    if empty := len(texts.rows) - len(rows):
+        warnings.warn(f"{captions}: {empty:,} captions are empty and left out", stacklevel=2)
+    ids, captions_ = [image_id for image_id, _ in rows], [text for _, text in rows]
+    return images_of(captions, ids, captions_, images, store, texts.file_names)
+
+
+def images_of(
+    file: Path,
+    of_caption: list[str],
+    captions: list[str],
+    images: Path | None,
+    store: BoxFeatureStore | None,
+    file_names: Mapping[str, str] | None = None,
+) -> CaptionedImages:
+    """Captions of a file with the images of a folder, or with box features.
+
+    of_caption: the image's id of each caption. file_names: the files that ids mean by an annotation.
+
+    Raises:
+        FileError: ids without an image. ValueError: neither folder nor features.
+    """
+    ids = list(dict.fromkeys(of_caption))
+    if store is not None:
+        boxes = boxes_by_id(store, ids)
+        return CaptionedImages(ids, captions, of_caption, lambda: iter(boxes))
+    if images is None:
+        raise ValueError(f"{file}: a folder of images is needed, or box features that were made before")
+    problems = Problems()
+    paths = match_images(images, Names(names_in(images)), ids, problems, file_names)
+    problems.raise_if_any()
+
+    def visuals() -> Iterator[InputVisual[Any]]:
+        return (InputImage.of(paths[image_id], f"image of {image_id!r}") for image_id in ids)
+
+    return CaptionedImages(ids, captions, of_caption, visuals)
+
+
+def open_dataset(
+    name: str, *, split: str, image_column: str, caption_column: str, id_column: str | None
+) -> CaptionedImages:
+    """Images and captions of a dataset of Hugging Face.
+
+    Args:
+        name: folder of `save_to_disk`, or Hub id.
+        split: which part of it, where it has parts.
+        caption_column: texts, or lists of texts.
+        id_column: rows with equal values there show one image; None: every row has its own.
+
+    Raises:
+        ValueError: it could not be loaded, or has no such columns.
+    """
+    import datasets
+
+    path = Path(name).expanduser()
+    try:
+        loaded: Any = (
+            datasets.load_from_disk(str(path)) if path.exists() else datasets.load_dataset(name, split=split)
+        )
+    except Exception as error:  # whatever the Hub, its client or the files raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
+        raise wrong_option(
+            "dataset", name, f"a dataset ({reason})", fix, verb="could not be loaded as"
+        ) from error
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            raise wrong_option("split", split, f"not in {name} ({', '.join(loaded)})", "")
+        loaded = loaded[split]
+    needed = {"image_column": image_column, "caption_column": caption_column, "id_column": id_column}
+    columns = loaded.column_names
+    for option, column in needed.items():
+        if column is not None and column not in columns:
+            found = f"no column of {name}{did_you_mean(column, columns)} ({', '.join(columns)})"
+            raise wrong_option(option, column, found, "")
+    return _captioned(loaded, Path(name), image_column, caption_column, id_column)
+
+
+def _captioned(
+    loaded: Any, name: Path, image_column: str, caption_column: str, id_column: str | None
+) -> CaptionedImages:
+    import datasets
+
+    problems = Problems()
+    ids: dict[str, int] = {}
+    captions, images = [], []
+    names = loaded[id_column] if id_column is not None else range(len(loaded))
+    for row, (image_id, texts) in enumerate(zip(names, loaded[caption_column], strict=True)):
+        for text in [texts] if isinstance(texts, str) else list(texts or ()):
+            if not isinstance(text, str) or not text.strip():
+                problems.add(
+                    file_problem(
+                        name, f"{text!r}", "leave it out", index=f"row {row}: {caption_column}", verb="is"
+                    )
+                )
+                continue
+            ids.setdefault(str(image_id), row)
+            captions.append(text)
+            images.append(str(image_id))
+    problems.raise_if_any()
+    if isinstance(loaded.features[image_column], datasets.Image):
+        loaded = loaded.cast_column(image_column, datasets.Image(decode=False))  # decoded when it is needed
+    pictures = loaded.select_columns([image_column])
+
+    def visuals() -> Iterator[InputVisual[Any]]:
+        for image_id, row in ids.items():
+            yield InputImage.of(pictures[row][image_column], f"image of {image_id!r}")
+
+    return CaptionedImages(list(ids), captions, images, visuals)
+
+
+def numbers_of(ids: Sequence[str], images: Sequence[str]) -> list[int]:
+    """Of each caption the number of its image.
+
+    >>> numbers_of(["a", "b"], ["b", "a", "b"])
+    [1, 0, 1]
+    """
+    number = {image_id: index for index, image_id in enumerate(ids)}
+    return [number[image_id] for image_id in images]

@@ -1,0 +1,149 @@
+"""UMIC's formula, its sources of box features, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import capeval_core
+from capeval_core.cache import FeatureCache
+from capeval_core.demo import demo_set
+from capeval_core.encoders.scene_regions import SceneRegionEncoder
+from capeval_core.errors import FileError, InputError
+from capeval_core.inputs.visual import InputImage
+from capeval_core.models.batching import count_forwards
+from capeval_core.scores.umic import umic_score
+from capeval_core.weights.folder import WeightsError
+from tests.seeded import made_up_boxes, uniter
+
+SCENES = demo_set()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("umic") / "weights"
+    uniter().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Box features of the demo's images, as the embedded region encoder makes them."""
+    folder = tmp_path_factory.mktemp("features")
+    encoder = SceneRegionEncoder.from_pretrained("tiny", device="cpu")
+    for index, found in enumerate(encoder.encode_boxes([InputImage.of(scene.image) for scene in SCENES])):
+        boxes = found.load()
+        np.savez(
+            folder / f"{index}.npz",
+            boxes=boxes.boxes,
+            features=boxes.features,
+            size=np.array(boxes.size),
+            scores=boxes.scores,
+        )
+    return folder
+
+
+def load(weights: str, **options: Any) -> Any:
+    return capeval_core.load("umic", weights=weights, device="cpu", cache=FeatureCache(), **options)
+
+
+def test_the_score_is_the_sigmoid_of_the_logit() -> None:
+    assert umic_score(np.array([0.0, 2.0, -2.0])) == pytest.approx(
+        [0.5, 1 / (1 + np.exp(-2)), 1 / (1 + np.exp(2))]
+    )
+    with np.errstate(all="raise"):
+        assert umic_score(np.array([1000.0, -1000.0])).tolist() == [1.0, 0.0]
+    assert np.isnan(umic_score(np.array([np.nan]))).all()
+
+
+def test_features_made_before_score_as_their_images(weights: str, features: Path) -> None:
+    captions = [scene.good for scene in SCENES] + [scene.unrelated for scene in SCENES]
+    images = [scene.image for scene in SCENES] * 2
+    expected = load(weights).score(captions, images)
+    metric = load(weights, regions=str(features))
+    with count_forwards() as forwards:
+        found = metric.score(captions, ["0", "1.jpg", 2, "somewhere/3.png"] * 2)
+    assert found.scores == pytest.approx(expected.scores, abs=1e-6)
+    assert len(set(np.round(found.scores, 3))) > 4
+    assert forwards.items == 4 + 8  # each image once, each pair once; no image was opened
+    assert found.groups[:4] == found.groups[4:]
+    assert found.signature != expected.signature
+    direct = [{**np.load(features / f"{index}.npz")} for index in range(4)]
+    assert load(weights).score(captions, direct * 2).scores == pytest.approx(expected.scores, abs=1e-6)
+
+
+def test_all_missing_ids_are_named_at_once(weights: str, features: Path) -> None:
+    metric = load(weights, regions=str(features))
+    with pytest.raises(InputError) as caught:
+        metric.score(["a dog", "a cat", ""], ["0", "dog", "cat"])
+    message = str(caught.value)
+    assert "images[1]" in message and "'dog'" in message
+    assert "images[2]" in message and "'cat'" in message and "captions[2] is empty" in message
+    found = load(weights, regions=str(features), on_error="nan").score(["a dog", "a cat"], ["0", "dog"])
+    assert np.isfinite(found.scores[0]) and np.isnan(found.scores[1]) and "'dog'" in found.errors[1]
+
+
+def test_a_broken_image_costs_its_own_captions_each_named(weights: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(Path(SCENES[0].image).read_bytes()[:200])
+    images = [SCENES[0].image, broken, SCENES[0].image, broken]
+    found = load(weights, on_error="nan").score(["a dog", "a dog", "a cat", "a cat"], images)
+    assert np.isfinite(found.scores).tolist() == [True, False, True, False]
+    assert "images[1]" in found.errors[1] and "images[3]" in found.errors[3]
+    boxes = {**made_up_boxes(3), "features": np.full((3, 64), np.nan, dtype=np.float32)}
+    with pytest.raises(InputError, match=r"images\[0\].*features"):
+        load(weights).score(["a dog"], [boxes])
+
+
+def test_equal_box_features_that_fail_are_named_each(weights: str) -> None:
+    wide = made_up_boxes(3, width=65)
+    found = load(weights, on_error="nan").score(["a", "b", "c"], [wide, made_up_boxes(3), wide])
+    assert "images[0]" in found.errors[0] and "images[2]" in found.errors[2]
+
+
+@pytest.mark.parametrize(
+    ("regions", "error", "message"),
+    [
+        ("missing.tsv", FileError, "there is no such file or folder"),
+        ("no such thing", WeightsError, "neither a folder, nor a Hub id"),
+        (7, TypeError, "regions"),
+    ],
+)
+def test_a_wrong_source_is_refused_before_weights(regions: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        capeval_core.load("umic", weights="weights that are not there", regions=regions)
+
+
+def test_weights_that_find_no_boxes_are_refused(weights: str) -> None:
+    with pytest.raises(ValueError, match="finds no boxes"):
+        load(weights, regions=weights)
+
+
+def test_the_rule_of_selection_cuts_features_made_before(weights: str) -> None:
+    """lxmert36 keeps the first 36 boxes, bua10_100 those above 0.2: here 40 of 50."""
+    boxes = made_up_boxes(50)
+    boxes["scores"] = np.concatenate([np.full(40, 0.9), np.full(10, 0.1)]).astype(np.float32)
+    for selection, count in (("bua10_100", 40), ("lxmert36", 36)):
+        cut = {**boxes, **{name: boxes[name][:count] for name in ("boxes", "features", "scores")}}
+        found = load(weights, selection=selection).score(["a dog", "a dog"], [boxes, cut])
+        assert found.scores[0] == pytest.approx(found.scores[1], abs=1e-7)
+        assert len(
+            {round(score, 7) for score in load(weights).score(["a dog"] * 2, [boxes, cut]).scores}
+        ) == (1 if selection == "bua10_100" else 2)
+
+
+def test_an_explanation_outlines_the_boxes(weights: str, features: Path) -> None:
+    found = load(weights, evidence=True).score([SCENES[0].good], [SCENES[0].image]).explain(0)
+    assert 10 <= len(found["boxes"]) <= 13 and np.isfinite(found["logit"])
+    plain = np.asarray(InputImage.of(SCENES[0].image).load().convert("RGB").resize((880, 880)))
+    drawn = np.asarray(found.plot(880))
+    assert (
+        drawn.shape == (880, 880, 3)
+        and 0.01 < (np.abs(drawn.astype(int) - plain).max(axis=2) > 60).mean() < 0.2
+    )
+    alone = load(weights, evidence=True, regions=str(features)).score(["a dog"], ["0"]).explain(0)
+    with pytest.raises(ValueError, match="no image to draw"):
+        alone.plot()
