@@ -34,14 +34,9 @@ class Suppression:
         """The bound in float32, rounded as in Caffe's kernel; below the number itself for torchvision's >."""
         bound = np.float32(self.overlap)
         if not self.at_bound and float(bound) > self.overlap:
-            return np.float32(np.nextafter(bound, np.float32(0)))
-        return bound
-
-    def areas(self, boxes: Floats) -> Floats:
-        """(...) areas of boxes (..., 4)."""
-        sides = boxes[..., 2:] - boxes[..., :2] + np.float32(self.pixel)
-        areas: Floats = sides[..., 0] * sides[..., 1]
-        return areas
+            bound = np.float32(np.nextafter(bound, np.float32(0)))
+        found: np.float32 = bound
+        return found
 
     def pairs(self, boxes: Floats, others: Floats) -> Booleans:
         """Whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4).
@@ -52,12 +47,14 @@ class Suppression:
         >>> Suppression(0.5, pixel=1).pairs(box, others)
         array([False,  True])
         """
-        left_top = np.maximum(boxes[..., :2], others[..., :2])
-        right_bottom = np.minimum(boxes[..., 2:], others[..., 2:])
-        sides = np.maximum(right_bottom - left_top + np.float32(self.pixel), 0)
-        shared = sides[..., 0] * sides[..., 1]
+        (x0, y0, x1, y1), (u0, v0, u1, v1) = (np.moveaxis(each, -1, 0) for each in (boxes, others))
+        one = np.float32(self.pixel)
+        width = np.maximum(np.minimum(x1, u1) - np.maximum(x0, u0) + one, 0)
+        height = np.maximum(np.minimum(y1, v1) - np.maximum(y0, v0) + one, 0)
+        shared = width * height
+        areas = (x1 - x0 + one) * (y1 - y0 + one), (u1 - u0 + one) * (v1 - v0 + one)
         with np.errstate(invalid="ignore", divide="ignore"):  # empty boxes: 0 / 0 is no overlap
-            ratio = shared / (self.areas(boxes) + self.areas(others) - shared)
+            ratio = shared / (areas[0] + areas[1] - shared)
         enough: Booleans = ratio >= self._bound if self.at_bound else ratio > self._bound
         return enough
 

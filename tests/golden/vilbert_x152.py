@@ -65,7 +65,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
             overrides = dict(stored)
         with np.load(folder / "batch.npz") as stored:
             batch = dict(stored)
-        images = [folder / f"image{i}.png" for i, _ in cases]
+        images = [folder / f"image{i}.png" for i in range(len(batch["im_scales"]))]
         if missing := [image.name for image in images if not image.is_file()]:
             raise UnreadableCaseError(f"there is no {missing[0]}")
     except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
