@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.x152 import X152, resized_by, scale_of, with_margin
-from capeval_core.encoders.x152_model import level_of
+from capeval_core.encoders.x152_model import Proposals, level_of
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import count_forwards
 from capeval_core.regions.features import RegionEncoder
@@ -61,7 +61,8 @@ def test_resizing_is_torchs_by_the_scale_itself() -> None:
 
 def test_scales_and_margins() -> None:
     assert scale_of((1000, 500), 800, 1333) == 1.333
-    assert scale_of((833, 500), 800, 1333) == 1.6  # 1332.8 rounds to 1333, which is no more
+    assert scale_of((833, 500), 800, 1333) == 1.6
+    assert scale_of((1000, 600), 800, 1333) == 800 / 600  # 1333.3 rounds to 1333, which is no more
     assert scale_of((500, 834), 800, 1333) == 1333 / 834
     assert with_margin(torch.ones(3, 33, 64)).shape == (3, 64, 64)
     assert with_margin(torch.ones(3, 33, 64)).sum() == 3 * 33 * 64
@@ -113,6 +114,38 @@ def test_proposals_of_a_level_do_not_overlap_and_stay_in_the_padded_input() -> N
         area = (x1 - x0 + 1) * (y1 - y0 + 1)
         overlap = width * height / (area[:, None] + area - width * height)
         assert (overlap.fill_diagonal_(0) < 0.7).all()
+
+
+def test_proposals_are_the_best_of_all_levels() -> None:
+    encoder = network()
+    pixels, _ = encoder.preprocess(drawn(100, 70))
+    maps = encoder.network.feature_maps(pixels[None])
+    of_levels = [encoder.network._propose(level, map_, (64, 96))[1] for level, map_ in enumerate(maps)]
+    best = torch.cat(of_levels).sort(descending=True).values[:40]
+    assert len(torch.cat(of_levels)) > 40 and not torch.equal(torch.cat(of_levels)[:40], best)
+    assert torch.equal(encoder.propose(pixels).objectness, best)
+
+
+def test_proposals_that_share_exactly_the_bound_suppress_each_other() -> None:
+    config, changed = deepcopy(CONFIG), dict(tensors())
+    config["proposals"]["overlap"] = 0.5
+    changed["head.anchors"] = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 4]]).repeat(5, 1, 1)  # 50 of 100 pixels
+    for name in ("objectness_logits", "anchor_deltas"):
+        for kind in ("weight", "bias"):
+            changed[f"head.{name}.{kind}"] = torch.zeros_like(changed[f"head.{name}.{kind}"])
+    model = X152(config, changed, device="cpu").network
+    boxes, objectness = model._propose(4, torch.zeros(1, 6, 1, 1), (64, 64))
+    assert boxes.tolist() == [[0, 0, 9, 9]] and objectness.tolist() == [0.5]
+
+
+def test_kept_boxes_are_suppressed_with_a_pixel_more_and_at_the_bound() -> None:
+    boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 4], [0, 0, 9, 3]])
+    logits = torch.zeros(3, 6)
+    logits[:, 1:] = torch.tensor([3.0, 2, 1])[:, None]
+    found = Proposals(boxes, torch.ones(3), torch.eye(3), torch.eye(3), logits)
+    kept = network().select(found, 1.0, (40, 40))
+    assert kept.features.argmax(axis=1).tolist() == [0, 2, 1]  # 0.5 is enough, and 0.4 is not
+    assert np.count_nonzero(kept.scores) == 2
 
 
 def test_the_engine_gives_what_detect_gives_and_encodes_once() -> None:
