@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from capeval_core.encoders.tokenizers import Tokens, WordPiece
-from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder
@@ -86,15 +85,6 @@ class RegionTextEncoder(CheckedModel):
     def images_per_batch(self, batch_size: int | None) -> BatchSize:
         """Images per forward pass; None: as many as fit into memory."""
         return self.automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
-
-    def check_region_size(self, boxes: BoxFeatures) -> None:
-        """Raise ValueError if features of boxes have another width than these weights take."""
-        width = boxes.features.shape[1]
-        if width != self.region_size:
-            raise ValueError(
-                f"the features have {width} numbers per box, but these weights take {self.region_size}: make "
-                "them with the detector that the weights were trained with"
-            )
 
     def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
         """The batch size and what a pair with a text of `length` tokens costs in its unit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import count_forwards
 from capeval_core.scores.umic import umic_score
 from capeval_core.weights.folder import WeightsError
-from tests.seeded import made_up_boxes, uniter
+from tests.seeded import made_up_boxes, uniter, write_config
 
 SCENES = demo_set()
 
@@ -115,6 +116,46 @@ def test_equal_box_features_that_fail_are_named_each(weights: str) -> None:
 def test_a_wrong_source_is_refused_before_weights(regions: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         capeval_core.load("umic", weights="weights that are not there", regions=regions)
+
+
+@pytest.mark.parametrize(
+    ("regions", "message"),
+    [
+        ("", "regions='' is empty: expected weights of a region encoder"),
+        ("x" * 5_000, "xxx...' is no path that can be looked up (File name too long)"),
+        ("~nobody of that name/x", "is no path that can be looked up ("),
+        ("no such thing", "regions='no such thing' is neither a folder, nor a Hub id"),
+    ],
+)
+def test_a_source_that_is_no_path_is_named(weights: str, regions: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(weights, regions=regions)
+    assert message in str(caught.value) and len(str(caught.value)) < 1_000
+
+
+def test_a_region_encoder_that_breaks_its_contract(weights: str) -> None:
+    class Few:
+        fingerprint: Any = "few"
+
+        def encode_boxes(self, images: Any, **_: Any) -> Any:
+            return iter(())
+
+    with pytest.raises(ValueError, match=r"the region encoder Few@.* gave boxes of fewer images than it was"):
+        load(weights, regions=Few()).score(["a dog"], [SCENES[0].image])
+    Few.fingerprint = 5
+    with pytest.raises(TypeError, match="whose fingerprint is the number 5: expected a text"):
+        load(weights, regions=Few())
+
+
+@pytest.mark.parametrize("constants", [[], {"regions": 5}, {"regions": None}, {"regions": "FEATURES"}])
+def test_weights_that_name_no_region_encoder(constants: Any, features: Path, tmp_path: Path) -> None:
+    if constants == {"regions": "FEATURES"}:
+        constants = {"regions": str(features)}
+    uniter().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_config(tmp_path, {**config, "constants": constants})
+    with pytest.raises(WeightsError, match=r"in the config, constants\.regions names no weights of a region"):
+        load(str(tmp_path))
 
 
 def test_weights_that_find_no_boxes_are_refused(weights: str) -> None:
