@@ -36,6 +36,7 @@ METRICS: dict[str, str] = {
     "hices": "capeval_core.scores.hice:HiceS",
     "refhices": "capeval_core.scores.hice:RefHiceS",
     "umic": "capeval_core.scores.umic:Umic",
+    "vilbertscore": "capeval_core.scores.vilbert:VilbertScore",
     "eco": "capeval_core.scores.eco.metric:Eco",
 }
 """Name and class of every metric of this package."""
@@ -66,7 +67,7 @@ def list_metrics() -> list[str]:
     """Names of all metrics: this package's, then those that other installed packages declare.
 
     >>> list_metrics()
-    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'umic', 'eco'...]
+    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'umic', 'vilbertscore', 'eco'...]
     """
     return [*METRICS, *_entry_points()]
 
