@@ -12,6 +12,7 @@ from typing_extensions import Unpack, deprecated
 from capeval_core._version import __version__ as __version__
 from capeval_core.cache import FeatureCache
 from capeval_core.metric import CaptionMetric
+from capeval_core.options import CorpusStatistics
 from capeval_core.phrases.source import PhraseSource
 from capeval_core.regions.features import RegionEncoder
 from capeval_core.regions.source import RegionSource
@@ -22,6 +23,7 @@ from capeval_core.scores.eco.metric import Eco
 from capeval_core.scores.hice.metric import HiceS, RefHiceS
 from capeval_core.scores.pac import PacS, RefPacS
 from capeval_core.scores.umic import Umic
+from capeval_core.scores.vilbert import VilbertScore
 
 __all__ = ["Result", "__version__", "list_metrics", "load"]
 
@@ -97,6 +99,19 @@ class _UmicOptions(_RegionOptions, total=False):
     """boxes of an image: those more confident than 0.2, 10 to 100 of them, as UMIC was trained with, or
     LXMERT's 36"""
 
+class _CorpusOptions(_Options, total=False):
+    statistics: CorpusStatistics | None
+    """statistics of a corpus, made by `prepare`; None: of the texts that are scored, all of them at once"""
+
+class _VilbertOptions(_CorpusOptions, _RegionOptions, total=False):
+    layer: int
+    """co-attention block after which words are compared, counted from 0 or from the end; the paper's is the
+    sixth, the last one"""
+    idf: Literal["corpus"] | None
+    """weights of words: `corpus` for their inverse document frequency among the references, as in BERTScore,
+    or among the texts that `statistics` were made of; None: all words count alike, unless there are
+    `statistics`"""
+
 class _EcoOptions(_Options, total=False):
     members: str | Sequence[str] | None
     """the ensemble: `paper`, `small`, `tiny`, or names, Hub ids and folders (comma-separated or a list);
@@ -130,6 +145,7 @@ _Known: TypeAlias = Literal[
     "hices",
     "refhices",
     "umic",
+    "vilbertscore",
     "eco",
 ]
 
@@ -147,6 +163,8 @@ def load(name: Literal["hices"], **options: Unpack[_HiceOptions]) -> HiceS: ...
 def load(name: Literal["refhices"], **options: Unpack[_RefHiceOptions]) -> RefHiceS: ...
 @overload
 def load(name: Literal["umic"], **options: Unpack[_UmicOptions]) -> Umic: ...
+@overload
+def load(name: Literal["vilbertscore"], **options: Unpack[_VilbertOptions]) -> VilbertScore: ...
 @overload
 def load(name: Literal["eco"], **options: Unpack[_EcoOptions]) -> Eco: ...
 @overload

@@ -36,6 +36,7 @@ METRICS: dict[str, str] = {
     "hices": "capeval_core.scores.hice:HiceS",
     "refhices": "capeval_core.scores.hice:RefHiceS",
     "umic": "capeval_core.scores.umic:Umic",
+    "vilbertscore": "capeval_core.scores.vilbert:VilbertScore",
     "eco": "capeval_core.scores.eco.metric:Eco",
 }
 """Name and class of every metric of this package."""
@@ -49,6 +50,7 @@ NETWORKS: dict[str, str] = {
     "uniter": "capeval_core.encoders.uniter:UniterEncoder",
     "vilbert": "capeval_core.encoders.vilbert:VilbertEncoder",
     "faster_rcnn": "capeval_core.encoders.faster_rcnn:FasterRcnn",
+    "x152": "capeval_core.encoders.x152:X152",
     "scene_regions": "capeval_core.encoders.scene_regions:SceneRegionEncoder",
     "sam": "capeval_core.regions.sam:Sam",
 }
@@ -65,7 +67,7 @@ def list_metrics() -> list[str]:
     """Names of all metrics: this package's, then those that other installed packages declare.
 
     >>> list_metrics()
-    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'umic', 'eco'...]
+    ['pacs', 'refpacs', 'clips', 'refclips', 'hices', 'refhices', 'umic', 'vilbertscore', 'eco'...]
     """
     return [*METRICS, *_entry_points()]
 

@@ -25,7 +25,7 @@ from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.region_metric import CAPTIONS_AT_ONCE, RegionMetric, RegionOptions, rows_by_image
-from capeval_core.weights.catalogue import FASTER_RCNN_VG, VILBERT
+from capeval_core.weights.catalogue import VILBERT, X152_VG
 
 if TYPE_CHECKING:
     from capeval_core.encoders.vilbert import VilbertEncoder
@@ -109,7 +109,7 @@ class VilbertScore(RegionMetric):
     range = (0.0, 1.0)
     needs_references = True
     default_weights = VILBERT
-    default_regions = FASTER_RCNN_VG
+    default_regions = X152_VG
     network = "vilbert"
     tiny = "vilbertscore"
     corpus_texts = "references"

@@ -17,6 +17,7 @@ from capeval_core.models.batching import count_forwards
 from capeval_core.ragged import Ragged
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.vilbert import VilbertOptions, VilbertScore, f_score, weighted_means
+from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedText, Matcher
 from tests.seeded import LETTERS, made_up_boxes, vilbert
 
 CAPTIONS = ["a red dog", "dog", "a cat sat on a red mat"]
@@ -82,6 +83,25 @@ def test_formulas() -> None:
         0.0,
         1.0,
     ]
+
+
+def test_a_negative_mean_counts_as_zero() -> None:
+    assert f_score(np.array([-0.5, 0.5, -0.5]), np.array([0.9, -0.1, -0.5])).tolist() == [0, 0, 0]
+
+
+def test_the_released_script_lifts_negative_cosines_where_the_other_text_is_short() -> None:
+    encoder = vilbert()
+
+    def text(length: int, direction: float) -> EncodedText:
+        features = np.zeros((length + 1, encoder.hidden_size), dtype=np.float32)
+        features[:, 0] = direction
+        return EncodedText((2, *[5] * (length - 2), 3), features)
+
+    short, full = text(5, 1), text(37, 1)
+    captions = [EncodedCaption(each, [text(6, -1), text(37, -1)]) for each in (short, full)]
+    found = Matcher(encoder, None).matched_as_released(captions)
+    assert found.precision.tolist() == [0, -1, 0, -1]
+    assert found.recall.tolist() == [0, 0, -1, -1]
 
 
 @pytest.mark.parametrize("idf", [False, True])
