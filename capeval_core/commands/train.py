@@ -55,6 +55,10 @@ def _train(training: UmicTraining, flags: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with interruptible(f"the training is kept in {out}: run the same command again to go on"):
         weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
+    from accelerate import PartialState
+
+    if not PartialState().is_main_process:
+        return
     counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
     print(f"{weights}: weights of UMIC, trained on {counts}")
     print(f"{out / 'curves.png'}: losses, learning rate and correlations")

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,20 @@ class UmicRecipe:
         ]
 
 
+@cache
+def scene_words() -> frozenset[str]:
+    """The words of captions of scenes."""
+    rng = np.random.default_rng(0)
+    texts = (describe(sample_scene(rng), rng) for _ in range(4000))
+    return frozenset(word.rstrip(",") for text in texts for word in text.split())
+
+
 def vocabulary() -> list[str]:
     """BERT's marks, the words of captions of scenes, and all printable ASCII at the start and within words.
 
     So every English word has ids: an unknown one those of its characters.
     """
-    rng = np.random.default_rng(0)
-    words = {word.rstrip(",") for _ in range(4000) for word in describe(sample_scene(rng), rng).split()}
+    words = scene_words()
     characters = [c for c in string.printable if c.isprintable() and c != " " and not c.isupper()]
     return [
         PAD,
