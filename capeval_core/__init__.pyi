@@ -86,11 +86,13 @@ class _RefHiceOptions(_HiceOptions, total=False):
     """of several references: the one with the best harmonic mean of gTTC and lTTC (`joint`), the `best` of
     each term, their `mean`, or all their phrases `pooled` and the best gTTC"""
 
-class _UmicOptions(_Options, total=False):
+class _RegionOptions(_Options, total=False):
     regions: str | PathLike[str] | RegionEncoder | None
     """box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made before
     (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv), and then `images` are ids and none is
     opened; None: the region encoder that the weights name"""
+
+class _UmicOptions(_RegionOptions, total=False):
     selection: Literal["bua10_100", "lxmert36"]
     """boxes of an image: those more confident than 0.2, 10 to 100 of them, as UMIC was trained with, or
     LXMERT's 36"""

@@ -71,6 +71,8 @@ class CaptionMetric(ABC):
     """Kind of the network that the option `weights` is for, one of `registry.NETWORKS`."""
     tiny: ClassVar[str | None] = None
     """Folder of the embedded small model that `weights="tiny"` means."""
+    corpus_texts: ClassVar[str] = "captions + references"
+    """What `corpus` gives, in messages."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
     published: ClassVar[tuple[Published, ...]] = ()
@@ -101,11 +103,15 @@ class CaptionMetric(ABC):
         return {}
 
     def prepare(self, texts: Sequence[str]) -> CorpusStatistics | None:
-        """Statistics of a corpus that encoding needs, from all its captions, then all its references.
+        """Statistics of a corpus that encoding needs, from the texts that `corpus` gives.
 
         No model runs. None: encoding needs none.
         """
         return None
+
+    def corpus(self, samples: Samples) -> list[str]:
+        """The texts that `prepare` takes: all captions, then all references."""
+        return [*samples.captions, *(text for row in samples.references or [] for text in row)]
 
     @abstractmethod
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
@@ -225,14 +231,14 @@ class CaptionMetric(ABC):
         if isinstance(options, CorpusOptions) and options.statistics is None:
             raise ValueError(
                 f"{cls.name} needs statistics of the whole corpus before it encodes a part: make them by "
-                f"capeval_core.load({cls.name!r}, ...).prepare(captions + references) and pass statistics=..."
+                f"capeval_core.load({cls.name!r}, ...).prepare({cls.corpus_texts}) and pass statistics=..."
             )
 
     def prepared(self: Self, samples: Samples) -> Self:
         """This metric with the statistics of a whole corpus, where it needs them and was opened without."""
         if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:
             return self
-        texts = [*samples.captions, *(text for row in samples.references or [] for text in row)]
+        texts = self.corpus(samples)
         prepared = object.__new__(type(self))  # the models stay open, which a new metric would open again
         vars(prepared).update(vars(self), options=replace(self.options, statistics=self.prepare(texts)))
         return prepared

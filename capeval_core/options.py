@@ -152,6 +152,9 @@ class CorpusStatistics(ABC):
     def fingerprint(self) -> str:
         """Digest of the content, for stamps of rows and signatures."""
 
+    def __str__(self) -> str:
+        return self.fingerprint
+
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(Options):

@@ -62,6 +62,16 @@ class Ragged:
         positions[self.owner[best]] = best  # the first of several is written last
         return positions
 
+    def take(self, rows: Integers) -> Ragged:
+        """The chosen lists, in the given order.
+
+        >>> Ragged.of(pa.array([[1.0, 3.0], [], [2.0]])).take(np.array([2, 0, 0])).values
+        array([2., 1., 3., 1., 3.])
+        """
+        lengths = self.lengths[rows]
+        shift = (np.cumsum(self.lengths) - self.lengths)[rows] - (np.cumsum(lengths) - lengths)
+        return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(shift, lengths)], lengths)
+
     def joined(self, lengths: Integers) -> Ragged:
         """Consecutive lists joined: `lengths[i]` of them make list i."""
         ends = np.cumsum(lengths)

@@ -47,6 +47,7 @@ NETWORKS: dict[str, str] = {
     "alpha_clip": "capeval_core.encoders.alpha_clip:AlphaClipEncoder",
     "blip2": "capeval_core.encoders.blip2:Blip2Encoder",
     "uniter": "capeval_core.encoders.uniter:UniterEncoder",
+    "vilbert": "capeval_core.encoders.vilbert:VilbertEncoder",
     "faster_rcnn": "capeval_core.encoders.faster_rcnn:FasterRcnn",
     "scene_regions": "capeval_core.encoders.scene_regions:SceneRegionEncoder",
     "sam": "capeval_core.regions.sam:Sam",

@@ -70,6 +70,16 @@ def common_columns(
     }
 
 
+def lists(values: Any, lengths: NDArray[np.int64]) -> pa.ListArray:
+    """A list column: consecutive values, of an array or a torch tensor, in lists of these lengths.
+
+    >>> lists(np.array([1.0, 2.0, 3.0]), np.array([2, 0, 1])).to_pylist()
+    [[1.0, 2.0], [], [3.0]]
+    """
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, values.numpy() if hasattr(values, "numpy") else values)
+
+
 def content_key(samples: Samples, row: int) -> str:
     """Key of the caption, image and references of row `row`."""
     references = samples.references[row] if samples.references else []

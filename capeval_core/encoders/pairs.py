@@ -34,8 +34,9 @@ class PairEncoder(Protocol):
     def image_features(self, states: Any) -> Floats:
         """(n, ...) features of n visuals alone; called only where `image_key` is a key."""
 
-    def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
-        """A row per pair (position in `states`, token ids, key); the pairs of a visual stand together."""
+    def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids, str]]) -> Sequence[Floats] | Floats:
+        """An array per pair (position in `states`, token ids, key), which may differ in length; the pairs of
+        a visual stand together."""
 
     def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
         """The batch size, and what a pair with a text of `length` tokens costs in its unit."""

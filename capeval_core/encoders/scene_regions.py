@@ -192,26 +192,34 @@ class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
         return Crops(rgb.size, boxes, cut(rgb, boxes, self._side))
 
     @torch.inference_mode()
-    def _forward(self, prepared: Sequence[Crops]) -> list[Floats]:
-        """Packed box features of each image."""
+    def _run(self, prepared: Sequence[Crops]) -> tuple[Floats, Floats]:
+        """Features (boxes, region_size) and confidences (boxes,) of all boxes of these images."""
         with exact_float32(self.device):
             pixels = torch.from_numpy(np.concatenate([each.pixels for each in prepared])).to(self.device)
             features, logits = self.model(scaled(pixels).to(DTYPES[self.dtype]))
-            rows, scores = rows_of(features), rows_of(torch.sigmoid(logits.float()))
+            return rows_of(features), rows_of(torch.sigmoid(logits.float()))
+
+    def _forward(self, prepared: Sequence[Crops]) -> list[Floats]:
+        """Packed box features of each image."""
+        features, scores = self._run(prepared)
         packed, start = [], 0
         for each in prepared:
             own = slice(start, start + len(each.boxes))
             order = np.argsort(-scores[own], kind="stable")
             order = order[: boxes_kept(scores[own][order])]
-            boxes = BoxFeatures(each.boxes[order], rows[own][order], each.size, scores[own][order])
+            boxes = BoxFeatures(each.boxes[order], features[own][order], each.size, scores[own][order])
             packed.append(pack(boxes))
             start = own.stop
         return packed
 
     def canary(self) -> Floats:
-        """(2, region_size + 1): mean confidence and feature of the boxes of two drawn images."""
-        packed = self._forward([self.crops(image) for image in canary_images()])
-        return np.stack([rows[1:, 4:].mean(axis=0) for rows in packed])
+        """(2, region_size + 1): the mean feature, of unit length, and the mean confidence of two images."""
+        rows = []
+        for image in canary_images():
+            features, scores = self._run([self.crops(image)])
+            mean = features.mean(axis=0)
+            rows.append(np.append(mean / max(float(np.linalg.norm(mean)), 1e-6), scores.mean()))
+        return np.stack(rows).astype(np.float32)
 
 
 def cut(image: Image.Image, boxes: Floats, side: int) -> NDArray[np.uint8]:

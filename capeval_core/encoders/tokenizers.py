@@ -27,12 +27,13 @@ class Tokens:
     truncated: list[int]
 
     @classmethod
-    def of(cls, rows: Iterable[list[int]], context_length: int) -> Tokens:
-        """Ids of any length; a row that is too long keeps its first ids and its end token."""
+    def of(cls, rows: Iterable[list[int]], context_length: int, *, keep_end: bool = True) -> Tokens:
+        """Ids of any length; one that is too long keeps its first ids and, with `keep_end`, its last."""
         ids, truncated = [], []
         for row in rows:
             truncated.append(max(0, len(row) - context_length))
-            ids.append(tuple([*row[: context_length - 1], row[-1]] if truncated[-1] else row))
+            cut = [*row[: context_length - 1], row[-1]] if keep_end else row[:context_length]
+            ids.append(tuple(cut if truncated[-1] else row))
         return cls(ids, truncated)
 
 
@@ -78,8 +79,9 @@ def _openai_bpe() -> SimpleTokenizer:
 class WordPiece:
     """BERT's tokenizer over a vocabulary: a piece of a word per id. `lowercase`: the uncased one.
 
-    A text that is too long keeps its first `context_length - 1` ids and then the end mark. The marks
-    themselves have no meaning inside a text: `[SEP]` there is a word between two brackets.
+    A text that is too long keeps its first `context_length - 1` ids and then the end mark; without
+    `keep_end`, its first `context_length` ids and no end mark. The marks themselves have no meaning inside a
+    text: `[SEP]` there is a word between two brackets.
 
     Raises:
         ValueError: the vocabulary lacks one of BERT's marks, or holds a word twice.
@@ -89,7 +91,14 @@ class WordPiece:
     Tokens(ids=[(2, 4, 5, 6, 7, 3), (2, 1, 4, 1, 4, 3)], truncated=[0, 1])
     """
 
-    def __init__(self, vocabulary: Sequence[str], context_length: int, *, lowercase: bool = True) -> None:
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        context_length: int,
+        *,
+        lowercase: bool = True,
+        keep_end: bool = True,
+    ) -> None:
         from tokenizers import Tokenizer
         from tokenizers.models import WordPiece as Pieces
         from tokenizers.normalizers import BertNormalizer
@@ -100,7 +109,7 @@ class WordPiece:
         if missing or len(ids) != len(vocabulary):
             wrong = f"lacks {', '.join(missing)}" if missing else "holds a word twice"
             raise ValueError(f"the vocabulary is not one of BERT's: it {wrong}")
-        self.context_length = context_length
+        self.context_length, self.keep_end = context_length, keep_end
         self.start, self.end = ids[START], ids[END]
         self._pieces = Tokenizer(Pieces(ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
         self._pieces.normalizer = BertNormalizer(lowercase=lowercase)
@@ -108,8 +117,12 @@ class WordPiece:
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Ids of every text, start and end mark included, in order."""
+        return Tokens.of(self.whole(texts), self.context_length, keep_end=self.keep_end)
+
+    def whole(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of every text, start and end mark included, in order; none is cut."""
         pieces = self._pieces.encode_batch(list(texts), add_special_tokens=False)
-        return Tokens.of(([self.start, *row.ids, self.end] for row in pieces), self.context_length)
+        return [[self.start, *row.ids, self.end] for row in pieces]
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,22 +19,17 @@ from torch import Tensor
 from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.clip import rows_of
 from capeval_core.encoders.pairs import Pairs
+from capeval_core.encoders.region_text import RegionTextEncoder, canary_boxes
 from capeval_core.encoders.stream import Encoded, encode_stream, with_extras
-from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece
+from capeval_core.encoders.tokenizers import Ids
 from capeval_core.encoders.uniter_model import Uniter, build_uniter, config_problems, empty_uniter
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import Visual
-from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS
 from capeval_core.models.device import DTYPES, exact_float32
-from capeval_core.models.model import CheckedModel
-from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder
 from capeval_core.weights.uniter import UniterConversion
-from capeval_core.weights.vocabulary import words_beside, write_beside
 
 Floats = NDArray[np.float32]
-
-_KEYS = ("architecture", "context_length", "vocabulary", "lowercase")
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ def region_input(boxes: BoxFeatures) -> RegionInput:
     return RegionInput(features, np.concatenate([relative, area], axis=1))
 
 
-class UniterEncoder(CheckedModel, tags=["image-captioning", "uniter"]):
+class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     """UNITER with a ranking head, on transformers' BERT layers.
 
     Boxes are embedded once per image, however many captions it is ranked with; no caption or box is padded.
@@ -93,7 +87,7 @@ class UniterEncoder(CheckedModel, tags=["image-captioning", "uniter"]):
     """
 
     kind = "uniter"
-    depends_on = _KEYS
+    depends_on = ("architecture", "context_length", "vocabulary", "lowercase")
     Conversion = UniterConversion
 
     model: Uniter
@@ -105,33 +99,13 @@ class UniterEncoder(CheckedModel, tags=["image-captioning", "uniter"]):
     def empty(cls, config: dict[str, Any]) -> Uniter:
         return empty_uniter(config["architecture"])
 
-    def prepare(self) -> None:
-        words, rows = self.config["vocabulary"], self.config["architecture"]["vocab_size"]
-        if len(words) > rows:
-            raise WeightsError(f"the vocabulary has {len(words)} words, but the model knows {rows}")
-        try:
-            self.tokenizer = WordPiece(
-                words, self.config["context_length"], lowercase=self.config["lowercase"]
-            )
-        except ValueError as error:
-            raise WeightsError(str(error)) from error
-        on_cpu = self.device.type == "cpu"
-        self._automatic_images = BatchSize(16 if on_cpu else 256, automatic=True)
-        self._automatic_rows = BatchSize(2048 if on_cpu else 65_536, automatic=True)  # tokens and boxes
-
     @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        config = super().read_config(folder)
-        if missing := [key for key in _KEYS if key not in config]:
-            raise WeightsError(f"the config lacks {', '.join(missing)}: convert the weights again")
-        if problems := config_problems(config):
-            raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
-        if isinstance(config["vocabulary"], list):
-            return config
-        return {**config, "vocabulary": words_beside(folder.path, TOKENIZER, config["vocabulary"])}
+    def problems(cls, config: dict[str, Any]) -> list[str]:
+        return config_problems(config)
 
-    def save_beside(self, folder: Path) -> dict[str, Any]:
-        return {**self.config, "vocabulary": write_beside(folder, TOKENIZER, self.tokenizer.to_json())}
+    @property
+    def rows_of_words(self) -> int:
+        return int(self.config["architecture"]["vocab_size"])
 
     @staticmethod
     def describe(config: dict[str, Any]) -> str:
@@ -149,7 +123,6 @@ class UniterEncoder(CheckedModel, tags=["image-captioning", "uniter"]):
 
     @property
     def region_size(self) -> int:
-        """Numbers of a box's features."""
         return int(self.config["architecture"]["region_size"])
 
     def rank(
@@ -172,16 +145,10 @@ class UniterEncoder(CheckedModel, tags=["image-captioning", "uniter"]):
             ValueError: more images than lists of captions, or fewer.
             MemoryError: the given `batch_size`, or a single item, does not fit into memory.
         """
-        tokens = (self._tokens(index, texts) for index, texts in enumerate(captions))
+        tokens = (self.tokens(index, texts) for index, texts in enumerate(captions))
         items = with_extras(boxes, tokens, "lists of captions", "give every image its captions")
-        size = self._automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
-        encoding = Pairs(self, size, batch_size).encoding()
+        encoding = Pairs(self, self.images_per_batch(batch_size), batch_size).encoding()
         return map(self._rankings, chain.from_iterable(encode_stream(items, encoding, cache)))
-
-    def _tokens(self, index: int, texts: Sequence[str]) -> Tokens:
-        if isinstance(texts, str):
-            raise ValueError(f"captions[{index}] is one text, expected a list of texts: write [{texts!r}]")
-        return self.tokenizer.encode(texts)
 
     def _rankings(self, item: Encoded) -> Rankings:
         logits = np.full(len(item.extra.ids), np.nan, dtype=np.float32)
@@ -221,12 +188,6 @@ class UniterEncoder(CheckedModel, tags=["image-captioning", "uniter"]):
             regions = [states[position] for position, _, _ in pairs]
             return rows_of(self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None])
 
-    def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
-        """The batch size and what a pair with a text of `length` tokens costs in its unit."""
-        if batch_size is not None:
-            return BatchSize(batch_size, automatic=False), 1
-        return self._automatic_rows, length + 40  # boxes of an image, about
-
     def canary(self) -> Floats:
         """(2, 3): probabilities by the ranking head of two made-up images with three captions."""
         visuals = [InputBoxes.of(canary_boxes(count, self.region_size)) for count in (5, 12)]
@@ -240,14 +201,3 @@ class UniterEncoder(CheckedModel, tags=["image-captioning", "uniter"]):
         """The cache's key of the logit of an image's boxes, by their content key, and a text."""
         packed = f"{content}\n".encode() + np.array(ids, dtype="<u4").tobytes()
         return feature_key(self.fingerprint, self.dtype, "rank", packed)
-
-
-def canary_boxes(count: int, width: int) -> dict[str, Any]:
-    """Box features from formulas: a diagonal of boxes whose features are waves."""
-    corners = np.arange(count, dtype=np.float32)[:, None] * [3, 2]
-    phase = np.outer(np.arange(1, count + 1), np.arange(width))
-    return {
-        "boxes": np.concatenate([corners, np.add(corners, [20, 15])], axis=1).astype(np.float32),
-        "features": np.maximum(np.sin(phase), 0).astype(np.float32),
-        "size": (20 + 3 * count, 15 + 2 * count),
-    }

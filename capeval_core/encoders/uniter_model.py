@@ -16,8 +16,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from capeval_core.encoders.packed import (
+    Group,
+    bert_layer,
+    grouped,
+    groups_of,
+    rows_of_sequences,
+    starts_of,
+)
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.models.architecture import check_tensors, is_whole, shown, size_problems
 from capeval_core.models.device import DTYPES
@@ -35,8 +42,6 @@ _SIZES = (
     "max_position_embeddings",
     "region_size",
 )
-_PADDING = 1.15
-"""Most rows that attention may run over, relative to those there are."""
 
 
 class RegionEmbeddings(nn.Module):
@@ -144,72 +149,8 @@ class Uniter(nn.Module):
 
     def _layer(self, layer: Any, rows: Tensor, batch: Sequences, *, first: bool = False) -> Tensor:
         """The rows after a layer; `first`: only each sequence's first row, (pairs, hidden)."""
-        attention = layer.attention.self
-        own = rows[batch.starts] if first else rows
-        query, keys, values = attention.query(own), attention.key(rows), attention.value(rows)
-        attended = torch.cat(
-            [self._attend(group, query, keys, values, first=first) for group in batch.groups]
-        )
-        output: Tensor = layer.feed_forward_chunk(layer.attention.output(attended, own))
-        return output
-
-    def _attend(self, group: Group, query: Tensor, keys: Tensor, values: Tensor, *, first: bool) -> Tensor:
-        """Attention within each sequence of a group: (rows of the group, hidden)."""
-        dropout = self.dropout.p if self.training else 0.0
-
-        def by_head(rows: Tensor) -> Tensor:
-            return rows.view(*rows.shape[:2], self.heads, -1).transpose(1, 2)
-
-        queries = by_head(query[group.sequences][:, None] if first else group.pad(query))
-        attended = functional.scaled_dot_product_attention(
-            queries,
-            by_head(group.pad(keys)),
-            by_head(group.pad(values)),
-            attn_mask=group.mask,
-            dropout_p=dropout,
-        )
-        merged = attended.transpose(1, 2).flatten(2)
-        return merged[:, 0] if first else group.unpad(merged)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Consecutive sequences of nearly equal length.
-
-    sequences: which ones. rows: which rows are theirs. longest: rows of the longest.
-    inside: (sequences * longest,) index of the padded rows that are real; None where all are.
-    mask: (sequences, 1, 1, longest), true on real rows; None where all are.
-    """
-
-    sequences: slice
-    rows: slice
-    longest: int
-    inside: Tensor | None
-    mask: Tensor | None
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], first: int, row: int, device: torch.device) -> Group:
-        """Sequences of these lengths, the first of them being number `first` and beginning at `row`."""
-        longest, rows = max(lengths), slice(row, row + sum(lengths))
-        sequences = slice(first, first + len(lengths))
-        if min(lengths) == longest:
-            return cls(sequences, rows, longest, None, None)
-        real = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
-        inside = real.flatten().nonzero()[:, 0].to(device)
-        return cls(sequences, rows, longest, inside, real[:, None, None].to(device))
-
-    def pad(self, rows: Tensor) -> Tensor:
-        """(sequences, longest, width) of rows (all, width)."""
-        own = rows[self.rows]
-        if self.inside is not None:
-            count = (self.sequences.stop - self.sequences.start) * self.longest
-            own = own.new_zeros(count, own.shape[-1]).index_copy(0, self.inside, own)
-        return own.reshape(-1, self.longest, own.shape[-1])
-
-    def unpad(self, padded: Tensor) -> Tensor:
-        """(rows of the group, width) of what `pad` gives."""
-        flat = padded.flatten(0, 1)
-        return flat if self.inside is None else flat[self.inside]
+        starts, dropout = batch.starts if first else None, self.dropout.p if self.training else 0.0
+        return bert_layer(layer, rows, batch.groups, self.heads, starts=starts, dropout=dropout)
 
 
 @dataclass(frozen=True)
@@ -234,40 +175,20 @@ class Sequences:
         lengths = [len(ids) + len(boxes) for ids, boxes in zip(texts, regions, strict=True)]
         by_length = sorted(range(len(texts)), key=lengths.__getitem__)
         ids = torch.tensor([index for i in by_length for index in texts[i]], device=device)
-        positions = torch.cat([torch.arange(len(texts[i])) for i in by_length]).to(device)
+        positions = torch.cat([torch.arange(len(texts[i]), device="cpu") for i in by_length]).to(device)
         embedded = torch.split(model.embed_texts(ids, positions), [len(texts[i]) for i in by_length])
         rows = torch.cat(
             [part for own, i in zip(embedded, by_length, strict=True) for part in (own, regions[i])]
         )
         sorted_lengths = [lengths[i] for i in by_length]
-        ends = torch.tensor(sorted_lengths).cumsum(0)
-        starts = ends - torch.tensor(sorted_lengths)
-        rank = torch.tensor(by_length).argsort()
-        order = torch.cat(
-            [torch.arange(start, end) for start, end in zip(starts[rank], ends[rank], strict=True)]
-        )
-        groups = [
-            Group.of(sorted_lengths[part], part.start, int(starts[part.start]), device)
-            for part in groups_of(sorted_lengths)
-        ]
+        rank = torch.tensor(by_length, device="cpu").argsort()
+        order = rows_of_sequences(sorted_lengths, rank)
+        starts, groups = starts_of(sorted_lengths), grouped(sorted_lengths, groups_of(sorted_lengths), device)
         return cls(rows, starts.to(device), rank.to(device), order.to(device), groups)
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Rows as the pairs were given."""
         return rows[self.order]
-
-
-def groups_of(lengths: Sequence[int]) -> list[slice]:
-    """Runs of sorted lengths whose longest exceeds none by more than a seventh.
-
-    >>> groups_of([10, 10, 11, 12, 30])
-    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
-    """
-    starts = [0]
-    for i, length in enumerate(lengths):
-        if length > _PADDING * lengths[starts[-1]]:
-            starts.append(i)
-    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(lengths)], strict=True)]
 
 
 def build_uniter(architecture: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> Uniter:
@@ -310,8 +231,4 @@ def config_problems(config: dict[str, Any]) -> list[str]:
             f"context_length is {shown(config['context_length'])}, expected a whole number from 3 to "
             f"{longest}"
         )
-    if not isinstance(config["lowercase"], bool):
-        problems.append(f"lowercase is {shown(config['lowercase'])}, expected true or false")
-    if not isinstance(config["vocabulary"], (list, dict)):
-        problems.append(f"vocabulary is {shown(config['vocabulary'])}, expected words, or file and sha256")
     return problems

@@ -108,7 +108,8 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         Raises:
             Refused: no such id, or several that it can mean.
         """
-        for name in dict.fromkeys([image_id, image_id.replace("\\", "/").rpartition("/")[2]]):
+        last = image_id.replace("\\", "/").rpartition("/")[2]
+        for name in dict.fromkeys([image_id, last]):
             matches = self.names.find(name)
             if len(matches) == 1:
                 return self[matches[0]]
@@ -118,7 +119,7 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
                     f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
                 )
         ids = self.names.entries
-        at = bisect(ids, image_id)
+        at = bisect(ids, last)
         near = ", ".join(map(repr, ids[max(0, at - 1) : at + 1]))
         many = (
             f"{len(ids):,} {'image' if len(ids) == 1 else 'images'}{', the nearest: ' if ids else ''}{near}"

@@ -21,7 +21,7 @@ from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
 from capeval_core.regions.features import BoxVisual, RegionEncoder
 from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
 from capeval_core.values import described
-from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, TINY_OF
+from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
 from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub, open_weights
 
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
@@ -38,13 +38,14 @@ class BoxSource:
     """The box features of images, from a region encoder where they do not come with the images.
 
     label, fingerprint: in signatures, and in stamps of rows. encoder: None where there are features of all
-    images. selection: which boxes are kept.
+    images. selection: which boxes are kept; None: all that a region encoder gives, the first 100 of stored
+    ones.
     """
 
     label: str
     fingerprint: str
     encoder: RegionEncoder | None
-    selection: Selection
+    selection: Selection | None
 
     def boxes(
         self,
@@ -72,10 +73,13 @@ class BoxSource:
 
 @dataclass(frozen=True)
 class FirstBoxes:
-    """The first boxes of stored box features, as many as a rule of selection keeps: a `Visual`."""
+    """The first boxes of stored box features, as many as a rule of selection keeps: a `Visual`.
+
+    selection: None: the first 100.
+    """
 
     visual: InputVisual[BoxFeatures]
-    selection: Selection
+    selection: Selection | None
 
     @property
     def key(self) -> str:
@@ -107,14 +111,17 @@ class FirstBoxes:
         that a rule has chosen already, all of them.
         """
         boxes = self.visual.load()
-        if boxes.selection in get_args(Selection) and boxes.selection != self.selection:
+        known = get_args(Selection)
+        if self.selection is not None and boxes.selection in known and boxes.selection != self.selection:
             found, fix = _other_selection(boxes.selection)
             raise ImageError(Problem(self.where, None, found, fix, verb="has"))
         if boxes.selection is not None:
             return boxes
         if self.selection == "lxmert36":
             return boxes.first(FIXED)
-        return boxes.first(boxes_kept(boxes.scores) if boxes.scores is not None else MOST)
+        if self.selection is None or boxes.scores is None:
+            return boxes.first(MOST)
+        return boxes.first(boxes_kept(boxes.scores))
 
     def check(self) -> None:
         """Raise ImageError unless `load` will succeed."""
@@ -124,7 +131,7 @@ class FirstBoxes:
 def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[..., BoxSource]:
     """Check a source of box features before any model is opened; the result opens it.
 
-    It takes the keywords `selection`, `device` and `dtype`, as options of metrics.
+    It takes the keywords `selection`, as `BoxSource` has it, `device` and `dtype`, as options of metrics.
 
     Args:
         spec: weights of a region encoder (a Hub id, a folder, `"tiny"`); features that were made before, as
@@ -152,7 +159,7 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
     return partial(_open, name)
 
 
-def _open(name: str, *, selection: Selection, device: str | None, dtype: str) -> BoxSource:
+def _open(name: str, *, selection: Selection | None, device: str | None, dtype: str) -> BoxSource:
     from capeval_core.registry import network_of
 
     with renamed(weights="regions"):
@@ -161,7 +168,8 @@ def _open(name: str, *, selection: Selection, device: str | None, dtype: str) ->
     if not hasattr(network, "encode_boxes"):
         raise wrong_option("regions", name, f"weights of {network.kind!r}, which finds no boxes", _EXPECTED)
     encoder: Any = network.open(folder, device=device, dtype=dtype)
-    regions: RegionEncoder = encoder.selecting(selection) if hasattr(encoder, "selecting") else encoder
+    selecting = selection is not None and hasattr(encoder, "selecting")
+    regions: RegionEncoder = encoder.selecting(selection) if selecting else encoder
     return BoxSource(folder.label(encoder.fingerprint), regions.fingerprint, regions, selection)
 
 
@@ -200,14 +208,14 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
     return None
 
 
-def regions_of(config: Mapping[str, Any]) -> str:
-    """The region encoder that the config of weights names, by default bottom-up attention's detector.
+def regions_of(config: Mapping[str, Any], default: str) -> str:
+    """The region encoder that the config of weights names; `default` where it names none.
 
     Raises:
         WeightsError: it names something else.
     """
     constants = config.get("constants", {})
-    named = constants.get("regions", FASTER_RCNN_VG.repository) if isinstance(constants, dict) else None
+    named = constants.get("regions", default) if isinstance(constants, dict) else None
     if not isinstance(named, str) or not named or (named != "tiny" and store_of(named) is not None):
         raise WeightsError(
             "in the config, constants.regions names no weights of a region encoder: convert the weights "

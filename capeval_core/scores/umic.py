@@ -6,10 +6,8 @@ ACL 2021, https://arxiv.org/abs/2106.14019
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,30 +15,25 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.inputs.samples import Samples
-from capeval_core.metric import CaptionMetric, Model
+from capeval_core.metric import Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
-from capeval_core.regions.features import BoxVisual, RegionEncoder
+from capeval_core.regions.features import BoxVisual
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
-from capeval_core.scores.box_source import (
-    BoxSource,
-    FirstBoxes,
-    box_source_opener,
-    boxes_by_id,
-    check_selection,
-    regions_of,
-    store_of,
+from capeval_core.scores.box_source import FirstBoxes, check_selection
+from capeval_core.scores.region_metric import (
+    CAPTIONS_AT_ONCE,
+    RegionMetric,
+    RegionOptions,
+    rows_by_image,
 )
-from capeval_core.weights.catalogue import UMIC
+from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC
 
 if TYPE_CHECKING:
     from capeval_core.encoders.uniter import UniterEncoder
 
 Doubles = NDArray[np.float64]
-
-CAPTIONS_AT_ONCE = 256
-"""Captions whose images' box features are held together, which bounds memory."""
 
 
 def umic_score(logit: Doubles) -> Doubles:
@@ -54,15 +47,9 @@ def umic_score(logit: Doubles) -> Doubles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UmicOptions(CommonOptions):
+class UmicOptions(RegionOptions):
     """Options of UMIC."""
 
-    regions: str | PathLike[str] | RegionEncoder | None = option(
-        None,
-        "box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made "
-        "before (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv), and then `images` are "
-        "ids and none is opened; None: the region encoder that the weights name",
-    )
     selection: Literal["bua10_100", "lxmert36"] = option(
         "bua10_100",
         "boxes of an image: those more confident than 0.2, 10 to 100 of them, as UMIC was trained with, or "
@@ -81,7 +68,7 @@ class _Ranked:
     error: str | None
 
 
-class Umic(CaptionMetric):
+class Umic(RegionMetric):
     """UMIC: sigmoid of the ranking head of UNITER on a caption and the boxes of an image, no references."""
 
     name = "umic"
@@ -93,12 +80,10 @@ class Umic(CaptionMetric):
         "https://arxiv.org/abs/2106.14019"
     )
     range = (0.0, 1.0)
-    media = ("image", "boxes")
-    crops = False
     default_weights = UMIC
+    default_regions = FASTER_RCNN_VG
     network = "uniter"
     tiny = "umic"
-    plots = True
     Options: ClassVar[type[CommonOptions]] = UmicOptions
     ROW = row_schema(
         column("logit", pa.float32(), "logit of the ranking head, null where the image failed"),
@@ -109,42 +94,22 @@ class Umic(CaptionMetric):
     @classmethod
     def check_options(cls, options: CommonOptions) -> None:
         super().check_options(options)
-        if isinstance(options, UmicOptions) and options.regions is not None:
-            box_source_opener(options.regions)
+        if isinstance(options, UmicOptions):
             check_selection(options.regions, options.selection)
 
-    @classmethod
-    def images_are_ids(cls, options: CommonOptions) -> bool:
-        return isinstance(options, UmicOptions) and store_of(options.regions) is not None
-
-    @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
-        captions, images, *references = inputs
-        if isinstance(options, UmicOptions) and (store := store_of(options.regions)) is not None:
-            images = boxes_by_id(store, images)
-        return super().check_input(options, captions, images, *references)
-
     def open_models(self) -> dict[str, Model]:
-        options = self.options
-        open_regions = None if options.regions is None else box_source_opener(options.regions)
-        folder = self.weights_folder()
+        options, folder = self.options, self.weights_folder()
         device: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
         self.encoder: UniterEncoder = self.encoder_class().open(folder, **device)
-        if open_regions is None:
-            named = regions_of(folder.config)
-            self.options = dataclasses.replace(options, regions=named)
-            open_regions = box_source_opener(named)
-        self.regions: BoxSource = open_regions(selection=options.selection, **device)
         return {
             "weights": Model(folder.label(self.encoder.fingerprint), self.encoder.fingerprint),
-            "regions": Model(self.regions.label, self.regions.fingerprint),
+            "regions": self.open_regions(folder, options.selection, device),
         }
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for start in range(0, len(batch), CAPTIONS_AT_ONCE):
             window = batch[start : start + CAPTIONS_AT_ONCE]
-            boxes = self.regions.boxes(window.images, cache=self.cache, batch_size=self.options.batch_size)
-            ranked = self._rank(window.captions, list(boxes))
+            ranked = self._rank(window.captions, self.boxes(window))
             logits = np.array([caption.logit for caption in ranked], dtype=np.float32)
             common = common_columns(
                 window,
@@ -157,17 +122,15 @@ class Umic(CaptionMetric):
 
     def _rank(self, captions: Sequence[str], boxes: Sequence[BoxVisual | FirstBoxes]) -> list[_Ranked]:
         """Captions beside the boxes of their images, each image once with all its captions."""
-        sharing: dict[object, list[int]] = {}
-        for row, visual in enumerate(boxes):
-            sharing.setdefault(visual.identity, []).append(row)
+        sharing = rows_by_image(boxes)
         rankings = self.encoder.rank(
-            [boxes[rows[0]] for rows in sharing.values()],
-            [[captions[row] for row in rows] for rows in sharing.values()],
+            [boxes[rows[0]] for rows in sharing],
+            [[captions[row] for row in rows] for rows in sharing],
             cache=self.cache,
             batch_size=self.options.batch_size,
         )
         ranked: dict[int, _Ranked] = {}
-        for rows, ranking in zip(sharing.values(), rankings, strict=True):
+        for rows, ranking in zip(sharing, rankings, strict=True):
             for row, logit in zip(rows, ranking.logits.tolist(), strict=True):
                 ranked[row] = _Ranked(logit, ranking.key and boxes[row].content, ranking.error)
             for row in rows[1:] if ranking.error else []:  # the error names the first of equal images
@@ -180,10 +143,9 @@ class Umic(CaptionMetric):
         from capeval_core.reports.boxes import BoxExplanation, box_notes
 
         numbers = super().evidence_of(samples, rows, parts)
-        visuals = self.regions.boxes(samples.images, cache=self.cache, batch_size=self.options.batch_size)
         errors = rows["error"].to_pylist()
         explained: dict[int, dict[str, Any]] = {}
-        for row, visual in enumerate(visuals):
+        for row, visual in enumerate(self.boxes(samples)):
             found = {"error": errors[row]} if errors[row] is not None else {"boxes": box_notes(visual.load())}
             explained[row] = BoxExplanation(numbers[row] | found, samples.images[row])
         return explained

@@ -68,7 +68,7 @@ class RegionStore:
         stamp: everything that the features depend on.
 
         Raises:
-            ImageError: images without usable features; each is named, the first ones with their reasons.
+            ValueError: images without usable features; each is named with the reason.
         """
         index = folder / _INDEX
         if index.is_file() and json.loads(index.read_text(encoding="utf-8")).get("stamp") == stamp:

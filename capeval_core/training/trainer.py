@@ -24,7 +24,7 @@ from capeval_core.training.judgements import Judgements
 from capeval_core.training.log import TrainingLog
 from capeval_core.training.region_store import RegionStore
 from capeval_core.training.state import Progress, SavedState, save_state
-from capeval_core.training.umic import RANKING, WORDS, UmicTraining, matching_loss, ranking_loss
+from capeval_core.training.umic import RANKING, WORDS, Phase, UmicTraining, matching_loss, ranking_loss
 from capeval_core.weights.folder import WeightsFolder
 
 MASK = "[MASK]"
@@ -144,7 +144,9 @@ class Trainer:
         for _, (number, batch) in zip(range(training.accumulation), ahead, strict=False):
             # Dropout of a batch depends on seed and number alone, so a resumed run repeats it.
             torch.manual_seed(_seed(training.seed, number))
-            with self.accelerator.autocast():
+            with torch.autocast(
+                self.accelerator.device.type, torch.bfloat16, training.precision == "bfloat16"
+            ):
                 loss, terms = self._losses(phase.name, batch)
             (loss / training.accumulation).backward()  # type: ignore[no-untyped-call]
             progress.add(terms)
@@ -152,7 +154,7 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
         self.optimiser.step()
         progress.step += 1
-        self._look_and_keep(phase.name, rate, report)
+        self._look_and_keep(phase, rate, report)
 
     def _losses(self, phase: str, batch: Batch) -> tuple[Tensor, dict[str, tuple[float, int]]]:
         """The loss of a batch, and for the log sum and number of the losses of each kind of text."""
@@ -185,11 +187,11 @@ class Trainer:
             for gradient, part in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
                 gradient.copy_(part.view_as(gradient))
 
-    def _look_and_keep(self, phase: str, rate: float, report: Callable[[str], None]) -> None:
+    def _look_and_keep(self, phase: Phase, rate: float, report: Callable[[str], None]) -> None:
         """What comes after a step: a look at the judgements, a line of the log, the state."""
         training, progress = self.training, self.progress
-        line: dict[str, Any] = {"step": progress.step, "phase": phase}
-        if progress.step % training.log_every == 0 or progress.step == training.all_steps:
+        line: dict[str, Any] = {"step": progress.step, "phase": phase.name}
+        if progress.step % training.log_every == 0 or progress.step == phase.start + phase.steps:
             line |= {"learning_rate": rate, "losses": progress.take()}
         ranked = progress.step - training.pretraining_steps
         due = ranked % training.evaluate_every == 0 or progress.step == training.all_steps
@@ -256,9 +258,7 @@ def open_accelerator(training: UmicTraining) -> Any:
         from accelerate import Accelerator
     except ImportError as error:
         raise ImportError('training needs accelerate: pip install "capeval[train]"') from error
-    device = resolve_device(training.device)
-    mixed = {"float32": "no", "bfloat16": "bf16"}[training.precision]
-    return Accelerator(cpu=device.type == "cpu", mixed_precision=mixed)
+    return Accelerator(cpu=resolve_device(training.device).type == "cpu")
 
 
 def _seed(seed: int, number: int) -> int:

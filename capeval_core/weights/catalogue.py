@@ -199,6 +199,19 @@ UMIC = WeightsEntry(
     "UNITER 12x768, box features of 2048 numbers, 28996 words",
 )
 
+_VILBERT = "ViLBERT 12x768 and 6x1024, 6 co-attentions, box features of 2048 numbers, 30522 words, {} tasks"
+
+
+def _vilbert(name: str, title: str, checkpoint: str, tasks: int) -> WeightsEntry:
+    original = f"https://dl.fbaipublicfiles.com/vilbert-multi-task/{checkpoint}"
+    repository, described = f"{NAMESPACE}/{name}", _VILBERT.format(tasks)
+    return WeightsEntry(repository, title, original, checkpoint, "MIT", {}, ("vilbertscore",), described)
+
+
+VILBERT = _vilbert("vilbert-12-in-1", "ViLBERT, 12-in-1", "multi_task_model.bin", 20)
+"""What ViLBERTScore uses by default: tuned on twelve tasks, of which one is the retrieval of captions."""
+VILBERT_PRETRAINED = _vilbert("vilbert-pretrained", "ViLBERT, pre-trained", "pretrained_model.bin", 0)
+
 FASTER_RCNN_VG = WeightsEntry(
     f"{NAMESPACE}/faster-rcnn-vg-resnet-101",
     "Faster R-CNN ResNet-101, Visual Genome",
@@ -220,6 +233,7 @@ CONVERTED_AS: Mapping[str, str] = {
     "alpha_clip": "hices",
     "blip2": "eco",
     "uniter": "umic",
+    "vilbert": "vilbertscore",
     "scene_regions": "umic",
     "open_clip": "eco",
     "eva_clip": EVA_CLIP,
@@ -232,6 +246,7 @@ TINY_OF: Mapping[str, str] = {
     "alpha_clip": "hices",
     "blip2": "blip2",
     "uniter": "umic",
+    "vilbert": "vilbertscore",
     "scene_regions": "scene-regions",
 }
 """Name of a network -> folder of its embedded small model."""
@@ -291,6 +306,8 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     *ALPHA_CLIP,
     *BLIP2,
     UMIC,
+    VILBERT,
+    VILBERT_PRETRAINED,
     FASTER_RCNN_VG,
 )
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from capeval_core import publishing
 from capeval_core._version import __version__
 from capeval_core.registry import METRICS, NETWORKS, metric_class, network_of
-from capeval_core.weights.catalogue import LICENCES, WEIGHTS
+from capeval_core.weights.catalogue import LICENCES, TINY_OF, WEIGHTS
 from capeval_core.weights.folder import TINY, open_weights
 from tests import seeded
 from tests.cli.conftest import Ran
@@ -179,8 +179,10 @@ def test_weights_of_every_network_are_whole_on_the_hub(
         assert ran.status == 0, ran.err
     elif kind == "open_clip":
         test_open_clip.repository(mine)
-    elif kind == "blip2":
-        shutil.copytree(TINY / "blip2", mine)
+    elif kind in ("blip2", "scene_regions"):
+        shutil.copytree(TINY / TINY_OF[kind], mine)
+    elif kind in ("uniter", "vilbert"):
+        getattr(seeded, kind)().save_pretrained(mine)
     elif kind == "clip":
         shutil.copytree(folder, mine)
     else:

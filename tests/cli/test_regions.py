@@ -173,6 +173,7 @@ def test_a_killed_run_goes_on(regions: Capeval, folder: Path) -> None:
             fsync(file)
 
         os.fsync = killed
+        signal.alarm(60)  # whatever a fork may hang in
         main(["regions", "--images", str(folder), "--out", str(out), "--weights", "tiny", "--device", "cpu"])
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL

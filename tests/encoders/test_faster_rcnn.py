@@ -15,7 +15,7 @@ from PIL import Image
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.faster_rcnn import Detections, FasterRcnn
-from capeval_core.encoders.faster_rcnn_model import Proposals, build
+from capeval_core.encoders.faster_rcnn_model import Proposals, build, decoded
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import count_forwards
@@ -144,6 +144,15 @@ def test_boxes_lie_in_their_image_best_first() -> None:
             assert (found.boxes[:, 2:] > found.boxes[:, :2]).all()
 
 
+def test_rounding_moves_no_box_out_of_the_image() -> None:
+    width = next(w for w in range(300, 900) if np.float32(w) / np.float32(1067) * np.float32(1067) > w)
+    edges = torch.tensor([[0.0, 0.0, 1067.0, 800.0]]).expand(3, 4).clone()
+    found = dataclasses.replace(proposals(3), boxes=edges)
+    for rule in RULES:
+        kept = faster_rcnn().select(found, (800, 1067), (width, 600), rule)
+        assert kept.boxes[:, 2].max() <= width
+
+
 def plain_bua10_100(found: Proposals) -> tuple[list[int], list[float]]:
     """Numbers and confidences of the proposals that are kept, in loops."""
     scores = torch.softmax(found.class_logits, dim=1)[:, :-1].numpy()
@@ -252,6 +261,22 @@ def test_a_margin_would_change_features() -> None:
     bare, with_margin = encoder.propose(pixels), encoder.propose(wide, size)
     assert not torch.equal(bare.features[:5], with_margin.features[:5])
     assert (with_margin.boxes[:, 2] <= size[1]).all()
+
+
+def test_a_box_grows_by_a_bounded_factor() -> None:
+    box, deltas = torch.tensor([[10.0, 10.0, 12.0, 14.0]]), torch.tensor([[0.0, 0.0, 50.0, -50.0]])
+    grown = decoded(deltas, box, (1, 1, 1, 1))
+    assert torch.allclose(grown, torch.tensor([[11 - 62.5, 12.0, 11 + 62.5, 12.0]]))
+
+
+def test_only_the_best_anchors_are_decoded() -> None:
+    network = altered(lambda config: config["proposals"].update(before_nms=5)).network
+    with torch.inference_mode():
+        pixels = faster_rcnn().preprocess(photograph())
+        logits, deltas = network.head(network.feature_map(pixels[None]))
+        _, scores = network.propose(logits, deltas, (pixels.shape[1], pixels.shape[2]))
+    best = logits.flatten().topk(5).values
+    assert 1 <= len(scores) <= 5 and torch.isin(scores, best).all() and scores[0] == best[0]
 
 
 def test_features_of_many_proposals_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from capeval_core.cache import FeatureCache
+from capeval_core.encoders.packed import groups_of
 from capeval_core.encoders.uniter import UniterEncoder, region_input
-from capeval_core.encoders.uniter_model import Uniter, groups_of
+from capeval_core.encoders.uniter_model import Uniter
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.models.batching import count_forwards
 from capeval_core.weights.folder import WeightsError

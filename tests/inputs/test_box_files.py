@@ -242,12 +242,12 @@ def test_all_missing_ids_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "npz").mkdir()
     for name in ("a.jpg", "a.png", "cat"):
         np.savez(tmp_path / "npz" / f"{name}.npz", **FOUND["cat"])
-    images = boxes_by_id(BoxFeatureStore.open(tmp_path / "npz"), ["cat", "bird", 7, "a", None, "", 1.5])
+    images = boxes_by_id(BoxFeatureStore.open(tmp_path / "npz"), ["cat", "x/bird", 7, "a", None, "", 1.5])
     with pytest.raises(ValueError) as caught:
         check_samples(["a"] * 7, images, needs_references=False, media=("boxes",))
     path = tmp_path / "npz"
     assert str(caught.value).splitlines()[1:] == [
-        f"  images[1]: there are no box features of 'bird' in {path}, which has those of 3 images, the "
+        f"  images[1]: there are no box features of 'x/bird' in {path}, which has those of 3 images, the "
         "nearest: 'a.png', 'cat': compute them, or correct the id",
         f"  images[2]: there are no box features of '7' in {path}, which has those of 3 images, the nearest: "
         "'a.jpg': compute them, or correct the id",
@@ -487,11 +487,17 @@ def test_damaged_files_of_a_folder(tmp_path: Path) -> None:
             header, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 4)}
         )
         file.writestr("boxes.npy", header.getvalue())
+    pickled = pickle.dumps(Runs()).ljust(64, b"\0")  # as long as eight objects are
+    with zipfile.ZipFile(path / "exact.npz", "w") as file:
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "|O", "fortran_order": False, "shape": (2, 4)})
+        file.writestr("boxes.npy", header.getvalue() + pickled)
     np.savez(path / "nan.npz", **{**FOUND["cat"], "features": np.full((12, 5), np.nan)})
     store = BoxFeatureStore.open(path)
     for image_id, message in (
         ("cat", "images[0]: its file is not an .npz file, or damaged ("),
         ("pickle", 'images[0]["features"]: the header says shape (1, 1) of object'),
+        ("exact", "images[0]: its file is not an .npz file, or damaged (Object arrays cannot be loaded"),
         (
             "header",
             'images[0]["boxes"]: the header says shape (1099511627776, 4) of float32, which the array',
@@ -517,6 +523,7 @@ def test_damaged_files_of_a_folder(tmp_path: Path) -> None:
         (4, text_of(FOUND["cat"]["boxes"])[:-2], '["boxes"]: the base64 is damaged (Incorrect padding)'),
         (4, "", '["boxes"]: the array has 0 bytes'),
         (5, "A!", '["features"]: the base64 is damaged ('),
+        (5, "!!!!" + text_of(np.ones((12, 2))), '["features"]: the base64 is damaged ('),
         (5, text_of(np.ones(13)), '["features"]: the array has 52 bytes: expected float32 of shape (12, d)'),
         (5, text_of(np.full((12, 2), np.inf)), '["features"]: the array has NaN or infinity'),
         (5, text_of(np.ones((12, 2))) + "\tmore", ": its line has 7 columns: expected image_id, image_w"),
@@ -580,6 +587,9 @@ def test_a_tsv_is_searched_once_while_it_stays_the_same(
     with path.open("a") as file:
         file.write(bottom_up_line("eel", FOUND["cat"]))
     assert len(BoxFeatureStore.open(path)) == 4 and searched == [3, 4]
+    path.write_text(path.read_text().replace("eel\t", "owl\t"))  # of the same size
+    os.utime(path, ns=(0, 1))
+    assert "owl" in BoxFeatureStore.open(path)
 
 
 def test_the_manifest_of_a_folder(tmp_path: Path) -> None:

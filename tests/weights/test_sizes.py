@@ -84,6 +84,16 @@ SETTINGS = {
         *("architecture.anchors", "preprocessing.shortest_side", "preprocessing.longest_side"),
         *("proposals.before_nms", "proposals.overlap", "detections.overlaps", "detections.most"),
     ),
+    "uniter": (
+        *("architecture.vocab_size", "architecture.hidden_size", "architecture.num_hidden_layers"),
+        *("architecture.num_attention_heads", "architecture.max_position_embeddings"),
+        *("architecture.intermediate_size", "architecture.region_size", "context_length"),
+    ),
+    "vilbert": (
+        *("architecture.text.vocab_size", "architecture.text.hidden_size", "architecture.visual.region_size"),
+        *("architecture.visual.num_hidden_layers", "architecture.co_attention.hidden_size", "context_length"),
+    ),
+    "scene_regions": ("architecture.image_size", "architecture.width", "architecture.region_size"),
     "sam": (
         *("architecture.image_size", "architecture.patch_size", "architecture.vision.hidden_size"),
         *("architecture.vision.num_hidden_layers", "architecture.vision.mlp_dim"),
@@ -116,6 +126,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> d
     Sam(sam.config, sam.tensors, device="cpu").save_pretrained(root / "sam")
     seeded.alpha_encoder().save_pretrained(root / "alpha_clip")
     seeded.faster_rcnn().save_pretrained(root / "faster_rcnn")
+    seeded.uniter().save_pretrained(root / "uniter")
+    seeded.vilbert().save_pretrained(root / "vilbert")
     test_open_clip.repository(root / "open_clip")
     return {
         "clip": seeded_weights,
@@ -124,6 +136,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> d
         "open_clip": root / "open_clip",
         "blip2": TINY / "blip2",
         "faster_rcnn": root / "faster_rcnn",
+        "scene_regions": TINY / "scene-regions",
+        "uniter": root / "uniter",
+        "vilbert": root / "vilbert",
         "sam": root / "sam",
         "sam of transformers": save_sam(root / "tiny-sam"),
         "owlv2": save_owlv2(root / "tiny-owlv2"),

@@ -70,13 +70,13 @@ class UmicRecipe:
     """Scenes, and flags of `capeval train umic`; the defaults made the shipped model."""
 
     scenes: int = 12_000
-    word_steps: int = 2_400
-    matching_steps: int = 1_400
-    steps: int = 800
+    word_steps: int = 3_000
+    matching_steps: int = 1_500
+    steps: int = 1_400
     flags: tuple[str, ...] = (
         *("--pretraining-rate", "1e-3", "--learning-rate", "4e-4", "--warmup", "100"),
         *("--batch-size", "16", "--accumulation", "1", "--clip", "1", "--dropout", "0"),
-        *("--weight-decay", "0.01", "--log-every", "50", "--save-every", "500"),
+        *("--weight-decay", "0.01", "--hard", "features", "--log-every", "50", "--save-every", "500"),
     )
 
     def command(self, folder: Path, seed: int) -> list[str]:
@@ -130,11 +130,11 @@ def write_scenes(folder: Path, count: int, seed: int) -> None:
             file.write(json.dumps({"image_id": str(index), "captions": captions}) + "\n")
 
 
-def write_start(folder: Path, seed: int) -> None:
+def write_start(folder: Path, seed: int, sizes: dict[str, int] = SIZES) -> None:
     """Untrained weights: a folder that a training starts from."""
     words = vocabulary()
     region_size = SceneRegionEncoder.from_pretrained("tiny").region_size
-    architecture = {"vocab_size": len(words), **SIZES, "region_size": region_size}
+    architecture = {"vocab_size": len(words), **sizes, "region_size": region_size}
     torch.manual_seed(seed)
     model = Uniter(architecture)
     for module in model.modules():
@@ -146,7 +146,7 @@ def write_start(folder: Path, seed: int) -> None:
         "format": 1,
         "encoder": "uniter",
         "architecture": architecture,
-        "context_length": CONTEXT,
+        "context_length": sizes["max_position_embeddings"],
         "vocabulary": words,
         "lowercase": True,
         "source": source_of("It was not pretrained."),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
 from capeval_core.matching.greedy import GreedyMatch, greedy_match
 from capeval_core.phrases.source import PhraseSource
+from capeval_core.rows import lists
 
 if TYPE_CHECKING:
     from capeval_core.encoders.alpha_clip import AlphaClipEncoder, RegionFeatures
@@ -140,9 +141,3 @@ def reference_columns(captions: EncodedTexts, references: EncodedTexts, counts: 
         "caption_phrase_maxima": lists(lists(matches.x_maxima, captions.lengths[owner]), counts),
         "reference_phrase_maxima": lists(lists(matches.y_maxima, references.lengths), counts),
     }
-
-
-def lists(values: Any, lengths: Integers) -> pa.ListArray:
-    """A list column: consecutive values in lists of these lengths."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, values.numpy() if isinstance(values, torch.Tensor) else values)

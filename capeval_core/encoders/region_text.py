@@ -1,0 +1,112 @@
+"""What networks over a text and the boxes of an image share: words beside the weights, checks of boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from capeval_core.encoders.tokenizers import Tokens, WordPiece
+from capeval_core.models.architecture import shown
+from capeval_core.models.batching import BatchSize
+from capeval_core.models.model import CheckedModel
+from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder
+from capeval_core.weights.vocabulary import words_beside, write_beside
+
+BOXES = 100
+"""Boxes of an image, about: what a pair of an image and a text costs beside its tokens."""
+
+
+class RegionTextEncoder(CheckedModel):
+    """A network over the tokens of a text, from a WordPiece tokenizer, and the boxes of an image."""
+
+    keeps_end: ClassVar[bool] = True
+    """Whether a text that is cut keeps its end mark."""
+
+    @classmethod
+    def problems(cls, config: dict[str, Any]) -> list[str]:
+        """What is wrong with a config that has all its keys, in words."""
+        raise NotImplementedError
+
+    @property
+    def rows_of_words(self) -> int:
+        """Words that the network has an embedding of."""
+        raise NotImplementedError
+
+    @property
+    def region_size(self) -> int:
+        """Numbers of a box's features."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        words = self.config["vocabulary"]
+        if len(words) > self.rows_of_words:
+            raise WeightsError(
+                f"the vocabulary has {len(words)} words, but the model knows {self.rows_of_words}"
+            )
+        try:
+            self.tokenizer = WordPiece(
+                words,
+                self.config["context_length"],
+                lowercase=self.config["lowercase"],
+                keep_end=self.keeps_end,
+            )
+        except ValueError as error:
+            raise WeightsError(str(error)) from error
+        on_cpu = self.device.type == "cpu"
+        self.automatic_images = BatchSize(16 if on_cpu else 256, automatic=True)
+        self.automatic_rows = BatchSize(2048 if on_cpu else 65_536, automatic=True)  # tokens and boxes
+
+    @classmethod
+    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
+        config = super().read_config(folder)
+        if missing := [key for key in cls.depends_on if key not in config]:
+            raise WeightsError(f"the config lacks {', '.join(missing)}: convert the weights again")
+        problems = cls.problems(config)
+        if not isinstance(config["lowercase"], bool):
+            problems.append(f"lowercase is {shown(config['lowercase'])}, expected true or false")
+        if not isinstance(config["vocabulary"], (list, dict)):
+            problems.append(
+                f"vocabulary is {shown(config['vocabulary'])}, expected words, or file and sha256"
+            )
+        if problems:
+            raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
+        if isinstance(config["vocabulary"], list):
+            return config
+        return {**config, "vocabulary": words_beside(folder.path, TOKENIZER, config["vocabulary"])}
+
+    def save_beside(self, folder: Path) -> dict[str, Any]:
+        return {**self.config, "vocabulary": write_beside(folder, TOKENIZER, self.tokenizer.to_json())}
+
+    def tokens(self, index: int, texts: Sequence[str]) -> Tokens:
+        """Token ids of the texts of image number `index`.
+
+        Raises:
+            ValueError: one text instead of a list.
+        """
+        if isinstance(texts, str):
+            raise ValueError(f"captions[{index}] is one text, expected a list of texts: write [{texts!r}]")
+        return self.tokenizer.encode(texts)
+
+    def images_per_batch(self, batch_size: int | None) -> BatchSize:
+        """Images per forward pass; None: as many as fit into memory."""
+        return self.automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
+
+    def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
+        """The batch size and what a pair with a text of `length` tokens costs in its unit."""
+        if batch_size is not None:
+            return BatchSize(batch_size, automatic=False), 1
+        return self.automatic_rows, length + BOXES
+
+
+def canary_boxes(count: int, width: int) -> dict[str, Any]:
+    """Box features from formulas: a diagonal of boxes whose features are waves."""
+    corners = np.arange(count, dtype=np.float32)[:, None] * [3, 2]
+    phase = np.outer(np.arange(1, count + 1), np.arange(width))
+    return {
+        "boxes": np.concatenate([corners, np.add(corners, [20, 15])], axis=1).astype(np.float32),
+        "features": np.maximum(np.sin(phase), 0).astype(np.float32),
+        "size": (20 + 3 * count, 15 + 2 * count),
+    }

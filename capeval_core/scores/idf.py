@@ -1,0 +1,76 @@
+"""Inverse document frequencies of token ids, as weights of words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from capeval_core.errors import wrong_option
+from capeval_core.options import CorpusStatistics
+
+
+@dataclass(frozen=True, eq=False)
+class TokenIdf(CorpusStatistics):
+    """How rare each token id is.
+
+    weights: idf of token ids, 0 or more. unseen: that of every other id.
+
+    Raises:
+        ValueError: a weight is negative or no finite number, or there is none at all.
+
+    >>> TokenIdf({7: 0.5, 8: 2.0}, unseen=3.0).of((7, 7, 9))
+    [0.5, 0.5, 3.0]
+    """
+
+    weights: Mapping[int, float] = field(repr=False)
+    unseen: float
+
+    def __post_init__(self) -> None:
+        plain = {int(index): float(weight) for index, weight in self.weights.items()}
+        object.__setattr__(self, "weights", plain)
+        object.__setattr__(self, "unseen", float(self.unseen))
+        wrong = [index for index, weight in plain.items() if not 0 <= weight < math.inf]
+        if wrong or not plain or not 0 <= self.unseen < math.inf:
+            name = f"weights[{wrong[0]}]={plain[wrong[0]]!r}" if wrong else f"unseen={self.unseen!r}"
+            raise ValueError(
+                f"{name}: expected a finite number of at least 0" if plain else "weights is empty"
+            )
+
+    @classmethod
+    def of_documents(cls, documents: Iterable[Sequence[int]]) -> TokenIdf:
+        """idf = log((N + 1) / (c + 1)) of ids that c of N documents hold, log(N + 1) of any other.
+
+        As BERTScore's (Zhang et al., ICLR 2020, https://arxiv.org/abs/1904.09675), whose documents are the
+        references.
+
+        >>> TokenIdf.of_documents([(1, 2), (1, 3, 3)]).of((1, 2, 4))
+        [0.0, 0.4054651081081644, 1.0986122886681098]
+        """
+        counts: Counter[int] = Counter()
+        total = 0
+        for ids in documents:
+            counts.update(set(ids))
+            total += 1
+        if not total:
+            raise wrong_option("texts", [], "there is no text to count words in", verb="")
+        weights = {index: math.log((total + 1) / (count + 1)) for index, count in counts.items()}
+        return cls(weights, math.log(total + 1))
+
+    def of(self, ids: Sequence[int]) -> list[float]:
+        """The weights of ids, in order."""
+        return [self.weights.get(index, self.unseen) for index in ids]
+
+    @property
+    def fingerprint(self) -> str:
+        content = json.dumps([sorted(self.weights.items()), self.unseen])
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenIdf) and other.fingerprint == self.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)

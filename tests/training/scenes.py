@@ -1,0 +1,64 @@
+"""A few drawn scenes with captions on the disk, an untrained UNITER, and short trainings of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from capeval_core.cli import main
+from tools.tiny.umic import write_scenes, write_start
+
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
+SHORT = {
+    "word_steps": 4,
+    "matching_steps": 4,
+    "steps": 6,
+    "warmup": 2,
+    "batch_size": 3,
+    "accumulation": 2,
+    "pretraining_rate": 3e-3,
+    "learning_rate": 3e-3,
+    "save_every": 2,
+    "log_every": 3,
+}
+
+
+def write_set(folder: Path, scenes: int = 12) -> Path:
+    """`images`, `captions.jsonl` and `start` in a folder."""
+    write_scenes(folder, scenes, seed=5)
+    write_start(folder / "start", 0, SIZES)
+    return folder
+
+
+def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:
+    """Of a short training on the scenes in a folder."""
+    given = {"captions": folder / "captions.jsonl", "images": folder / "images", "start": folder / "start"}
+    given |= {"regions": "tiny", "tagger": "scenes", "device": "cpu", "out": out, **SHORT, **settings}
+    flags = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None}
+    return ["train", "umic", *(str(part) for pair in flags.items() for part in pair)]
+
+
+def train(folder: Path, out: Path, **settings: Any) -> Path:
+    """A short training that must go well; its folder."""
+    assert main(arguments(folder, out, **settings)) == 0
+    return out
+
+
+def tensors_of(out: Path) -> dict[str, Any]:
+    """The trained weights."""
+    tensors: dict[str, Any] = load_file(out / "weights" / "model.safetensors")
+    return tensors
+
+
+def log_of(out: Path) -> list[dict[str, Any]]:
+    """The lines of the log."""
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from capeval_core.cache import FeatureCache
+from capeval_core.encoders.scene_regions import SceneRegionEncoder
+from capeval_core.encoders.uniter import UniterEncoder
+from capeval_core.inputs.visual import InputImage
+from capeval_core.training.judgements import Judgements
+from tests.training.scenes import arguments, log_of, tensors_of, train, write_set
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from capeval_core.cli import main
+
+replace, names = Path.replace, []
+
+def replaced(path, target):
+    names.append(Path(target).name)
+    if names.count("state.safetensors") == 4 and names[-1] == "state.safetensors":
+        os.kill(os.getpid(), signal.SIGKILL)  # the new state is written, the old one still in its place
+    return replace(path, target)
+
+Path.replace = replaced
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_set(tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture(scope="module")
+def trained(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short training that nothing stopped."""
+    return train(scenes, tmp_path_factory.mktemp("trained") / "run")
+
+
+def test_a_killed_training_goes_on_as_if_nothing_had_been(
+    scenes: Path, trained: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments(scenes, out)], capture_output=True, text=True
+    )
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    assert not (out / "weights").exists()
+    assert [line["step"] for line in log_of(out)] == [3, 4, 6, 8]  # two more steps than the state has
+    train(scenes, out)
+    for name in ("weights/model.safetensors", "weights/config.json", "log.jsonl"):
+        assert (out / name).read_bytes() == (trained / name).read_bytes(), name
+
+
+def test_a_finished_training_is_not_run_again(scenes: Path, trained: Path, tmp_path: Path) -> None:
+    before = (trained / "log.jsonl").read_bytes()
+    train(scenes, trained)
+    assert (trained / "log.jsonl").read_bytes() == before
+
+
+def test_the_folder_records_losses_curves_data_and_settings(scenes: Path, trained: Path) -> None:
+    lines = log_of(trained)
+    assert [(line["step"], line["phase"]) for line in lines] == [
+        (3, "words"), (4, "words"), (6, "matching"), (8, "matching"),
+        (9, "ranking"), (12, "ranking"), (14, "ranking"),
+    ]  # fmt: skip
+    kinds = {"random", "hard", "substitution", "word_order", "repetition_removal"}
+    assert lines[-1]["losses"].keys() == kinds
+    assert lines[0]["losses"].keys() == {"words"} and lines[2]["losses"].keys() == kinds | {"positive"}
+    assert lines[-1]["learning_rate"] == pytest.approx(3e-3 / 4)
+    with Image.open(trained / "curves.png") as curves:
+        assert curves.size[0] == 960
+    config = json.loads((trained / "weights" / "config.json").read_text())
+    assert config["constants"] == {"regions": "tiny"}
+    assert config["training"]["steps"] == 6 and config["training"]["tagger"] == "scenes 1"
+
+
+def test_the_data_is_recorded(scenes: Path, tmp_path: Path) -> None:
+    out = train(scenes, tmp_path / "run", data="COCO, Karpathy", word_steps=0, matching_steps=0, steps=3)
+    assert json.loads((out / "weights" / "config.json").read_text())["training"]["data"] == "COCO, Karpathy"
+
+
+def test_other_settings_in_the_same_folder_are_refused(
+    scenes: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from capeval_core.cli import main
+
+    assert main(arguments(scenes, trained, margin=0.3, seed=1)) == 2
+    error = capsys.readouterr().err
+    assert (
+        "holds a training with other settings (margin 0.2, now 0.3; seed 42, now 1): pass the same" in error
+    )
+
+
+def test_a_damaged_state_is_named(scenes: Path, trained: Path, tmp_path: Path) -> None:
+    from capeval_core.training.state import FileError, SavedState
+
+    (tmp_path / "state.safetensors").write_bytes((trained / "state.safetensors").read_bytes()[:500])
+    with pytest.raises(FileError, match=r"state\.safetensors: is no state of a training .*: remove it"):
+        SavedState.read(tmp_path)
+
+
+def test_ranking_starts_from_the_matching_heads_row_for_a_match(scenes: Path, tmp_path: Path) -> None:
+    settings = {"word_steps": 0, "learning_rate": 0.0, "stored": "float32"}
+    tensors = tensors_of(train(scenes, tmp_path / "run", **settings))
+    np.testing.assert_array_equal(tensors["ranking_head.weight"], tensors["matching_head.weight"][1:])
+    np.testing.assert_array_equal(tensors["ranking_head.bias"], tensors["matching_head.bias"][1:])
+
+
+def test_two_batches_of_a_step_are_one_of_twice_the_size(scenes: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"dropout": 0.0, "word_steps": 0, "log_every": 1}
+    twice = train(scenes, tmp_path / "a", batch_size=3, accumulation=2, **settings)
+    once = train(scenes, tmp_path / "b", batch_size=6, accumulation=1, **settings)
+    for line, other in zip(log_of(twice), log_of(once), strict=True):
+        assert line["losses"] == pytest.approx(other["losses"], rel=1e-3), line["step"]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_with_twice_the_batches(scenes: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"dropout": 0.0, "stored": "float32", "learning_rate": 1e-4, "word_steps": 0}
+    settings |= {"matching_steps": 0}
+    one = tensors_of(train(scenes, tmp_path / "one", accumulation=2, **settings))
+    command = [
+        sys.executable,
+        "-m",
+        "capeval_core",
+        *arguments(scenes, tmp_path / "two", accumulation=1, **settings),
+    ]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={
+                **os.environ,
+                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"},
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    two = tensors_of(tmp_path / "two")
+    for name, tensor in one.items():
+        np.testing.assert_allclose(tensor, two[name], atol=2e-5, err_msg=name)
+
+
+def test_judgements_choose_the_weights_and_end_the_training(scenes: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (scenes / "captions.jsonl").read_text().splitlines()]
+    rng = np.random.default_rng(3)
+    judged = [
+        {"image_id": row["image_id"], "caption": caption, "score": float(rng.integers(1, 5))}
+        for row in rows
+        for caption in row["captions"]
+    ]
+    (tmp_path / "judged.json").write_text(json.dumps(judged))
+    settings = {"word_steps": 0, "matching_steps": 0, "steps": 200, "stored": "float32"}
+    settings |= {"judgements": tmp_path / "judged.json", "evaluate_every": 2, "patience": 3}
+    out = train(scenes, tmp_path / "run", **settings)
+    looks = [(line["correlation"], line["step"]) for line in log_of(out) if "correlation" in line]
+    best = max(looks)[0]
+    steps = [step for _, step in looks]
+    assert steps == list(range(2, 2 * len(steps) + 1, 2)) and steps[-1] < 200
+    first_best = next(step for tau, step in looks if tau == best)
+    assert steps[-1] == first_best + 2 * 3
+    encoder = UniterEncoder.from_pretrained(out / "weights", device="cpu")
+    images = [InputImage.of(scenes / "images" / f"{row['image_id']}.png") for row in rows]
+    boxes = SceneRegionEncoder.from_pretrained("tiny", device="cpu").encode_boxes(images)
+    captions = [row["captions"] for row in rows]
+    logits = [logit for each in encoder.rank(boxes, captions, cache=FeatureCache(0)) for logit in each.logits]
+    judgements = Judgements([], [], [row["score"] for row in judged])
+    assert judgements.correlation(logits) == pytest.approx(best, abs=1e-6)
+
+
+def test_features_made_before_train_the_same_weights(scenes: Path, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "features"
+    folder.mkdir()
+    encoder = SceneRegionEncoder.from_pretrained("tiny", device="cpu")
+    paths = sorted((scenes / "images").iterdir())
+    for path, visual in zip(paths, encoder.encode_boxes(map(InputImage.of, paths)), strict=True):
+        found = visual.load()
+        assert found.size is not None and found.scores is not None
+        arrays = {"boxes": found.boxes, "features": found.features, "scores": found.scores}
+        np.savez(folder / f"{path.stem}.npz", **arrays, size=np.array(found.size))
+    out = train(scenes, tmp_path / "run", regions=folder, images=None)
+    expected = tensors_of(trained)
+    for name, tensor in tensors_of(out).items():
+        np.testing.assert_array_equal(tensor, expected[name], err_msg=name)
+
+
+def test_bfloat16_moves_the_forward_pass_only_a_little(scenes: Path, trained: Path, tmp_path: Path) -> None:
+    out = train(scenes, tmp_path / "run", precision="bfloat16")
+    first, exact = log_of(out)[0]["losses"]["words"], log_of(trained)[0]["losses"]["words"]
+    assert first != exact and first == pytest.approx(exact, rel=0.02)
