@@ -209,7 +209,7 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
 
 
 def regions_of(config: Mapping[str, Any], default: str) -> str:
-    """The region encoder that the config of weights names, else the default.
+    """The region encoder that the config of weights names; `default` where it names none.
 
     Raises:
         WeightsError: it names something else.
