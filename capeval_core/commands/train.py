@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import Parser, complain, paragraph
 from capeval_core.errors import FileError, file_problem
@@ -52,7 +53,8 @@ def _train(training: UmicTraining, flags: argparse.Namespace) -> None:
         judged = _judged(flags, store)
     tagger = open_tagger(training.tagger)
     out.mkdir(parents=True, exist_ok=True)
-    weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
+    with interruptible(f"the training is kept in {out}: run the same command again to go on"):
+        weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
     counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
     print(f"{weights}: weights of UMIC, trained on {counts}")
     print(f"{out / 'curves.png'}: losses, learning rate and correlations")
@@ -96,7 +98,8 @@ def _check_out(out: Path) -> None:
 
     if out.exists() and not out.is_dir():
         raise FileError(file_problem(out, "is a file: choose a folder for --out"))
-    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    entries = out.iterdir() if out.is_dir() else ()
+    names = {entry.name for entry in entries if not entry.name.startswith(".")}  # less unfinished files
     others = sorted(names - {CURVES, LOG, REGIONS, STATE, WEIGHTS})
     if others and STATE not in names:
         found = f"holds more than a training ({others[0]})"

@@ -46,7 +46,7 @@ of a page, two tables, the last page, and the number of the commit as of which a
 _COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
 _FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
 _NUMBERS = re.compile(rb"[<>|=]?(?:f[248]|[iu][1248])")
-_ZIP, _LZ4 = b"PK\x03\x04", b"\x04\x22\x4d\x18"
+_ZIP, _LZ4, _PICKLE = b"PK\x03\x04", b"\x04\x22\x4d\x18", b"\x80"
 _MOST_UNPACKED = 4 * MOST_BYTES
 _OPENED: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """Databases by path: LMDB opens each once per process."""
@@ -85,27 +85,13 @@ class BoxLmdb(BoxFeatureStore):
 
     @cached_property
     def _environment(self) -> Any:
-        lmdb = _imported("lmdb")
-        real = os.path.realpath(self.data)
-        with _OPENING:
-            environment = _OPENED.get(real)
-            if environment is None:
-                _check_length(self.data)
-                try:
-                    environment = lmdb.open(
-                        real, subdir=False, readonly=True, lock=False, create=False, readahead=False
-                    )
-                except lmdb.Error as error:
-                    raise FileError(file_problem(self.data, f"cannot be opened ({error})")) from None
-                _OPENED[real] = environment
-        return environment
+        return opened(self.data)
 
     @cached_property
     def fingerprint(self) -> str:
         environment = self._environment
         with self._damage_named():
-            commit, last = (environment.info()[name] for name in ("last_txnid", "last_pgno"))
-            return f"lmdb-{digest(commit, last, environment.stat()['entries'], self._counts)}"
+            return f"lmdb-{digest(*state_of(environment), self._counts)}"
 
     @cached_property
     def _keys(self) -> dict[str, bytes]:
@@ -139,21 +125,53 @@ class BoxLmdb(BoxFeatureStore):
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         """The arrays of an image, or Refused."""
         key = self._keys[image_id]
-        try:
-            with self._environment.begin(buffers=True) as transaction:
-                value = transaction.get(key)
-                if value is None or len(value) > _MOST_UNPACKED:
-                    found = "is gone" if value is None else f"has {len(value):,} bytes"
-                    raise Refused(f"its entry {found}", "open the database again, or write it again")
-                data = bytes(value)
-        except _imported("lmdb").Error as error:
-            raise Refused(f"its entry cannot be read ({error})", "write the database again") from None
+        data = entry(self._environment, key)
+        if data[:1] == _PICKLE and len(data) > 1:
+            fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
+            raise Refused("its entry is a pickle, as 12-in-1 releases features", fix)
         arrays = npz_arrays(data, "its entry") if data.startswith(_ZIP) else _unpacked(data)
         n = self._counts if isinstance(self._counts, int) else self._counts.get(key.decode())
         if n is None:
             return arrays
         cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
         return {**arrays, **cut, "selection": np.array(self._rule)}
+
+
+def opened(data: Path) -> Any:
+    """The database of a data file, read only. Raises FileError."""
+    lmdb = _imported("lmdb")
+    real = os.path.realpath(data)
+    with _OPENING:
+        environment = _OPENED.get(real)
+        if environment is None:
+            _check_length(data)
+            try:
+                environment = lmdb.open(
+                    real, subdir=False, readonly=True, lock=False, create=False, readahead=False
+                )
+            except lmdb.Error as error:
+                raise FileError(file_problem(data, f"cannot be opened ({error})")) from None
+            _OPENED[real] = environment
+    return environment
+
+
+def state_of(environment: Any) -> tuple[int, int, int]:
+    """Number of the last commit, number of the last page, and entries of a database."""
+    info = environment.info()
+    return info["last_txnid"], info["last_pgno"], environment.stat()["entries"]
+
+
+def entry(environment: Any, key: bytes) -> bytes:
+    """The value of a key, or Refused."""
+    try:
+        with environment.begin(buffers=True) as transaction:
+            value = transaction.get(key)
+            if value is None or len(value) > _MOST_UNPACKED:
+                found = "is gone" if value is None else f"has {len(value):,} bytes"
+                raise Refused(f"its entry {found}", "open the database again, or write it again")
+            return bytes(value)
+    except _imported("lmdb").Error as error:
+        raise Refused(f"its entry cannot be read ({error})", "write the database again") from None
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:

@@ -27,6 +27,8 @@ ROUNDED = 0.01
 """Of an image's side: how far relative boxes in float16, or of corners that count from 1, may be off."""
 _SMALLEST = 2
 """Pixels of an image's side up to which boxes in pixels may look like shares of it."""
+MARGIN = 0.04
+"""Of an image's longer side: detectors that pad what they read let boxes end there, 31 pixels of 800."""
 UNSORTED = (
     "boxes are not sorted by score, and the first of them are kept, as the published rule does: sort them, "
     "best first, unless their order is meant"
@@ -250,7 +252,7 @@ def _check_boxes(boxes: NDArray[np.float32], size: tuple[int, int] | None) -> No
     image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
     outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
     if size is not None:
-        outside |= (boxes[:, 2:] > np.add(size, 1)).any(axis=1)
+        outside |= (boxes[:, 2:] > np.add(size, max(1, MARGIN * max(size)))).any(axis=1)
     if len(rows := np.flatnonzero(outside)):
         found = f"{boxes[rows[0]].tolist()}, outside of {image}"
         fix = "expected pixels of the image of that size" if size else "expected pixels of the image, from 0"

@@ -131,7 +131,11 @@ class Conversion(Settings, ABC):
         ]
         # Weights that are taken as they are have no checkpoint in the catalogue, but its address.
         address, path = f"/{files[0].name}", f"/{files[0].absolute().as_posix()}"
-        named = (e for e in WEIGHTS if path.endswith(f"/{e.checkpoint}") or e.original.endswith(address))
+        named = (
+            e
+            for e in WEIGHTS
+            if (path.endswith(f"/{e.checkpoint}") if e.checkpoint else e.original.endswith(address))
+        )
         listed = next(named, None)
         source = {
             "name": self.source or _ENDINGS.sub("", files[0].name),

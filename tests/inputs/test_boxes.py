@@ -120,7 +120,7 @@ def test_the_warning_of_many_images_is_one() -> None:
     [
         ({"boxes": [[-1.5, 0, 9, 9]] * 3}, '["boxes"][0] is [-1.5, 0.0, 9.0, 9.0], outside of an image'),
         ({"boxes": [[0, -2, 9, 9]] * 3, "size": None}, '["boxes"][0] is [0.0, -2.0, 9.0, 9.0], outside'),
-        ({"boxes": [[0, 0, 41.5, 9]] * 3}, '["boxes"][0] is [0.0, 0.0, 41.5, 9.0], outside of an image'),
+        ({"boxes": [[0, 0, 42, 9]] * 3}, '["boxes"][0] is [0.0, 0.0, 42.0, 9.0], outside of an image'),
         ({"boxes": [[0, 0, np.inf, 9]] * 3}, '["boxes"]: the array has NaN or infinity, first at [0, 2]'),
         ({"scores": [0.5, 1.5, 0]}, '["scores"][1] is 1.5: expected probabilities, from 0 to 1'),
         ({"scores": [0.5, 0.1, -0.01]}, '["scores"][2] is -0.01: expected probabilities'),
