@@ -98,6 +98,8 @@ def _parser() -> Parser:
 
 def _score_command(images: Path, out: Path, options: RegionOptions) -> str:
     flags = ["--candidates", "captions.json", "--images", str(images), "--regions", str(out)]
+    if options.weights == "tiny":  # whose features only the tiny network reads
+        flags += ["--weights", "tiny"]
     if options.selection != RegionOptions().selection:
         flags += ["--selection", options.selection]
     return shlex.join(["capeval", "score", _METRIC, *flags])

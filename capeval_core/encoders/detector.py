@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,23 +93,10 @@ class Detector(CheckedModel):
             prepare=prepare,
             forward=lambda batch: [find(prepared) for prepared in batch],
         )
-        return map(_refuse_nothing, box_visuals(images, encoding, cache))
+        return box_visuals(images, encoding, cache)
 
     def _key(self, rule: str, content: str) -> str:
         return feature_key(self.fingerprint, self.dtype, "boxes", f"{rule}\n{content}".encode())
-
-
-def _refuse_nothing(visual: BoxVisual) -> BoxVisual:
-    """The same with an error where no box was found, or where numbers overflowed."""
-    if visual.packed is None:
-        return visual
-    if len(visual.packed) == 1:
-        error = f"{visual.where}: the detector found no box in {visual.name}"
-    elif not np.isfinite(visual.packed).all():
-        error = f'{visual.where}: features of {visual.name} are not finite: pass dtype="float32"'
-    else:
-        return visual
-    return replace(visual, error=error, packed=None)
 
 
 def size_problems(

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from capeval_core.encoders.tokenizers import Tokens, WordPiece
+from capeval_core.models.architecture import shown
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder
@@ -63,7 +64,14 @@ class RegionTextEncoder(CheckedModel):
         config = super().read_config(folder)
         if missing := [key for key in cls.depends_on if key not in config]:
             raise WeightsError(f"the config lacks {', '.join(missing)}: convert the weights again")
-        if problems := cls.problems(config):
+        problems = cls.problems(config)
+        if not isinstance(config["lowercase"], bool):
+            problems.append(f"lowercase is {shown(config['lowercase'])}, expected true or false")
+        if not isinstance(config["vocabulary"], (list, dict)):
+            problems.append(
+                f"vocabulary is {shown(config['vocabulary'])}, expected words, or file and sha256"
+            )
+        if problems:
             raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
         if isinstance(config["vocabulary"], list):
             return config

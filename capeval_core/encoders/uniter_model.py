@@ -231,8 +231,4 @@ def config_problems(config: dict[str, Any]) -> list[str]:
             f"context_length is {shown(config['context_length'])}, expected a whole number from 3 to "
             f"{longest}"
         )
-    if not isinstance(config["lowercase"], bool):
-        problems.append(f"lowercase is {shown(config['lowercase'])}, expected true or false")
-    if not isinstance(config["vocabulary"], (list, dict)):
-        problems.append(f"vocabulary is {shown(config['vocabulary'])}, expected words, or file and sha256")
     return problems

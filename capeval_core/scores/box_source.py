@@ -18,7 +18,7 @@ from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
-from capeval_core.regions.features import BoxVisual, RegionEncoder
+from capeval_core.regions.features import BoxVisual, RegionEncoder, refuse_unusable
 from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
 from capeval_core.values import described
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
@@ -68,7 +68,11 @@ class BoxSource:
                 raise ValueError(
                     f"the region encoder {self.label} gave boxes of fewer images than it was given"
                 )
-            yield found
+            if not isinstance(found, BoxVisual):
+                raise TypeError(
+                    f"the region encoder {self.label} gave {described(found)}, expected a BoxVisual"
+                )
+            yield refuse_unusable(found)  # of a region encoder that somebody else wrote
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,7 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
 
 
 def regions_of(config: Mapping[str, Any], default: str) -> str:
-    """The region encoder that the config of weights names, else the default.
+    """The region encoder that the config of weights names; `default` where it names none.
 
     Raises:
         WeightsError: it names something else.

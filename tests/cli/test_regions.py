@@ -69,7 +69,7 @@ def test_what_is_written_is_what_the_encoder_finds(
     assert ran.out.splitlines()[0].startswith("images   6 written (")
     assert ran.out.splitlines()[1].startswith("encoder  tiny@")
     assert ran.out.splitlines()[-1] == (
-        f"  capeval score umic --candidates captions.json --images {folder} --regions {out}"
+        f"  capeval score umic --candidates captions.json --images {folder} --regions {out} --weights tiny"
     )
     assert sorted(files_in(out)) == [*(f"{image_id}.npz" for image_id in IDS), MANIFEST]
     store = BoxFeatureStore.open(out)

@@ -16,6 +16,7 @@ from capeval_core.encoders.scene_regions import SceneRegionEncoder
 from capeval_core.errors import FileError, InputError
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import count_forwards
+from capeval_core.regions.features import BoxVisual
 from capeval_core.scores.umic import umic_score
 from capeval_core.weights.folder import WeightsError
 from tests.seeded import made_up_boxes, uniter, write_config
@@ -142,9 +143,39 @@ def test_a_region_encoder_that_breaks_its_contract(weights: str) -> None:
 
     with pytest.raises(ValueError, match=r"the region encoder Few@.* gave boxes of fewer images than it was"):
         load(weights, regions=Few()).score(["a dog"], [SCENES[0].image])
+
+    class Odd(Few):
+        fingerprint = "odd"
+
+        def encode_boxes(self, images: Any, **_: Any) -> Any:
+            return (5 for _ in images)
+
+    with pytest.raises(TypeError, match=r"the region encoder Odd@.* gave the number 5, expected a BoxVisual"):
+        load(weights, regions=Odd()).score(["a dog"], [SCENES[0].image])
     Few.fingerprint = 5
     with pytest.raises(TypeError, match="whose fingerprint is the number 5: expected a text"):
         load(weights, regions=Few())
+
+
+@pytest.mark.parametrize(
+    ("packed", "message"),
+    [
+        (np.full((1, 69), 40.0), r"images\[0\]: the detector found no box in"),
+        (np.full((3, 69), np.nan), r"images\[0\]: features of .* are not finite"),
+    ],
+)
+def test_no_caption_is_scored_without_boxes(weights: str, packed: Any, message: str) -> None:
+    """The network would read the caption alone, and give a number."""
+
+    class Encoder:
+        fingerprint = "none"
+
+        def encode_boxes(self, images: Any, **_: Any) -> Any:
+            for image in images:
+                yield BoxVisual(image.where, image.name, image.key, None, "key", packed.astype(np.float32))
+
+    with pytest.raises(InputError, match=message):
+        load(weights, regions=Encoder()).score(["a dog"], [SCENES[0].image])
 
 
 @pytest.mark.parametrize("constants", [[], {"regions": 5}, {"regions": None}, {"regions": "FEATURES"}])
