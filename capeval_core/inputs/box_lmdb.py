@@ -104,6 +104,11 @@ class BoxLmdb(BoxFeatureStore):
             found = f"has the key {error.object[:40]!r}, which is no name of an image"
             raise FileError(file_problem(self.data, found, "expected UNITER's image database")) from None
         refuse_repeated(self.data, ids)
+        counts = self._counts
+        if isinstance(counts, Mapping) and counts and not any(key.decode() in counts for key in keys):
+            found = f"the numbers of boxes beside it are of other images, such as {next(iter(counts))!r}"
+            fix = "expected the names of its entries: take that file away, or correct it"
+            raise FileError(file_problem(self.data, found, fix))
         return dict(zip(ids, keys, strict=True))
 
     @contextmanager

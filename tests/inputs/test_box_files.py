@@ -164,6 +164,17 @@ def test_the_counts_beside_a_database_choose_its_boxes(tmp_path: Path) -> None:
         assert len(uncounted) == 30 and uncounted.selection is None
 
 
+def test_counts_of_other_images_are_refused(tmp_path: Path) -> None:
+    """They would be ignored, and rounded scores choose the boxes."""
+    image_database(tmp_path / DB)
+    (tmp_path / f"nbb_{DB.removeprefix('feat_')}.json").write_text('{"cat": 11, "dog.1": 10}')
+    with pytest.raises(FileError) as caught:
+        list(BoxFeatureStore.open(tmp_path / DB))
+    assert "the numbers of boxes beside it are of other images, such as 'cat': expected the names" in str(
+        caught.value
+    )
+
+
 def test_a_database_may_have_a_fixed_number_of_boxes_in_its_name(tmp_path: Path) -> None:
     found = loaded(BoxFeatureStore.open(image_database(tmp_path / "feat_numbb7")), "cat")
     assert len(found) == 7 and found.selection == "first 7"
@@ -436,6 +447,12 @@ def test_other_compressions_are_not_unpacked(tmp_path: Path) -> None:
             file.writestr("boxes.npy", bytes(100))
         message = refusal(BoxFeatureStore.open(path), "cat")
         assert '["boxes"]: the array is packed by another compression: write it with numpy.sav' in message
+
+
+def test_a_link_to_itself_costs_no_other_file(tmp_path: Path) -> None:
+    path = npz_folder(tmp_path / "npz")
+    (path / "loop.npz").symlink_to("loop.npz")
+    assert list(BoxFeatureStore.open(path)) == IDS
 
 
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
