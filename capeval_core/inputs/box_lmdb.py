@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from capeval_core.inputs.box_arrays import EXTENSION, MOST_BOXES, MOST_BYTES, NA
 from capeval_core.inputs.box_stores import BoxFeatureStore, digest, refuse_repeated
 from capeval_core.inputs.decoding import Refused, within
 from capeval_core.inputs.json_files import load_json
+from capeval_core.inputs.lmdb_pages import HEADER, MAGIC, check_pages
 from capeval_core.values import described
 
 DATA = "data.mdb"
@@ -39,10 +39,6 @@ _PUBLISHED = "bua10_100"
 _INSTALL = 'pip install "capeval[lmdb]"'
 _KEYS = b"__keys__"
 """An entry that lists all keys."""
-_MAGIC = 0xBEEFC0DE
-_HEADER, _META = 16, struct.Struct("<IIQQI44x48xQQ")
-"""Of a page, and behind it in the first two pages: magic number, version, address and size of the map, size
-of a page, two tables, the last page, and the number of the commit as of which all that is."""
 _COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
 _FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
 _NUMBERS = re.compile(rb"[<>|=]?(?:f[248]|[iu][1248])")
@@ -62,8 +58,8 @@ def databases_in(folder: Path) -> list[Path]:
 def is_lmdb(path: Path) -> bool:
     """Whether a file is the data file of an LMDB."""
     with path.open("rb") as file:
-        start = file.read(_HEADER + 4)
-    return start[_HEADER:] == _MAGIC.to_bytes(4, "little")
+        start = file.read(HEADER + 4)
+    return start[HEADER:] == MAGIC.to_bytes(4, "little")
 
 
 class BoxLmdb(BoxFeatureStore):
@@ -104,6 +100,11 @@ class BoxLmdb(BoxFeatureStore):
             found = f"has the key {error.object[:40]!r}, which is no name of an image"
             raise FileError(file_problem(self.data, found, "expected UNITER's image database")) from None
         refuse_repeated(self.data, ids)
+        counts = self._counts
+        if isinstance(counts, Mapping) and counts and not any(key.decode() in counts for key in keys):
+            found = f"the numbers of boxes beside it are of other images, such as {next(iter(counts))!r}"
+            fix = "expected the names of its entries: take that file away, or correct it"
+            raise FileError(file_problem(self.data, found, fix))
         return dict(zip(ids, keys, strict=True))
 
     @contextmanager
@@ -144,7 +145,7 @@ def opened(data: Path) -> Any:
     with _OPENING:
         environment = _OPENED.get(real)
         if environment is None:
-            _check_length(data)
+            check_pages(data)
             try:
                 environment = lmdb.open(
                     real, subdir=False, readonly=True, lock=False, create=False, readahead=False
@@ -242,28 +243,6 @@ def _read_counts(folder: Path) -> tuple[str, Mapping[str, int] | int]:
             found = f"{key!r} has {described(n, none='null')}"
             raise FileError(file_problem(str(path), found, f"expected 1 to {MOST_BOXES:,} boxes"))
     return (_PUBLISHED if rule == RULE else rule), counts
-
-
-def _check_length(data: Path) -> None:
-    """Refuse a data file that is cut off: reading behind its end would kill the process."""
-    size = data.stat().st_size
-    with data.open("rb") as file:
-        first = _description(file.read(_HEADER + _META.size))
-        file.seek(first[4] if first else 0)
-        described = [found for found in (first, _description(file.read(_HEADER + _META.size))) if found]
-    if not described:
-        raise FileError(file_problem(data, "is not an LMDB", "write or download it again"))
-    *_, page, last, _ = max(described, key=lambda found: found[-1])
-    if size < (last + 1) * page:
-        found = f"has {size:,} of {(last + 1) * page:,} bytes"
-        raise FileError(file_problem(data, found, "it is cut off: write or download it again"))
-
-
-def _description(page: bytes) -> tuple[int, ...] | None:
-    if len(page) < _HEADER + _META.size:
-        return None
-    found = _META.unpack_from(page, _HEADER)
-    return found if found[0] == _MAGIC and 512 <= found[4] <= 1 << 16 else None
 
 
 def _imported(name: str) -> ModuleType:

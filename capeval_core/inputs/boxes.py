@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import InputWarning
-from capeval_core.inputs.box_arrays import MOST_BOXES, OPTIONAL, RELEASED, REQUIRED, WIDEST, npz_arrays
+from capeval_core.errors import InputWarning, did_you_mean
+from capeval_core.inputs.box_arrays import MOST_BOXES, NAMES, OPTIONAL, RELEASED, REQUIRED, WIDEST, npz_arrays
 from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.sources import Source, read_file
 from capeval_core.inputs.visual import InputVisual, local_path
@@ -201,6 +201,9 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     for name in REQUIRED:
         if name not in given and not (name == "boxes" and "relative_boxes" in given):
             raise Refused(f"there is no {name!r} among the keys {found}", f"expected {ACCEPTED}")
+    for key in arrays:
+        if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
+            raise Refused(f"there is {quoted(key)}, which is not known{hint}")
     numbers = {}
     for name, axes in (("boxes", 2), ("features", 2), ("scores", 1), ("relative_boxes", 2)):
         if name in given:

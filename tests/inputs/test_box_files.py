@@ -23,6 +23,7 @@ from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.box_tsv import BoxTsv
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.decoding import Refused
+from capeval_core.inputs.lmdb_pages import check_pages
 from capeval_core.inputs.samples import check_samples
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.scores.box_source import boxes_by_id
@@ -162,6 +163,17 @@ def test_the_counts_beside_a_database_choose_its_boxes(tmp_path: Path) -> None:
         assert len(loaded(store, "dog.1")) == 1  # there are no more
         uncounted = loaded(store, "42")
         assert len(uncounted) == 30 and uncounted.selection is None
+
+
+def test_counts_of_other_images_are_refused(tmp_path: Path) -> None:
+    """They would be ignored, and rounded scores choose the boxes."""
+    image_database(tmp_path / DB)
+    (tmp_path / f"nbb_{DB.removeprefix('feat_')}.json").write_text('{"cat": 11, "dog.1": 10}')
+    with pytest.raises(FileError) as caught:
+        list(BoxFeatureStore.open(tmp_path / DB))
+    assert "the numbers of boxes beside it are of other images, such as 'cat': expected the names" in str(
+        caught.value
+    )
 
 
 def test_a_database_may_have_a_fixed_number_of_boxes_in_its_name(tmp_path: Path) -> None:
@@ -416,16 +428,42 @@ def test_a_number_of_boxes_cuts_only_what_has_a_row_per_box(tmp_path: Path) -> N
 
 
 def test_a_damaged_tree_of_a_database_is_refused(tmp_path: Path) -> None:
+    """LMDB itself would follow it behind the end of the file, which kills the process."""
+    entries = {f"{i}.npz": bytes(3_000 * (i % 3)) for i in range(200)}  # some in pages of their own
+    data = write_lmdb(tmp_path / "db", entries) / "data.mdb"
+    whole, page = data.read_bytes(), 4096
+    check_pages(data)
+    flags = {at: whole[at + 10] for at in range(2 * page, len(whole), page)}
+    (branch,) = (at for at, kind in flags.items() if kind == 1)
+    leaf = next(at for at, kind in flags.items() if kind == 2)
+    first_node = int.from_bytes(whole[leaf + 16 : leaf + 18], "little")
+    below = branch + int.from_bytes(whole[branch + 16 : branch + 18], "little")
+    damage: list[dict[int, bytes]] = [
+        {128: b"\xff\xff", page + 128: b"\xff\xff"},  # the root of both commits
+        {leaf + 10: b"\x40"},  # its kind
+        {leaf + 12: b"\xff\xff"},  # how many nodes it has
+        {leaf + 16: b"\xff\xff"},  # where its first node is
+        {leaf + first_node + 2: b"\xff"},  # how long the data of that is
+        {below: b"\xff\xff"},  # the page below the branch
+        {below: (branch // page).to_bytes(2, "little")},  # itself
+    ]
+    for change in damage:
+        damaged = bytearray(whole)
+        for at, value in change.items():
+            damaged[at : at + len(value)] = value
+        data.write_bytes(damaged)
+        with pytest.raises(FileError, match="lead out of the file, or to each other: it is damaged: write"):
+            list(BoxFeatureStore.open(tmp_path / "db"))
+
+
+def test_errors_of_lmdb_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = image_database(tmp_path / "db") / "data.mdb"
     whole, page = data.read_bytes(), 4096
-    leaves = [at for at in range(2 * page, len(whole), page) if whole[at + 10] == 2]  # flags of a page
-    for at in leaves:
-        damaged = bytearray(whole)
-        damaged[at + 10] = 0x40
-        data.write_bytes(damaged)
-        with pytest.raises(FileError, match=r"cannot be read \(.*\): it is damaged: write or download"):
-            list(BoxFeatureStore.open(tmp_path / "db"))
-    assert leaves
+    (leaf,) = (at for at in range(2 * page, len(whole), page) if whole[at + 10] == 2 and whole[at + 12] > 22)
+    data.write_bytes(whole[: leaf + 10] + b"\x40" + whole[leaf + 11 :])
+    monkeypatch.setattr(box_lmdb, "check_pages", lambda data: None)
+    with pytest.raises(FileError, match=r"data.mdb: cannot be read \(.*\): it is damaged: write or download"):
+        list(BoxFeatureStore.open(tmp_path / "db"))
 
 
 def test_other_compressions_are_not_unpacked(tmp_path: Path) -> None:
@@ -436,6 +474,12 @@ def test_other_compressions_are_not_unpacked(tmp_path: Path) -> None:
             file.writestr("boxes.npy", bytes(100))
         message = refusal(BoxFeatureStore.open(path), "cat")
         assert '["boxes"]: the array is packed by another compression: write it with numpy.sav' in message
+
+
+def test_a_link_to_itself_costs_no_other_file(tmp_path: Path) -> None:
+    path = npz_folder(tmp_path / "npz")
+    (path / "loop.npz").symlink_to("loop.npz")
+    assert list(BoxFeatureStore.open(path)) == IDS
 
 
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_the_warning_of_many_images_is_one() -> None:
         ({"scores": [0.5, 0.1, -0.01]}, '["scores"][2] is -0.01: expected probabilities'),
         ({"scores": None, "conf": [0.5, 0.1, 7]}, '["conf"][2] is 7: expected probabilities'),
         ({"scores": [0.5, np.nan, 0.1]}, '["scores"]: the array has NaN or infinity, first at [1]'),
+        ({"score": [0.5, 0.1, 0.1]}, ": there is 'score', which is not known: did you mean 'scores'?"),
         ({"selection": 5}, '["selection"] is the number 5: expected a short text'),
         ({"selection": ["bua10_100"] * 3}, '["selection"] is a list of length 3: expected a short text'),
         ({"selection": "x" * 101}, '["selection"] is a str of length 101: expected a short text'),
