@@ -26,7 +26,7 @@ from capeval_core.encoders.vilbert_model import Vilbert, empty_vilbert
 from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.models.batching import count_forwards
 from capeval_core.scores.vilbert import f_score
-from capeval_core.scores.vilbert_rows import Matcher, SeenCaption, SeenText
+from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedText, Matcher
 
 ARCHITECTURE: dict[str, Any] = {
     "text": {
@@ -112,15 +112,15 @@ def ours(
     encoder: VilbertEncoder, images: Sequence[Any], texts: Sequence[Sequence[str]], candidates: int
 ) -> Any:
     """(images * candidates,) F, averaged over references."""
-    seen = []
+    encoded = []
     features = encoder.token_features(map(InputBoxes.of, images), texts, cache=FeatureCache(0))
     for found, own in zip(features, texts, strict=True):
         ids = encoder.tokenizer.encode(own).ids
-        rows = [SeenText(*each) for each in zip(ids, found.features or [], strict=True)]
-        seen += [SeenCaption(caption, rows[candidates:]) for caption in rows[:candidates]]
-    match = Matcher(encoder, None).matched_words(seen)
+        rows = [EncodedText(*each) for each in zip(ids, found.features or [], strict=True)]
+        encoded += [EncodedCaption(caption, rows[candidates:]) for caption in rows[:candidates]]
+    match = Matcher(encoder, None).matched_words(encoded)
     f = f_score(match.precision.double().numpy(), match.recall.double().numpy())
-    return f.reshape(len(seen), -1).mean(axis=1)
+    return f.reshape(len(encoded), -1).mean(axis=1)
 
 
 @torch.inference_mode()

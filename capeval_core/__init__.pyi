@@ -12,6 +12,7 @@ from typing_extensions import Unpack, deprecated
 from capeval_core._version import __version__ as __version__
 from capeval_core.cache import FeatureCache
 from capeval_core.metric import CaptionMetric
+from capeval_core.options import CorpusStatistics
 from capeval_core.phrases.source import PhraseSource
 from capeval_core.regions.features import RegionEncoder
 from capeval_core.regions.source import RegionSource
@@ -22,6 +23,7 @@ from capeval_core.scores.eco.metric import Eco
 from capeval_core.scores.hice.metric import HiceS, RefHiceS
 from capeval_core.scores.pac import PacS, RefPacS
 from capeval_core.scores.umic import Umic
+from capeval_core.scores.vilbert import VilbertScore
 
 __all__ = ["Result", "__version__", "list_metrics", "load"]
 
@@ -86,14 +88,29 @@ class _RefHiceOptions(_HiceOptions, total=False):
     """of several references: the one with the best harmonic mean of gTTC and lTTC (`joint`), the `best` of
     each term, their `mean`, or all their phrases `pooled` and the best gTTC"""
 
-class _UmicOptions(_Options, total=False):
+class _RegionOptions(_Options, total=False):
     regions: str | PathLike[str] | RegionEncoder | None
     """box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made before
     (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv), and then `images` are ids and none is
     opened; None: the region encoder that the weights name"""
+
+class _UmicOptions(_RegionOptions, total=False):
     selection: Literal["bua10_100", "lxmert36"]
     """boxes of an image: those more confident than 0.2, 10 to 100 of them, as UMIC was trained with, or
     LXMERT's 36"""
+
+class _CorpusOptions(_Options, total=False):
+    statistics: CorpusStatistics | None
+    """statistics of a corpus, made by `prepare`; None: of the texts that are scored, all of them at once"""
+
+class _VilbertOptions(_CorpusOptions, _RegionOptions, total=False):
+    layer: int
+    """co-attention block after which words are compared, counted from 0 or from the end; the paper's is the
+    sixth, the last one"""
+    idf: Literal["corpus"] | None
+    """weights of words: `corpus` for their inverse document frequency among the references, as in BERTScore,
+    or among the texts that `statistics` were made of; None: all words count alike, unless there are
+    `statistics`"""
 
 class _EcoOptions(_Options, total=False):
     members: str | Sequence[str] | None
@@ -128,6 +145,7 @@ _Known: TypeAlias = Literal[
     "hices",
     "refhices",
     "umic",
+    "vilbertscore",
     "eco",
 ]
 
@@ -145,6 +163,8 @@ def load(name: Literal["hices"], **options: Unpack[_HiceOptions]) -> HiceS: ...
 def load(name: Literal["refhices"], **options: Unpack[_RefHiceOptions]) -> RefHiceS: ...
 @overload
 def load(name: Literal["umic"], **options: Unpack[_UmicOptions]) -> Umic: ...
+@overload
+def load(name: Literal["vilbertscore"], **options: Unpack[_VilbertOptions]) -> VilbertScore: ...
 @overload
 def load(name: Literal["eco"], **options: Unpack[_EcoOptions]) -> Eco: ...
 @overload

@@ -15,6 +15,8 @@ from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.uniter import UniterEncoder
 from capeval_core.encoders.uniter_model import Uniter
+from capeval_core.encoders.vilbert import VilbertEncoder
+from capeval_core.encoders.vilbert_model import Vilbert
 from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import config_checksum
 from tests.golden import recipe
@@ -151,6 +153,51 @@ def uniter(region_size: int = 64, heads: int = 4) -> UniterEncoder:
         "source": {"licence": "MIT"},
     }
     return UniterEncoder(config, tensors, device="cpu")
+
+
+@cache
+def vilbert(task: int | None = 7, region_size: int = 64) -> VilbertEncoder:
+    """A seeded small ViLBERT on the CPU, for the features of the embedded region encoder."""
+    architecture = {
+        "text": {
+            "vocab_size": len(WORDS),
+            "hidden_size": 32,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "max_position_embeddings": 40,
+        },
+        "visual": {
+            "region_size": region_size,
+            "hidden_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 3,
+            "intermediate_size": 40,
+        },
+        "co_attention": {"hidden_size": 64, "num_attention_heads": 2},
+        "text_layers_before": [1, 3],
+        "visual_layers_before": [1, 2],
+        "tasks": 0 if task is None else 20,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        tensors = {
+            # Of a standard deviation at which features of texts differ visibly.
+            name: tensor + 0.2 * torch.randn_like(tensor) if tensor.ndim == 2 else tensor
+            for name, tensor in Vilbert(architecture).state_dict().items()
+        }
+    config = {
+        "format": 1,
+        "encoder": "vilbert",
+        "architecture": architecture,
+        "task": task,
+        "context_length": 37,
+        "vocabulary": WORDS,
+        "lowercase": True,
+        "constants": {"regions": "tiny"},
+        "source": {"licence": "MIT"},
+    }
+    return VilbertEncoder(config, tensors, device="cpu")
 
 
 def made_up_boxes(count: int, width: int = 64, seed: int = 0) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import capeval_core
+from capeval_core.models.batching import count_forwards
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.reranking import Reranker
-from tests.counting import counted
 from tests.test_contract import opened, score
 
 EVERY = pytest.mark.parametrize("name", METRICS)
@@ -64,10 +63,10 @@ def test_rows_of_a_call_are_checked_before_images_are_read(
 ) -> None:
     (tmp_path / "rows").write_text("mine")
     metric = opened(name, weights)
-    with counted(metric.encoder) if hasattr(metric, "encoder") else nullcontext() as count:
+    with count_forwards() as forwards:
         message = refusal(lambda: score(metric, images, rows=tmp_path / "rows"))
     assert "is a file: pass a folder for the rows" in message
-    assert count is None or count.images == count.texts == 0
+    assert forwards.items == 0
     missing = [Path("no-such.png")] * len(images)
     message = refusal(lambda: score(metric, missing, rows=tmp_path / "rows"))
     assert "is a file: pass a folder for the rows" in message and "no-such" not in message

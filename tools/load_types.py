@@ -85,17 +85,17 @@ class _Imports:
 
 def _typed_dict(class_: type[Settings], imports: _Imports) -> str:
     """The TypedDict of a class of options, whose bases are those of the class."""
-    (base,) = class_.__bases__
-    inherited = {} if base is Settings else typing.get_type_hints(base)
+    bases = [base for base in class_.__bases__ if base is not Settings]
+    inherited = {name: hint for base in bases for name, hint in typing.get_type_hints(base).items()}
     hints = typing.get_type_hints(class_)
-    parent = "TypedDict" if base is Settings else f"_{base.__name__}"
-    head, body = f"class _{class_.__name__}({parent}, total=False):", list[str]()
+    parents = ", ".join(f"_{base.__name__}" for base in bases) or "TypedDict"
+    head, body = f"class _{class_.__name__}({parents}, total=False):", list[str]()
     for spec in fields(class_):
         if spec.name not in inherited:
             help = textwrap.wrap(f'"""{spec.metadata["help"]}"""', WIDTH - 4)
             body += [f"{spec.name}: {_written(hints[spec.name], imports)}", *help]
         elif hints[spec.name] != inherited[spec.name]:
-            raise TypeError(f"{class_.__name__}.{spec.name} has another type than in {base.__name__}")
+            raise TypeError(f"{class_.__name__}.{spec.name} has another type than in {parents}")
     if not body:
         return f"{head} ...\n"
     return f"{head}\n{textwrap.indent(chr(10).join(body), '    ')}\n"

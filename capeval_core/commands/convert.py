@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.box_features import BOX_FEATURES, convert_box_features
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.description import describe_metric
 from capeval_core.errors import did_you_mean
 from capeval_core.registry import METRICS, list_metrics, metric_class, network
-from capeval_core.weights.catalogue import EVA_CLIP, FASTER_RCNN, entry_known_as
+from capeval_core.weights.catalogue import EVA_CLIP, FASTER_RCNN, X152, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _PARTS = {
     "regions": ("sam", "a SAM that finds the regions of HICE-S"),
     EVA_CLIP: ("eva_clip", "the largest member of ECO's ensemble"),
     FASTER_RCNN: ("faster_rcnn", "the detector of UMIC's boxes"),
+    X152: ("x152", "the detector of ViLBERTScore's boxes"),
 }
 """What is converted beside the weights of metrics: name -> network and purpose."""
 _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
@@ -31,6 +33,8 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         return _introduce(arguments)
     name, *rest = arguments
+    if name == BOX_FEATURES:
+        return convert_box_features(rest)
     encoder = _encoder_of(name)
     flags = _parser(name, encoder.Conversion).read(rest)
     out: Path = flags.out
@@ -55,7 +59,7 @@ def _encoder_of(name: str) -> type[CheckedModel]:
     if name in _PARTS:
         return network(_PARTS[name][0])
     if name not in list_metrics():
-        known = [*METRICS, *_PARTS]
+        known = [*METRICS, *_PARTS, BOX_FEATURES]
         raise ValueError(f"unknown metric {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
     return metric_class(name).encoder_class()
 
@@ -82,10 +86,11 @@ def _introduce(arguments: list[str]) -> int:
         epilog=paragraph(
             f"METRIC is one of {', '.join(METRICS)}, or "
             + " or ".join(f"{name} for {purpose}" for name, (_, purpose) in _PARTS.items())
-            + ". `capeval convert METRIC --help` shows all options."
+            + f"; {BOX_FEATURES} converts features that 12-in-1 released. "
+            "`capeval convert METRIC --help` shows all options."
         ),
     )
-    names = ",".join([*METRICS, *_PARTS])
+    names = ",".join([*METRICS, *_PARTS, BOX_FEATURES])
     parser.introduce(
         arguments, f"the metric comes first: capeval convert {{{names}}} CHECKPOINT --out FOLDER"
     )
@@ -97,6 +102,9 @@ def _score_command(name: str, out: Path) -> str:
         return f"capeval score hices {files} --regions {shlex.quote(f'objects:{out}')}"
     if name == FASTER_RCNN:
         return f"capeval score umic {files} --regions {shlex.quote(str(out))}"
+    if name == X152:
+        files += " --references references.json"
+        return f"capeval score vilbertscore {files} --regions {shlex.quote(str(out))}"
     if name == EVA_CLIP:
         members = shlex.quote(f"{out},blip2-itc")
         return f"capeval rerank {files} --out best.csv --members {members}"

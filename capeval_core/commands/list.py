@@ -53,7 +53,7 @@ def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
         described = describe_metric(m)
         extent = "-" if described.relative else described.range.replace(" to ", "-")
         needs = "yes" if m.needs_references else "no"
-        rows.append([m.name, m.title, extent, needs, described.media, described.weights])
+        rows.append([m.name, m.title, extent, needs, m.media[0], described.weights])
     return table(rows)
 
 

@@ -56,14 +56,14 @@ def run(arguments: list[str]) -> int:
     with in_words_of_the_user(RegionOptions):
         options = RegionOptions.of("regions", chosen(flags, RegionOptions))
         images = _images_in(flags.images)
-        kept = _manifest_in(flags.out)
-        label, encoder = _open(options)
-    manifest = Manifest(label, options.selection, options.dtype, encoder.fingerprint)
-    _refuse_another(flags.out, kept, manifest)
-    _make(flags.out, manifest)
+        kept = manifest_in(flags.out)
+        label, encoder, selection = _open(options)
+    manifest = Manifest(label, selection, options.dtype, encoder.fingerprint)
+    refuse_another(flags.out, kept, manifest)
+    make(flags.out, manifest)
     with interruptible(f"what is in {flags.out} stays: run the same command again to resume"):
-        counts = _write_all(images, flags.out, encoder, options.selection)
-    settings = f"{label}, {options.selection}, {options.dtype}"
+        counts = _write_all(images, flags.out, encoder, selection)
+    settings = f"{label}, {selection}, {options.dtype}"
     print(table([["images", counts.text()], ["encoder", settings]], width=WHOLE_LINES), flush=True)
     tell_reasons(counts.errors, len(images), "images")
     if len(counts.errors) == len(images):
@@ -98,6 +98,8 @@ def _parser() -> Parser:
 
 def _score_command(images: Path, out: Path, options: RegionOptions) -> str:
     flags = ["--candidates", "captions.json", "--images", str(images), "--regions", str(out)]
+    if options.weights == "tiny":  # whose features only the tiny network reads
+        flags += ["--weights", "tiny"]
     if options.selection != RegionOptions().selection:
         flags += ["--selection", options.selection]
     return shlex.join(["capeval", "score", _METRIC, *flags])
@@ -118,7 +120,7 @@ class _Counts:
 
 
 def _write_all(
-    images: Mapping[str, InputImage], out: Path, encoder: RegionEncoder, selection: Selection
+    images: Mapping[str, InputImage], out: Path, encoder: RegionEncoder, selection: str
 ) -> _Counts:
     """Write the file of every image that has none yet."""
     counts = _Counts()
@@ -155,8 +157,8 @@ def _is_there(path: Path, image: InputImage) -> bool:
         return False
 
 
-def _open(options: RegionOptions) -> tuple[str, RegionEncoder]:
-    """Name and region encoder of the options."""
+def _open(options: RegionOptions) -> tuple[str, RegionEncoder, str]:
+    """Name, region encoder and selection of the options."""
     weights = FASTER_RCNN_VG.repository if options.weights is None else options.weights
     with renamed(regions="weights"):
         source = box_source_opener(weights)(
@@ -165,7 +167,11 @@ def _open(options: RegionOptions) -> tuple[str, RegionEncoder]:
     if source.encoder is None:
         fix = "pass weights of a region encoder (a Hub id, a folder, or 'tiny')"
         raise wrong_option("weights", weights, "box features already, which need no encoder", fix)
-    return source.label, source.encoder
+    selection: str = getattr(source.encoder, "only_selection", options.selection)
+    if selection != options.selection != RegionOptions().selection:
+        found, fix = "no choice of this region encoder, which has one rule", "leave it out"
+        raise wrong_option("selection", options.selection, found, fix)
+    return source.label, source.encoder, selection
 
 
 def _images_in(folder: Path) -> dict[str, InputImage]:
@@ -196,8 +202,8 @@ def _images_in(folder: Path) -> dict[str, InputImage]:
     return {image_id: InputImage.of(folder / name, image_of(image_id)) for image_id, (name,) in by_id.items()}
 
 
-def _manifest_in(out: Path) -> Manifest | None:
-    """The manifest of the folder to write to, None where it is new or empty.
+def manifest_in(out: Path) -> Manifest | None:
+    """The manifest of a folder of box features to write to, None where it is new or empty.
 
     Raises:
         FileError: it is a file, or a folder of something else.
@@ -214,7 +220,7 @@ def _manifest_in(out: Path) -> Manifest | None:
     return manifest
 
 
-def _refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> None:
+def refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> None:
     """Refuse a folder that other settings filled: scores of its images would not be comparable."""
     if kept is None:
         return
@@ -227,7 +233,8 @@ def _refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> Non
         raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
 
 
-def _make(out: Path, manifest: Manifest) -> None:
+def make(out: Path, manifest: Manifest) -> None:
+    """Make a folder of box features, with its manifest."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

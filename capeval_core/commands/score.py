@@ -35,8 +35,6 @@ def run(arguments: list[str]) -> int:
         )
     flags = _parser(metric).read(arguments[1:])
     check_output("--json", flags.json, flags, ("candidates", "references"))  # now, not after hours
-    if flags.explain is not None:
-        make_folder(flags.explain, metric)
     collection, result = _score(metric, flags)
     interval = interval_of(result)
     outputs = Outputs()
@@ -66,6 +64,13 @@ def _score(metric: type[CaptionMetric], flags: argparse.Namespace) -> tuple[Coll
         raise ValueError(
             "--images is missing: name the folder of images, or pass --regions FEATURES made before"
         )
+    if flags.explain is not None:
+        if metric.images_are_ids(options):
+            raise ValueError(
+                f"{FLAG}: there are only box features, and no image is opened to draw them on; "
+                "--evidence with --json writes them as numbers"
+            )
+        make_folder(flags.explain, metric)
     collection = read_collection(flags.candidates, flags.images, flags.references)
     with resumable(options), in_words_of_the_user(metric.Options, collection.ids):
         samples = metric.check_input(options, collection.captions, collection.images, collection.references)

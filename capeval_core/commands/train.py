@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import Parser, complain, paragraph
 from capeval_core.errors import FileError, file_problem
@@ -60,10 +61,15 @@ def _train(training: RegionTraining, flags: argparse.Namespace) -> None:
     judged = _judged(flags, store) if isinstance(training, UmicTraining) else None
     tagger = open_tagger(training.tagger)
     out.mkdir(parents=True, exist_ok=True)
-    if isinstance(training, UmicTraining):
-        weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
-    elif isinstance(training, VilbertTraining):
-        weights = train_vilbert(training, captioned, tagger, out, report=complain)
+    with interruptible(f"the training is kept in {out}: run the same command again to go on"):
+        if isinstance(training, UmicTraining):
+            weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
+        elif isinstance(training, VilbertTraining):
+            weights = train_vilbert(training, captioned, tagger, out, report=complain)
+    from accelerate import PartialState
+
+    if not PartialState().is_main_process:
+        return
     counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
     class_ = metric_class(metric)
     print(f"{weights}: weights of {class_.title}, trained on {counts}")
@@ -112,7 +118,8 @@ def _check_out(out: Path) -> None:
 
     if out.exists() and not out.is_dir():
         raise FileError(file_problem(out, "is a file: choose a folder for --out"))
-    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    entries = out.iterdir() if out.is_dir() else ()
+    names = {entry.name for entry in entries if not entry.name.startswith(".")}  # less unfinished files
     others = sorted(names - {CURVES, LOG, REGIONS, STATE, WEIGHTS})
     if others and STATE not in names:
         found = f"holds more than a training ({others[0]})"

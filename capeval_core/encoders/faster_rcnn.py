@@ -9,17 +9,18 @@ https://arxiv.org/abs/1908.07490).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.cache import SHARED, FeatureCache, feature_key
+from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.encoders.detector import Detector, array_of, blue_first, size_of
 from capeval_core.encoders.faster_rcnn_model import (
     FasterRcnnModel,
     Proposals,
@@ -27,19 +28,16 @@ from capeval_core.encoders.faster_rcnn_model import (
     config_problems,
     decoded,
 )
-from capeval_core.encoders.stream import Encoding, box_visuals
 from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import DTYPES, exact_float32
-from capeval_core.models.model import CheckedModel
+from capeval_core.models.device import exact_float32
 from capeval_core.regions.boxes import clipped
 from capeval_core.regions.features import BoxVisual, pack
-from capeval_core.regions.selection import Selection, boxes_kept, class_confidences, enough_boxes
+from capeval_core.regions.selection import ONE_THING, Selection, boxes_kept, enough_boxes
+from capeval_core.regions.suppression import class_confidences
 from capeval_core.weights.faster_rcnn import FasterRcnnConversion
-from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -74,7 +72,7 @@ class Detections:
         return len(self.boxes)
 
 
-class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
+class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
     """Bottom-up attention's Faster R-CNN, with the numbers of its PyTorch release.
 
     Images run one at a time at their own size, so that no feature depends on what else is encoded. Colours
@@ -90,23 +88,10 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
     """
 
     kind = "faster_rcnn"
-    depends_on = ("architecture", "preprocessing", "proposals", "detections")
     Conversion = FasterRcnnConversion
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-        with torch.device("meta"):
-            model = build(config, DTYPES[self.dtype])
-        types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-        typed = {name: tensor.to(types[name]) for name, tensor in tensors.items()}
-        model.load_state_dict(typed, assign=True)
-        return model.requires_grad_(False)
-
-    @classmethod
-    def empty(cls, config: dict[str, Any]) -> nn.Module:
-        if problems := config_problems(config):
-            raise WeightsError("; ".join(problems))
-        with torch.device("meta"):
-            return build(config)
+    modules = staticmethod(build)
+    config_problems = staticmethod(config_problems)
 
     def prepare(self) -> None:
         pixels = self.config["preprocessing"]
@@ -124,13 +109,6 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
         """Numbers of a feature."""
         width: int = 8 * self.config["architecture"]["out_width"]
         return width
-
-    @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        config = super().read_config(folder)
-        if problems := config_problems(config):
-            raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
-        return config
 
     @staticmethod
     def describe(config: dict[str, Any]) -> str:
@@ -168,13 +146,13 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
             MemoryError: an image does not fit into memory.
         """
         _check(selection)
-        encoding = Encoding(
-            size=BatchSize(1, automatic=True),
-            keys=lambda content, _: (self._key(selection, content),),
-            prepare=lambda loaded: (self.preprocess(loaded), loaded.size),
-            forward=lambda batch: [self._packed(pixels, size, selection) for pixels, size in batch],
+        return self.boxes_of_each(
+            images,
+            lambda image: (self.preprocess(image), image.size),
+            lambda prepared: self._packed(prepared[0], prepared[1], selection),
+            cache,
+            selection,
         )
-        return map(_refuse_nothing, box_visuals(images, encoding, cache))
 
     def selecting(self, selection: Selection) -> FasterRcnnRegions:
         """This network as a region encoder with a rule of selection."""
@@ -184,7 +162,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
         """What is kept of one image; as for `encode_boxes`, with classes and attributes."""
         _check(selection)
         pixels = self.preprocess(image)
-        return self.select(self.propose(pixels), _size(pixels), image.size, selection)
+        return self.select(self.propose(pixels), size_of(pixels), image.size, selection)
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Size of the network's input for an image of (height, width).
@@ -203,8 +181,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """(3, h, w) float32: blue, green, red, resized without antialiasing, less the mean."""
-        rgb = np.asarray(image.convert("RGB"))
-        bgr = torch.from_numpy(rgb[:, :, ::-1].copy()).permute(2, 0, 1)[None].float()
+        bgr = torch.from_numpy(blue_first(image)).permute(2, 0, 1)[None].float()
         size = self.resized((image.height, image.width))
         resized = functional.interpolate(bgr, size, mode="bilinear", align_corners=False)[0]
         return (resized - self._mean) / self._std
@@ -213,7 +190,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
     def propose(self, pixels: Tensor, size: tuple[int, int] | None = None) -> Proposals:
         """The proposals of one image (3, h, w), of (height, width) if it has a margin."""
         with exact_float32(self.device):
-            found: Proposals = self.model(pixels[None].to(self.device), size or _size(pixels))
+            found: Proposals = self.model(pixels[None].to(self.device), size or size_of(pixels))
         return found
 
     @torch.inference_mode()
@@ -231,41 +208,38 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
         probabilities = found.class_logits.softmax(dim=1)[:, :-1]
         best, classes = probabilities.max(dim=1)
         if selection == "bua10_100":
-            confidences = class_confidences(_array(found.boxes), _array(probabilities))
+            confidences = class_confidences(array_of(found.boxes), array_of(probabilities), ONE_THING)
             order = np.argsort(-confidences, kind="stable")
             kept = order[: boxes_kept(confidences[order])]
-            boxes, scores = _array(found.boxes), confidences
+            boxes, scores = array_of(found.boxes), confidences
         else:
             settings = self.config["detections"]
             each = torch.arange(len(best), device=classes.device)
             deltas = found.deltas.view(len(best), -1, 4)[each, classes]
-            boxes = _array(decoded(deltas, found.boxes, settings["delta_weights"]))
-            boxes, scores = clipped(boxes, resized), _array(best)
+            boxes = array_of(decoded(deltas, found.boxes, settings["delta_weights"]))
+            boxes, scores = clipped(boxes, resized), array_of(best)
             kept = enough_boxes(boxes, scores, settings["overlaps"], settings["least"], settings["most"])
         scale = np.tile(np.divide(size, resized[::-1], dtype=np.float32), 2)
         attribute_scores, attributes = found.attribute_logits[:, :-1].softmax(dim=1).max(dim=1)
         return Detections(
             boxes=clipped(boxes[kept] * scale, size[::-1]),
-            features=_array(found.features)[kept],
+            features=array_of(found.features)[kept],
             scores=scores[kept],
             classes=classes.cpu().numpy()[kept],
             attributes=attributes.cpu().numpy()[kept],
-            attribute_scores=_array(attribute_scores)[kept],
+            attribute_scores=array_of(attribute_scores)[kept],
             size=size,
         )
 
     def _packed(self, pixels: Tensor, size: tuple[int, int], selection: Selection) -> Floats:
-        found = self.select(self.propose(pixels), _size(pixels), size, selection)
+        found = self.select(self.propose(pixels), size_of(pixels), size, selection)
         return pack(BoxFeatures(found.boxes, found.features, size, found.scores))
-
-    def _key(self, selection: Selection, content: str) -> str:
-        return feature_key(self.fingerprint, self.dtype, "boxes", f"{selection}\n{content}".encode())
 
     @torch.inference_mode()
     def canary(self) -> Floats:
         """(5, 3) cosines of three boxes of a drawn image at its own size, in all that the network tells."""
         network, image = self.network, canary_images()[0]
-        bgr = torch.from_numpy(np.asarray(image)[:, :, ::-1].copy()).permute(2, 0, 1).float()
+        bgr = torch.from_numpy(blue_first(image)).permute(2, 0, 1).float()
         with exact_float32(self.device):
             map_ = network.feature_map(((bgr - self._mean) / self._std)[None].to(self.device))
             around = torch.cat(network.head(map_), dim=1)[0].flatten(1).T
@@ -279,7 +253,7 @@ class FasterRcnn(CheckedModel, tags=["object-detection", "faster-rcnn"]):
                 predictor.attribute_logits(features, classes),
             ]
             pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]
-        return _array(torch.stack(pairs))
+        return array_of(torch.stack(pairs))
 
 
 @dataclass(frozen=True)
@@ -311,26 +285,3 @@ def _check(selection: str) -> None:
     if selection not in (known := get_args(Selection)):
         fix = f"expected {' or '.join(map(repr, known))}{did_you_mean(str(selection), known)}"
         raise wrong_option("selection", selection, "unknown", fix)
-
-
-def _refuse_nothing(visual: BoxVisual) -> BoxVisual:
-    """The same with an error where no box was found, or where numbers overflowed."""
-    if visual.packed is None:
-        return visual
-    if len(visual.packed) == 1:
-        error = f"{visual.where}: the detector found no box in {visual.name}"
-    elif not np.isfinite(visual.packed).all():
-        error = f'{visual.where}: features of {visual.name} are not finite: pass dtype="float32"'
-    else:
-        return visual
-    return replace(visual, error=error, packed=None)
-
-
-def _size(pixels: Tensor) -> tuple[int, int]:
-    """Height and width of (3, h, w)."""
-    return int(pixels.shape[1]), int(pixels.shape[2])
-
-
-def _array(values: Tensor) -> Floats:
-    """Numbers on any device as float32 on the CPU."""
-    return np.asarray(values.float().cpu())

@@ -8,17 +8,28 @@ https://arxiv.org/abs/1707.07998
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import RoIPool, clip_boxes_to_image, nms
 
-from capeval_core.models.architecture import is_number, is_whole, scaling_problems, shown
+from capeval_core.encoders.detector import (
+    COUNTS,
+    FEW,
+    SIDES,
+    WIDTHS,
+    are,
+    shared_problems,
+    size_problems,
+)
+from capeval_core.models.architecture import is_number, shown
 from capeval_core.weights.faster_rcnn import STAGES, STRIDE
+
+M = TypeVar("M", bound=nn.Module)
 
 POOLED = 14
 """Cells along each side of a pooled proposal."""
@@ -26,17 +37,16 @@ _LONGEST_STEP = math.log(1000 / 16)
 """Bound of the logarithm by which a box may grow."""
 _AT_A_TIME = 50
 """Proposals whose features are made together, which bounds memory: 300 at once take 2 GB."""
-_WIDTHS, _COUNTS = range(1, (1 << 16) + 1), range(1, 100_001)
 _SIZES: dict[str, dict[str, range]] = {
     "architecture": {
-        **dict.fromkeys(("stem_width", "width", "out_width", "proposal_width"), _WIDTHS),
-        **dict.fromkeys(("class_width", "attribute_width"), _WIDTHS),
-        **dict.fromkeys(("classes", "attributes"), _COUNTS),
-        "anchors": range(1, 1_001),
+        **dict.fromkeys(("stem_width", "width", "out_width", "proposal_width"), WIDTHS),
+        **dict.fromkeys(("class_width", "attribute_width"), WIDTHS),
+        **dict.fromkeys(("classes", "attributes"), COUNTS),
+        "anchors": FEW,
     },
-    "preprocessing": dict.fromkeys(("shortest_side", "longest_side"), range(1, 16_385)),
-    "proposals": {"before_nms": _COUNTS, "after_nms": range(1, 1_001)},
-    "detections": dict.fromkeys(("least", "most"), range(1, 1_001)),
+    "preprocessing": dict.fromkeys(("shortest_side", "longest_side"), SIDES),
+    "proposals": {"before_nms": COUNTS, "after_nms": FEW},
+    "detections": dict.fromkeys(("least", "most"), FEW),
 }
 """Whole numbers of a config, and their bounds."""
 _OTHERS = {
@@ -111,29 +121,40 @@ class Stem(nn.Module):
 class ProposalHead(nn.Module):
     """Whether there is an object at each anchor of a feature map, and the box around it.
 
-    anchors: (a, 4) boxes around the centre of a cell, in pixels.
+    anchors: (a, 4) boxes around the centre of a cell, in pixels; (levels, a, 4) for maps of several levels.
     """
 
-    def __init__(self, inputs: int, width: int, anchors: int) -> None:
+    def __init__(self, inputs: int, width: int, anchors: int, levels: int | None = None) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, width, 3, padding=1)
         self.objectness_logits = nn.Conv2d(width, anchors, 1)
         self.anchor_deltas = nn.Conv2d(width, 4 * anchors, 1)
-        self.register_buffer("anchors", torch.zeros(anchors, 4))
+        cells = (anchors, 4) if levels is None else (levels, anchors, 4)
+        self.register_buffer("anchors", torch.zeros(cells))
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (1, a, h, w) and deltas (1, 4a, h, w) of a feature map (1, c, h, w)."""
         hidden = functional.relu(self.conv(features))
         return self.objectness_logits(hidden), self.anchor_deltas(hidden)
 
-    def anchor_boxes(self, height: int, width: int) -> Tensor:
-        """(h * w * a, 4) anchors of a feature map, row by row."""
-        cells: Any = self.anchors
-        x, y = (torch.arange(n, device=cells.device) * float(STRIDE) for n in (width, height))
-        row, column = torch.meshgrid(y, x, indexing="ij")
-        centres = torch.stack([column, row, column, row], dim=-1).view(-1, 1, 4)
-        boxes: Tensor = (centres + cells).view(-1, 4)
-        return boxes
+
+def anchor_boxes(cells: Tensor, stride: int, height: int, width: int) -> Tensor:
+    """(h * w * a, 4) anchors of a feature map, row by row, by those of a cell (a, 4).
+
+    >>> anchor_boxes(torch.tensor([[-8.0, -4.0, 8.0, 4.0]]), 16, 1, 2).tolist()
+    [[-8.0, -4.0, 8.0, 4.0], [8.0, -4.0, 24.0, 4.0]]
+    """
+    x, y = (torch.arange(n, device=cells.device) * float(stride) for n in (width, height))
+    row, column = torch.meshgrid(y, x, indexing="ij")
+    centres = torch.stack([column, row, column, row], dim=-1).view(-1, 1, 4)
+    return (centres + cells).view(-1, 4)
+
+
+def in_order(logits: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (n,) and deltas (n, 4) in the order of `anchor_boxes`, of (1, a, h, w) and (1, 4a, h, w)."""
+    _, anchors, height, width = logits.shape
+    steps = deltas[0].view(anchors, 4, height, width).permute(2, 3, 0, 1).reshape(-1, 4)
+    return logits[0].permute(1, 2, 0).reshape(-1), steps
 
 
 class Predictor(nn.Module):
@@ -221,11 +242,10 @@ class FasterRcnnModel(nn.Module):
         The best anchors are decoded and clipped to the image, empty ones are dropped, and of those that
         overlap the best is kept.
         """
-        _, anchors, height, width = logits.shape
-        scores = logits[0].permute(1, 2, 0).reshape(-1)
-        steps = deltas[0].view(anchors, 4, height, width).permute(2, 3, 0, 1).reshape(-1, 4)
+        height, width = logits.shape[2:]
+        scores, steps = in_order(logits, deltas)
         scores, best = scores.topk(min(self.settings["before_nms"], len(scores)))
-        around = self.head.anchor_boxes(height, width)[best]
+        around = anchor_boxes(cast(Tensor, self.head.anchors), STRIDE, height, width)[best]
         boxes = decoded(steps[best], around, self.settings["delta_weights"])
         boxes = clip_boxes_to_image(boxes, size)
         whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
@@ -247,84 +267,49 @@ class FasterRcnnModel(nn.Module):
         return torch.cat(parts)
 
 
-def decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float]) -> Tensor:
+def decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: float = 0.0) -> Tensor:
     """(n, 4) boxes that lie as `deltas` (n, 4) say of boxes (n, 4).
 
     A delta is the step of the centre in widths and heights of the box, and the logarithm of the growth of
-    either side, each times its weight.
+    either side, each times its weight. `pixel` is 1 where corners are the first and the last pixel of a box.
 
     >>> boxes = torch.tensor([[10.0, 10.0, 30.0, 50.0]])
     >>> decoded(torch.tensor([[1.0, 0.0, math.log(2), 0.0]]), boxes, (1, 1, 1, 1)).round().tolist()
     [[20.0, 10.0, 60.0, 50.0]]
     """
-    sides = boxes[:, 2:] - boxes[:, :2]
+    sides = boxes[:, 2:] - boxes[:, :2] + pixel
     centres = boxes[:, :2] + 0.5 * sides
     steps = deltas / torch.tensor(weights, dtype=deltas.dtype, device=deltas.device)
     moved = steps[:, :2] * sides + centres
     grown = steps[:, 2:].clamp(max=_LONGEST_STEP).exp() * sides
-    return torch.cat([moved - 0.5 * grown, moved + 0.5 * grown], dim=1)
+    return torch.cat([moved - 0.5 * grown, moved + 0.5 * grown - pixel], dim=1)
 
 
 def build(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> FasterRcnnModel:
     """The model of a config, with random weights, in evaluation mode."""
-    model = FasterRcnnModel(config, dtype)
-    for part in (model.backbone, model.res5):
-        for module in part.modules():
-            if isinstance(module, ConvNorm):
+    return frozen(FasterRcnnModel(config, dtype), ("backbone", "res5"), dtype)
+
+
+def frozen(model: M, parts: Sequence[str], dtype: torch.dtype) -> M:
+    """A detector in evaluation mode, with the convolutions of some of its parts in `dtype`."""
+    for part in parts:
+        for module in model.get_submodule(part).modules():
+            if isinstance(module, nn.Conv2d):
                 module.weight.data = module.weight.data.to(dtype)
     return model.eval().requires_grad_(False)
 
 
 def config_problems(config: dict[str, Any]) -> list[str]:
     """What is missing or of the wrong kind, in words; an empty list if all is well."""
-    problems = []
-    for section, sizes in _SIZES.items():
-        values = config.get(section)
-        if not isinstance(values, dict):
-            problems.append(f"{section} is {shown(values)}, expected an object")
-            continue
-        if unknown := sorted(map(str, values.keys() - sizes.keys() - _OTHERS[section])):
-            problems.append(f"{section} has {shown(', '.join(unknown))}, which is not known here")
-        for name, bounds in sizes.items():
-            if not is_whole(values.get(name), bounds):
-                problems.append(
-                    f"{section}.{name} is {shown(values.get(name))}, expected a whole number from "
-                    f"{bounds[0]} to {bounds[-1]:,}"
-                )
-    if problems:
+    if problems := size_problems(config, _SIZES, _OTHERS):
         return problems
-    layers = config["architecture"].get("layers")
-    if not _are(layers, lambda each: is_whole(each, range(1, 1_001)), 4):
-        problems.append(
-            f"architecture.layers is {shown(layers)}, expected four whole numbers from 1 to 1,000"
-        )
-    problems += scaling_problems(config["preprocessing"])
-    for section in ("proposals", "detections"):
-        weights = config[section].get("delta_weights")
-        if not _are(weights, lambda each: is_number(each, 0, 1e3), 4):
-            problems.append(
-                f"{section}.delta_weights is {shown(weights)}, expected four numbers above 0, at most 1000"
-            )
-    overlap, overlaps = config["proposals"].get("overlap"), config["detections"].get("overlaps")
-    if not is_number(overlap, 0, 1):
-        problems.append(f"proposals.overlap is {shown(overlap)}, expected a number above 0, at most 1")
-    if not _are(overlaps, lambda each: is_number(each, 0, 1)):
+    problems = shared_problems(config, ("proposals", "detections"))
+    overlaps = config["detections"].get("overlaps")
+    if not are(overlaps, lambda each: is_number(each, 0, 1)):
         problems.append(
             f"detections.overlaps is {shown(overlaps)}, expected numbers above 0, at most 1, one or more"
         )
     if config["detections"]["least"] > config["detections"]["most"]:
         found = f"detections.least is {config['detections']['least']}"
         problems.append(f"{found}, but detections.most is {config['detections']['most']}")
-    if config["preprocessing"]["shortest_side"] > config["preprocessing"]["longest_side"]:
-        problems.append("preprocessing.shortest_side is above preprocessing.longest_side")
     return problems
-
-
-def _are(values: Any, fits: Callable[[Any], bool], count: int | None = None) -> bool:
-    """Whether a value of a config is a list, not empty, of this many numbers that fit."""
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and count in (None, len(values))
-        and all(fits(value) for value in values)
-    )

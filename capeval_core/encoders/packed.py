@@ -40,7 +40,7 @@ class Group:
         sequences = slice(first, first + len(lengths))
         if min(lengths) == longest:
             return cls(sequences, rows, longest, None, None)
-        real = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+        real = torch.arange(longest, device="cpu")[None] < torch.tensor(lengths, device="cpu")[:, None]
         inside = real.flatten().nonzero()[:, 0].to(device)
         return cls(sequences, rows, longest, inside, real[:, None, None].to(device))
 
@@ -87,7 +87,7 @@ def grouped(lengths: Sequence[int], parts: Sequence[slice], device: torch.device
 
 def starts_of(lengths: Sequence[int]) -> Tensor:
     """(sequences,) the first row of each packed sequence."""
-    sizes = torch.tensor(lengths)
+    sizes = torch.tensor(lengths, device="cpu")
     return sizes.cumsum(0) - sizes
 
 
@@ -97,9 +97,9 @@ def rows_of_sequences(lengths: Sequence[int], chosen: Sequence[int] | Tensor) ->
     >>> rows_of_sequences([2, 1, 3], [2, 0])
     tensor([3, 4, 5, 0, 1])
     """
-    sizes, index = torch.tensor(lengths), torch.as_tensor(chosen)
+    sizes, index = torch.tensor(lengths, device="cpu"), torch.as_tensor(chosen, device="cpu")
     shift = starts_of(lengths)[index] - starts_of(sizes[index].tolist())
-    return torch.arange(int(sizes[index].sum())) + shift.repeat_interleave(sizes[index])
+    return torch.arange(int(sizes[index].sum()), device="cpu") + shift.repeat_interleave(sizes[index])
 
 
 def attend(

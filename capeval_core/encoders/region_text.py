@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from capeval_core.encoders.tokenizers import Tokens, WordPiece
-from capeval_core.inputs.boxes import BoxFeatures
+from capeval_core.models.architecture import shown
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder
@@ -69,7 +69,14 @@ class RegionTextEncoder(CheckedModel):
         config = super().read_config(folder)
         if missing := [key for key in cls.depends_on if key not in config]:
             raise WeightsError(f"the config lacks {', '.join(missing)}: convert the weights again")
-        if problems := cls.problems(config):
+        problems = cls.problems(config)
+        if not isinstance(config["lowercase"], bool):
+            problems.append(f"lowercase is {shown(config['lowercase'])}, expected true or false")
+        if not isinstance(config["vocabulary"], (list, dict)):
+            problems.append(
+                f"vocabulary is {shown(config['vocabulary'])}, expected words, or file and sha256"
+            )
+        if problems:
             raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
         if isinstance(config["vocabulary"], list):
             return config
@@ -91,15 +98,6 @@ class RegionTextEncoder(CheckedModel):
     def images_per_batch(self, batch_size: int | None) -> BatchSize:
         """Images per forward pass; None: as many as fit into memory."""
         return self.automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
-
-    def check_region_size(self, boxes: BoxFeatures) -> None:
-        """Raise ValueError if features of boxes have another width than these weights take."""
-        width = boxes.features.shape[1]
-        if width != self.region_size:
-            raise ValueError(
-                f"the features have {width} numbers per box, but these weights take {self.region_size}: make "
-                "them with the detector that the weights were trained with"
-            )
 
     def pairs_per_batch(self, batch_size: int | None, length: int) -> tuple[BatchSize, int]:
         """The batch size and what a pair with a text of `length` tokens costs in its unit."""

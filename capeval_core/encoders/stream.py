@@ -23,7 +23,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.visual import ImageError, InputImage, Visual
 from capeval_core.models.batching import BatchSize
-from capeval_core.regions.features import BoxVisual
+from capeval_core.regions.features import BoxVisual, refuse_unusable
 
 Floats = NDArray[np.float32]
 Item = tuple[Visual[Any], Any]
@@ -335,7 +335,7 @@ def _visual(item: Encoded) -> BoxVisual:
     image: InputImage = item.extra
     packed = None if item.arrays is None else item.arrays[item.keys[0]]
     key = item.keys[0] if item.keys else ""
-    return BoxVisual(image.where, image.name, item.content, item.error, key, packed)
+    return refuse_unusable(BoxVisual(image.where, image.name, item.content, item.error, key, packed))
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -163,7 +163,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         Raises:
             ValueError: their features have another width than these weights take, or see `region_input`.
         """
-        self.check_region_size(boxes)
+        boxes.check_width(self.region_size)
         return region_input(boxes)
 
     @torch.inference_mode()

@@ -175,13 +175,13 @@ class Sequences:
         lengths = [len(ids) + len(boxes) for ids, boxes in zip(texts, regions, strict=True)]
         by_length = sorted(range(len(texts)), key=lengths.__getitem__)
         ids = torch.tensor([index for i in by_length for index in texts[i]], device=device)
-        positions = torch.cat([torch.arange(len(texts[i])) for i in by_length]).to(device)
+        positions = torch.cat([torch.arange(len(texts[i]), device="cpu") for i in by_length]).to(device)
         embedded = torch.split(model.embed_texts(ids, positions), [len(texts[i]) for i in by_length])
         rows = torch.cat(
             [part for own, i in zip(embedded, by_length, strict=True) for part in (own, regions[i])]
         )
         sorted_lengths = [lengths[i] for i in by_length]
-        rank = torch.tensor(by_length).argsort()
+        rank = torch.tensor(by_length, device="cpu").argsort()
         order = rows_of_sequences(sorted_lengths, rank)
         starts, groups = starts_of(sorted_lengths), grouped(sorted_lengths, groups_of(sorted_lengths), device)
         return cls(rows, starts.to(device), rank.to(device), order.to(device), groups)

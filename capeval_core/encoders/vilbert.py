@@ -200,7 +200,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         Raises:
             ValueError: their features have another width than these weights take, or see `located`.
         """
-        self.check_region_size(boxes)
+        boxes.check_width(self.region_size)
         return located(boxes)
 
     @torch.inference_mode()

@@ -148,14 +148,14 @@ class Vilbert(nn.Module):
         table, device = self.embeddings, self.device
         lengths = [len(ids) for ids in texts]
         ids = torch.tensor([index for text in texts for index in text], device=device)
-        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        positions = torch.cat([torch.arange(length, device="cpu") for length in lengths]).to(device)
         embedded = table.word_embeddings(ids) + table.position_embeddings(positions)
         embedded = embedded + table.token_type_embeddings.weight[0]
         if self.task_embeddings is not None:
             first = starts_of(lengths)
-            behind = first + torch.arange(len(lengths)) + 1  # rows of the task tokens
+            behind = first + torch.arange(len(lengths), device="cpu") + 1  # rows of the task tokens
             with_task = embedded.new_empty(len(embedded) + len(lengths), embedded.shape[1])
-            others = torch.ones(len(with_task), dtype=torch.bool)
+            others = torch.ones(len(with_task), dtype=torch.bool, device="cpu")
             others[behind] = False
             with_task[others.to(device)] = embedded
             with_task[behind.to(device)] = self.task_embeddings.weight[task]
@@ -187,7 +187,7 @@ class Vilbert(nn.Module):
             groups = grouped(own, groups_of(own, *padding), rows.device)
             rows = rows[rows_of_sequences(lengths, by_length).to(rows.device)]
             rows = self._run(layers, rows, groups, stream)
-            rank = torch.tensor(by_length).argsort()
+            rank = torch.tensor(by_length, device="cpu").argsort()
             rows = rows[rows_of_sequences(own, rank).to(rows.device)]
         return list(torch.split(rows, list(lengths)))
 
@@ -329,7 +329,7 @@ class PairBatch:
             grouped(visual_lengths, parts, device),
             text_lengths,
             visual_lengths,
-            torch.tensor(order).argsort().tolist(),
+            torch.tensor(order, device="cpu").argsort().tolist(),
         )
 
     def split_texts(self, rows: Tensor) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Collection
 from io import BytesIO
 from typing import Any
 
@@ -21,11 +22,17 @@ REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes",
 RELEASED = {"norm_bb": "relative_boxes", "conf": "scores"}
 """Names in the files of UNITER and UMIC -> ours."""
 NAMES = (*REQUIRED, *OPTIONAL, *RELEASED)
+PER_BOX = (*REQUIRED, "scores", "relative_boxes", *RELEASED)
+"""Arrays with a row per box."""
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Those that numpy writes."""
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def npz_arrays(data: bytes, name: str) -> dict[str, NDArray[Any]]:
-    """The arrays of an `.npz` that are of boxes; `name` is what messages call it.
+def npz_arrays(data: bytes, name: str, members: Collection[str] = NAMES) -> dict[str, NDArray[Any]]:
+    """The arrays of an `.npz` of these names, as far as they are there.
+
+    name: what messages call the file. members: by default all arrays of boxes.
 
     Raises:
         Refused: it is no such file, or is damaged, or holds more than numbers.
@@ -37,8 +44,8 @@ def npz_arrays(data: bytes, name: str) -> dict[str, NDArray[Any]]:
     """
     try:
         with zipfile.ZipFile(BytesIO(data)) as file:
-            members = {member.removesuffix(".npy") for member in file.namelist()}
-            return {member: npz_array(file, member) for member in NAMES if member in members}
+            found = {entry.removesuffix(".npy") for entry in file.namelist()}
+            return {member: npz_array(file, member) for member in members if member in found}
     except Refused:
         raise
     except Exception as error:  # zipfile and numpy raise whatever the damaged part trips over
@@ -50,6 +57,10 @@ def npz_array(file: zipfile.ZipFile, name: str) -> NDArray[Any]:
     """An array of an `.npz` whose header is checked before there is memory for it, or Refused."""
     with within(name):
         entry = file.getinfo(f"{name}.npy")
+        if entry.compress_type not in _COMPRESSIONS:  # zipfile unpacks others whole, whatever size they state
+            raise Refused(
+                "the array is packed by another compression", "write it with numpy.savez_compressed"
+            )
         if entry.file_size > MOST_BYTES:
             raise Refused(f"the array has {entry.file_size:,} bytes", f"expected at most {MOST_BYTES:,}")
         data = BytesIO(file.read(entry))

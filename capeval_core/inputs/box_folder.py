@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.inputs.box_arrays import EXTENSION, OPTIONAL, REQUIRED, npz_array, npz_arrays
+from capeval_core.inputs.box_arrays import EXTENSION, OPTIONAL, REQUIRED, npz_arrays
 from capeval_core.inputs.box_stores import BoxFeatureStore, digest
 from capeval_core.inputs.boxes import BoxFeatures, checked
 from capeval_core.inputs.decoding import Refused
@@ -118,7 +117,6 @@ def is_whole(path: Path, image_key: str) -> bool:
     try:
         data = read_file(str(path), "file of boxes")
         checked(npz_arrays(data, ""))
-        with zipfile.ZipFile(BytesIO(data)) as file:
-            return str(npz_array(file, _IMAGE)) == image_key
+        return str(npz_arrays(data, "", [_IMAGE])[_IMAGE]) == image_key
     except (Refused, KeyError):
         return False

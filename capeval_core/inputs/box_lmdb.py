@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import os
 import re
-import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.inputs.box_arrays import EXTENSION, MOST_BOXES, MOST_BYTES, NAMES, npz_arrays
+from capeval_core.inputs.box_arrays import EXTENSION, MOST_BOXES, MOST_BYTES, NAMES, PER_BOX, npz_arrays
 from capeval_core.inputs.box_stores import BoxFeatureStore, digest, refuse_repeated
 from capeval_core.inputs.decoding import Refused, within
 from capeval_core.inputs.json_files import load_json
+from capeval_core.inputs.lmdb_pages import HEADER, MAGIC, check_pages
 from capeval_core.values import described
 
 DATA = "data.mdb"
@@ -38,14 +39,10 @@ _PUBLISHED = "bua10_100"
 _INSTALL = 'pip install "capeval[lmdb]"'
 _KEYS = b"__keys__"
 """An entry that lists all keys."""
-_MAGIC = 0xBEEFC0DE
-_HEADER, _META = 16, struct.Struct("<IIQQI44x48xQQ")
-"""Of a page, and behind it in the first two pages: magic number, version, address and size of the map, size
-of a page, two tables, the last page, and the number of the commit as of which all that is."""
 _COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
 _FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
 _NUMBERS = re.compile(rb"[<>|=]?(?:f[248]|[iu][1248])")
-_ZIP, _LZ4 = b"PK\x03\x04", b"\x04\x22\x4d\x18"
+_ZIP, _LZ4, _PICKLE = b"PK\x03\x04", b"\x04\x22\x4d\x18", b"\x80"
 _MOST_UNPACKED = 4 * MOST_BYTES
 _OPENED: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """Databases by path: LMDB opens each once per process."""
@@ -61,8 +58,8 @@ def databases_in(folder: Path) -> list[Path]:
 def is_lmdb(path: Path) -> bool:
     """Whether a file is the data file of an LMDB."""
     with path.open("rb") as file:
-        start = file.read(_HEADER + 4)
-    return start[_HEADER:] == _MAGIC.to_bytes(4, "little")
+        start = file.read(HEADER + 4)
+    return start[HEADER:] == MAGIC.to_bytes(4, "little")
 
 
 class BoxLmdb(BoxFeatureStore):
@@ -84,31 +81,18 @@ class BoxLmdb(BoxFeatureStore):
 
     @cached_property
     def _environment(self) -> Any:
-        lmdb = _imported("lmdb")
-        real = os.path.realpath(self.data)
-        with _OPENING:
-            environment = _OPENED.get(real)
-            if environment is None:
-                _check_length(self.data)
-                try:
-                    environment = lmdb.open(
-                        real, subdir=False, readonly=True, lock=False, create=False, readahead=False
-                    )
-                except lmdb.Error as error:
-                    raise FileError(file_problem(self.data, f"cannot be opened ({error})")) from None
-                _OPENED[real] = environment
-        return environment
+        return opened(self.data)
 
     @cached_property
     def fingerprint(self) -> str:
         environment = self._environment
-        commit, last = (environment.info()[name] for name in ("last_txnid", "last_pgno"))
-        return f"lmdb-{digest(commit, last, environment.stat()['entries'], self._counts)}"
+        with self._damage_named():
+            return f"lmdb-{digest(*state_of(environment), self._counts)}"
 
     @cached_property
     def _keys(self) -> dict[str, bytes]:
         """Image id -> key."""
-        with self._environment.begin() as transaction:
+        with self._damage_named(), self._environment.begin() as transaction:
             keys = [bytes(key) for key in transaction.cursor().iternext(values=False) if key != _KEYS]
         try:
             ids = [key.decode().removesuffix(EXTENSION) for key in keys]
@@ -116,7 +100,21 @@ class BoxLmdb(BoxFeatureStore):
             found = f"has the key {error.object[:40]!r}, which is no name of an image"
             raise FileError(file_problem(self.data, found, "expected UNITER's image database")) from None
         refuse_repeated(self.data, ids)
+        counts = self._counts
+        if isinstance(counts, Mapping) and counts and not any(key.decode() in counts for key in keys):
+            found = f"the numbers of boxes beside it are of other images, such as {next(iter(counts))!r}"
+            fix = "expected the names of its entries: take that file away, or correct it"
+            raise FileError(file_problem(self.data, found, fix))
         return dict(zip(ids, keys, strict=True))
+
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        """Let errors of LMDB name the file."""
+        try:
+            yield
+        except _imported("lmdb").Error as error:
+            fix = "it is damaged: write or download it again"
+            raise FileError(file_problem(self.data, f"cannot be read ({error})", fix)) from None
 
     @property
     def selection(self) -> str | None:
@@ -128,20 +126,53 @@ class BoxLmdb(BoxFeatureStore):
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         """The arrays of an image, or Refused."""
         key = self._keys[image_id]
-        try:
-            with self._environment.begin(buffers=True) as transaction:
-                value = transaction.get(key)
-                if value is None or len(value) > _MOST_UNPACKED:
-                    found = "is gone" if value is None else f"has {len(value):,} bytes"
-                    raise Refused(f"its entry {found}", "open the database again, or write it again")
-                data = bytes(value)
-        except _imported("lmdb").Error as error:
-            raise Refused(f"its entry cannot be read ({error})", "write the database again") from None
+        data = entry(self._environment, key)
+        if data[:1] == _PICKLE and len(data) > 1:
+            fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
+            raise Refused("its entry is a pickle, as 12-in-1 releases features", fix)
         arrays = npz_arrays(data, "its entry") if data.startswith(_ZIP) else _unpacked(data)
         n = self._counts if isinstance(self._counts, int) else self._counts.get(key.decode())
         if n is None:
             return arrays
-        return {**{name: array[:n] for name, array in arrays.items()}, "selection": np.array(self._rule)}
+        cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
+        return {**arrays, **cut, "selection": np.array(self._rule)}
+
+
+def opened(data: Path) -> Any:
+    """The database of a data file, read only. Raises FileError."""
+    lmdb = _imported("lmdb")
+    real = os.path.realpath(data)
+    with _OPENING:
+        environment = _OPENED.get(real)
+        if environment is None:
+            check_pages(data)
+            try:
+                environment = lmdb.open(
+                    real, subdir=False, readonly=True, lock=False, create=False, readahead=False
+                )
+            except lmdb.Error as error:
+                raise FileError(file_problem(data, f"cannot be opened ({error})")) from None
+            _OPENED[real] = environment
+    return environment
+
+
+def state_of(environment: Any) -> tuple[int, int, int]:
+    """Number of the last commit, number of the last page, and entries of a database."""
+    info = environment.info()
+    return info["last_txnid"], info["last_pgno"], environment.stat()["entries"]
+
+
+def entry(environment: Any, key: bytes) -> bytes:
+    """The value of a key, or Refused."""
+    try:
+        with environment.begin(buffers=True) as transaction:
+            value = transaction.get(key)
+            if value is None or len(value) > _MOST_UNPACKED:
+                found = "is gone" if value is None else f"has {len(value):,} bytes"
+                raise Refused(f"its entry {found}", "open the database again, or write it again")
+            return bytes(value)
+    except _imported("lmdb").Error as error:
+        raise Refused(f"its entry cannot be read ({error})", "write the database again") from None
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
@@ -173,13 +204,16 @@ def _array(name: str, packed: Any) -> NDArray[Any]:
             what = ascii(type_.decode(errors="replace"))[:40] if isinstance(type_, bytes) else "objects"
             raise Refused(f"an array of {what}", "expected numbers; nothing is unpickled", verb="is")
         axes = shape if isinstance(shape, list) and len(shape) <= 4 else [None]
-        if not isinstance(data, bytes) or not all(isinstance(axis, int) and axis >= 0 for axis in axes):
+        if not isinstance(data, bytes) or not all(type(axis) is int and axis >= 0 for axis in axes):
             raise Refused("the array is damaged", "write it again")
         dtype = np.dtype(type_.decode())
         if len(data) > MOST_BYTES or math.prod(axes) * dtype.itemsize != len(data):
             found = f"the header says shape {tuple(axes)} of {dtype}, which {len(data):,} bytes are not"
             raise Refused(found, "write it again")
-        array: NDArray[Any] = np.frombuffer(data, dtype).reshape(axes)
+        try:
+            array: NDArray[Any] = np.frombuffer(data, dtype).reshape(axes)
+        except ValueError:  # no bytes, and axes beyond what numpy can count
+            raise Refused(f"the array has shape {tuple(axes)}", "write it again") from None
         return array
 
 
@@ -209,28 +243,6 @@ def _read_counts(folder: Path) -> tuple[str, Mapping[str, int] | int]:
             found = f"{key!r} has {described(n, none='null')}"
             raise FileError(file_problem(str(path), found, f"expected 1 to {MOST_BOXES:,} boxes"))
     return (_PUBLISHED if rule == RULE else rule), counts
-
-
-def _check_length(data: Path) -> None:
-    """Refuse a data file that is cut off: reading behind its end would kill the process."""
-    size = data.stat().st_size
-    with data.open("rb") as file:
-        first = _description(file.read(_HEADER + _META.size))
-        file.seek(first[4] if first else 0)
-        described = [found for found in (first, _description(file.read(_HEADER + _META.size))) if found]
-    if not described:
-        raise FileError(file_problem(data, "is not an LMDB", "write or download it again"))
-    *_, page, last, _ = max(described, key=lambda found: found[-1])
-    if size < (last + 1) * page:
-        found = f"has {size:,} of {(last + 1) * page:,} bytes"
-        raise FileError(file_problem(data, found, "it is cut off: write or download it again"))
-
-
-def _description(page: bytes) -> tuple[int, ...] | None:
-    if len(page) < _HEADER + _META.size:
-        return None
-    found = _META.unpack_from(page, _HEADER)
-    return found if found[0] == _MAGIC and 512 <= found[4] <= 1 << 16 else None
 
 
 def _imported(name: str) -> ModuleType:

@@ -24,7 +24,7 @@ from typing import Any
 
 from capeval_core.errors import FileError, file_problem, refuse_nul
 from capeval_core.inputs.boxes import BoxFeatures, StoredBoxes
-from capeval_core.inputs.decoding import Refused
+from capeval_core.inputs.decoding import Refused, quoted
 from capeval_core.inputs.folder import Names
 from capeval_core.inputs.sources import OnDisk, Source
 from capeval_core.inputs.visual import InputImage
@@ -115,14 +115,16 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
                 return self[matches[0]]
             if matches:
                 several = " and ".join(map(repr, matches[:3]))
-                raise Refused(f"the id {image_id!r} is ambiguous, it can mean {several}", "write it in full")
+                raise Refused(
+                    f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
+                )
         ids = self.names.entries
         at = bisect(ids, last)
         near = ", ".join(map(repr, ids[max(0, at - 1) : at + 1]))
         many = (
             f"{len(ids):,} {'image' if len(ids) == 1 else 'images'}{', the nearest: ' if ids else ''}{near}"
         )
-        found = f"there are no box features of {image_id!r} in {self.path}, which has those of {many}"
+        found = f"there are no box features of {quoted(image_id)} in {self.path}, which has those of {many}"
         raise Refused(found, "compute them, or correct the id")
 
 
@@ -183,6 +185,9 @@ def open_store(path: Path) -> BoxFeatureStore:
             raise FileError(file_problem(path, f"{listed}: expected {FORMS}"))
         if not path.exists():
             raise FileError(file_problem(path, "there is no such file or folder", f"expected {FORMS}"))
+        if not path.is_file():  # it could block for ever
+            fix = "write its content to a file first"
+            raise FileError(file_problem(path, "is a pipe, a socket or a device", fix))
         if path.suffix.lower() == ".tsv":
             return BoxTsv(path)
         if is_lmdb(path):

@@ -57,7 +57,7 @@ class BoxTsv(BoxFeatureStore):
             first = file.readline(LONGEST_LINE + 1)
         columns = first.count(b"\t") + 1
         if columns not in _FORMS:
-            found = f"has {columns} columns" if first else "is empty"
+            found = f"has {columns} {'column' if columns == 1 else 'columns'}" if first else "is empty"
             fix = f"expected {' or '.join(', '.join(form) for form in _FORMS.values())}, separated by tabs"
             raise FileError(file_problem(path, found, fix))
         self.columns = _FORMS[columns]
@@ -123,11 +123,21 @@ def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Map
                 raise FileError(file_problem(path, found, "write a line per image"))
             image_id = line.split(b"\t", 1)[0].strip()
             header = number == 1 and image_id.decode(errors="replace") == columns[0]
+            if header:
+                _check_header(path, line, columns)
             if line.strip(b"\r\n") and not header:
                 lines.append((_text(path, columns, image_id, number), Line(offset, len(line))))
             offset += len(line)
     refuse_repeated(path, [image_id for image_id, _ in lines])
     return dict(lines)
+
+
+def _check_header(path: Path, line: bytes, columns: tuple[str, ...]) -> None:
+    """Refuse columns in another order, such as the height before the width."""
+    found = [name.strip() for name in line.decode(errors="replace").split("\t")]
+    if found != list(columns):
+        listed = ascii(", ".join(found))[1:201]
+        raise FileError(file_problem(path, f"has the columns {listed}", f"expected {', '.join(columns)}"))
 
 
 def _text(path: Path, columns: tuple[str, ...], image_id: bytes, number: int) -> str:

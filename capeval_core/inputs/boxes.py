@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import InputWarning
-from capeval_core.inputs.box_arrays import MOST_BOXES, OPTIONAL, RELEASED, REQUIRED, WIDEST, npz_arrays
+from capeval_core.errors import InputWarning, did_you_mean
+from capeval_core.inputs.box_arrays import MOST_BOXES, NAMES, OPTIONAL, RELEASED, REQUIRED, WIDEST, npz_arrays
 from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.sources import Source, read_file
 from capeval_core.inputs.visual import InputVisual, local_path
@@ -25,6 +25,10 @@ LONGEST_TEXT = 100
 ACCEPTED = 'a dict {"boxes": (n, 4), "features": (n, d)} or the path of an .npz file with these'
 ROUNDED = 0.01
 """Of an image's side: how far relative boxes in float16, or of corners that count from 1, may be off."""
+_SMALLEST = 2
+"""Pixels of an image's side up to which boxes in pixels may look like shares of it."""
+MARGIN = 0.04
+"""Of an image's longer side: detectors that pad what they read let boxes end there, 31 pixels of 800."""
 UNSORTED = (
     "boxes are not sorted by score, and the first of them are kept, as the published rule does: sort them, "
     "best first, unless their order is meant"
@@ -197,6 +201,9 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     for name in REQUIRED:
         if name not in given and not (name == "boxes" and "relative_boxes" in given):
             raise Refused(f"there is no {name!r} among the keys {found}", f"expected {ACCEPTED}")
+    for key in arrays:
+        if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
+            raise Refused(f"there is {quoted(key)}, which is not known{hint}")
     numbers = {}
     for name, axes in (("boxes", 2), ("features", 2), ("scores", 1), ("relative_boxes", 2)):
         if name in given:
@@ -241,18 +248,22 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
 
 
 def _check_boxes(boxes: NDArray[np.float32], size: tuple[int, int] | None) -> None:
-    """Refuse boxes whose corners are turned, or that lie outside of the image."""
+    """Refuse boxes whose corners are turned, that lie outside of the image, or are shares of its sides."""
     if len(turned := np.flatnonzero((boxes[:, 2:] < boxes[:, :2]).any(axis=1))):
         fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
         raise Refused(f"{boxes[turned[0]].tolist()}", fix, verb="is", index=(int(turned[0]),))
+    image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
     outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
     if size is not None:
-        outside |= (boxes[:, 2:] > np.add(size, 1)).any(axis=1)
+        outside |= (boxes[:, 2:] > np.add(size, max(1, MARGIN * max(size)))).any(axis=1)
     if len(rows := np.flatnonzero(outside)):
-        image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
         found = f"{boxes[rows[0]].tolist()}, outside of {image}"
         fix = "expected pixels of the image of that size" if size else "expected pixels of the image, from 0"
         raise Refused(found, fix, verb="is", index=(int(rows[0]),))
+    if size is not None and min(size) > _SMALLEST and 0 < boxes.max() <= 1 + ROUNDED:
+        found = f"no box reaches beyond the first pixel of {image}, so these are shares of its sides"
+        fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
+        raise Refused(found, fix)
 
 
 def _check_relative(relative: NDArray[np.float32]) -> None:
@@ -290,7 +301,8 @@ def _numbers(value: Any, axes: int) -> NDArray[np.float32]:
     if array.dtype.kind not in "fiu":
         raise Refused(f"an array of {array.dtype}", "expected an array of numbers", verb="is", kind=TypeError)
     if array.ndim != axes:
-        raise Refused(f"the array has shape {array.shape}", f"expected {axes} axes")
+        expected = f"expected {axes} {'axis' if axes == 1 else 'axes'}"
+        raise Refused(f"the array has shape {array.shape}", expected)
     if array.size > MOST_BOXES * WIDEST:  # before it is copied
         found = f"the array has shape {array.shape}"
         raise Refused(found, f"expected at most {MOST_BOXES:,} boxes with at most {WIDEST:,} numbers")
@@ -311,11 +323,13 @@ def _text(name: str, value: Any) -> str:
 
 def _size_of(value: Any) -> tuple[int, int]:
     try:
-        width, height = (0 if isinstance(side, bool) else int(side) for side in np.asarray(value).tolist())
+        sides = np.asarray(value)
+        numbers = sides.tolist() if sides.dtype.kind in "fiu" and sides.shape == (2,) else (0, 0)
+        width, height = (int(side) if side == int(side) else 0 for side in numbers)
     except Exception:  # an array interface of the user's own may fail in any way
         width = height = 0
     if not 1 <= min(width, height) <= max(width, height) <= LONGEST_SIDE:
-        fix = f"expected width and height of the image, from 1 to {LONGEST_SIDE:,} pixels"
+        fix = f"expected width and height of the image, whole numbers from 1 to {LONGEST_SIDE:,} pixels"
         raise Refused(shown(value), fix, verb="is", index=("size",))
     return width, height
 
@@ -335,20 +349,3 @@ class InputBoxes(InputVisual[BoxFeatures]):
     __slots__ = ()
     medium = "boxes"
     source_of = staticmethod(boxes_source)
-
-    def check(self, width: int | None = None) -> None:
-        """Raise ImageError unless `load` will succeed, and each feature has `width` numbers if it is given.
-
-        >>> found = InputBoxes.of({"boxes": np.ones((2, 4)), "features": np.ones((2, 8))}, "images[0]")
-        >>> found.check(width=16)
-        Traceback (most recent call last):
-        capeval_core.inputs.decoding.ImageError: images[0]: its features have 8 numbers each, but the network
-        takes 16: give features of the detector that the network was trained with
-        """
-        with self._named():
-            found = self.source.decode(reduced=True)
-            if width is not None:
-                try:
-                    found.check_width(width)
-                except ValueError as error:
-                    raise Refused(*str(error).split(": ", 1)) from None

@@ -188,13 +188,20 @@ def names_in(folder: Path) -> list[str]:
     refuse_nul(folder)
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_file(entry)]
     except FileNotFoundError:
         raise FileError(file_problem(folder, "there is no such folder")) from None
     except NotADirectoryError:
         raise FileError(file_problem(folder, "is a file, expected a folder of images")) from None
     except OSError as error:
         raise FileError(file_problem(folder, f"cannot be read ({error.strerror})")) from None
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself, which is as broken as one to nothing
+        return False
 
 
 def _examples(names: list[str]) -> str:

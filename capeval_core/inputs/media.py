@@ -49,8 +49,9 @@ def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("imag
         problems.add(Problem("images", None, "missing", f"pass a list of {many}"))
         return None
     if (medium := _single_medium(values, media)) is not None:
+        single = "dict of boxes" if medium == "boxes" else medium
         fix = f"pass a list, images=[{medium}]"
-        problems.add(Problem("images", None, f"a single {medium}", fix, kind=TypeError))
+        problems.add(Problem("images", None, f"a single {single}", fix, kind=TypeError))
         return None
     if is_dataset_column(values):
         return _lazy_rows(UndecodedColumn.of(values), problems, media)

@@ -80,7 +80,9 @@ def weights(
     message = f"Weights {opened.checksum[:12]}, capeval {__version__}"
     if permission:
         message += f"\n\nPublished with permission: {permission}"
-    read = (opened.config_file.name, opened.tensor_file.name, VOCABULARY, TOKENIZER)
+    words = opened.config.get("vocabulary")
+    read = [opened.config_file.name, opened.tensor_file.name, VOCABULARY]
+    read += [TOKENIZER] if isinstance(words, dict) and words.get("file") == TOKENIZER else []
     sent = [file for file in own if file in read]
     return Publication(
         f"{checked(namespace)}/{name}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -54,6 +54,19 @@ class BoxVisual:
     def check(self) -> None:
         """Raise ImageError if there are none."""
         _ = self.key
+
+
+def refuse_unusable(visual: BoxVisual) -> BoxVisual:
+    """The visual, with an error where no box was found or numbers overflowed: no network reads such boxes."""
+    if visual.packed is None:
+        return visual
+    if len(visual.packed) == 1:
+        error = f"{visual.where}: the detector found no box in {visual.name}"
+    elif not np.isfinite(visual.packed).all():
+        error = f'{visual.where}: features of {visual.name} are not finite: pass dtype="float32"'
+    else:
+        return visual
+    return replace(visual, error=error, packed=None)
 
 
 @runtime_checkable

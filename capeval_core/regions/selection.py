@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from capeval_core.regions.suppression import Suppression
+
 Floats = NDArray[np.float32]
 Selection = Literal["bua10_100", "lxmert36"]
 """`bua10_100`: 10 to 100 boxes by their confidence, for UNITER. `lxmert36`: the best 36, for LXMERT."""
@@ -16,8 +18,9 @@ THRESHOLD = 0.2
 LEAST, MOST = 10, 100
 FIXED = 36
 """Boxes where confidence is not asked."""
-OVERLAP = 0.3
-"""The intersection over union from which two boxes of one class show one thing."""
+ONE_THING = Suppression(0.3)
+"""When two boxes of one class show one thing; without the additional pixel of Caffe's detectors. No published
+numbers pin it."""
 
 
 def boxes_kept(confidences: NDArray[np.floating], threshold: float = THRESHOLD) -> int:
@@ -40,33 +43,6 @@ def boxes_kept(confidences: NDArray[np.floating], threshold: float = THRESHOLD) 
         return min(FIXED, len(confidences))
     count = int(np.count_nonzero(confidences > threshold))
     return min(MOST, max(LEAST, count), len(confidences))
-
-
-def class_confidences(boxes: Floats, scores: Floats, overlap: float = OVERLAP) -> Floats:
-    """(n,) the largest score of each box among the classes whose non-maximum suppression it survives.
-
-    Each class has its own suppression of all boxes by its own scores; a box that survives none has 0. As
-    bottom-up attention's `tools/generate_tsv.py` chooses its boxes (Anderson et al., CVPR 2018), in
-    coordinates without its additional pixel. No published numbers pin it.
-
-    Args:
-        boxes: (n, 4) x0, y0, x1, y1. scores: (n, classes), background left out.
-        overlap: of two boxes, the intersection over union above which the worse one is suppressed.
-
-    >>> boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10]], dtype=np.float32)
-    >>> scores = np.array([[0.9, 0.3], [0.6, 0.2], [0.1, 0.5]], dtype=np.float32)
-    >>> class_confidences(boxes, scores).tolist()
-    [0.9, 0.0, 0.5]
-    """
-    import torch
-    from torchvision.ops import nms
-
-    best = np.zeros(len(boxes), dtype=np.float32)
-    corners, by_class = torch.from_numpy(boxes), torch.from_numpy(np.ascontiguousarray(scores.T))
-    for of_class in by_class:
-        kept = nms(corners, of_class, overlap).numpy()
-        best[kept] = np.maximum(best[kept], of_class.numpy()[kept])
-    return best
 
 
 def enough_boxes(

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Piece, Problem, Setting, wrong_option
+from capeval_core.errors import Piece, Problem, Setting, renamed, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.sequences import as_list
 from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
-from capeval_core.regions.features import BoxVisual, RegionEncoder
+from capeval_core.regions.features import BoxVisual, RegionEncoder, refuse_unusable
 from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
+from capeval_core.values import described
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
-from capeval_core.weights.folder import CONFIG, open_unless_on_the_hub, open_weights
+from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub, open_weights
 
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
+_LONGEST_SHOWN = 200
 _EXPECTED = (
     "expected weights of a region encoder (a Hub id, a folder, 'tiny'), features made before (a folder of "
     ".npz files, UNITER's LMDB, a bottom-up-attention .tsv), or a RegionEncoder"
@@ -58,7 +60,19 @@ class BoxSource:
         if self.encoder is not None:
             encoded = self.encoder.encode_boxes(images, cache=cache, batch_size=batch_size)
         for visual in visuals:
-            yield next(encoded) if isinstance(visual, InputImage) else FirstBoxes(visual, self.selection)
+            if not isinstance(visual, InputImage):
+                yield FirstBoxes(visual, self.selection)
+                continue
+            found = next(encoded, None)
+            if found is None:
+                raise ValueError(
+                    f"the region encoder {self.label} gave boxes of fewer images than it was given"
+                )
+            if not isinstance(found, BoxVisual):
+                raise TypeError(
+                    f"the region encoder {self.label} gave {described(found)}, expected a BoxVisual"
+                )
+            yield refuse_unusable(found)  # of a region encoder that somebody else wrote
 
 
 @dataclass(frozen=True)
@@ -132,6 +146,9 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
             loaded.
     """
     if isinstance(spec, RegionEncoder):
+        if not isinstance(spec.fingerprint, str):
+            found = f"a region encoder whose fingerprint is {described(spec.fingerprint)}"
+            raise wrong_option("regions", spec, found, "expected a text", kind=TypeError)
         encoder, label = spec, f"{type(spec).__name__}@{_digest(spec.fingerprint)}"
         return lambda selection, **settings: BoxSource(label, encoder.fingerprint, encoder, selection)
     if not isinstance(spec, (str, os.PathLike)):
@@ -141,14 +158,16 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
         # Rows are keyed by the content of the boxes, wherever they lie.
         return lambda selection, **settings: BoxSource(label, "boxes", None, selection)
     name = os.fspath(spec)
-    open_unless_on_the_hub(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
+    with renamed(weights="regions"):
+        open_unless_on_the_hub(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     return partial(_open, name)
 
 
 def _open(name: str, *, selection: Selection | None, device: str | None, dtype: str) -> BoxSource:
     from capeval_core.registry import network_of
 
-    folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
+    with renamed(weights="regions"):
+        folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     network = network_of(folder)
     if not hasattr(network, "encode_boxes"):
         raise wrong_option("regions", name, f"weights of {network.kind!r}, which finds no boxes", _EXPECTED)
@@ -178,11 +197,35 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
     """
     if not isinstance(spec, (str, os.PathLike)):
         return None
-    path = Path(spec).expanduser()
-    is_weights = path.is_dir() and (path / CONFIG).exists()
-    if path.suffix.lower() in _SUFFIXES or (path.exists() and not is_weights and os.fspath(spec) != "tiny"):
+    if not os.fspath(spec):
+        raise wrong_option("regions", spec, "empty", f"{_EXPECTED} ('.' is the current folder)")
+    try:
+        path = Path(spec).expanduser()
+        exists, is_weights = path.exists(), path.is_dir() and (path / CONFIG).exists()
+    except (OSError, RuntimeError) as error:  # too long, or ~ of an unknown user
+        reason = getattr(error, "strerror", None) or error
+        name = os.fspath(spec)
+        cut = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}..."
+        raise wrong_option("regions", cut, f"no path that can be looked up ({reason})", _EXPECTED) from None
+    if path.suffix.lower() in _SUFFIXES or (exists and not is_weights and os.fspath(spec) != "tiny"):
         return BoxFeatureStore.open(path)
     return None
+
+
+def regions_of(config: Mapping[str, Any], default: str) -> str:
+    """The region encoder that the config of weights names; `default` where it names none.
+
+    Raises:
+        WeightsError: it names something else.
+    """
+    constants = config.get("constants", {})
+    named = constants.get("regions", default) if isinstance(constants, dict) else None
+    if not isinstance(named, str) or not named or (named != "tiny" and store_of(named) is not None):
+        raise WeightsError(
+            "in the config, constants.regions names no weights of a region encoder: convert the weights "
+            "again, or download them again"
+        )
+    return named
 
 
 def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:

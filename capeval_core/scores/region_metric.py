@@ -19,6 +19,7 @@ from capeval_core.scores.box_source import (
     FirstBoxes,
     box_source_opener,
     boxes_by_id,
+    regions_of,
     store_of,
 )
 from capeval_core.weights.catalogue import WeightsEntry
@@ -74,7 +75,7 @@ class RegionMetric(CaptionMetric):
         """Open the region encoder of the options, else the one that the metric's weights name."""
         spec = self.options.regions
         if spec is None:
-            spec = folder.config.get("constants", {}).get("regions", self.default_regions.repository)
+            spec = regions_of(folder.config, self.default_regions.repository)
             self.options = dataclasses.replace(self.options, regions=spec)
         self.regions: BoxSource = box_source_opener(spec)(selection=selection, **device)
         return Model(self.regions.label, self.regions.fingerprint)

@@ -25,13 +25,13 @@ from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.region_metric import CAPTIONS_AT_ONCE, RegionMetric, RegionOptions, rows_by_image
-from capeval_core.weights.catalogue import FASTER_RCNN_VG, VILBERT
+from capeval_core.weights.catalogue import VILBERT, X152_VG
 
 if TYPE_CHECKING:
     from capeval_core.encoders.vilbert import VilbertEncoder
     from capeval_core.regions.features import BoxVisual
     from capeval_core.scores.box_source import FirstBoxes
-    from capeval_core.scores.vilbert_rows import SeenRow
+    from capeval_core.scores.vilbert_rows import EncodedRow
 
 Doubles = NDArray[np.float64]
 Self = TypeVar("Self", bound="VilbertScore")
@@ -109,7 +109,7 @@ class VilbertScore(RegionMetric):
     range = (0.0, 1.0)
     needs_references = True
     default_weights = VILBERT
-    default_regions = FASTER_RCNN_VG
+    default_regions = X152_VG
     network = "vilbert"
     tiny = "vilbertscore"
     corpus_texts = "references"
@@ -184,7 +184,7 @@ class VilbertScore(RegionMetric):
         statistics = self.options.statistics
         matcher = Matcher(self.encoder, statistics if isinstance(statistics, TokenIdf) else None)
         for window in windows(batch, TEXTS_AT_ONCE):
-            found = self.seen(window)
+            found = self.encode_rows(window)
             common = common_columns(
                 window,
                 slice(None),
@@ -192,26 +192,26 @@ class VilbertScore(RegionMetric):
                 errors=[row.error for row in found],
                 truncated=np.array([row.truncated for row in found]),
             )
-            columns = matcher.columns([row.seen for row in found])
+            columns = matcher.columns([row.caption for row in found])
             yield pa.table({**common, **columns}, schema=self.ROW)
 
-    def seen(self, window: Samples) -> list[SeenRow]:
+    def encode_rows(self, window: Samples) -> list[EncodedRow]:
         """Captions and references beside their images, each image once with all its texts."""
         boxes = self.boxes(window)
         texts = [[c, *r] for c, r in zip(window.captions, window.references or [], strict=True)]
-        found: dict[int, SeenRow] = {}
-        for rows in self._seen(boxes, texts, rows_by_image(boxes)):
+        found: dict[int, EncodedRow] = {}
+        for rows in self._encode_images(boxes, texts, rows_by_image(boxes)):
             found |= rows
         return [found[row] for row in range(len(boxes))]
 
-    def _seen(
+    def _encode_images(
         self,
         boxes: Sequence[BoxVisual | FirstBoxes],
         texts: Sequence[Sequence[str]],
         sharing: Sequence[Sequence[int]],
-    ) -> Iterator[dict[int, SeenRow]]:
+    ) -> Iterator[dict[int, EncodedRow]]:
         """Rows of each image; `sharing` are those that have one."""
-        from capeval_core.scores.vilbert_rows import SeenCaption, SeenRow, SeenText
+        from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedRow, EncodedText
 
         images = self.encoder.token_features(
             [boxes[rows[0]] for rows in sharing],
@@ -222,17 +222,17 @@ class VilbertScore(RegionMetric):
         )
         for rows, image in zip(sharing, images, strict=True):
             features = iter(image.features or [])
-            found: dict[int, SeenRow] = {}
+            found: dict[int, EncodedRow] = {}
             for row in rows:
-                tokens, seen = self.encoder.tokenizer.encode(texts[row]), None
+                tokens, caption = self.encoder.tokenizer.encode(texts[row]), None
                 if image.features is not None:
-                    own = [SeenText(ids, next(features)) for ids in tokens.ids]
-                    seen = SeenCaption(own[0], own[1:])
+                    own = [EncodedText(ids, next(features)) for ids in tokens.ids]
+                    caption = EncodedCaption(own[0], own[1:])
                 group = image.key and boxes[row].content
-                found[row] = SeenRow(seen, group, image.error, sum(tokens.truncated))
+                found[row] = EncodedRow(caption, group, image.error, sum(tokens.truncated))
             yield found
             if image.error is not None and len(rows) > 1:  # the error names the first of equal images
-                yield from self._seen(boxes, texts, [[row] for row in rows[1:]])
+                yield from self._encode_images(boxes, texts, [[row] for row in rows[1:]])
 
     def aggregate(self, rows: pa.Table) -> Values:
         references, counts = inner(rows["caption_maxima"])
@@ -269,8 +269,8 @@ class VilbertScore(RegionMetric):
         explained: dict[int, dict[str, Any]] = {}
         start = 0
         for window in windows(samples, TEXTS_AT_ONCE):
-            for row, found in enumerate(self.seen(window), start):
+            for row, found in enumerate(self.encode_rows(window), start):
                 texts = (samples.references or [])[row]
-                explained[row] = explain(numbers[row], found.seen, texts, errors[row], matcher)
+                explained[row] = explain(numbers[row], found.caption, texts, errors[row], matcher)
             start += len(window)
         return explained

@@ -9,12 +9,12 @@ import numpy as np
 
 from capeval_core.matching.cosine import unit
 from capeval_core.reports.matches import MatchExplanation, WordMatches, word_matches
-from capeval_core.scores.vilbert_rows import Matcher, SeenCaption
+from capeval_core.scores.vilbert_rows import EncodedCaption, Matcher
 
 
 def explain(
     numbers: Mapping[str, Any],
-    seen: SeenCaption | None,
+    caption: EncodedCaption | None,
     references: Sequence[str],
     error: str | None,
     matcher: Matcher,
@@ -23,17 +23,17 @@ def explain(
 
     Args:
         numbers: its caption, image and parts.
-        seen: its words with their features; None where there is an error.
+        caption: its words with their features; None where there is an error.
         references: its references.
         error: why there is no score.
     """
-    if seen is None:
+    if caption is None:
         return MatchExplanation({**numbers, "matches": [], "best": None, "error": error})
     tokens = matcher.encoder.config["vocabulary"]
-    words = [tokens[index] for index in matcher.encoder.word_ids(seen.caption.ids)]
+    words = [tokens[index] for index in matcher.encoder.word_ids(caption.caption.ids)]
     notes: list[WordMatches] = []
-    for number, (text, reference) in enumerate(zip(references, seen.references, strict=True)):
-        cosines = unit(matcher.words(seen.caption)) @ unit(matcher.words(reference)).T
+    for number, (text, reference) in enumerate(zip(references, caption.references, strict=True)):
+        cosines = unit(matcher.words(caption.caption)) @ unit(matcher.words(reference)).T
         others = [tokens[index] for index in matcher.encoder.word_ids(reference.ids)]
         scores = [numbers[f"reference_{name}"][number] for name in ("precision", "recall", "f")]
         notes.append(word_matches(text, words, others, np.clip(cosines, -1, 1).tolist(), *scores))

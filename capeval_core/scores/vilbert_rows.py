@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class SeenText:
+class EncodedText:
     """A text in the light of an image: its token ids, and the features of all its tokens, (rows, hidden)."""
 
     ids: Ids
@@ -31,22 +31,22 @@ class SeenText:
 
 
 @dataclass(frozen=True)
-class SeenCaption:
+class EncodedCaption:
     """A caption with its references, beside one image."""
 
-    caption: SeenText
-    references: list[SeenText]
+    caption: EncodedText
+    references: list[EncodedText]
 
 
 @dataclass(frozen=True)
-class SeenRow:
+class EncodedRow:
     """A row's caption, None where its image failed.
 
     group: content key of the image, '' where it could not be read. error: why it failed.
     truncated: token ids that were cut off, those of references included.
     """
 
-    seen: SeenCaption | None
+    caption: EncodedCaption | None
     group: str
     error: str | None
     truncated: int
@@ -61,19 +61,19 @@ class Matcher:
     def __init__(self, encoder: VilbertEncoder, idf: TokenIdf | None) -> None:
         self.encoder, self.idf = encoder, idf
 
-    def columns(self, captions: Sequence[SeenCaption | None]) -> dict[str, pa.Array]:
+    def columns(self, captions: Sequence[EncodedCaption | None]) -> dict[str, pa.Array]:
         """The columns of `VilbertScore.ROW`; null where there is None."""
-        seen = [caption for caption in captions if caption is not None]
-        counts = np.array([len(caption.references) for caption in seen], dtype=np.int64)
-        words = self.matched_words(seen)
-        of_words = [len(self.words(text)) for caption in seen for text in caption.references]
-        of_captions = np.array([len(self.words(caption.caption)) for caption in seen], dtype=np.int64)
-        references = [text for caption in seen for text in caption.references]
-        released = self.matched_as_released(seen)
+        encoded = [caption for caption in captions if caption is not None]
+        counts = np.array([len(caption.references) for caption in encoded], dtype=np.int64)
+        words = self.matched_words(encoded)
+        of_words = [len(self.words(text)) for caption in encoded for text in caption.references]
+        of_captions = np.array([len(self.words(caption.caption)) for caption in encoded], dtype=np.int64)
+        references = [text for caption in encoded for text in caption.references]
+        released = self.matched_as_released(encoded)
         columns = {
             "caption_maxima": lists(lists(words.x_maxima, np.repeat(of_captions, counts)), counts),
             "reference_maxima": lists(lists(words.y_maxima, np.array(of_words, dtype=np.int64)), counts),
-            "caption_weights": self._weight_lists([caption.caption for caption in seen]),
+            "caption_weights": self._weight_lists([caption.caption for caption in encoded]),
             "reference_weights": lists(self._weight_lists(references), counts),
             "released_precision": lists(released.precision, counts),
             "released_recall": lists(released.recall, counts),
@@ -84,15 +84,15 @@ class Matcher:
         )
         return {name: column.take(chosen) for name, column in columns.items()}
 
-    def words(self, text: SeenText) -> Floats:
+    def words(self, text: EncodedText) -> Floats:
         """(words, hidden): the features of a text's words alone."""
         return text.features[self.encoder.words(text.ids)]
 
-    def matched_words(self, captions: Iterable[SeenCaption], *, indices: bool = False) -> GreedyMatch:
+    def matched_words(self, captions: Iterable[EncodedCaption], *, indices: bool = False) -> GreedyMatch:
         """Words of captions matched with words of each reference, pair by pair."""
         return self._match(captions, self.words, return_maxima=True, return_indices=indices)
 
-    def matched_as_released(self, captions: Iterable[SeenCaption]) -> GreedyMatch:
+    def matched_as_released(self, captions: Iterable[EncodedCaption]) -> GreedyMatch:
         """What the released script matches.
 
         With m token ids of a text, marks included, it takes rows 1 to m - 1 of its m + 1 rows: the task token
@@ -120,7 +120,7 @@ class Matcher:
             **settings,
         )
 
-    def _match(self, captions: Iterable[SeenCaption], rows: Any, **settings: Any) -> GreedyMatch:
+    def _match(self, captions: Iterable[EncodedCaption], rows: Any, **settings: Any) -> GreedyMatch:
         chosen = list(captions)
         sides = [[caption.caption for caption in chosen], [t for c in chosen for t in c.references]]
         x, y = ([rows(text) for text in side] for side in sides)
@@ -134,13 +134,13 @@ class Matcher:
             **settings,
         )
 
-    def weights(self, text: SeenText) -> list[float]:
+    def weights(self, text: EncodedText) -> list[float]:
         """The weight of each word; words of which none has a weight count alike."""
         ids = self.encoder.word_ids(text.ids)
         weights = [1.0] * len(ids) if self.idf is None else self.idf.of(ids)
         return weights if any(weights) else [1.0] * len(ids)
 
-    def _weight_lists(self, texts: Sequence[SeenText]) -> pa.ListArray:
+    def _weight_lists(self, texts: Sequence[EncodedText]) -> pa.ListArray:
         weights = [self.weights(text) for text in texts]
         flat = np.array([weight for own in weights for weight in own], dtype=np.float32)
         return lists(flat, np.array([len(own) for own in weights], dtype=np.int64))

@@ -51,7 +51,7 @@ class RegionTraining(Settings):
     warmup: int = option(4_000, "steps over which the learning rate rises", minimum=0)
     batch_size: int = option(32, "captions, each with its negatives, per forward pass", minimum=1)
     accumulation: int = option(16, "forward passes per step", minimum=1)
-    clip: float = option(0.25, "the longest gradient", minimum=0)
+    clip: float = option(0.25, "the longest gradient", minimum=1e-6)
     weight_decay: float = option(0.0, "decay of the weights", minimum=0)
     dropout: float = option(0.1, "share of the states that are dropped", minimum=0)
     caption_length: int = option(60, "tokens that are read of a caption", minimum=3)

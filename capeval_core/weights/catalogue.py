@@ -224,10 +224,24 @@ FASTER_RCNN_VG = WeightsEntry(
 )
 """What finds the boxes of networks on regions."""
 
+X152_VG = WeightsEntry(
+    f"{NAMESPACE}/faster-rcnn-vg-resnext-152",
+    "Faster R-CNN ResNeXt-152 FPN, Visual Genome",
+    "https://dl.fbaipublicfiles.com/vilbert-multi-task/detectron_model.pth",
+    # Its authors' other detector, of MMF, has the same file name.
+    "vilbert-multi-task/detectron_model.pth",
+    "MIT",
+    {},
+    architecture="Faster R-CNN, ResNeXt 3-8-36-3, 32x8d, FPN 512; 1600 classes; 2048 dimensions",
+)
+"""What finds the boxes of 12-in-1's ViLBERT."""
+
 EVA_CLIP = "eva-clip"
 """EVA-CLIP in `capeval convert`: no metric's own weights."""
 FASTER_RCNN = "faster-rcnn"
 """Bottom-up attention's Faster R-CNN in `capeval convert`: no metric's own weights."""
+X152 = "x152"
+"""12-in-1's ResNeXt-152 FPN detector in `capeval convert`: no metric's own weights."""
 CONVERTED_AS: Mapping[str, str] = {
     "clip": "pacs",
     "alpha_clip": "hices",
@@ -238,6 +252,7 @@ CONVERTED_AS: Mapping[str, str] = {
     "open_clip": "eco",
     "eva_clip": EVA_CLIP,
     "faster_rcnn": FASTER_RCNN,
+    "x152": X152,
     "sam": "regions",
 }
 """Name of a network, as `encoder` in a config -> of its original releases in `capeval convert`."""
@@ -309,6 +324,7 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     VILBERT,
     VILBERT_PRETRAINED,
     FASTER_RCNN_VG,
+    X152_VG,
 )
 
 

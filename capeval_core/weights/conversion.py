@@ -131,7 +131,11 @@ class Conversion(Settings, ABC):
         ]
         # Weights that are taken as they are have no checkpoint in the catalogue, but its address.
         address, path = f"/{files[0].name}", f"/{files[0].absolute().as_posix()}"
-        named = (e for e in WEIGHTS if path.endswith(f"/{e.checkpoint}") or e.original.endswith(address))
+        named = (
+            e
+            for e in WEIGHTS
+            if (path.endswith(f"/{e.checkpoint}") if e.checkpoint else e.original.endswith(address))
+        )
         listed = next(named, None)
         source = {
             "name": self.source or _ENDINGS.sub("", files[0].name),
@@ -243,6 +247,8 @@ def checked_floats(name: str, value: Any) -> Tensor:
         raise ValueError(
             f"{name} is of type {str(value.dtype).removeprefix('torch.')}: expected floating point"
         )
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise ValueError(f"{name} repeats one part of its values: save it whole, by tensor.contiguous()")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"{name} holds NaN or infinite values: the checkpoint is broken, fetch it again")
     return value.detach()

@@ -7,22 +7,16 @@ classes and 400 attributes of Visual Genome on ResNet-101. Names of tensors are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from capeval_core.errors import FileError, file_problem, wrong_option
-from capeval_core.options import option
 from capeval_core.weights.clip import shape_of
-from capeval_core.weights.conversion import Conversion, Empty, Release, Shapes, count_blocks
+from capeval_core.weights.conversion import Shapes, count_blocks
+from capeval_core.weights.detectors import DetectorConversion
 
 STAGES = ("res2", "res3", "res4", "res5")
 STRIDE = 16
 """Pixels of the image per cell of the feature map."""
-YAML = "config.yaml"
-"""The release's file of settings, which lies beside its checkpoint."""
-_YAML_BYTES = 1 << 20
 
 RELEASED: Mapping[str, Any] = {
     "input.min_size_test": 800,
@@ -59,7 +53,7 @@ FIXED: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FasterRcnnConversion(Conversion):
+class FasterRcnnConversion(DetectorConversion):
     """The released checkpoint, or one that was trained by the same code with another size."""
 
     encoder = "faster_rcnn"
@@ -71,31 +65,12 @@ class FasterRcnnConversion(Conversion):
         (r"^roi_heads\.res5\.", "res5."),
         (r"^roi_heads\.box_predictor\.", "predictor."),
     )
-
-    release_config: str | PathLike[str] | None = option(
-        None,
-        f"the release's {YAML}; None: the one beside CHECKPOINT, or if there is none the released values",
-    )
-
-    def read(self, path: Path, empty: Empty) -> Release:
-        beside = path.with_name(YAML)
-        if self.release_config is None and beside.is_file():
-            return replace(self, release_config=beside).read(path, empty)
-        if self.release_config is not None:
-            read_settings(Path(self.release_config))  # before the checkpoint, which takes longer
-        return super().read(path, empty)
-
-    def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
-        content, files = super().load(path)
-        return content, files if self.release_config is None else [*files, Path(self.release_config)]
+    yaml = "config.yaml"
+    released = RELEASED
+    fixed = FIXED
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-        if self.release_config is None:
-            settings = dict(RELEASED)
-            notes.append(f"sizes, thresholds and means: as released, since there is no {YAML}")
-        else:
-            settings = read_settings(Path(self.release_config))
-            notes.append(f"sizes, thresholds and means: of {Path(self.release_config).name}")
+        settings = self.settings(notes)
         return {
             "architecture": _architecture(shapes),
             "preprocessing": {
@@ -117,43 +92,6 @@ class FasterRcnnConversion(Conversion):
                 "most": settings["max_detections"],
             },
         }
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """The values of `RELEASED` in a config.yaml.
-
-    Raises:
-        InputError, FileError: there is no such file, it is no YAML, lacks a setting, or is of a network that
-            is built otherwise.
-    """
-    import yaml
-
-    if not path.is_file():
-        fix = f"pass the {YAML} of the release, which lies beside its checkpoint"
-        raise wrong_option("release_config", str(path), "no file", fix)
-    try:
-        if path.stat().st_size > _YAML_BYTES:
-            raise ValueError(f"it takes more than {_YAML_BYTES:,} bytes")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise FileError(file_problem(path, f"no {YAML} of a release ({reason})", verb="is")) from error
-    found = {name: _value(content, name) for name in (*RELEASED, *FIXED)}
-    fix = "pass the one that lies beside this checkpoint"
-    if missing := [name for name in RELEASED if found[name] is None]:
-        raise FileError(file_problem(path, f"{', '.join(missing)} is missing", fix))
-    for name, value in FIXED.items():
-        if found[name] not in (None, value):
-            problem = f"{name} is {found[name]!r}, but only {value!r} is known here"
-            raise FileError(file_problem(path, problem, fix))
-    return {name: found[name] for name in RELEASED}
-
-
-def _value(content: Any, name: str) -> Any:
-    """The value under a dotted name, None where there is none."""
-    for part in name.split("."):
-        content = content.get(part) if isinstance(content, dict) else None
-    return content
 
 
 def _architecture(shapes: Shapes) -> dict[str, Any]:

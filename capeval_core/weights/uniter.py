@@ -10,6 +10,7 @@ from torch import Tensor
 
 from capeval_core.errors import Argument, InputError, Problem, wrong_option
 from capeval_core.options import option
+from capeval_core.weights.clip import shape_of
 from capeval_core.weights.conversion import Conversion, Shapes, Tensors, as_released, count_blocks, rename
 from capeval_core.weights.vocabulary import required_words
 
@@ -53,6 +54,8 @@ class UniterConversion(Conversion):
         if not any(name.startswith(f"{_RANKING}.") for name in tensors):
             for part in ("weight", "bias"):
                 head: Tensor = tensors[f"matching_head.{part}"]
+                if not head.ndim:
+                    raise ValueError(f"itm_output.{part} is a single number, expected a row for a match")
                 tensors[f"{_RANKING}.{part}"] = head[1:].clone()
             notes.append(
                 "there is no ranking head, so this is not UMIC but what its training starts from: the "
@@ -61,8 +64,8 @@ class UniterConversion(Conversion):
         return tensors
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-        rows, width = shapes["embeddings.word_embeddings.weight"]
-        positions = shapes["embeddings.position_embeddings.weight"][0]
+        rows, width = shape_of(shapes, "embeddings.word_embeddings.weight", 2)
+        positions, _ = shape_of(shapes, "embeddings.position_embeddings.weight", 2)
         heads = self.heads or width // _HEAD
         if not heads or width % heads:
             found = f"the tensors do not show how many heads share the width {width}"
@@ -77,9 +80,9 @@ class UniterConversion(Conversion):
                 "hidden_size": width,
                 "num_hidden_layers": count_blocks(shapes, r"layers\.(\d+)\."),
                 "num_attention_heads": heads,
-                "intermediate_size": shapes["layers.0.intermediate.dense.weight"][0],
+                "intermediate_size": shape_of(shapes, "layers.0.intermediate.dense.weight", 2)[0],
                 "max_position_embeddings": positions,
-                "region_size": shapes["region_embeddings.feature.weight"][1],
+                "region_size": shape_of(shapes, "region_embeddings.feature.weight", 2)[1],
             },
             "context_length": positions,
             "vocabulary": words,

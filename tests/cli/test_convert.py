@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from capeval_core.registry import METRICS
 from tests.cli.conftest import Ran
 from tests.golden import recipe
 
@@ -165,7 +166,7 @@ def test_a_failure_while_writing_leaves_the_old_weights(
         (["pasc", "x.pth", "--out", "w"], "unknown metric 'pasc': did you mean 'pacs'?"),
         (
             ["foo", "x.pth"],
-            "unknown metric 'foo' (known: pacs, refpacs, clips, refclips, hices, refhices, eco, regions, ",
+            f"unknown metric 'foo' (known: {', '.join(METRICS)}, regions, ",
         ),
         (["region", "x.pth"], "did you mean 'regions'?"),
         (["pacs", "x.pth"], "the following arguments are required: --out"),

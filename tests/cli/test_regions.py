@@ -69,7 +69,7 @@ def test_what_is_written_is_what_the_encoder_finds(
     assert ran.out.splitlines()[0].startswith("images   6 written (")
     assert ran.out.splitlines()[1].startswith("encoder  tiny@")
     assert ran.out.splitlines()[-1] == (
-        f"  capeval score umic --candidates captions.json --images {folder} --regions {out}"
+        f"  capeval score umic --candidates captions.json --images {folder} --regions {out} --weights tiny"
     )
     assert sorted(files_in(out)) == [*(f"{image_id}.npz" for image_id in IDS), MANIFEST]
     store = BoxFeatureStore.open(out)
@@ -98,6 +98,17 @@ def test_the_folder_scores_as_its_images(regions: Capeval, folder: Path, tmp_pat
     with pytest.raises(ValueError) as caught:
         load("umic", **settings, regions=str(tmp_path / "out"), selection="lxmert36")
     assert "has boxes that were chosen as 'bua10_100': pass selection=\"bua10_100\"" in str(caught.value)
+
+
+def test_features_alone_cannot_be_drawn(regions: Capeval, capeval: Capeval, tmp_path: Path) -> None:
+    uniter().save_pretrained(tmp_path / "weights")
+    (tmp_path / "captions.json").write_text(json.dumps(dict.fromkeys(IDS, "a dog")))
+    assert regions().status == 0
+    given = ["--candidates", tmp_path / "captions.json", "--weights", tmp_path / "weights", "--device", "cpu"]
+    given += ["--regions", tmp_path / "out", "--explain", tmp_path / "drawn"]
+    ran = capeval("score", "umic", *given)
+    assert ran.status == 2 and "--explain: there are only box features, and no image is opened" in ran.err
+    assert not (tmp_path / "drawn").exists()
 
 
 def test_images_that_have_their_file_are_skipped(

@@ -74,6 +74,8 @@ def test_help_shows_every_setting_with_its_default(capeval: Capeval) -> None:
 
 
 def test_weights_of_a_training_score(capeval: Capeval, scenes: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".state.safetensors.partial").write_bytes(b"of a run that was killed early")
     ran = capeval(*arguments(scenes, tmp_path / "run", word_steps=0, matching_steps=0, steps=3))
     assert ran.status == 0, ran.err
     command = ran.out.split("score with it:\n  capeval ")[1].split()

@@ -177,6 +177,8 @@ def test_weights_come_back_with_their_tokenizer(tmp_path: Path) -> None:
         ("architecture", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ("", {"context_length": 41}, "context_length is 41, expected a whole number from 3 to 40"),
         ("", {"vocabulary": {"file": "tokenizer.json", "sha256": "0"}}, "is not the one that these weights"),
+        ("", {"vocabulary": "words.txt"}, "vocabulary is 'words.txt', expected words, or file and sha256"),
+        ("", {"lowercase": "no"}, "lowercase is 'no', expected true or false"),
         ("", {"lowercase": None}, None),
     ],
 )

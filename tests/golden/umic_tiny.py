@@ -18,7 +18,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from capeval_core.training.umic import ranking_loss
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
@@ -29,6 +28,7 @@ from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.regions.selection import boxes_kept
 from capeval_core.registry import load
 from capeval_core.scores.box_source import FirstBoxes, boxes_by_id
+from capeval_core.training.umic import ranking_loss
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 

@@ -22,6 +22,8 @@ from capeval_core.inputs.box_lmdb import BoxLmdb
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.box_tsv import BoxTsv
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
+from capeval_core.inputs.decoding import Refused
+from capeval_core.inputs.lmdb_pages import check_pages
 from capeval_core.inputs.samples import check_samples
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.scores.box_source import boxes_by_id
@@ -161,6 +163,17 @@ def test_the_counts_beside_a_database_choose_its_boxes(tmp_path: Path) -> None:
         assert len(loaded(store, "dog.1")) == 1  # there are no more
         uncounted = loaded(store, "42")
         assert len(uncounted) == 30 and uncounted.selection is None
+
+
+def test_counts_of_other_images_are_refused(tmp_path: Path) -> None:
+    """They would be ignored, and rounded scores choose the boxes."""
+    image_database(tmp_path / DB)
+    (tmp_path / f"nbb_{DB.removeprefix('feat_')}.json").write_text('{"cat": 11, "dog.1": 10}')
+    with pytest.raises(FileError) as caught:
+        list(BoxFeatureStore.open(tmp_path / DB))
+    assert "the numbers of boxes beside it are of other images, such as 'cat': expected the names" in str(
+        caught.value
+    )
 
 
 def test_a_database_may_have_a_fixed_number_of_boxes_in_its_name(tmp_path: Path) -> None:
@@ -334,6 +347,8 @@ def test_damage_costs_its_own_entry(tmp_path: Path) -> None:
     } | {
         "objects": pickled,
         "shape": {**features, b"shape": [2**40, 5]},
+        "axes": {**features, b"shape": [2**62, 2**62, 0], b"data": b""},
+        "bool": {**features, b"shape": [True, 60]},
         "negative": {**features, b"shape": [-12, -5]},
         "number": 5,
     }
@@ -376,6 +391,8 @@ def test_damage_costs_its_own_entry(tmp_path: Path) -> None:
         "field3": "is an array of '<f3'",
         "field4": '["features"] is a dict of length 5: expected an array',
         "shape": "the header says shape (1099511627776, 5) of float16, which 120 bytes are not",
+        "axes": '["features"]: the array has shape (4611686018427387904, 4611686018427387904, 0): write',
+        "bool": '["features"]: the array is damaged',
         "negative": '["features"]: the array is damaged',
         "number": '["features"] is the number 5: expected an array',
     }.items():
@@ -397,6 +414,95 @@ def test_small_entries_that_unpack_to_much_are_bounded(
     assert "bytes: expected at most 16,384" in refusal(store, "npz")
     assert "which 32,768 bytes are not" in refusal(store, "msgpack")
     assert "its entry has 131,072 bytes" in refusal(store, "long")
+
+
+def test_a_number_of_boxes_cuts_only_what_has_a_row_per_box(tmp_path: Path) -> None:
+    arrays = released(FOUND["cat"])
+    entries = {
+        "sized.npz": msgpack_of({**arrays, "size": np.array(SIZE)}),
+        "scalar.npz": msgpack_of({**arrays, "conf": np.float32(0.5)}),
+    }
+    store = BoxFeatureStore.open(write_lmdb(tmp_path / "feat_numbb1", entries))
+    assert (loaded(store, "sized").size, len(loaded(store, "sized"))) == (SIZE, 1)
+    assert "the array has shape (): expected 1 axis" in refusal(store, "scalar")
+
+
+def test_a_damaged_tree_of_a_database_is_refused(tmp_path: Path) -> None:
+    """LMDB itself would follow it behind the end of the file, which kills the process."""
+    entries = {f"{i}.npz": bytes(3_000 * (i % 3)) for i in range(200)}  # some in pages of their own
+    data = write_lmdb(tmp_path / "db", entries) / "data.mdb"
+    whole, page = data.read_bytes(), 4096
+    check_pages(data)
+    flags = {at: whole[at + 10] for at in range(2 * page, len(whole), page)}
+    (branch,) = (at for at, kind in flags.items() if kind == 1)
+    leaf = next(at for at, kind in flags.items() if kind == 2)
+    first_node = int.from_bytes(whole[leaf + 16 : leaf + 18], "little")
+    below = branch + int.from_bytes(whole[branch + 16 : branch + 18], "little")
+    damage: list[dict[int, bytes]] = [
+        {128: b"\xff\xff", page + 128: b"\xff\xff"},  # the root of both commits
+        {leaf + 10: b"\x40"},  # its kind
+        {leaf + 12: b"\xff\xff"},  # how many nodes it has
+        {leaf + 16: b"\xff\xff"},  # where its first node is
+        {leaf + first_node + 2: b"\xff"},  # how long the data of that is
+        {below: b"\xff\xff"},  # the page below the branch
+        {below: (branch // page).to_bytes(2, "little")},  # itself
+    ]
+    for change in damage:
+        damaged = bytearray(whole)
+        for at, value in change.items():
+            damaged[at : at + len(value)] = value
+        data.write_bytes(damaged)
+        with pytest.raises(FileError, match="lead out of the file, or to each other: it is damaged: write"):
+            list(BoxFeatureStore.open(tmp_path / "db"))
+
+
+def test_errors_of_lmdb_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = image_database(tmp_path / "db") / "data.mdb"
+    whole, page = data.read_bytes(), 4096
+    (leaf,) = (at for at in range(2 * page, len(whole), page) if whole[at + 10] == 2 and whole[at + 12] > 22)
+    data.write_bytes(whole[: leaf + 10] + b"\x40" + whole[leaf + 11 :])
+    monkeypatch.setattr(box_lmdb, "check_pages", lambda data: None)
+    with pytest.raises(FileError, match=r"data.mdb: cannot be read \(.*\): it is damaged: write or download"):
+        list(BoxFeatureStore.open(tmp_path / "db"))
+
+
+def test_other_compressions_are_not_unpacked(tmp_path: Path) -> None:
+    """zipfile unpacks them whole: a kilobyte of bzip2 can take all memory, whatever size it states."""
+    path = npz_folder(tmp_path / "npz")
+    for compression in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(path / "cat.npz", "w", compression) as file:
+            file.writestr("boxes.npy", bytes(100))
+        message = refusal(BoxFeatureStore.open(path), "cat")
+        assert '["boxes"]: the array is packed by another compression: write it with numpy.sav' in message
+
+
+def test_a_link_to_itself_costs_no_other_file(tmp_path: Path) -> None:
+    path = npz_folder(tmp_path / "npz")
+    (path / "loop.npz").symlink_to("loop.npz")
+    assert list(BoxFeatureStore.open(path)) == IDS
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    for name in ("a.tsv", "features"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(FileError, match="is a pipe, a socket or a device"):
+            BoxFeatureStore.open(tmp_path / name)
+
+
+def test_a_header_of_another_order_is_refused(tmp_path: Path) -> None:
+    columns = ["image_id", "image_h", "image_w", *box_tsv.BOTTOM_UP[3:]]
+    text = "\t".join(columns) + "\n" + bottom_up_line("cat", FOUND["cat"])
+    with pytest.raises(
+        FileError, match=r"has the columns image_id, image_h, image_w, .*: expected image_id, "
+    ):
+        list(BoxFeatureStore.open(written(tmp_path / "a.tsv", text)))
+
+
+def test_an_id_of_any_length_is_named_in_short(tmp_path: Path) -> None:
+    store = BoxFeatureStore.open(npz_folder(tmp_path / "npz"))
+    with pytest.raises(Refused) as caught:
+        store.find("x" * 1_000_000)
+    assert len(str(caught.value.args[0])) < 1_000
 
 
 def test_a_database_that_is_cut_off_is_refused(tmp_path: Path) -> None:
@@ -556,7 +662,10 @@ def test_a_file_knows_its_image_and_whether_it_is_whole(tmp_path: Path) -> None:
     path.write_bytes(npz_bytes(found, "file:1"))
     assert loaded(BoxFeatureStore.open(tmp_path), "cat").key == found.key
     assert is_whole(path, "file:1") and not is_whole(path, "file:2")
+    image = bytearray(path.read_bytes())
+    image[image.index(b"f\0\0\0i\0\0\0l\0\0\0e")] ^= 1  # of the array that names the image
     for damaged in (
+        bytes(image),
         path.read_bytes()[:-100],
         npz_bytes(BoxFeatures(arrays["boxes"], arrays["features"] * np.nan), "file:1"),
     ):

@@ -120,15 +120,21 @@ def test_the_warning_of_many_images_is_one() -> None:
     [
         ({"boxes": [[-1.5, 0, 9, 9]] * 3}, '["boxes"][0] is [-1.5, 0.0, 9.0, 9.0], outside of an image'),
         ({"boxes": [[0, -2, 9, 9]] * 3, "size": None}, '["boxes"][0] is [0.0, -2.0, 9.0, 9.0], outside'),
-        ({"boxes": [[0, 0, 41.5, 9]] * 3}, '["boxes"][0] is [0.0, 0.0, 41.5, 9.0], outside of an image'),
+        ({"boxes": [[0, 0, 42, 9]] * 3}, '["boxes"][0] is [0.0, 0.0, 42.0, 9.0], outside of an image'),
         ({"boxes": [[0, 0, np.inf, 9]] * 3}, '["boxes"]: the array has NaN or infinity, first at [0, 2]'),
         ({"scores": [0.5, 1.5, 0]}, '["scores"][1] is 1.5: expected probabilities, from 0 to 1'),
         ({"scores": [0.5, 0.1, -0.01]}, '["scores"][2] is -0.01: expected probabilities'),
         ({"scores": None, "conf": [0.5, 0.1, 7]}, '["conf"][2] is 7: expected probabilities'),
         ({"scores": [0.5, np.nan, 0.1]}, '["scores"]: the array has NaN or infinity, first at [1]'),
+        ({"score": [0.5, 0.1, 0.1]}, ": there is 'score', which is not known: did you mean 'scores'?"),
         ({"selection": 5}, '["selection"] is the number 5: expected a short text'),
         ({"selection": ["bua10_100"] * 3}, '["selection"] is a list of length 3: expected a short text'),
         ({"selection": "x" * 101}, '["selection"] is a str of length 101: expected a short text'),
+        ({"boxes": RELATIVE[:, :4], "relative_boxes": None}, '["boxes"]: no box reaches beyond the first'),
+        ({"size": b"zz"}, '["size"] is b\'zz\': expected width and height of the image, whole numbers'),
+        ({"size": "99"}, '["size"] is \'99\': expected width'),
+        ({"size": (40.5, 20)}, '["size"] is (40.5, 20): expected width'),
+        ({"size": (40, 20, 3)}, '["size"] is (40, 20, 3): expected width'),
         ({"boxes": np.zeros((0, 4))}, ": there are 0 boxes but 3 rows of features"),
         ({"relative_boxes": RELATIVE[:, :5]}, '["relative_boxes"]: the array has shape (3, 5)'),
         ({"relative_boxes": RELATIVE[:2]}, ": there are 3 boxes but 2 relative boxes: give every"),
@@ -153,15 +159,14 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
 def test_what_is_just_within_the_bounds() -> None:
     loaded(boxes=[[-1, -1, 41, 21]] * 3, relative_boxes=None)
     loaded(scores=[1, 0, 1 + 1e-7])
+    loaded(size=(40.0, 20.0), boxes=[[0, 0, 0, 0]] * 3, relative_boxes=None)
+    loaded(boxes=[[0, 0, 1, 1]] * 3, size=(2, 2), relative_boxes=None)
     edge = RELATIVE + np.float32([0, 0, ROUNDED / 2, ROUNDED / 2, 0, 0])
     loaded(relative_boxes=edge)
 
 
-def test_features_of_another_width_are_refused_before_they_run() -> None:
-    boxes = InputBoxes.of(FOUND, "images[7]")
-    boxes.check(width=4)
-    with pytest.raises(ImageError, match=r"^images\[7\]: its features have 4 numbers each, but the network"):
-        boxes.check(width=2048)
-    boxes.load().check_width(4)
+def test_features_of_another_width_are_refused() -> None:
+    boxes = InputBoxes.of(FOUND).load()
+    boxes.check_width(4)
     with pytest.raises(ValueError, match="takes 2,048: give features of the detector that the network"):
-        boxes.load().check_width(2048)
+        boxes.check_width(2048)

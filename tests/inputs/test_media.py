@@ -244,7 +244,7 @@ def test_boxes_have_one_key_however_they_are_handed_in(tmp_path: Path) -> None:
         ),
         ({"features": np.ones((2, 0))}, 0, "there are 2 boxes with 0 numbers each"),
         ({"scores": [True, False]}, (0, "scores"), 'images[0]["scores"] is an array of bool'),
-        ({"size": (8, 10.5)}, (0, "boxes", 1), "[2.0, 3.0, 8.0, 12.0], outside of an image of 8x10"),
+        ({"size": (8, 10)}, (0, "boxes", 1), "[2.0, 3.0, 8.0, 12.0], outside of an image of 8x10"),
         ({"features": np.ones((2, WIDEST + 1))}, 0, f"with {WIDEST + 1:,} numbers each: expected 1 to"),
         (
             {"boxes": np.zeros((MOST_BOXES + 1, 4)), "features": np.zeros((MOST_BOXES + 1, 5))},

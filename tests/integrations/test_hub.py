@@ -14,9 +14,11 @@ import pytest
 import capeval_core
 from capeval_core import publishing
 from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.uniter import UniterEncoder
 from capeval_core.registry import METRICS, metric_class
+from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC
 from tests.hub import WRITER, Fault, Hub, ask, log_in, serving
-from tests.seeded import release
+from tests.seeded import faster_rcnn, release, uniter
 
 CAPTIONS = ["a dog on the grass", "two red circles"]
 REFERENCES = [["a dog"], ["some circles", "a drawing"]]
@@ -165,3 +167,33 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     assert {key: repository.messages for key, repository in published.hub.repositories.items()} == before
     assert not any("/tag/" in request for request in published.hub.requests)
     assert all(list(repository.names) == ["main"] for repository in published.hub.repositories.values())
+
+
+@pytest.mark.slow
+def test_umic_takes_its_module_its_weights_and_its_detector_from_the_hub(
+    images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = faster_rcnn()
+    scorer = uniter(region_size=detector.dimension)
+    config = {name: value for name, value in scorer.config.items() if name != "constants"}
+    UniterEncoder(config, scorer.model.state_dict(), device="cpu").save_pretrained(tmp_path / "scorer")
+    detector.save_pretrained(tmp_path / "detector")
+    with serving({}) as hub:
+        log_in(hub.address, WRITER, tmp_path / "login", monkeypatch)
+        sent = [publishing.module("umic", "capeval", publishing.PYPI)]
+        for folder, entry in ((tmp_path / "scorer", UMIC), (tmp_path / "detector", FASTER_RCNN_VG)):
+            small = publishing.weights(folder, "capeval", name="small", permission="made for this test")
+            sent.append(replace(small, repository=entry.repository))
+        commits = [pushed.commit for pushed in publishing.publish(sent)]
+        home = tmp_path / "home"
+        home.mkdir()
+        published = Published(hub, {}, [str(path) for path in images[:2]])
+        (answer,) = published.load(home, ("capeval/umic", {}))
+        (again,) = published.load(home, ("capeval/umic", {}), HF_HUB_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
+    local = capeval_core.load(
+        "umic", weights=tmp_path / "scorer", regions=tmp_path / "detector", device="cpu"
+    ).score(CAPTIONS, published.images)
+    assert answer["per_caption"]["umic"] == pytest.approx(local.scores, abs=1e-6)
+    assert f"|weights:{UMIC.repository}@{commits[1][:8]}|" in answer["signature"]
+    assert f"|regions:{FASTER_RCNN_VG.repository}@{commits[2][:8]}|" in answer["signature"]
+    assert again["per_caption"] == answer["per_caption"] and not answer["warned"]

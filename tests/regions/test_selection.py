@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from capeval_core.regions.selection import boxes_kept, class_confidences, enough_boxes
+from capeval_core.regions.selection import ONE_THING, boxes_kept, enough_boxes
+from capeval_core.regions.suppression import Suppression, class_confidences
 
 Floats = NDArray[np.float32]
 BOXES = st.integers(0, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, 10**6)))
@@ -76,20 +77,20 @@ def test_class_confidences_are_those_of_plain_loops(size: tuple[int, int], overl
     for column in range(scores.shape[1]):
         for index in survivors(boxes, scores[:, column], overlap):
             expected[index] = max(expected[index], scores[index, column])
-    assert class_confidences(boxes, scores, overlap).tolist() == expected.tolist()
+    assert class_confidences(boxes, scores, Suppression(overlap)).tolist() == expected.tolist()
 
 
 def test_the_confidence_of_a_covered_box_is_that_of_another_class() -> None:
     boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 9]], dtype=np.float32)
     scores = np.array([[0.9, 0.1], [0.8, 0.3]], dtype=np.float32)
-    assert class_confidences(boxes, scores).tolist() == [np.float32(0.9), np.float32(0.3)]
+    assert class_confidences(boxes, scores, ONE_THING).tolist() == [np.float32(0.9), np.float32(0.3)]
 
 
 def test_boxes_of_exactly_that_overlap_both_stay() -> None:
     boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 5]], dtype=np.float32)
     scores = np.array([[0.9], [0.8]], dtype=np.float32)
-    assert class_confidences(boxes, scores, 0.5)[1] == np.float32(0.8)
-    assert class_confidences(boxes, scores, 0.49)[1] == 0
+    assert class_confidences(boxes, scores, Suppression(0.5))[1] == np.float32(0.8)
+    assert class_confidences(boxes, scores, Suppression(0.49))[1] == 0
 
 
 @settings(max_examples=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from capeval_core.encoders.scene_regions import SceneRegionEncoder
 from capeval_core.errors import FileError, InputError
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import count_forwards
+from capeval_core.regions.features import BoxVisual
 from capeval_core.scores.umic import umic_score
 from capeval_core.weights.folder import WeightsError
-from tests.seeded import made_up_boxes, uniter
+from tests.seeded import made_up_boxes, uniter, write_config
 
 SCENES = demo_set()
 
@@ -115,6 +117,76 @@ def test_equal_box_features_that_fail_are_named_each(weights: str) -> None:
 def test_a_wrong_source_is_refused_before_weights(regions: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         capeval_core.load("umic", weights="weights that are not there", regions=regions)
+
+
+@pytest.mark.parametrize(
+    ("regions", "message"),
+    [
+        ("", "regions='' is empty: expected weights of a region encoder"),
+        ("x" * 5_000, "xxx...' is no path that can be looked up (File name too long)"),
+        ("~nobody of that name/x", "is no path that can be looked up ("),
+        ("no such thing", "regions='no such thing' is neither a folder, nor a Hub id"),
+    ],
+)
+def test_a_source_that_is_no_path_is_named(weights: str, regions: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(weights, regions=regions)
+    assert message in str(caught.value) and len(str(caught.value)) < 1_000
+
+
+def test_a_region_encoder_that_breaks_its_contract(weights: str) -> None:
+    class Few:
+        fingerprint: Any = "few"
+
+        def encode_boxes(self, images: Any, **_: Any) -> Any:
+            return iter(())
+
+    with pytest.raises(ValueError, match=r"the region encoder Few@.* gave boxes of fewer images than it was"):
+        load(weights, regions=Few()).score(["a dog"], [SCENES[0].image])
+
+    class Odd(Few):
+        fingerprint = "odd"
+
+        def encode_boxes(self, images: Any, **_: Any) -> Any:
+            return (5 for _ in images)
+
+    with pytest.raises(TypeError, match=r"the region encoder Odd@.* gave the number 5, expected a BoxVisual"):
+        load(weights, regions=Odd()).score(["a dog"], [SCENES[0].image])
+    Few.fingerprint = 5
+    with pytest.raises(TypeError, match="whose fingerprint is the number 5: expected a text"):
+        load(weights, regions=Few())
+
+
+@pytest.mark.parametrize(
+    ("packed", "message"),
+    [
+        (np.full((1, 69), 40.0), r"images\[0\]: the detector found no box in"),
+        (np.full((3, 69), np.nan), r"images\[0\]: features of .* are not finite"),
+    ],
+)
+def test_no_caption_is_scored_without_boxes(weights: str, packed: Any, message: str) -> None:
+    """The network would read the caption alone, and give a number."""
+
+    class Encoder:
+        fingerprint = "none"
+
+        def encode_boxes(self, images: Any, **_: Any) -> Any:
+            for image in images:
+                yield BoxVisual(image.where, image.name, image.key, None, "key", packed.astype(np.float32))
+
+    with pytest.raises(InputError, match=message):
+        load(weights, regions=Encoder()).score(["a dog"], [SCENES[0].image])
+
+
+@pytest.mark.parametrize("constants", [[], {"regions": 5}, {"regions": None}, {"regions": "FEATURES"}])
+def test_weights_that_name_no_region_encoder(constants: Any, features: Path, tmp_path: Path) -> None:
+    if constants == {"regions": "FEATURES"}:
+        constants = {"regions": str(features)}
+    uniter().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_config(tmp_path, {**config, "constants": constants})
+    with pytest.raises(WeightsError, match=r"in the config, constants\.regions names no weights of a region"):
+        load(str(tmp_path))
 
 
 def test_weights_that_find_no_boxes_are_refused(weights: str) -> None:

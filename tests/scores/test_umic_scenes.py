@@ -13,7 +13,7 @@ from capeval_core.encoders.uniter import UniterEncoder
 from tools.scenes import draw
 from tools.tiny.umic import Trials, blinded, compare, is_true, make_trials
 
-SCENES = 150
+SCENES = 100
 
 
 @pytest.fixture(scope="module")

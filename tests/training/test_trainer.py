@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -178,6 +179,23 @@ def test_features_made_before_train_the_same_weights(scenes: Path, trained: Path
         arrays = {"boxes": found.boxes, "features": found.features, "scores": found.scores}
         np.savez(folder / f"{path.stem}.npz", **arrays, size=np.array(found.size))
     out = train(scenes, tmp_path / "run", regions=folder, images=None)
+    expected = tensors_of(trained)
+    for name, tensor in tensors_of(out).items():
+        np.testing.assert_array_equal(tensor, expected[name], err_msg=name)
+
+
+def test_a_dataset_trains_the_same_weights(scenes: Path, trained: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (scenes / "captions.jsonl").read_text().splitlines()]
+    columns = {
+        "image": [str(scenes / "images" / f"{row['image_id']}.png") for row in rows],
+        "sentences": [row["captions"] for row in rows],
+    }
+    features = datasets.Features(
+        {"image": datasets.Image(), "sentences": datasets.List(datasets.Value("string"))}
+    )
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "set")
+    settings = {"captions": None, "images": None, "dataset": tmp_path / "set"}
+    out = train(scenes, tmp_path / "run", caption_column="sentences", **settings)
     expected = tensors_of(trained)
     for name, tensor in tensors_of(out).items():
         np.testing.assert_array_equal(tensor, expected[name], err_msg=name)

@@ -184,6 +184,12 @@ def put(name: str, value: Any) -> Change:
     return change
 
 
+BOMB: list[Any] = ["x"] * 8
+"""A list whose text would take all memory, and whose YAML, with aliases, is short."""
+for _ in range(20):
+    BOMB = [BOMB] * 8
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -191,6 +197,10 @@ def put(name: str, value: Any) -> Change:
         (put("max_detections", ...), "max_detections is missing"),
         (put("resnets.stride_in_1x1", False), "resnets.stride_in_1x1 is False, but only True is known"),
         (put("input.format", "RGB"), "input.format is 'RGB', but only 'BGR' is known"),
+        (put("input.format", BOMB), "input.format is a list of length 8, expected a number, a short text"),
+        (put("model.pixel_mean", BOMB), "model.pixel_mean is a list of length 8"),
+        (put("model.pixel_mean", {"a": 1}), "model.pixel_mean is a dict of length 1"),
+        (put("input.format", "x" * 101), "input.format is a str of length 101"),
         (put("roi_box_head.res5halve", True), "roi_box_head.res5halve is True"),
         (put("anchor_generator.offset", 0.5), "anchor_generator.offset is 0.5"),
         (put("input.min_size_test", "large"), "preprocessing.shortest_side is 'large', expected a whole"),

@@ -24,7 +24,7 @@ from capeval_core.regions.sam import Sam, open_sam
 from capeval_core.registry import network_of
 from capeval_core.weights.folder import TINY, WeightsError, open_weights
 from tests import seeded
-from tests.encoders import original_eva_clip, test_open_clip
+from tests.encoders import original_eva_clip, seeded_x152, test_open_clip
 from tests.golden import recipe
 from tests.regions.conftest import save_owlv2, save_sam
 from tests.seeded import write_config
@@ -84,6 +84,21 @@ SETTINGS = {
         *("architecture.anchors", "preprocessing.shortest_side", "preprocessing.longest_side"),
         *("proposals.before_nms", "proposals.overlap", "detections.overlaps", "detections.most"),
     ),
+    "uniter": (
+        *("architecture.vocab_size", "architecture.hidden_size", "architecture.num_hidden_layers"),
+        *("architecture.num_attention_heads", "architecture.max_position_embeddings"),
+        *("architecture.intermediate_size", "architecture.region_size", "context_length"),
+    ),
+    "vilbert": (
+        *("architecture.text.vocab_size", "architecture.text.hidden_size", "architecture.visual.region_size"),
+        *("architecture.visual.num_hidden_layers", "architecture.co_attention.hidden_size", "context_length"),
+    ),
+    "x152": (
+        *("architecture.layers", "architecture.width", "architecture.groups", "architecture.out_width"),
+        *("architecture.pyramid_width", "architecture.classes", "architecture.anchors"),
+        *("preprocessing.shortest_side", "preprocessing.longest_side", "proposals.before_nms"),
+        *("proposals.most", "proposals.overlap", "detections.overlap", "detections.most"),
+    ),
     "scene_regions": ("architecture.image_size", "architecture.width", "architecture.region_size"),
     "sam": (
         *("architecture.image_size", "architecture.patch_size", "architecture.vision.hidden_size"),
@@ -117,6 +132,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> d
     Sam(sam.config, sam.tensors, device="cpu").save_pretrained(root / "sam")
     seeded.alpha_encoder().save_pretrained(root / "alpha_clip")
     seeded.faster_rcnn().save_pretrained(root / "faster_rcnn")
+    seeded.uniter().save_pretrained(root / "uniter")
+    seeded.vilbert().save_pretrained(root / "vilbert")
+    seeded_x152.network().save_pretrained(root / "x152")
     test_open_clip.repository(root / "open_clip")
     return {
         "clip": seeded_weights,
@@ -125,7 +143,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> d
         "open_clip": root / "open_clip",
         "blip2": TINY / "blip2",
         "faster_rcnn": root / "faster_rcnn",
+        "x152": root / "x152",
         "scene_regions": TINY / "scene-regions",
+        "uniter": root / "uniter",
+        "vilbert": root / "vilbert",
         "sam": root / "sam",
         "sam of transformers": save_sam(root / "tiny-sam"),
         "owlv2": save_owlv2(root / "tiny-owlv2"),
@@ -185,6 +206,7 @@ def test_absurd_sizes_are_refused_by_name(
         ("open_clip", "model_cfg.text_cfg.width", 1 << 20),
         ("blip2", "architecture.qformer.intermediate_size", 1 << 20),
         ("faster_rcnn", "architecture.attribute_width", 1 << 16),
+        ("x152", "architecture.feature_width", 1 << 16),
         ("sam", "architecture.vision.mlp_dim", 1 << 20),
         ("owlv2", "vision_config.intermediate_size", 1 << 20),
         ("sam of transformers", "vision_config.mlp_dim", 1 << 20),
@@ -223,7 +245,7 @@ STRANGE: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["clip", "blip2", "eva_clip", "alpha_clip", "sam", "faster_rcnn"])
+@pytest.mark.parametrize("kind", ["clip", "blip2", "eva_clip", "alpha_clip", "sam", "faster_rcnn", "x152"])
 @pytest.mark.parametrize(("setting", "value", "message"), STRANGE)
 def test_configs_of_strange_kinds_are_refused(
     kind: str, setting: str, value: Any, message: str, folders: dict[str, Path], tmp_path: Path
@@ -339,7 +361,7 @@ def test_weights_with_a_value_that_is_not_finite_are_refused(
         ClipEncoder(json.loads((folder / "config.json").read_text()), broken, device="cpu")
 
 
-@pytest.mark.parametrize("kind", ["blip2", "sam", "eva_clip", "alpha_clip", "owlv2", "faster_rcnn"])
+@pytest.mark.parametrize("kind", ["blip2", "sam", "eva_clip", "alpha_clip", "owlv2", "faster_rcnn", "x152"])
 def test_every_network_refuses_values_that_are_not_finite(
     kind: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:

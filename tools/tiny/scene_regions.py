@@ -149,7 +149,8 @@ def train(recipe: RegionRecipe = RegionRecipe(), seed: int = 0) -> tuple[SceneNe
     def losses(done: float) -> tuple[Tensor, dict[str, Tensor]]:
         rows = rng.integers(len(crops), size=recipe.batch)
         features, confidence = model(scaled(torch.from_numpy(crops[rows])))
-        terms = questions.losses(features, confidence, Answers(*(part[rows] for part in answer)))
+        asked = Answers(answer.pairs[rows], answer.number[rows], answer.size[rows])
+        terms = questions.losses(features, confidence, asked)
         return torch.stack(list(terms.values())).sum(), terms
 
     parts = [

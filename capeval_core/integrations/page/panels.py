@@ -16,6 +16,7 @@ from capeval_core.scores.hice.card import outside_text, threshold_text
 
 if TYPE_CHECKING:
     from capeval_core.reports.boxes import BoxExplanation
+    from capeval_core.reports.matches import MatchExplanation
     from capeval_core.scores.hice.card import PhraseNote
     from capeval_core.scores.hice.explanation import HiceExplanation
 
@@ -103,7 +104,7 @@ def regions(scored: Scored) -> str:
     )
 
 
-def _data_address(explanation: HiceExplanation | BoxExplanation) -> str:
+def _data_address(explanation: HiceExplanation | BoxExplanation | MatchExplanation) -> str:
     written = BytesIO()
     explanation.overlay(_OVERLAY).save(written, "JPEG", quality=90, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()
@@ -190,10 +191,40 @@ def boxes(scored: Scored) -> str:
     return f'<figure>{shown}</figure><p class="note">{text}</p>'
 
 
+def matches(scored: Scored) -> str:
+    """Which word met which word of the best reference, and how each reference fits."""
+    explanation = cast("MatchExplanation", scored.evidence)
+    notes, best = explanation["matches"], explanation["best"]
+    columns = ("precision", "recall", "F")
+    references = {
+        f"{number + 1}. {escape(note['reference'])}{_BEST if number == best else ''}": (
+            note["precision"],
+            note["recall"],
+            note["f"],
+        )
+        for number, note in enumerate(notes)
+    }
+    shown = table("How the caption fits each reference, words with words", references, columns)
+    note = notes[best]
+    if not note["words"] or not note["reference_words"]:
+        return shown
+    text = "Cosines of the caption's words (down) with those of the best reference (across)."
+    figure = f'<figure><img src="{_data_address(explanation)}" alt="{text}"></figure>'
+    met = {
+        f"{number + 1}. {escape(match['word'])} <small>{escape(match['match'])}</small>": match["cosine"]
+        for number, match in enumerate(note["caption_matches"])
+    }
+    words = table("Each word of the caption, and the word of the best reference that it met", met)
+    return f'{figure}<p class="note">{text}</p>{shown}{words}'
+
+
+_BEST = " <small>best</small>"
+
 OF_EVIDENCE: dict[str, Panel] = {
     "references": references,
     "regions": regions,
     "boxes": boxes,
+    "matches": matches,
     "compared": compared,
     "candidates": candidates,
 }

@@ -1,0 +1,126 @@
+"""What conversions of detectors share: settings that no tensor shows, from the YAML file of a release."""
+
+from __future__ import annotations
+
+import ast
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar
+
+from capeval_core.errors import FileError, file_problem, wrong_option
+from capeval_core.options import option
+from capeval_core.values import described
+from capeval_core.weights.conversion import Conversion, Empty, Release
+
+_YAML_BYTES = 1 << 20
+_LONGEST = 100
+"""Of a text, and of a list, in that file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorConversion(Conversion, ABC):
+    """A checkpoint of a detector, with the file of settings that lies beside it."""
+
+    yaml: ClassVar[str]
+    """That file's name."""
+    released: ClassVar[Mapping[str, Any]]
+    """Settings that are read, by their dotted names, with the values of the release."""
+    fixed: ClassVar[Mapping[str, Any]]
+    """Settings of which the network here knows one value only."""
+    partial: ClassVar[bool] = False
+    """Whether the file leaves out settings whose value is the default."""
+
+    release_config: str | PathLike[str] | None = option(
+        None,
+        "the release's file of settings; None: the one beside CHECKPOINT, or if there is none the released "
+        "values",
+    )
+
+    def read(self, path: Path, empty: Empty) -> Release:
+        beside = path.with_name(self.yaml)
+        if self.release_config is None and beside.is_file():
+            return replace(self, release_config=beside).read(path, empty)
+        if self.release_config is not None:
+            self.settings([])  # before the checkpoint, which takes longer
+        return super().read(path, empty)
+
+    def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
+        content, files = super().load(path)
+        return content, files if self.release_config is None else [*files, Path(self.release_config)]
+
+    def settings(self, notes: list[str]) -> dict[str, Any]:
+        """The values of `released` that hold, and a note that says where they come from.
+
+        Raises:
+            InputError, FileError: there is no such file, it is no YAML, lacks a setting, or is of a network
+                that is built otherwise.
+        """
+        if self.release_config is None:
+            notes.append(f"sizes, thresholds and means: as released, since there is no {self.yaml}")
+            return dict(self.released)
+        path = Path(self.release_config)
+        found = self._read_settings(path)
+        notes.append(f"sizes, thresholds and means: of {path.name}")
+        return found
+
+    def _read_settings(self, path: Path) -> dict[str, Any]:
+        import yaml
+
+        if not path.is_file():
+            fix = f"pass the {self.yaml} of the release, which lies beside its checkpoint"
+            raise wrong_option("release_config", str(path), "no file", fix)
+        try:
+            if path.stat().st_size > _YAML_BYTES:
+                raise ValueError(f"it takes more than {_YAML_BYTES:,} bytes")
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())[:200]
+            found = f"no {self.yaml} of a release ({reason})"
+            raise FileError(file_problem(path, found, verb="is")) from error
+        values = {name: _value(content, name) for name in (*self.released, *self.fixed)}
+        fix = "pass the one that lies beside this checkpoint"
+        missing = [name for name in self.released if values[name] is None]
+        if missing and not self.partial:
+            raise FileError(file_problem(path, f"{', '.join(missing)} is missing", fix))
+        for name, value in values.items():
+            if not _is_plain(value):
+                problem = f"{name} is {described(value)}, expected a number, a short text, or a list of some"
+                raise FileError(file_problem(path, problem, fix))
+        for name, value in self.fixed.items():
+            if values[name] not in (None, value):
+                problem = f"{name} is {values[name]!r}, but only {value!r} is known here"
+                raise FileError(file_problem(path, problem, fix))
+        return {
+            name: default if values[name] is None else values[name] for name, default in self.released.items()
+        }
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number or a short text, or a short list of such: aliases of YAML nest for ever."""
+    if isinstance(value, list):
+        return len(value) <= _LONGEST and all(
+            not isinstance(each, list) and _is_plain(each) for each in value
+        )
+    if isinstance(value, str):
+        return len(value) <= _LONGEST
+    return value is None or isinstance(value, (bool, int, float))
+
+
+def _value(content: Any, name: str) -> Any:
+    """The value under a dotted name, None where there is none; a tuple in text is a list.
+
+    >>> _value({"MODEL": {"STRIDES": "(4, 8)"}}, "MODEL.STRIDES")
+    [4, 8]
+    """
+    for part in name.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    if isinstance(content, str) and content.startswith("("):
+        try:
+            value = ast.literal_eval(content)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return content
+        return list(value) if isinstance(value, tuple) else content
+    return content

@@ -1,0 +1,277 @@
+"""ViLBERTScore's formulas, its idf weights, what it shares between captions, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from capeval_core.cache import FeatureCache
+from capeval_core.inputs.boxes import InputBoxes
+from capeval_core.models.batching import count_forwards
+from capeval_core.ragged import Ragged
+from capeval_core.scores.idf import TokenIdf
+from capeval_core.scores.vilbert import VilbertOptions, VilbertScore, f_score, weighted_means
+from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedText, Matcher
+from tests.seeded import LETTERS, made_up_boxes, vilbert
+
+CAPTIONS = ["a red dog", "dog", "a cat sat on a red mat"]
+REFERENCES = [["a dog", "red dogs run", "a red dog"], ["a dog"], ["a cat on a mat", "mat"]]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("vilbert") / "weights"
+    vilbert().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def without_task(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("vilbert") / "without-task"
+    vilbert(None).save_pretrained(folder)
+    return str(folder)
+
+
+def opened(weights: str, **options: Any) -> VilbertScore:
+    settings = {"weights": weights, "device": "cpu", "cache": FeatureCache(), **options}
+    return VilbertScore(VilbertOptions.of("vilbertscore", settings))
+
+
+def boxes(*seeds: int) -> list[dict[str, Any]]:
+    return [made_up_boxes(7 + seed, seed=seed) for seed in seeds]
+
+
+def word_features(texts: Sequence[str], image: dict[str, Any], layer: int = -1) -> list[np.ndarray]:
+    """Unit features of the words alone."""
+    encoder = vilbert()
+    (found,) = encoder.token_features([InputBoxes.of(image)], [texts], layer=layer, cache=FeatureCache(0))
+    ids = encoder.tokenizer.encode(texts).ids
+    words = [rows[2 : len(own)] for rows, own in zip(found.features or [], ids, strict=True)]
+    return [rows.astype(float) / np.linalg.norm(rows, axis=1, keepdims=True) for rows in words]
+
+
+def by_hand(caption: str, references: Sequence[str], image: dict[str, Any], idf: Any = None) -> np.ndarray:
+    """(references, 3) precision, recall and F, in plain numpy."""
+    encoder = vilbert()
+    texts = [caption, *references]
+    features = word_features(texts, image)
+    weights = [
+        np.array(idf.of(ids[1:-1])) if idf else np.ones(len(ids) - 2)
+        for ids in encoder.tokenizer.encode(texts).ids
+    ]
+    scores = []
+    for rows, own in zip(features[1:], weights[1:], strict=True):
+        cosines = features[0] @ rows.T
+        p = (weights[0] * cosines.max(axis=1)).sum() / weights[0].sum()
+        r = (own * cosines.max(axis=0)).sum() / own.sum()
+        scores.append([p, r, 2 * p * r / (p + r)])
+    return np.array(scores)
+
+
+def test_formulas() -> None:
+    maxima = Ragged.of(pa.array([[0.5, 1.0, -0.5], [0.25], [], [0.9]]))
+    weights = Ragged.of(pa.array([[1.0, 2.0, 1.0], [3.0], [], [0.0]]))
+    assert weighted_means(maxima, weights).tolist() == [0.5, 0.25, 0.0, 0.0]
+    assert f_score(np.array([0.5, 0.0, 1.0]), np.array([1.0, 0.0, 1.0])).tolist() == [
+        pytest.approx(2 / 3),
+        0.0,
+        1.0,
+    ]
+
+
+def test_a_negative_mean_counts_as_zero() -> None:
+    assert f_score(np.array([-0.5, 0.5, -0.5]), np.array([0.9, -0.1, -0.5])).tolist() == [0, 0, 0]
+
+
+def test_the_released_script_lifts_negative_cosines_where_the_other_text_is_short() -> None:
+    encoder = vilbert()
+
+    def text(length: int, direction: float) -> EncodedText:
+        features = np.zeros((length + 1, encoder.hidden_size), dtype=np.float32)
+        features[:, 0] = direction
+        return EncodedText((2, *[5] * (length - 2), 3), features)
+
+    short, full = text(5, 1), text(37, 1)
+    captions = [EncodedCaption(each, [text(6, -1), text(37, -1)]) for each in (short, full)]
+    found = Matcher(encoder, None).matched_as_released(captions)
+    assert found.precision.tolist() == [0, -1, 0, -1]
+    assert found.recall.tolist() == [0, 0, -1, -1]
+
+
+@pytest.mark.parametrize("idf", [False, True])
+def test_scores_are_those_of_a_plain_computation(weights: str, idf: bool) -> None:
+    images = boxes(0, 1, 2)
+    metric = opened(weights, idf="corpus" if idf else None)
+    table = metric.prepare([text for own in REFERENCES for text in own]) if idf else None
+    found = metric.score(CAPTIONS, images, REFERENCES)
+    for row, (caption, own, image) in enumerate(zip(CAPTIONS, REFERENCES, images, strict=True)):
+        expected = by_hand(caption, own, image, table)
+        for column, name in enumerate(("precision", "recall", "f")):
+            assert found.parts[f"reference_{name}"][row] == pytest.approx(expected[:, column], abs=1e-6)
+            assert found.parts[name][row] == pytest.approx(expected[:, column].mean(), abs=1e-6)
+        assert found.scores[row] == found.parts["f"][row]
+    assert min(found.scores) < 0.99 and "|refs:1-3|" in found.signature
+
+
+def test_a_reference_equal_to_the_caption_is_met_word_by_word(weights: str) -> None:
+    captions = ["a red dog", "dog", " ".join(LETTERS + LETTERS)]
+    for options in ({}, {"idf": "corpus"}):
+        found = opened(weights, **options).score(
+            captions, boxes(0, 1, 2), [[text, "mat"] for text in captions]
+        )
+        for name in ("precision", "recall", "f"):
+            assert [own[0] for own in found.parts[f"reference_{name}"]] == pytest.approx([1] * 3, abs=1e-6)
+            assert max(own[1] for own in found.parts[f"reference_{name}"]) < 0.999
+    assert found.counts.truncated == 1
+    alone = opened(weights, idf="corpus").score(["dog"], boxes(0), [["dog"]])  # its only word is in all texts
+    assert alone.scores == pytest.approx([1], abs=1e-6)
+
+
+def test_texts_without_words_score_nothing_on_request(weights: str) -> None:
+    with pytest.raises(ValueError, match=r"captions\[0\] is empty"):
+        opened(weights).score([""], boxes(0), [["a dog"]])
+    for compat in (None, "released"):
+        metric = opened(weights, empty="score", compat=compat)
+        found = metric.score(["", "a dog", ""], boxes(0, 1, 2), [["a dog"], ["", "a dog"], [""]])
+        assert np.isfinite(found.scores).all() and found.counts.empty == 2
+        if compat is None:
+            assert found.scores[0] == found.scores[2] == found.parts["reference_f"][1][0] == 0
+        else:  # the task token is matched with that of the reference
+            assert found.scores[2] == pytest.approx(1, abs=1e-6) and found.scores[0] > 0
+    weighted = opened(weights, empty="score", compat="released", idf="corpus")
+    assert weighted.score([""], boxes(0), [["a dog", "dog"]]).scores == [0]  # the original has NaN
+
+
+def test_references_run_once_for_all_candidates_of_an_image(weights: str) -> None:
+    (image,) = boxes(3)
+    captions, references = (
+        ["a red dog", "dog", "a cat", "a dog"],
+        ["a dog", "red dogs", "mat", "a mat", "cat"],
+    )
+    metric = opened(weights)
+    with count_forwards() as forwards:
+        found = metric.score(captions, [image] * 4, [references] * 4)
+    # "a dog" is a candidate and a reference: 8 texts, each once alone and once with the image.
+    assert forwards.items == 1 + 8 + 8
+    for row, caption in enumerate(captions):
+        alone = opened(weights).score([caption], [image], [references])
+        assert alone.scores[0] == pytest.approx(found.scores[row], abs=1e-6)
+
+
+def test_the_image_and_the_layer_matter(weights: str) -> None:
+    one, other = (opened(weights).score(CAPTIONS[:1], boxes(seed), REFERENCES[:1]) for seed in (0, 1))
+    assert abs(one.scores[0] - other.scores[0]) > 1e-4
+    first = opened(weights, layer=0).score(CAPTIONS[:1], boxes(0), REFERENCES[:1])
+    assert abs(first.scores[0] - one.scores[0]) > 1e-4 and "|layer:0|" in first.signature
+    expected = word_features([CAPTIONS[0], REFERENCES[0][0]], boxes(0)[0], layer=0)
+    precision = (expected[0] @ expected[1].T).max(axis=1).mean()
+    assert first.parts["reference_precision"][0][0] == pytest.approx(precision, abs=1e-6)
+
+
+def test_compat_is_another_reading_of_the_same_rows(weights: str, tmp_path: Path) -> None:
+    ours = opened(weights).score(CAPTIONS, boxes(0, 1, 2), REFERENCES, rows=tmp_path)
+    metric = opened(weights, compat="released")
+    with count_forwards() as forwards:
+        found = metric.score(CAPTIONS, boxes(0, 1, 2), REFERENCES, rows=tmp_path)
+    assert forwards.items == 0
+    assert "|compat:released|" in found.signature
+    assert max(abs(a - b) for a, b in zip(found.scores, ours.scores, strict=True)) > 1e-3
+
+
+def test_idf_is_of_references_alone_or_of_statistics(weights: str) -> None:
+    images = boxes(0, 1, 2)
+    metric = opened(weights, idf="corpus")
+    own = metric.score(CAPTIONS, images, REFERENCES)
+    table = metric.prepare([text for texts in REFERENCES for text in texts])
+    tokenizer = metric.encoder.tokenizer
+    documents = [set(ids) for ids in tokenizer.whole([text for texts in REFERENCES for text in texts])]
+    for index in {*tokenizer.whole(CAPTIONS)[2], 55}:
+        count = sum(index in document for document in documents)
+        assert table.of([index]) == [pytest.approx(math.log(7 / (count + 1)))]
+    for options in ({"statistics": table}, {"statistics": table, "idf": "corpus"}):
+        found = opened(weights, **options).score(CAPTIONS, images, REFERENCES)
+        assert found.scores == own.scores
+        assert f"|statistics:{table.fingerprint}" in found.signature
+    with pytest.raises(ValueError, match=r"vilbertscore needs statistics.*prepare\(references\)"):
+        metric.encode_all(metric.check(CAPTIONS, images, REFERENCES))
+    plain = opened(weights)
+    assert len(plain.encode_all(plain.check(CAPTIONS, images, REFERENCES))) == 3  # none are needed
+
+
+def test_a_table_of_words() -> None:
+    table = TokenIdf({3: 1, 5: 0.5}, unseen=2)
+    assert table.of([5, 3, 4]) == [0.5, 1.0, 2.0]
+    assert table == TokenIdf({5: 0.5, 3: 1.0}, 2.0) != TokenIdf({5: 0.5, 3: 1.0}, 2.5)
+    assert str(table) == table.fingerprint
+    for wrong, message in (
+        ({3: -1.0}, r"weights\[3\]=-1.0"),
+        ({3: float("nan")}, r"weights\[3\]=nan"),
+        ({}, "weights is empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TokenIdf(wrong, unseen=1)
+    with pytest.raises(ValueError, match="unseen=inf"):
+        TokenIdf({3: 1.0}, unseen=float("inf"))
+    with pytest.raises(ValueError, match="no text"):
+        TokenIdf.of_documents([])
+
+
+def test_a_broken_image_costs_its_own_captions_each_named(weights: str) -> None:
+    wide = made_up_boxes(3, width=65)
+    images = [wide, boxes(0)[0], wide]
+    found = opened(weights, on_error="nan", evidence=True).score(CAPTIONS, images, REFERENCES)
+    assert np.isfinite(found.scores).tolist() == [False, True, False]
+    assert "images[0]" in found.errors[0] and "images[2]" in found.errors[2]
+    assert found.parts["reference_f"][0] == [] and math.isnan(found.parts["precision"][0])
+    with pytest.raises(ValueError, match="there is no score to draw"):
+        found.explain(0).plot()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"layer": 2}, ValueError, "layer=2: these weights have 2 co-attention blocks: give a number from 0"),
+        ({"layer": "last"}, TypeError, "layer='last'"),
+        ({"idf": "all"}, ValueError, "idf='all': expected 'corpus'"),
+        ({"regions": 7}, TypeError, "regions=7"),
+    ],
+)
+def test_wrong_options_are_refused(
+    weights: str, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        opened(weights, **options)
+
+
+def test_the_released_script_needs_a_task_token(without_task: str) -> None:
+    with pytest.raises(ValueError, match=r"compat='released': .* has no task token"):
+        opened(without_task, compat="released")
+    found = opened(without_task).score(["a dog"], boxes(0), [["a dog", "mat"]])
+    assert found.parts["reference_f"][0][0] == pytest.approx(1, abs=1e-6)
+
+
+def test_an_explanation_says_which_word_met_which(weights: str) -> None:
+    found = opened(weights, evidence=True).score(CAPTIONS, boxes(0, 1, 2), REFERENCES)
+    shown = found.explain(0)
+    assert shown["best"] == 2  # the caption itself
+    note = shown["matches"][2]
+    assert [match["match"] for match in note["caption_matches"]] == note["words"] == ["a", "red", "dog"]
+    first = shown["matches"][0]
+    precision = np.mean([match["cosine"] for match in first["caption_matches"]])
+    recall = np.mean([match["cosine"] for match in first["reference_matches"]])
+    assert (first["precision"], first["recall"]) == pytest.approx((precision, recall), abs=1e-6)
+    drawn = shown.plot(640)
+    assert drawn.size[0] == 640
+    other = shown.plot(640, reference=1)
+    assert other.size[1] != drawn.size[1] or (np.asarray(other) != np.asarray(drawn)).any()
+    with pytest.raises(IndexError, match="reference=3: there are 3 references"):
+        shown.plot(reference=3)
+    with pytest.raises(ValueError, match="no words to draw"):
+        metric = opened(weights, evidence=True, empty="score")
+        metric.score([""], boxes(0), [["a dog"]]).explain(0).plot()
