@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 
 from benchmarks.umic_scenes import share
 from capeval_core.encoders.vilbert import VilbertEncoder
-from tools.tiny.umic import BLIND
+from tools.tiny.region_training import BLIND
 from tools.tiny.vilbert import measure
 
 

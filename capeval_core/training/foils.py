@@ -17,7 +17,7 @@ _SEPARATOR = "\t"
 
 
 def place_table(tagged: Iterable[Sequence[tuple[str, str]]]) -> WordTable:
-    """Words by place: their tag, the two words before and the one behind. Places of a single word are left out.
+    """Words by place: their tag, the two words before and the one behind. Places of one word are left out.
 
     >>> table = place_table([[("a", "DT"), (colour, "JJ"), ("star", "NN")] for colour in ("red", "blue")])
     >>> one_word_foil(["a", "red", "star"], ["DT", "JJ", "NN"], table, np.random.default_rng(0))

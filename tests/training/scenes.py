@@ -12,7 +12,8 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from capeval_core.cli import main
-from tools.tiny.umic import write_scenes, write_start
+from tools.tiny.region_training import write_scenes
+from tools.tiny.umic import write_start
 
 SIZES = {
     "hidden_size": 16,

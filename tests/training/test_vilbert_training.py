@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from capeval_core.encoders.vilbert import LocatedBoxes, VilbertEncoder
-from capeval_core.training.state import LOG
 from capeval_core.training.masking import mask_boxes, mask_words
+from capeval_core.training.state import LOG
 from tests.training.scenes import arguments_of, log_of, run_until_killed, tensors_of
-from tools.tiny.umic import write_scenes
+from tools.tiny.region_training import write_scenes
 from tools.tiny.vilbert import write_start
 
 NARROW = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
@@ -98,7 +98,7 @@ def test_without_matching_steps_of_foils_none_are_drawn(scenes: Path, tmp_path: 
 
 def test_masked_words_are_what_was_there() -> None:
     rng = np.random.default_rng(4)
-    texts = [tuple([2, *rng.integers(10, 90, int(length)).tolist(), 3]) for length in rng.integers(1, 20, 60)]
+    texts = [(2, *rng.integers(10, 90, int(length)).tolist(), 3) for length in rng.integers(1, 20, 60)]
     masked = mask_words(texts, 0.3, 4, rng, shown=0.5)
     flat = np.array([i for ids in texts for i in ids])
     after = np.array([i for ids in masked.texts for i in ids])

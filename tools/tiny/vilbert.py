@@ -14,7 +14,6 @@ such a template.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from capeval_core.cache import FeatureCache
-from capeval_core.cli import main
 from capeval_core.encoders.scene_regions import SceneRegionEncoder
 from capeval_core.encoders.vilbert import VilbertEncoder
 from capeval_core.encoders.vilbert_model import Vilbert
@@ -37,8 +34,15 @@ from tools.captions import KINDS, foil
 from tools.scenes import Scene, draw
 from tools.sets import split_caption, split_scene
 from tools.tiny.command import Comparison, Comparisons, Training, input_images, source_of
-from tools.tiny.training import timed
-from tools.tiny.umic import BLIND, blinded, vocabulary, write_scenes
+from tools.tiny.region_training import (
+    BLIND,
+    RegionRecipe,
+    blinded,
+    common_arguments,
+    draw_weights,
+    train_on_scenes,
+    vocabulary,
+)
 
 OF_PARAPHRASE, OF_REFERENCE = "foil of the paraphrase", "foil of a reference"
 """Kinds of comparisons, by the caption that the foil differs from in one word."""
@@ -67,13 +71,11 @@ SIZES: dict[str, Any] = {
 }
 REQUIRED: dict[str, float] = dict.fromkeys((OF_PARAPHRASE, OF_REFERENCE), 0.80)
 """What the shipped model must reach."""
-_SPREAD = 0.05
-"""Deviation of the first weights."""
 _TRIES = 50
 
 
 @dataclass(frozen=True)
-class VilbertRecipe:
+class VilbertRecipe(RegionRecipe):
     """Scenes, and flags of `capeval train vilbert`; the defaults made the shipped model."""
 
     scenes: int = 12_000
@@ -87,21 +89,8 @@ class VilbertRecipe:
     )
 
     def command(self, folder: Path, seed: int) -> list[str]:
-        """Arguments of `capeval` that train on the scenes in a folder."""
-        named = {
-            "--captions": folder / "captions.jsonl",
-            "--images": folder / "images",
-            "--start": folder / "start",
-            "--out": folder / "run",
-            "--regions": "tiny",
-            "--tagger": "scenes",
-            "--data": "drawn scenes",
-            "--seed": seed,
-            "--device": "cpu",
-            "--masking-steps": self.masking_steps,
-            "--steps": self.steps,
-        }
-        return ["train", "vilbert", *(str(part) for pair in named.items() for part in pair), *self.flags]
+        lengths = ("--masking-steps", str(self.masking_steps), "--steps", str(self.steps))
+        return [*common_arguments("vilbert", folder, seed), *lengths, *self.flags]
 
 
 def write_start(folder: Path, seed: int, sizes: dict[str, Any] = SIZES) -> None:
@@ -115,11 +104,7 @@ def write_start(folder: Path, seed: int, sizes: dict[str, Any] = SIZES) -> None:
     }
     torch.manual_seed(seed)
     model = Vilbert(architecture)
-    for module in model.modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=_SPREAD)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+    draw_weights(model)
     config: dict[str, Any] = {
         "format": 1,
         "encoder": "vilbert",
@@ -137,14 +122,7 @@ def train(
     recipe: VilbertRecipe = VilbertRecipe(), seed: int = 0, folder: Path | None = None
 ) -> VilbertEncoder:
     """Train on freshly drawn scenes. folder: for scenes and the training's files; None: a temporary one."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = folder or Path(temporary)
-        with timed(f"{recipe.scenes} scenes drawn and described"):
-            write_scenes(folder, recipe.scenes, seed)
-        write_start(folder / "start", seed)
-        if status := main(recipe.command(folder, seed)):
-            raise RuntimeError(f"the training ended with status {status}")
-        return VilbertEncoder.from_pretrained(folder / "run" / "weights")
+    return train_on_scenes(recipe, write_start, VilbertEncoder, seed, folder)
 
 
 def _make(seed: int, command: str) -> VilbertEncoder:
