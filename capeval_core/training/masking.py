@@ -70,7 +70,7 @@ def mask_boxes(
     overlap = shared / np.maximum(area[:, None] + area - shared, 1e-9)
     hidden = np.concatenate([[False], lots | (overlap[:, lots] > OVERLAP).any(axis=1)])
     features = np.where(hidden[:, None], 0, boxes.features)
-    seen = ~hidden
-    seen[0] = False
-    features[0] = boxes.features[seen].mean(axis=0) if seen.any() else 0
+    left = ~hidden
+    left[0] = False
+    features[0] = boxes.features[left].mean(axis=0) if left.any() else 0
     return LocatedBoxes(features, boxes.locations), hidden

@@ -203,8 +203,8 @@ def compare(
     sides: dict[str, tuple[list[float], list[float]]] = {}
     for trial, own, image in zip(trials, texts, images, strict=True):
         ids = encoder.tokenizer.encode(own).ids
-        seen = [EncodedText(*pair) for pair in zip(ids, image.features or [], strict=True)]
-        references, candidates = seen[:REFERENCES], seen[REFERENCES:]
+        encoded = [EncodedText(*pair) for pair in zip(ids, image.features or [], strict=True)]
+        references, candidates = encoded[:REFERENCES], encoded[REFERENCES:]
         match = matcher.matched_words([EncodedCaption(each, references) for each in candidates])
         f = (
             f_score(match.precision.double().numpy(), match.recall.double().numpy())
