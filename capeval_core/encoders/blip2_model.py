@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.models.architecture import (
-    check_tensors,
+    filled,
     is_whole,
     scaling_problems,
     shown,
@@ -37,15 +37,11 @@ def build_blip2(architecture: dict[str, Any], tensors: dict[str, Tensor], dtype:
     Raises:
         WeightsError: an architecture that cannot be built; tensors that are missing, extra or misshaped.
     """
-    model: Any = empty_blip2(architecture)
-    check_tensors(model.state_dict(), tensors)
-    model.load_state_dict(
-        {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}, strict=True, assign=True
-    )
+    model: Any = filled(empty_blip2(architecture), tensors, DTYPES[dtype])
     # A buffer that is in no file, and which only transformers' own forward reads.
     positions = architecture["qformer"]["max_position_embeddings"]
     model.embeddings.position_ids = torch.arange(positions).expand(1, -1)
-    built: nn.Module = model.eval().requires_grad_(False)
+    built: nn.Module = model
     return built
 
 

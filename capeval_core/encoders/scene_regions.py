@@ -21,7 +21,7 @@ from capeval_core.encoders.stream import Encoding, box_visuals
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.decoding import resized
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.architecture import check_tensors, is_whole, shown, size_problems
+from capeval_core.models.architecture import filled, is_whole, shown, size_problems
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
 from capeval_core.models.device import DTYPES, exact_float32
@@ -116,10 +116,7 @@ class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
     model: SceneNet
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> SceneNet:
-        model = self.empty(config)
-        check_tensors(model.state_dict(), tensors)
-        model.load_state_dict({name: t.to(DTYPES[self.dtype]) for name, t in tensors.items()}, assign=True)
-        return model.eval().requires_grad_(False)
+        return filled(self.empty(config), tensors, DTYPES[self.dtype])
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> SceneNet:

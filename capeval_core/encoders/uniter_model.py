@@ -26,7 +26,7 @@ from capeval_core.encoders.packed import (
     starts_of,
 )
 from capeval_core.encoders.tokenizers import Ids
-from capeval_core.models.architecture import check_tensors, is_whole, shown, size_problems
+from capeval_core.models.architecture import filled, is_whole, shown, size_problems
 from capeval_core.models.device import DTYPES
 
 POSITION = 7
@@ -197,12 +197,7 @@ def build_uniter(architecture: dict[str, Any], tensors: dict[str, Tensor], dtype
     Raises:
         WeightsError: an architecture that cannot be built; tensors that are missing, extra or misshaped.
     """
-    model = empty_uniter(architecture)
-    check_tensors(model.state_dict(), tensors)
-    model.load_state_dict(
-        {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}, strict=True, assign=True
-    )
-    return model.eval().requires_grad_(False)
+    return filled(empty_uniter(architecture), tensors, DTYPES[dtype])
 
 
 def empty_uniter(architecture: dict[str, Any]) -> Uniter:

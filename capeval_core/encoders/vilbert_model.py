@@ -29,7 +29,7 @@ from capeval_core.encoders.packed import (
     starts_of,
 )
 from capeval_core.encoders.tokenizers import Ids
-from capeval_core.models.architecture import check_tensors, is_whole, shown, size_problems
+from capeval_core.models.architecture import filled, is_whole, shown, size_problems
 from capeval_core.models.device import DTYPES
 
 LOCATION = 5
@@ -351,12 +351,7 @@ def build_vilbert(architecture: dict[str, Any], tensors: dict[str, Tensor], dtyp
     Raises:
         WeightsError: an architecture that cannot be built; tensors that are missing, extra or misshaped.
     """
-    model = empty_vilbert(architecture)
-    check_tensors(model.state_dict(), tensors)
-    model.load_state_dict(
-        {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}, strict=True, assign=True
-    )
-    return model.eval().requires_grad_(False)
+    return filled(empty_vilbert(architecture), tensors, DTYPES[dtype])
 
 
 def empty_vilbert(architecture: dict[str, Any]) -> Vilbert:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from capeval_core.weights.conversion import tensor_problems
 from capeval_core.weights.folder import WeightsError
+
+M = TypeVar("M", bound=nn.Module)
 
 _LAYERS = range(1, 1_001)
 _SIDE = range(1, 4_097)
@@ -86,6 +89,19 @@ def shown(value: Any) -> str:
     """A value of a config for a message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def filled(model: M, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> M:
+    """A model on the meta device, filled with exactly these tensors in `dtype`, in eval mode.
+
+    Raises:
+        WeightsError: tensors that are missing, extra or misshaped.
+    """
+    check_tensors(model.state_dict(), tensors)
+    model.load_state_dict(
+        {name: tensor.to(dtype) for name, tensor in tensors.items()}, strict=True, assign=True
+    )
+    return model.eval().requires_grad_(False)
 
 
 def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
