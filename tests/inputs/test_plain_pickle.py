@@ -130,6 +130,8 @@ def test_the_pieces_of_these_tests_make_an_array() -> None:
         (b"\x80\x03cnumpy\ndtype\n)R.", "is of type nothing"),
         (b"\x80\x04c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR.", "calls bytes of a text"),
         (b"\x80\x02}]K\x01s.", "a key of the pickle's dict is a list of length 0"),
+        (b"\x80\x02}K\x07Ns.", "a key of the pickle's dict is the number 7"),
+        (b"\x80\x02c\x1b[31mos\nsys\x07tem\n.", "the pickle names \\x1b[31mos.sys\\x07tem"),
         (b"\x80\x02c__main__\nX\n.", "the pickle names __main__.X"),
         (b"\x80\x02(i__main__\nX\n.", "the pickle has the instruction INST"),
         (b"\x80\x02(cos\nsystem\no.", "the pickle names os.system"),
@@ -173,6 +175,13 @@ def test_what_asks_for_memory_gets_none() -> None:
     assert "asks for more memory than it has bytes" in refused(text + again * 400 + b".")
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
+
+
+def test_numbers_of_millions_of_digits_are_not_multiplied() -> None:
+    digits = b"\x8b" + struct.pack("<I", 1 << 22) + b"\x11" * (1 << 22)
+    assert "has no shape" in refused(array_of(b"(" + digits * 4 + b"t", b"C\x04abcd"))
+    limit = (1 << 63).to_bytes(9, "little")
+    assert "has no shape" in refused(array_of(b"\x8a\x09" + limit + b"\x85", b"C\x04abcd"))
 
 
 def test_nesting_and_length_are_bounded() -> None:
