@@ -23,7 +23,8 @@ from capeval_core.cli import main as capeval
 from capeval_core.encoders.uniter import UniterEncoder
 from capeval_core.training.groups import KINDS
 from tools.tiny.command import Comparison
-from tools.tiny.umic import UmicRecipe, blinded, compare, make_trials, write_scenes, write_start
+from tools.tiny.region_training import blinded, write_scenes
+from tools.tiny.umic import UmicRecipe, compare, make_trials, write_start
 
 
 def share(comparison: Comparison) -> str:

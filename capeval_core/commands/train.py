@@ -11,15 +11,23 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import Parser, complain, paragraph
 from capeval_core.errors import FileError, file_problem
+from capeval_core.training.settings import RegionTraining
 from capeval_core.training.umic import UmicTraining
+from capeval_core.training.vilbert import VilbertTraining
 
 if TYPE_CHECKING:
     from capeval_core.inputs.box_stores import BoxFeatureStore
     from capeval_core.training.captioned import CaptionedImages
     from capeval_core.training.judgements import Judgements
 
-TRAINED = {"umic": UmicTraining}
-"""Metrics that can be trained, and the class of their settings."""
+TRAINED: dict[str, type[RegionTraining]] = {"umic": UmicTraining, "vilbert": VilbertTraining}
+"""What can be trained, and the class of its settings."""
+METRIC_OF = {"umic": "umic", "vilbert": "vilbertscore"}
+"""The metric that opens the weights of a training."""
+_ABOUT = {
+    "umic": "Train UNITER to rank captions of people above negatives made of them.",
+    "vilbert": "Pre-train ViLBERT on images and captions: masked words, masked boxes, image-text matching.",
+}
 
 
 def run(arguments: list[str]) -> int:
@@ -29,42 +37,46 @@ def run(arguments: list[str]) -> int:
     if name not in TRAINED:
         raise ValueError(f"{name!r} cannot be trained here (known: {', '.join(TRAINED)})")
     flags = _parser(name).read(rest)
-    with in_words_of_the_user(UmicTraining):
-        training = UmicTraining.of(f"capeval train {name}", chosen(flags, UmicTraining))
+    settings = TRAINED[name]
+    with in_words_of_the_user(settings):
+        training = settings.of(f"capeval train {name}", chosen(flags, settings))
         _train(training, flags)
     return 0
 
 
-def _train(training: UmicTraining, flags: argparse.Namespace) -> None:
+def _train(training: RegionTraining, flags: argparse.Namespace) -> None:
+    from capeval_core.registry import metric_class
     from capeval_core.scores.box_source import box_source_opener, store_of
-    from capeval_core.training.run import METRIC, train_umic
+    from capeval_core.training.run import train_umic, train_vilbert
     from capeval_core.training.tags import open_tagger
     from capeval_core.weights.folder import open_unless_on_the_hub
 
-    out: Path = flags.out
+    out, metric = flags.out, METRIC_OF[training.name]
     _check_out(out)
-    open_unless_on_the_hub(training.start, metric=METRIC, tiny=METRIC)
+    open_unless_on_the_hub(training.start, metric=metric, tiny=metric)
     if training.regions is not None:
         box_source_opener(training.regions)
     store = store_of(training.regions)
     captioned = _captioned(flags, store)
-    judged = None
-    if flags.judgements is not None:
-        judged = _judged(flags, store)
+    judged = _judged(flags, store) if isinstance(training, UmicTraining) else None
     tagger = open_tagger(training.tagger)
     out.mkdir(parents=True, exist_ok=True)
     with interruptible(f"the training is kept in {out}: run the same command again to go on"):
-        weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
+        if isinstance(training, UmicTraining):
+            weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
+        elif isinstance(training, VilbertTraining):
+            weights = train_vilbert(training, captioned, tagger, out, report=complain)
     from accelerate import PartialState
 
     if not PartialState().is_main_process:
         return
     counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
-    print(f"{weights}: weights of UMIC, trained on {counts}")
-    print(f"{out / 'curves.png'}: losses, learning rate and correlations")
-    print(
-        f"score with it:\n  capeval score umic --candidates captions.json --images images --weights {weights}"
-    )
+    class_ = metric_class(metric)
+    print(f"{weights}: weights of {class_.title}, trained on {counts}")
+    print(f"{out / 'curves.png'}: losses and learning rate, and correlations where there are judgements")
+    references = " --references references.json" if class_.needs_references else ""
+    files = f"--candidates captions.json{references} --images images"
+    print(f"score with it:\n  capeval score {metric} {files} --weights {weights}")
 
 
 def _captioned(flags: argparse.Namespace, store: BoxFeatureStore | None) -> CaptionedImages:
@@ -85,10 +97,14 @@ def _captioned(flags: argparse.Namespace, store: BoxFeatureStore | None) -> Capt
     return read_captioned(flags.captions, flags.images, store)
 
 
-def _judged(flags: argparse.Namespace, store: BoxFeatureStore | None) -> tuple[Judgements, CaptionedImages]:
+def _judged(
+    flags: argparse.Namespace, store: BoxFeatureStore | None
+) -> tuple[Judgements, CaptionedImages] | None:
     from capeval_core.training.captioned import images_of
     from capeval_core.training.judgements import read_judgements
 
+    if flags.judgements is None:
+        return None
     judgements = read_judgements(flags.judgements)
     folder = flags.judgement_images or flags.images
     if folder is None and store is None:
@@ -115,7 +131,7 @@ def _parser(name: str) -> Parser:
         prog=f"capeval train {name}",
         usage=f"capeval train {name} --captions FILE --images FOLDER --start WEIGHTS --out FOLDER [options]",
         description=paragraph(
-            "Train UNITER to rank captions of people above negatives made of them. A training that was "
+            f"{_ABOUT[name]} A training that was "
             "stopped goes on, exactly where it was, with the same command. On several GPUs: `accelerate "
             f"launch -m capeval_core train {name} ...`."
         ),
@@ -138,16 +154,8 @@ def _parser(name: str) -> Parser:
         metavar="NAME",
         help="its rows with equal values there show one image",
     )
-    files.add_argument(
-        "--judgements",
-        metavar="FILE",
-        type=Path,
-        help="human judgements that end the training early: JSON, JSON lines or CSV with image_id, caption "
-        "and score",
-    )
-    files.add_argument(
-        "--judgement-images", metavar="FOLDER", type=Path, help="their images (default: --images)"
-    )
+    if name == "umic":
+        _add_judgements(files)
     files.add_argument(
         "--out",
         metavar="FOLDER",
@@ -155,7 +163,7 @@ def _parser(name: str) -> Parser:
         required=True,
         help="folder of the training: weights, log.jsonl, curves.png, and its state",
     )
-    add_flags(parser, UmicTraining, title="options of the training")
+    add_flags(parser, TRAINED[name], title="options of the training")
     return parser
 
 
@@ -169,3 +177,16 @@ def _introduce(arguments: list[str]) -> int:
         ),
     )
     parser.introduce(arguments, f"the metric comes first: capeval train {{{','.join(TRAINED)}}} ...")
+
+
+def _add_judgements(files: argparse._ArgumentGroup) -> None:
+    files.add_argument(
+        "--judgements",
+        metavar="FILE",
+        type=Path,
+        help="human judgements that end the training early: JSON, JSON lines or CSV with image_id, caption "
+        "and score",
+    )
+    files.add_argument(
+        "--judgement-images", metavar="FOLDER", type=Path, help="their images (default: --images)"
+    )

@@ -38,6 +38,11 @@ class RegionTextEncoder(CheckedModel):
     @property
     def region_size(self) -> int:
         """Numbers of a box's features."""
+        return self.region_size_of(self.config)
+
+    @classmethod
+    def region_size_of(cls, config: dict[str, Any]) -> int:
+        """Numbers of a box's features, by the config of weights."""
         raise NotImplementedError
 
     def prepare(self) -> None:

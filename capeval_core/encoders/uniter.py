@@ -121,9 +121,9 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
             f"{shape['region_size']} numbers, {shape['vocab_size']} words"
         )
 
-    @property
-    def region_size(self) -> int:
-        return int(self.config["architecture"]["region_size"])
+    @classmethod
+    def region_size_of(cls, config: dict[str, Any]) -> int:
+        return int(config["architecture"]["region_size"])
 
     def rank(
         self,

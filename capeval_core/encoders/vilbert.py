@@ -135,9 +135,9 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     def rows_of_words(self) -> int:
         return int(self.config["architecture"]["text"]["vocab_size"])
 
-    @property
-    def region_size(self) -> int:
-        return int(self.config["architecture"]["visual"]["region_size"])
+    @classmethod
+    def region_size_of(cls, config: dict[str, Any]) -> int:
+        return int(config["architecture"]["visual"]["region_size"])
 
     @property
     def hidden_size(self) -> int:

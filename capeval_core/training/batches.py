@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 from capeval_core.encoders.tokenizers import Ids, WordPiece
 from capeval_core.encoders.uniter import RegionInput
 from capeval_core.encoders.uniter_model import Uniter
-from capeval_core.training.groups import NegativeSampler
-from capeval_core.training.region_store import RegionStore
+from capeval_core.training.masking import mask_words
+from capeval_core.training.order import CaptionData
 
 WORDS_PER_GROUP = 4
 """Captions that are read with masked words in the place of a group of a caption and its negatives."""
@@ -50,74 +49,34 @@ class Batches:
     """Batches by number: every process computes any of them from seed and number alone.
 
     Args:
-        sampler: negatives of the captions.
-        captions: the captions.
-        store: box features by number of image.
-        images: of each caption the number of its image.
+        data: captions, negatives, box features and their order.
         tokenizer, mask: of the model, and the id that stands for a masked token.
-        size: captions with negatives in a batch.
-        seed: of the order of captions and of masks.
     """
 
-    def __init__(
-        self,
-        sampler: NegativeSampler,
-        captions: Sequence[str],
-        store: RegionStore,
-        images: Sequence[int],
-        tokenizer: WordPiece,
-        mask: int,
-        size: int,
-        seed: int,
-    ) -> None:
-        self.sampler, self.captions, self.store, self.images = sampler, captions, store, images
-        self.tokenizer, self.mask, self.size, self.seed = tokenizer, mask, size, seed
-        self._order = lru_cache(maxsize=2)(self._shuffled)
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        order: list[int] = (
-            np.random.default_rng([self.seed, 1, epoch]).permutation(len(self.sampler)).tolist()
-        )
-        return order
-
-    def chosen(self, number: int, size: int) -> list[tuple[int, int]]:
-        """Epoch and caption of each positive of a batch: all captions come once before any comes again."""
-        places = range(number * size, (number + 1) * size)
-        return [
-            (place // len(self.sampler), self._order(place // len(self.sampler))[place % len(self.sampler)])
-            for place in places
-        ]
+    def __init__(self, data: CaptionData[RegionInput], tokenizer: WordPiece, mask: int) -> None:
+        self.data, self.tokenizer, self.mask = data, tokenizer, mask
 
     def groups(self, number: int) -> Batch:
         """A batch of captions, each with its negatives."""
-        chosen = self.chosen(number, self.size)
-        groups = [self.sampler.group(epoch, index) for epoch, index in chosen]
+        chosen = self.data.chosen(number, self.data.size)
+        groups = [self.data.sampler.group(epoch, index) for epoch, index in chosen]
         return Batch(
-            regions=[self.store[self.images[index]] for _, index in chosen],
+            regions=self.data.regions([index for _, index in chosen]),
             texts=self.tokenizer.encode([text for group in groups for text in group.captions]).ids,
             kinds=[kind for group in groups for kind in group.kinds],
         )
 
     def masked(self, number: int, share: float) -> Batch:
         """A batch of captions in which a share of the tokens is masked."""
-        size = WORDS_PER_GROUP * self.size
-        chosen = [index for _, index in self.chosen(number, size)]
-        rng = np.random.default_rng([self.seed, 2, number])
-        rows = [list(ids) for ids in self.tokenizer.encode([self.captions[i] for i in chosen]).ids]
-        places, tokens, start = [], [], 0
-        for row in rows:
-            inside = np.arange(1, len(row) - 1)  # start and end marks stay
-            lots = rng.random(len(inside))
-            for place in inside[(lots < share) | (lots == lots.min(initial=1))].tolist():
-                places.append(start + place)
-                tokens.append(row[place])
-                row[place] = self.mask
-            start += len(row)
+        data, size = self.data, WORDS_PER_GROUP * self.data.size
+        chosen = [index for _, index in data.chosen(number, size)]
+        texts = self.tokenizer.encode([data.captions[index] for index in chosen]).ids
+        masked = mask_words(texts, share, self.mask, np.random.default_rng([data.seed, 2, number]))
         return Batch(
-            regions=[self.store[self.images[index]] for index in chosen],
-            texts=[tuple(row) for row in rows],
+            regions=data.regions(chosen),
+            texts=masked.texts,
             kinds=["words"] * size,
-            masked=(places, tokens),
+            masked=(masked.places, masked.tokens),
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import Problem, Problems, wrong_option
+from capeval_core.training.foils import one_word_foil, place_table
 from capeval_core.training.negatives import (
     TRIES,
     WordTable,
@@ -24,6 +25,8 @@ from capeval_core.training.tags import tag_word_counts
 
 KINDS = ("random", "hard", "substitution", "word_order", "repetition_removal")
 """The kinds of negative, in the order of a group."""
+FOIL = "foil"
+"""The kind of the captions with one other word."""
 
 
 class Group(NamedTuple):
@@ -55,6 +58,7 @@ class NegativeSampler:
             top 3 images one that is in the training set, of that image a caption. Without such an image it
             is a caption of any other image.
         random_negatives: how many captions of other images a group has, besides the hard one.
+        foils: how many captions with one other word a group has, besides those of the paper.
         seed: from 0.
 
     Raises:
@@ -76,6 +80,7 @@ class NegativeSampler:
         *,
         similar: Sequence[Mapping[str, Sequence[str]]] = (),
         random_negatives: int = 1,
+        foils: int = 0,
         seed: int = 0,
     ) -> None:
         if random_negatives < 0:
@@ -83,7 +88,7 @@ class NegativeSampler:
         if seed < 0:
             raise wrong_option("seed", seed, "", "expected 0 or more", verb="")
         _check(images, captions, tagged)
-        self.random_negatives = random_negatives
+        self.random_negatives, self.foils = random_negatives, foils
         self.seed = seed
         self._captions = [" ".join(caption.split()) for caption in captions]
         self._ids = list(dict.fromkeys(images))
@@ -95,6 +100,7 @@ class NegativeSampler:
         self._text = np.array([texts.setdefault(_key(text), len(texts)) for text in captions], dtype=np.int32)
         self._check_others()
         self._table = WordTable(tag_word_counts(tagged))
+        self._places = place_table(tagged) if foils else WordTable({})
         # Flat arrays: lists of millions of tuples would be copied into every worker.
         self._words, self._tokens = _numbered(token for caption in tagged for token, _ in caption)
         self._tag_names, self._tags = _numbered(tag for caption in tagged for _, tag in caption)
@@ -106,9 +112,9 @@ class NegativeSampler:
         return len(self._captions)
 
     def group(self, epoch: int, index: int) -> Group:
-        """The group of caption `index` in an epoch, both from 0: 5 + `random_negatives` captions.
+        """The group of caption `index` in an epoch, both from 0: 5 + `random_negatives` + `foils` captions.
 
-        Order: the positive, random negatives, hard, substitution, word order, repetition or removal.
+        Order: the positive, random negatives, hard, substitution, word order, repetition or removal, foils.
         """
         rng = np.random.default_rng([self.seed, epoch, index])
         image = int(self._image[index])
@@ -128,7 +134,8 @@ class NegativeSampler:
             "word_order": lambda: word_order(tokens, rng),
             "repetition_removal": lambda: repetition_removal(tokens, tags, rng),
         }
-        for kind, change in changes.items():
+        foil = (FOIL, lambda: one_word_foil(tokens, tags, self._places, rng))
+        for kind, change in [*changes.items(), *[foil] * self.foils]:
             negative = self._changed(change, spelling, own_keys)
             captions.append(self._captions[self._random(own, rng)] if negative is None else negative)
             kinds.append("random" if negative is None else kind)

@@ -1,54 +1,31 @@
-"""The training of UMIC: phases, steps, what is saved, logged and looked at on the way."""
+"""A training: phases, steps, what is saved, logged and looked at on the way."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from capeval_core.encoders.tokenizers import UNKNOWN, WordPiece
-from capeval_core.encoders.uniter import UniterEncoder
-from capeval_core.encoders.uniter_model import Uniter
 from capeval_core.errors import FileError, file_problem
 from capeval_core.models.device import resolve_device
-from capeval_core.training.batches import Batch, Batches, token_states
-from capeval_core.training.judgements import Judgements
 from capeval_core.training.log import TrainingLog
-from capeval_core.training.region_store import RegionStore
+from capeval_core.training.objective import Looks, Objective
+from capeval_core.training.settings import Phase, RegionTraining
 from capeval_core.training.state import Progress, SavedState, save_state
-from capeval_core.training.umic import RANKING, WORDS, Phase, UmicTraining, matching_loss, ranking_loss
-from capeval_core.weights.folder import WeightsFolder
-
-MASK = "[MASK]"
-_AT_ONCE = 64
-"""Judged captions per forward pass."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Human judgements with the box features of their images, by number of image."""
-
-    judgements: Judgements
-    store: RegionStore
-    images: Sequence[int]
 
 
 class Trainer:
-    """One training of UMIC on one or several processes; it goes on where its folder's state stands.
+    """One training on one or several processes; it goes on where its folder's state stands.
 
     Args:
         training: the settings.
-        folder: UNITER's weights to start from.
-        batches: makes the batches, from the settings' seed.
-        judged: human judgements that end the training early.
+        objective: model, batches and losses.
+        looks: at human judgements.
         out: the folder of state, log and curves.
         stamp: everything that the result depends on; a state with another one is refused.
         accelerator: of `accelerate`.
@@ -59,22 +36,15 @@ class Trainer:
 
     def __init__(
         self,
-        training: UmicTraining,
-        folder: WeightsFolder,
-        make_batches: Callable[[WordPiece, int], Batches],
-        judged: Judged | None,
+        training: RegionTraining,
+        objective: Objective,
+        looks: Looks | None,
         out: Path,
         stamp: dict[str, Any],
         accelerator: Any,
     ) -> None:
         self.training, self.out, self.stamp, self.accelerator = training, out, stamp, accelerator
-        config = UniterEncoder.read_config(folder)
-        words, length = config["vocabulary"], min(config["context_length"], training.caption_length)
-        self.tokenizer = WordPiece(words, length, lowercase=config["lowercase"])
-        self.batches = make_batches(self.tokenizer, words.index(MASK if MASK in words else UNKNOWN))
-        self.judged = judged
-        self.model = Uniter(config["architecture"], training.dropout)
-        self.model.load_state_dict({name: tensor.float() for name, tensor in folder.tensors().items()})
+        self.objective, self.model, self.looks = objective, objective.model, looks
         self.progress, self.best = Progress(), dict[str, Tensor]()
         saved = SavedState.read(out)
         if saved is not None:
@@ -105,18 +75,16 @@ class Trainer:
         if self.log is not None:
             self._save()
             self.log.draw()
-        weights = self.best or self.model.state_dict()
+        weights = self.objective.weights(self.best or self.model.state_dict())
         return {name: tensor.detach().cpu() for name, tensor in weights.items()}
 
-    def _numbered_batches(self, thread: ThreadPoolExecutor) -> Iterable[tuple[int, Batch]]:
+    def _numbered_batches(self, thread: ThreadPoolExecutor) -> Iterable[tuple[int, Any]]:
         """Batches of this process from the current step on, each made while the one before is trained on."""
         world, rank, each = self._world, self.accelerator.process_index, self.training.accumulation
 
-        def make(place: int) -> tuple[int, Batch]:
+        def make(place: int) -> tuple[int, Any]:
             number = place * world + rank
-            if self.training.phase_at(place // each).name == WORDS:
-                return number, self.batches.masked(number, self.training.masked)
-            return number, self.batches.groups(number)
+            return number, self.objective.batch(self.training.phase_at(place // each).name, number)
 
         place = self.progress.step * each
         future = thread.submit(make, place)
@@ -130,12 +98,11 @@ class Trainer:
     def _world(self) -> int:
         return int(self.accelerator.num_processes)
 
-    def _step(self, ahead: Iterable[tuple[int, Batch]], report: Callable[[str], None]) -> None:
+    def _step(self, ahead: Iterable[tuple[int, Any]], report: Callable[[str], None]) -> None:
         training, progress = self.training, self.progress
         phase = training.phase_at(progress.step)
         if progress.step == phase.start:
-            if phase.name == RANKING:
-                self.model.init_ranking_head()
+            self.objective.begin(phase.name)
             self.optimiser = self._optimiser()
         rate = training.rate_at(progress.step)
         for group in self.optimiser.param_groups:
@@ -147,7 +114,7 @@ class Trainer:
             with torch.autocast(
                 self.accelerator.device.type, torch.bfloat16, training.precision == "bfloat16"
             ):
-                loss, terms = self._losses(phase.name, batch)
+                loss, terms = self.objective.losses(phase.name, batch)
             (loss / training.accumulation).backward()  # type: ignore[no-untyped-call]
             progress.add(terms)
         self._average_gradients()
@@ -155,29 +122,6 @@ class Trainer:
         self.optimiser.step()
         progress.step += 1
         self._look_and_keep(phase, rate, report)
-
-    def _losses(self, phase: str, batch: Batch) -> tuple[Tensor, dict[str, tuple[float, int]]]:
-        """The loss of a batch, and for the log sum and number of the losses of each kind of text."""
-        model, regions = self.model, batch.embedded(self.model)
-        if batch.masked is not None:
-            places, tokens = (torch.tensor(part, device=regions[0].device) for part in batch.masked)
-            states = token_states(model, regions, batch.texts)[places]
-            logits = states @ model.embeddings.word_embeddings.weight.T
-            loss = functional.cross_entropy(logits, tokens)
-            return loss, {"words": (loss.item(), 1)}
-        size = len(batch.texts) // len(batch.regions)
-        kinds = np.array(batch.kinds).reshape(-1, size)
-        if phase == RANKING:
-            losses = ranking_loss(model.ranking_logits(regions, batch.texts), size, self.training.margin)
-            kinds, loss = kinds[:, 1:], losses.mean()
-        else:
-            losses = matching_loss(model.matching_logits(regions, batch.texts), size)
-            loss = losses[:, 0].mean() + losses[:, 1:].mean()
-        values = losses.detach().float().cpu().numpy()
-        return loss, {
-            str(kind): (float(values[kinds == kind].sum()), int((kinds == kind).sum()))
-            for kind in np.unique(kinds)
-        }
 
     def _average_gradients(self) -> None:
         """Give every process the mean gradient of all."""
@@ -193,10 +137,8 @@ class Trainer:
         line: dict[str, Any] = {"step": progress.step, "phase": phase.name}
         if progress.step % training.log_every == 0 or progress.step == phase.start + phase.steps:
             line |= {"learning_rate": rate, "losses": progress.take()}
-        ranked = progress.step - training.pretraining_steps
-        due = ranked % training.evaluate_every == 0 or progress.step == training.all_steps
-        if self.judged is not None and ranked > 0 and due:
-            line["correlation"] = self._look(self.judged)
+        if self.looks is not None and self._due(self.looks):
+            line["correlation"] = self._look(self.looks)
         if self.log is None:
             return
         if len(line) > 2:
@@ -206,11 +148,15 @@ class Trainer:
             self._save()
             self.log.draw()
 
-    def _look(self, judged: Judged) -> float:
+    def _due(self, looks: Looks) -> bool:
+        step = self.progress.step
+        looked = step - looks.first
+        return looked > 0 and (looked % looks.every == 0 or step == self.training.all_steps)
+
+    def _look(self, looks: Looks) -> float:
         """The correlation with human judgements; notes the best weights, and whether to go on."""
         progress = self.progress
-        predicted = self.ranking_logits(judged.store, judged.images, judged.judgements.captions)
-        tau = torch.tensor(judged.judgements.correlation(predicted), device=self.accelerator.device)
+        tau = torch.tensor(looks.correlation(), device=self.accelerator.device)
         if self._world > 1:  # processes round differently on some devices, but must decide alike
             tau = self.accelerator.reduce(tau, "mean")
         correlation = float(tau)
@@ -221,23 +167,8 @@ class Trainer:
             }
         else:
             progress.looks += 1
-            progress.finished = 0 < self.training.patience <= progress.looks
+            progress.finished = 0 < looks.patience <= progress.looks
         return correlation
-
-    @torch.no_grad()
-    def ranking_logits(
-        self, store: RegionStore, images: Sequence[int], captions: Sequence[str]
-    ) -> list[float]:
-        """The logits of captions, each with the image of its number, without dropout."""
-        self.model.eval()
-        logits: list[float] = []
-        for start in range(0, len(captions), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
-            texts = self.tokenizer.encode(captions[part]).ids
-            batch = Batch([store[image] for image in images[part]], texts, [""] * len(texts))
-            logits += self.model.ranking_logits(batch.embedded(self.model), texts).tolist()
-        self.model.train()
-        return logits
 
     def _optimiser(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -248,7 +179,7 @@ class Trainer:
         save_state(self.out, self.stamp, self.progress, self.model, self.optimiser, self.best)
 
 
-def open_accelerator(training: UmicTraining) -> Any:
+def open_accelerator(training: RegionTraining) -> Any:
     """`accelerate`'s accelerator for these settings.
 
     Raises:

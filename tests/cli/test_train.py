@@ -60,7 +60,7 @@ def test_wrong_input_is_refused_before_any_weights_are_read(
 
 
 def test_a_metric_that_cannot_be_trained_is_named(capeval: Capeval) -> None:
-    assert "'pacs' cannot be trained here (known: umic)" in capeval("train", "pacs").err
+    assert "'pacs' cannot be trained here (known: umic, vilbert)" in capeval("train", "pacs").err
     assert "the metric comes first" in capeval("train").err
 
 
@@ -83,3 +83,26 @@ def test_weights_of_a_training_score(capeval: Capeval, scenes: Path, tmp_path: P
     given = ["--candidates", scenes / "captions.jsonl", "--images", scenes / "images"]
     scored = capeval("score", "umic", *given, "--weights", tmp_path / "run" / "weights", "--device", "cpu")
     assert scored.status == 0 and "UMIC" in scored.out, scored.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--masked-boxes", "1"], "--masked-boxes 1.0: expected less than 1"),
+        (["--foils", "-1"], "--foils -1: expected a number of at least 0"),
+        (["--warmup", "9", "--masking-steps", "9"], "--warmup 9 is not below the 9 of masking_steps"),
+        (["--judgements", "judged.json"], "--judgements"),
+    ],
+)
+def test_settings_of_vilbert_are_checked(
+    flags: list[str], message: str, capeval: Capeval, scenes: Path
+) -> None:
+    given = ["--captions", scenes / "captions.jsonl", "--images", scenes / "images", "--start", "tiny"]
+    ran = capeval("train", "vilbert", *given, "--out", scenes / "run", *flags)
+    assert ran.status == 2 and message in " ".join(ran.err.split()), ran.err
+
+
+def test_help_of_vilbert_has_no_judgements(capeval: Capeval) -> None:
+    text = " ".join(capeval("train", "vilbert", "--help").out.split())
+    assert "masked words, masked boxes, image-text matching" in text and "--judgements" not in text
+    assert "--masked-boxes X" in text and "--margin" not in text

@@ -11,7 +11,8 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.uniter import UniterEncoder
 from tools.scenes import draw
-from tools.tiny.umic import Trials, blinded, compare, is_true, make_trials
+from tools.tiny.region_training import blinded
+from tools.tiny.umic import Trials, compare, is_true, make_trials
 
 SCENES = 100
 

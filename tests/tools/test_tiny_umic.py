@@ -12,7 +12,8 @@ from capeval_core.weights.folder import TINY
 from tools.captions import describe, read
 from tools.scenes import sample_scene
 from tools.sets import HELD_OUT, has_held_out, is_held_out_template, split_caption, split_scene
-from tools.tiny.umic import UmicRecipe, make_trials, train, vocabulary, write_scenes
+from tools.tiny.region_training import vocabulary, write_scenes
+from tools.tiny.umic import UmicRecipe, make_trials, train
 
 
 @pytest.fixture(scope="module")

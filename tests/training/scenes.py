@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load_file
 
 from capeval_core.cli import main
-from tools.tiny.umic import write_scenes, write_start
+from tools.tiny.region_training import write_scenes
+from tools.tiny.umic import write_start
 
 SIZES = {
     "hidden_size": 16,
@@ -31,6 +35,23 @@ SHORT = {
     "log_every": 3,
 }
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from capeval_core.cli import main
+
+replace, names = Path.replace, []
+
+def replaced(path, target):
+    names.append(Path(target).name)
+    if names.count("state.safetensors") == SAVES and names[-1] == "state.safetensors":
+        os.kill(os.getpid(), signal.SIGKILL)  # the new state is written, the old one still in its place
+    return replace(path, target)
+
+Path.replace = replaced
+main(sys.argv[1:])
+"""
+
 
 def write_set(folder: Path, scenes: int = 12) -> Path:
     """`images`, `captions.jsonl` and `start` in a folder."""
@@ -40,11 +61,23 @@ def write_set(folder: Path, scenes: int = 12) -> Path:
 
 
 def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:
-    """Of a short training on the scenes in a folder."""
+    """Of a short training of UMIC on the scenes in a folder."""
+    return arguments_of("umic", folder, out, **{**SHORT, **settings})
+
+
+def arguments_of(name: str, folder: Path, out: Path, **settings: Any) -> list[str]:
+    """Of a training on the scenes in a folder."""
     given = {"captions": folder / "captions.jsonl", "images": folder / "images", "start": folder / "start"}
-    given |= {"regions": "tiny", "tagger": "scenes", "device": "cpu", "out": out, **SHORT, **settings}
+    given |= {"regions": "tiny", "tagger": "scenes", "device": "cpu", "out": out, **settings}
     flags = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None}
-    return ["train", "umic", *(str(part) for pair in flags.items() for part in pair)]
+    return ["train", name, *(str(part) for pair in flags.items() for part in pair)]
+
+
+def run_until_killed(arguments: list[str], saves: int) -> None:
+    """Run `capeval` in a process that is killed while it saves its state for the n-th time."""
+    code = KILLED.replace("SAVES", str(saves))
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
 
 
 def train(folder: Path, out: Path, **settings: Any) -> Path:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,24 +18,7 @@ from capeval_core.encoders.scene_regions import SceneRegionEncoder
 from capeval_core.encoders.uniter import UniterEncoder
 from capeval_core.inputs.visual import InputImage
 from capeval_core.training.judgements import Judgements
-from tests.training.scenes import arguments, log_of, tensors_of, train, write_set
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from capeval_core.cli import main
-
-replace, names = Path.replace, []
-
-def replaced(path, target):
-    names.append(Path(target).name)
-    if names.count("state.safetensors") == 4 and names[-1] == "state.safetensors":
-        os.kill(os.getpid(), signal.SIGKILL)  # the new state is written, the old one still in its place
-    return replace(path, target)
-
-Path.replace = replaced
-main(sys.argv[1:])
-"""
+from tests.training.scenes import arguments, log_of, run_until_killed, tensors_of, train, write_set
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +36,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(
     scenes: Path, trained: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    ran = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments(scenes, out)], capture_output=True, text=True
-    )
-    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    run_until_killed(arguments(scenes, out), saves=4)
     assert not (out / "weights").exists()
     assert [line["step"] for line in log_of(out)] == [3, 4, 6, 8]  # two more steps than the state has
     train(scenes, out)
@@ -101,7 +80,7 @@ def test_other_settings_in_the_same_folder_are_refused(
     assert main(arguments(scenes, trained, margin=0.3, seed=1)) == 2
     error = capsys.readouterr().err
     assert (
-        "holds a training with other settings (margin 0.2, now 0.3; seed 42, now 1): pass the same" in error
+        "holds a training with other settings (seed 42, now 1; margin 0.2, now 0.3): pass the same" in error
     )
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from capeval_core.training.umic import UmicTraining, matching_loss, ranking_loss
+from capeval_core.training.objective import matching_loss
+from capeval_core.training.umic import UmicTraining, ranking_loss
 
 
 def test_the_ranking_loss_is_the_papers_pair_by_pair() -> None:

@@ -15,24 +15,17 @@ the network, which starts from nothing, reads captions alone for a very long tim
 
 from __future__ import annotations
 
-import json
-import string
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from capeval_core.cache import FeatureCache
-from capeval_core.cli import main
 from capeval_core.encoders.scene_regions import SceneRegionEncoder
-from capeval_core.encoders.tokenizers import END, PAD, START, UNKNOWN
 from capeval_core.encoders.uniter import UniterEncoder
 from capeval_core.encoders.uniter_model import Uniter
 from capeval_core.inputs.boxes import InputBoxes
@@ -40,15 +33,20 @@ from capeval_core.regions.features import BoxVisual
 from capeval_core.training.groups import KINDS, Group, NegativeSampler
 from capeval_core.training.similar_images import similar_by_captions, similar_by_features
 from capeval_core.training.tags import open_tagger
-from capeval_core.training.trainer import MASK
-from tools.captions import describe, holds, read
-from tools.scenes import SHAPES, Scene, draw, sample_scene
+from tools.captions import holds, read
+from tools.scenes import SHAPES, Scene, draw
 from tools.sets import split_caption, split_scene
 from tools.tiny.command import Comparison, Comparisons, Training, input_images, source_of
-from tools.tiny.training import timed
+from tools.tiny.region_training import (
+    BLIND,
+    RegionRecipe,
+    blinded,
+    common_arguments,
+    draw_weights,
+    train_on_scenes,
+    vocabulary,
+)
 
-BLIND = " without the image"
-"""Behind the kinds of comparisons in which the regions are zeroed."""
 CONTEXT = 128
 SIZES = {
     "hidden_size": 128,
@@ -59,15 +57,11 @@ SIZES = {
 }
 REQUIRED: dict[str, float] = dict.fromkeys(KINDS, 0.85)
 """What the shipped model must reach."""
-_DRAWN_AT = (96, 128, 192)  # sides in pixels, at random
-_WORDINGS = 2
-_SPREAD = 0.05
-"""Deviation of the first weights."""
 _AT_ONCE = 32
 
 
 @dataclass(frozen=True)
-class UmicRecipe:
+class UmicRecipe(RegionRecipe):
     """Scenes, and flags of `capeval train umic`; the defaults made the shipped model."""
 
     scenes: int = 12_000
@@ -81,61 +75,8 @@ class UmicRecipe:
     )
 
     def command(self, folder: Path, seed: int) -> list[str]:
-        """Arguments of `capeval` that train on the scenes in a folder."""
-        return [
-            *(
-                "train",
-                "umic",
-                "--captions",
-                str(folder / "captions.jsonl"),
-                "--images",
-                str(folder / "images"),
-            ),
-            *("--start", str(folder / "start"), "--out", str(folder / "run"), "--regions", "tiny"),
-            *("--tagger", "scenes", "--data", "drawn scenes", "--seed", str(seed), "--device", "cpu"),
-            *("--word-steps", str(self.word_steps), "--matching-steps", str(self.matching_steps)),
-            *("--steps", str(self.steps), *self.flags),
-        ]
-
-
-@cache
-def scene_words() -> frozenset[str]:
-    """The words of captions of scenes."""
-    rng = np.random.default_rng(0)
-    texts = (describe(sample_scene(rng), rng) for _ in range(4000))
-    return frozenset(word.rstrip(",") for text in texts for word in text.split())
-
-
-def vocabulary() -> list[str]:
-    """BERT's marks, the words of captions of scenes, and all printable ASCII at the start and within words.
-
-    So every English word has ids: an unknown one those of its characters.
-    """
-    words = scene_words()
-    characters = [c for c in string.printable if c.isprintable() and c != " " and not c.isupper()]
-    return [
-        PAD,
-        UNKNOWN,
-        START,
-        END,
-        MASK,
-        *sorted(words - {*characters}),
-        *characters,
-        *(f"##{c}" for c in characters),
-    ]
-
-
-def write_scenes(folder: Path, count: int, seed: int) -> None:
-    """Draw and describe scenes: `images/<id>.png` and `captions.jsonl`."""
-    rng = np.random.default_rng([seed, 21])
-    (folder / "images").mkdir(parents=True)
-    with (folder / "captions.jsonl").open("w", encoding="utf-8") as file:
-        for index in range(count):
-            scene = split_scene(rng, held_out=False)
-            side = _DRAWN_AT[int(rng.integers(len(_DRAWN_AT)))]
-            draw(scene, side).save(folder / "images" / f"{index}.png", compress_level=1)
-            captions = [split_caption(scene, rng, held_out=False) for _ in range(_WORDINGS)]
-            file.write(json.dumps({"image_id": str(index), "captions": captions}) + "\n")
+        lengths = ("--word-steps", str(self.word_steps), "--matching-steps", str(self.matching_steps))
+        return [*common_arguments("umic", folder, seed), *lengths, "--steps", str(self.steps), *self.flags]
 
 
 def write_start(folder: Path, seed: int, sizes: dict[str, int] = SIZES) -> None:
@@ -145,11 +86,7 @@ def write_start(folder: Path, seed: int, sizes: dict[str, int] = SIZES) -> None:
     architecture = {"vocab_size": len(words), **sizes, "region_size": region_size}
     torch.manual_seed(seed)
     model = Uniter(architecture)
-    for module in model.modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=_SPREAD)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+    draw_weights(model)
     config: dict[str, Any] = {
         "format": 1,
         "encoder": "uniter",
@@ -164,14 +101,7 @@ def write_start(folder: Path, seed: int, sizes: dict[str, int] = SIZES) -> None:
 
 def train(recipe: UmicRecipe = UmicRecipe(), seed: int = 0, folder: Path | None = None) -> UniterEncoder:
     """Train on freshly drawn scenes. folder: for scenes and the training's files; None: a temporary one."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = folder or Path(temporary)
-        with timed(f"{recipe.scenes} scenes drawn and described"):
-            write_scenes(folder, recipe.scenes, seed)
-        write_start(folder / "start", seed)
-        if status := main(recipe.command(folder, seed)):
-            raise RuntimeError(f"the training ended with status {status}")
-        return UniterEncoder.from_pretrained(folder / "run" / "weights")
+    return train_on_scenes(recipe, write_start, UniterEncoder, seed, folder)
 
 
 def _make(seed: int, command: str) -> UniterEncoder:
@@ -243,18 +173,6 @@ def compare(encoder: UniterEncoder, trials: Trials, boxes: Sequence[BoxVisual | 
             sides[kind][0].append(float(scores[0]))
             sides[kind][1].append(float(score))
     return {kind: Comparison.of(*both) for kind, both in sides.items()}
-
-
-def blinded(boxes: Sequence[BoxVisual]) -> list[InputBoxes]:
-    """As many boxes, with zeros for features and positions."""
-    return [InputBoxes.of(arrays) for arrays in _zeros(boxes)]
-
-
-def _zeros(boxes: Sequence[BoxVisual]) -> Iterator[dict[str, Any]]:
-    for visual in boxes:
-        found = visual.load()
-        zeros = {"boxes": np.zeros_like(found.boxes), "features": np.zeros_like(found.features)}
-        yield {**zeros, "size": found.size}
 
 
 TRAINING = Training(

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capeval_core.encoders.vilbert import LocatedBoxes, VilbertEncoder
+from capeval_core.training.masking import mask_boxes, mask_words
+from capeval_core.training.state import LOG
+from tests.training.scenes import arguments_of, log_of, run_until_killed, tensors_of
+from tools.tiny.region_training import write_scenes
+from tools.tiny.vilbert import write_start
+
+NARROW = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+SIZES: dict[str, Any] = {
+    "text": {**NARROW, "num_hidden_layers": 2, "max_position_embeddings": 64},
+    "visual": {**NARROW, "num_hidden_layers": 1},
+    "co_attention": {"hidden_size": 16, "num_attention_heads": 2},
+    "text_layers_before": [0, 1],
+    "visual_layers_before": [0, 1],
+    "tasks": 0,
+}
+SHORT: dict[str, Any] = {"masking_steps": 3, "steps": 5, "warmup": 2, "batch_size": 3, "accumulation": 2}
+SHORT |= {"masking_rate": 3e-3, "learning_rate": 3e-3, "save_every": 2, "log_every": 3}
+
+
+def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:
+    return arguments_of("vilbert", folder, out, **{**SHORT, **settings})
+
+
+def train(folder: Path, out: Path, **settings: Any) -> Path:
+    from capeval_core.cli import main
+
+    assert main(arguments(folder, out, **settings)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scenes(folder, 8, seed=5)
+    write_start(folder / "start", 0, SIZES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(scenes, tmp_path_factory.mktemp("trained") / "run")
+
+
+def test_a_killed_training_goes_on_as_if_nothing_had_been(
+    scenes: Path, trained: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run_until_killed(arguments(scenes, out), saves=3)
+    assert not (out / "weights").exists()
+    train(scenes, out)
+    for name in ("weights/model.safetensors", "weights/config.json", LOG):
+        assert (out / name).read_bytes() == (trained / name).read_bytes(), name
+
+
+def test_the_log_has_every_loss_and_the_weights_no_head(scenes: Path, trained: Path) -> None:
+    lines = log_of(trained)
+    assert [(line["step"], line["phase"]) for line in lines] == [
+        (3, "masking"),
+        (6, "matching"),
+        (8, "matching"),
+    ]
+    assert lines[0]["losses"].keys() == {"words", "boxes"}
+    assert lines[1]["losses"].keys() >= {"words", "boxes", "positive", "random", "hard", "foil"}
+    assert tensors_of(trained).keys() == tensors_of_start(scenes).keys()
+    config = json.loads((trained / "weights" / "config.json").read_text())
+    assert config["constants"] == {"regions": "tiny"} and config["training"]["foils"] == 3
+    encoder = VilbertEncoder.from_pretrained(trained / "weights", device="cpu")
+    assert encoder.hidden_size == 16 and encoder.task_tokens == 0
+
+
+def tensors_of_start(folder: Path) -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    tensors: dict[str, Any] = load_file(folder / "start" / "model.safetensors")
+    return tensors
+
+
+def test_every_tensor_learns_but_those_that_change_nothing(scenes: Path, trained: Path) -> None:
+    start, end = tensors_of_start(scenes), tensors_of(trained)
+    still = {name for name, tensor in end.items() if np.allclose(tensor, start[name], atol=1e-4)}
+    assert all(name.endswith("key.bias") for name in still), still  # softmax takes them out again
+
+
+def test_without_matching_steps_of_foils_none_are_drawn(scenes: Path, tmp_path: Path) -> None:
+    out = train(scenes, tmp_path / "run", masking_steps=0, steps=3, foils=0, hard="none")
+    assert "foil" not in log_of(out)[-1]["losses"]
+
+
+def test_masked_words_are_what_was_there() -> None:
+    rng = np.random.default_rng(4)
+    texts = [(2, *rng.integers(10, 90, int(length)).tolist(), 3) for length in rng.integers(1, 20, 60)]
+    masked = mask_words(texts, 0.3, 4, rng, shown=0.5)
+    flat = np.array([i for ids in texts for i in ids])
+    after = np.array([i for ids in masked.texts for i in ids])
+    np.testing.assert_array_equal(flat[masked.places], masked.tokens)
+    shown = after[masked.places] != 4
+    assert 0.3 < shown.mean() < 0.7 and not set(masked.tokens) & {2, 3}
+    np.testing.assert_array_equal(after[masked.places][shown], flat[masked.places][shown])
+    assert (after != flat).sum() == (~shown).sum()
+
+
+def test_a_hidden_box_leaves_nothing_of_its_features() -> None:
+    features = np.float32([[0, 0], [1, 0], [3, 8], [5, 8], [7, 4]])
+    features[0] = features[1:].mean(axis=0)
+    places = np.float32(
+        [[0, 0, 1, 1], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.4], [0.5, 0.5, 1, 1], [0.4, 0.5, 1, 1]]
+    )
+    area = (places[:, 2:] - places[:, :2]).prod(axis=1, keepdims=True)
+    boxes = LocatedBoxes(features, np.concatenate([places, area], axis=1))
+    patterns = set()
+    for seed in range(99):
+        masked, hidden = mask_boxes(boxes, 0.25, np.random.default_rng(seed))
+        patterns.add(tuple(hidden.tolist()))
+        assert hidden[1] == hidden[2] and hidden[3] == hidden[4] and not hidden[0]  # those overlap
+        assert not masked.features[hidden].any()
+        np.testing.assert_array_equal(masked.features[1:][~hidden[1:]], features[1:][~hidden[1:]])
+        left = features[1:][~hidden[1:]]
+        np.testing.assert_allclose(masked.features[0], left.mean(axis=0) if len(left) else [0, 0])
+        np.testing.assert_array_equal(masked.locations, boxes.locations)
+    assert len(patterns) == 4
+
+
+def test_a_task_token_moves_no_masked_word(scenes: Path) -> None:
+    from capeval_core.training.masking import MaskedWords
+    from capeval_core.training.vilbert_objective import rows_of_words
+
+    words = MaskedWords([(2, 7, 4, 3), (2, 4, 9, 4, 3)], [2, 5, 7], [8, 8, 8])
+    assert rows_of_words(words, 0) == [2, 5, 7]
+    assert rows_of_words(words, 1) == [3, 7, 9]
