@@ -216,6 +216,12 @@ def test_a_table_of_words() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             TokenIdf(wrong, unseen=1)
+    odd: list[Any] = [{"dog": 1.0}, {2.7: 1.0}, {3: "much"}, {3: None}, [0.5, 1.0], None]
+    for wrong in odd:
+        with pytest.raises(TypeError, match=r"weights of words: expected .token id: number"):
+            TokenIdf(wrong, unseen=1)
+    with pytest.raises(TypeError, match="weights of words"):
+        TokenIdf({3: 1.0}, unseen=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unseen=inf"):
         TokenIdf({3: 1.0}, unseen=float("inf"))
     with pytest.raises(ValueError, match="no text"):
