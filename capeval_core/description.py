@@ -23,7 +23,7 @@ class MetricDescription:
     command: of `capeval` that scores with it.
     range: of the score at the default options, e.g. `0 to 1.33`, or `relative`.
     better: `higher is better` or `lower is better`.
-    references: `with references` or `without references`. media: what it looks at, e.g. `image`.
+    references: `with references` or `without references`.
     compares: what a caption is compared with. mean: of which captions its value is the mean.
     inputs: arguments of its module's `compute`, and their meaning. predictions: an example of the first.
     weights: repository of the default weights, or `none`. licence: of these, `not stated` or `none needed`.
@@ -38,7 +38,6 @@ class MetricDescription:
     range: str
     better: str
     references: str
-    media: str
     compares: str
     mean: str
     inputs: Mapping[str, str]
@@ -92,7 +91,6 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         range="relative" if of_pools else f"{low:.3g} to {high:.3g}",
         better=f"{'higher' if metric.higher_is_better else 'lower'} is better",
         references=f"{'with' if metric.needs_references else 'without'} references",
-        media=", ".join(metric.media),
         compares="its image and the other candidates" if of_pools else compared,
         mean="chosen captions" if of_pools else "captions that have a score",
         inputs=inputs,

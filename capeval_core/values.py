@@ -30,10 +30,17 @@ def described(value: Any, *, none: str = "None") -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as Python writes it; numbers as `shown_number`, paths as texts."""
+    """A value as Python writes it; numbers as `shown_number`, paths as texts.
+
+    >>> shown(7), shown((1.5, 2)), shown((10**5000, 2))
+    ('7', '(1.5, 2)', 'a tuple of length 2')
+    """
     if isinstance(value, int):
         return shown_number(value)
-    return repr(str(value) if isinstance(value, PurePath) else value)
+    try:
+        return repr(str(value) if isinstance(value, PurePath) else value)
+    except ValueError:  # an integer in it has thousands of digits
+        return described(value)
 
 
 def shown_number(value: Any) -> str:

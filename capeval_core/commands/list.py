@@ -48,12 +48,12 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
 
 
 def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
-    rows = [["METRIC", "TITLE", "RANGE", "REFS", "MEDIA", "DEFAULT WEIGHTS"]]
+    rows = [["METRIC", "TITLE", "RANGE", "REFS", "DEFAULT WEIGHTS"]]
     for m in metrics:
         described = describe_metric(m)
         extent = "-" if described.relative else described.range.replace(" to ", "-")
         needs = "yes" if m.needs_references else "no"
-        rows.append([m.name, m.title, extent, needs, m.media[0], described.weights])
+        rows.append([m.name, m.title, extent, needs, described.weights])
     return table(rows)
 
 

@@ -25,9 +25,10 @@ from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder
 from capeval_core.regions.selection import Selection
 from capeval_core.scores.box_source import box_source_opener
-from capeval_core.weights.catalogue import FASTER_RCNN_VG
+from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X152_VG
 from capeval_core.writing import PARTIAL
 
+_DETECTORS = {FASTER_RCNN: FASTER_RCNN_VG, X152: X152_VG}
 _METRIC = "umic"
 """A metric on regions, for the example at the end."""
 
@@ -36,10 +37,15 @@ _METRIC = "umic"
 class RegionOptions(Settings):
     """What regions are found with."""
 
+    detector: Literal["faster-rcnn", "x152"] = option(
+        FASTER_RCNN,
+        "where `weights` names none: bottom-up attention's detector, which UMIC takes, or that of 12-in-1, "
+        "which ViLBERTScore takes",
+    )
     weights: str | PathLike[str] | None = option(
         None,
-        "region encoder: Hub repository id (`@revision` pins it), folder, or `tiny`; None: the Faster R-CNN "
-        "of bottom-up attention",
+        "region encoder: Hub repository id (`@revision` pins it), folder, or `tiny`; None: the published "
+        "weights of the detector",
     )
     selection: Selection = option(
         "bua10_100",
@@ -159,7 +165,7 @@ def _is_there(path: Path, image: InputImage) -> bool:
 
 def _open(options: RegionOptions) -> tuple[str, RegionEncoder, str]:
     """Name, region encoder and selection of the options."""
-    weights = FASTER_RCNN_VG.repository if options.weights is None else options.weights
+    weights = _DETECTORS[options.detector].repository if options.weights is None else options.weights
     with renamed(regions="weights"):
         source = box_source_opener(weights)(
             selection=options.selection, device=options.device, dtype=options.dtype

@@ -28,7 +28,10 @@ _DEEPEST = 32
 _FIX = "expected NumPy arrays, dicts, texts and numbers only"
 _NUMBERS = re.compile(r"[<>|=]?(?:f[248]|[iu][1248]|b1)")
 _AXES = 4
-_KEYS = (str, bytes, int, float, type(None))
+_KEYS = (str, bytes)
+"""Keys of dicts. Equal hashes of numbers are easily made, and a dict of many such takes minutes."""
+_LONGEST_AXIS = 1 << 63
+"""Products of larger numbers, which a file can write with millions of digits, take minutes."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class _Machine:
             raise ValueError(f"items are set in {described(target)}")
         for key, value in zip(values[::2], values[1::2], strict=True):
             if not isinstance(key, _KEYS):
-                raise Refused(f"a key of the pickle's dict is {described(key)}", "expected texts or numbers")
+                raise Refused(f"a key of the pickle's dict is {described(key)}", "expected texts")
             target[key] = value
 
     def item(self, _: Any) -> None:
@@ -185,7 +188,8 @@ class _Machine:
     def name(self, module: str, name: str) -> None:
         known = _NAMES.get((module, name))
         if known is None:
-            raise Refused(f"the pickle names {module[:60]}.{name[:60]}", _FIX)
+            shown = ascii(f"{module[:60]}.{name[:60]}")[1:-1]  # without control characters of a terminal
+            raise Refused(f"the pickle names {shown}", _FIX)
         self.stack.append(known)
 
     def name_of_stack(self, _: Any) -> None:
@@ -267,7 +271,7 @@ def _type_of(arguments: Any) -> _Type:
 def _array_of(shape: Any, type_: _Type, fortran: bool, data: bytes | bytearray) -> Any:
     """The array of these bytes, if there are as many as its shape says."""
     axes = shape if isinstance(shape, tuple) and len(shape) <= _AXES else (None,)
-    if not all(isinstance(axis, int) and axis >= 0 for axis in axes) or type_.code == "O":
+    if not all(isinstance(axis, int) and 0 <= axis < _LONGEST_AXIS for axis in axes) or type_.code == "O":
         raise Refused("an array of the pickle has no shape", "write it again")
     if len(data) > MOST_BYTES or math.prod(axes) * type_.dtype.itemsize != len(data):
         found = f"shape {tuple(axes)} of {type_.dtype}, which {len(data):,} bytes are not"

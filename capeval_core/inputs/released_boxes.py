@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from io import BytesIO
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def features_of(content: Mapping[Any, Any]) -> BoxFeatures:
     All boxes are kept, also those behind `num_boxes`, which have no confidence: the release's networks read
     them too. Confidences are not stored.
 
-    >>> content = {"features": np.ones((2, 8)), "bbox": np.ones((2, 4))}
+    >>> content = {"features": np.ones((2, 8)), "bbox": np.array([[0.0, 0, 9, 9]] * 2)}
     >>> features_of({**content, "image_width": 40, "image_height": 30}).size
     (40, 30)
     """
@@ -163,7 +164,16 @@ def features_of(content: Mapping[Any, Any]) -> BoxFeatures:
         boxes = boxes.reshape(-1, 4)
     if features.ndim == 1 and len(boxes) and features.size % len(boxes) == 0:
         features = features.reshape(len(boxes), -1)
-    return checked({"boxes": boxes, "features": features, "size": (given["width"], given["height"])})
+    return checked({"boxes": boxes, "features": features, "size": _size(given["width"], given["height"])})
+
+
+def _size(width: Any, height: Any) -> tuple[Real, Real]:
+    """Two numbers; a pickle of a few bytes can hold nested tuples of billions."""
+    for name, value in (("width", width), ("height", height)):
+        if not isinstance(value, Real):
+            with within(name):
+                raise Refused(described(value), "expected a number of pixels", verb="is")
+    return width, height
 
 
 def _numbers(name: str, value: Any) -> NDArray[Any]:

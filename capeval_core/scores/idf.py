@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ class TokenIdf(CorpusStatistics):
 
     Raises:
         ValueError: a weight is negative or no finite number, or there is none at all.
+        TypeError: an id is no whole number, or a weight no number.
 
     >>> TokenIdf({7: 0.5, 8: 2.0}, unseen=3.0).of((7, 7, 9))
     [0.5, 0.5, 3.0]
@@ -30,9 +32,13 @@ class TokenIdf(CorpusStatistics):
     unseen: float
 
     def __post_init__(self) -> None:
-        plain = {int(index): float(weight) for index, weight in self.weights.items()}
+        try:
+            plain = {operator.index(index): float(weight) for index, weight in self.weights.items()}
+            object.__setattr__(self, "unseen", float(self.unseen))
+        except (AttributeError, TypeError, ValueError) as error:
+            expected = "expected {token id: number} and a number for unseen ids"
+            raise TypeError(f"weights of words: {expected} ({error})") from None
         object.__setattr__(self, "weights", plain)
-        object.__setattr__(self, "unseen", float(self.unseen))
         wrong = [index for index, weight in plain.items() if not 0 <= weight < math.inf]
         if wrong or not plain or not 0 <= self.unseen < math.inf:
             name = f"weights[{wrong[0]}]={plain[wrong[0]]!r}" if wrong else f"unseen={self.unseen!r}"

@@ -125,8 +125,13 @@ class Touch:
 
 def test_what_is_wrong_with_an_image_costs_that_image(capeval: Capeval, tmp_path: Path) -> None:
     good = entry_of(info(1))
+    nested: Any = 1
+    for _ in range(20):
+        nested = (nested,) * 10  # a pickle of a few bytes, and an array of 10**20 numbers
     entries = {
         "COCO_1": good,
+        "nested": {**good, "image_w": nested},
+        "digits": {**good, "image_h": 10**5000},
         "attack": {**good, "features": Touch(tmp_path / "was-here")},
         "no-boxes": {name: value for name, value in good.items() if name != "boxes"},
         "list": [1, 2],
@@ -140,14 +145,16 @@ def test_what_is_wrong_with_an_image_costs_that_image(capeval: Capeval, tmp_path
     path = write_lmdb(tmp_path / "x", {name: pickle.dumps(entry) for name, entry in entries.items()})
     out = tmp_path / "out"
     ran = capeval("convert", "box-features", path, "--out", out)
-    assert ran.status == 0 and "1 written, 0 found, 9 failed" in ran.out
+    assert ran.status == 0 and "1 written, 0 found, 11 failed" in ran.out
     assert not (tmp_path / "was-here").exists()
     assert sorted(entry.name for entry in out.iterdir()) == ["COCO_1.npz", "regions.json"]
     message = " ".join(ran.err.split())
     for expected in (
-        "9 of 10 images failed:",
+        "11 of 12 images failed:",
         "the entry 'attack': the pickle names posix.system: expected NumPy arrays, dicts, texts and numbers",
         "the entry 'no-boxes': there is no 'boxes' or 'bbox'",
+        "'nested': [\"width\"] is a tuple of length 10: expected a number of pixels",
+        "'digits': [\"size\"] is a tuple of length 2: expected width and height",
         "the entry 'list': the pickle is a list of length 2: expected a dict of box features",
         "the base64 is damaged",
         "is the number 5: expected an array, or base64 of one",

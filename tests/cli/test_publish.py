@@ -21,7 +21,7 @@ from capeval_core.weights.catalogue import LICENCES, TINY_OF, WEIGHTS
 from capeval_core.weights.folder import TINY, open_weights
 from tests import seeded
 from tests.cli.conftest import Ran
-from tests.encoders import original_eva_clip, test_open_clip
+from tests.encoders import original_eva_clip, seeded_x152, test_open_clip
 from tests.golden import recipe
 from tests.golden.frcnn_vg_tiny import write_checkpoint
 from tests.hub import READER, WRITER, Fault, Hub, Repository, log_in, serving
@@ -181,6 +181,8 @@ def test_weights_of_every_network_are_whole_on_the_hub(
         test_open_clip.repository(mine)
     elif kind in ("blip2", "scene_regions"):
         shutil.copytree(TINY / TINY_OF[kind], mine)
+    elif kind == "x152":
+        seeded_x152.network().save_pretrained(mine)
     elif kind in ("uniter", "vilbert"):
         getattr(seeded, kind)().save_pretrained(mine)
     elif kind == "clip":
@@ -188,8 +190,9 @@ def test_weights_of_every_network_are_whole_on_the_hub(
     else:
         plain_open_clip(mine)
     (mine / "README.md").write_text("---\nlicense: mit\n---\n")
-    # open_clip's format has no place for a licence.
-    permission = ("--permission", "its authors, by letter") if "open_clip" in kind else ()
+    # open_clip's format has no place for a licence, and the seeded detector has none.
+    stated = "open_clip" not in kind and kind != "x152"
+    permission = () if stated else ("--permission", "its authors, by letter")
     ran = capeval("publish", "weights", mine, *permission)
     assert ran.status == 0, ran.err
     there = tmp_path / "there"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from capeval_core import load, writing
 from capeval_core.cache import FeatureCache
@@ -22,6 +23,7 @@ from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import InputImage
 from capeval_core.scores.box_source import FirstBoxes
+from capeval_core.weights.catalogue import FASTER_RCNN_VG, X152_VG, WeightsEntry
 from tests.cli.conftest import Ran
 from tests.seeded import uniter
 
@@ -271,3 +273,20 @@ def test_a_full_disk_is_one_line(regions: Capeval, small_disk: Path) -> None:
     assert all(
         isinstance(boxes.decode(), BoxFeatures) for boxes in BoxFeatureStore.open(small_disk / "out").values()
     )
+
+
+@pytest.mark.parametrize(("flags", "entry"), [((), FASTER_RCNN_VG), (("--detector", "x152"), X152_VG)])
+def test_without_weights_the_detectors_own_are_looked_for(
+    flags: tuple[str, ...],
+    entry: WeightsEntry,
+    capeval: Callable[..., Ran],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "a.png")
+    ran = capeval("regions", "--images", folder, "--out", tmp_path / "out", *flags)
+    assert ran.status == 2 and entry.repository in ran.err and entry.original in ran.err
+    assert not (tmp_path / "out").exists()

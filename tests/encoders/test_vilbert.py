@@ -71,6 +71,29 @@ def test_every_block_can_be_read_and_the_last_one_is_the_default() -> None:
         assert all(np.abs(a.numpy() - b).max() < 1e-5 for a, b in zip(text, flat, strict=True))
 
 
+def test_nothing_runs_that_the_texts_do_not_depend_on() -> None:
+    model, ran = vilbert().model, []
+    parts = {
+        f"{number}.{stream}": getattr(block, stream).output
+        for number, block in enumerate(model.co_layers)
+        for stream in ("text", "visual")
+    }
+    parts |= {f"text {number}": layer for number, layer in enumerate(model.text_layers)}
+    hooks = [
+        (part.output if hasattr(part, "output") else part).register_forward_hook(
+            lambda *_, name=name: ran.append(name)
+        )
+        for name, part in parts.items()
+    ]
+    try:
+        features(vilbert(), visuals(5), [["a dog"]])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    # The boxes' side of the last block, and the layer behind it, stay out.
+    assert ran == ["text 0", "0.visual", "0.text", "text 1", "text 2", "1.text"]
+
+
 @pytest.mark.parametrize("layer", [2, -3])
 def test_a_block_that_is_not_there_is_refused(layer: int) -> None:
     with pytest.raises(ValueError, match=f"layer={layer}: these weights have 2 co-attention blocks"):
@@ -148,6 +171,9 @@ def test_a_long_text_loses_its_end_and_words_are_found() -> None:
     assert vilbert(None).words(tokens.ids[1]) == slice(1, 3)
     (found,) = features(encoder, visuals(3), [texts])
     assert [len(rows) for rows in found] == [38, 5, 3]
+    first, other = (" ".join([*"a" * 35, word, *LETTERS]) for word in ("red", "dog"))  # differ in the last
+    (cut,) = features(encoder, visuals(3), [[first, other]])
+    assert np.abs(cut[0][-1] - cut[1][-1]).max() > 0.01
 
 
 def test_the_task_moves_the_features_and_a_model_without_has_no_such_token() -> None:
@@ -188,6 +214,7 @@ def test_weights_come_back(tmp_path: Path) -> None:
         ("visual", {"region_size": None}, "architecture.visual lacks region_size"),
         ("text", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ("architecture", {"text_layers_before": [3, 1]}, "text_layers_before is .3, 1., expected rising"),
+        ("architecture", {"text_layers_before": [1, 5]}, "expected rising whole numbers up to 4"),
         ("architecture", {"visual_layers_before": [1]}, "visual_layers_before has 1 numbers"),
         ("architecture", {"tasks": 0}, "task is 7, but there are 0 task embeddings"),
         ("", {"task": None}, "task is None, but there are 20 task embeddings"),

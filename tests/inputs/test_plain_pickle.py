@@ -61,6 +61,21 @@ def test_an_array_twice_and_texts_of_python_2() -> None:
     assert np.array_equal(one, array) and other is one
     in_text = array_of(b"K\x02\x85", b"U\x08" + np.float32([1, -2]).tobytes())
     assert load_plain(in_text).tolist() == [1.0, -2.0]
+    out_of_order = b"\x80\x02(K\x01q\x07K\x02q\x05h\x07h\x05t."  # places of the memo
+    assert load_plain(out_of_order) == (1, 2, 1, 2)
+
+
+def test_the_order_of_bytes_may_stand_in_the_name_of_a_type() -> None:
+    big = b"cnumpy\ndtype\n(X\x03\x00\x00\x00>f4\x89\x88tR"
+    assert load_plain(array_of(b"K\x01\x85", b"C\x04" + struct.pack(">f", 2.5), big)).tolist() == [2.5]
+
+
+def test_the_bytes_of_an_array_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = array_of(b"K\x02\x85", b"C\x08" + bytes(8))
+    monkeypatch.setattr("capeval_core.inputs.plain_pickle.MOST_BYTES", 8)
+    assert load_plain(data).tolist() == [0.0, 0.0]
+    monkeypatch.setattr("capeval_core.inputs.plain_pickle.MOST_BYTES", 7)
+    assert "(2,) of float32, which 8 bytes are not" in refused(data)
 
 
 HOSTILE = {
@@ -121,6 +136,12 @@ def test_the_pieces_of_these_tests_make_an_array() -> None:
         (array_of(b"K\x01\x85", b"]"), "holds a list of length 0"),
         (array_of(b"K\x01\x85", b"C\x04abcd", b"N"), "an array in an unknown state"),
         (array_of(b"K\x01\x85", b"]", FLOATS.replace(b"f4", b"O8")), "has an array of objects"),
+        (array_of(b"K\x01\x85", b"(Nl", FLOATS.replace(b"f4", b"O8")), "has an array of objects"),
+        (array_of(b"K\x01\x85", b"C\x08abcdefgh"), "(1,) of float32, which 8 bytes are not"),
+        (array_of(b"K\x01\x85", b"C\x08abcdefgh", FLOATS.replace(b"f4", b"c8")), "is of type 'c8'"),
+        (b"\x80\x03cnumpy.core.multiarray\nscalar\n" + FLOATS.replace(b"f4", b"O8") + b"C\x08abcdefgh\x86R.",
+         "has no shape"),
+        (b"\x80\x03" + ARRAY.replace(b"\nndarray", b"\ndtype") + b".", "calls empty array in an unknown way"),
         (array_of(b"K\x01\x85", b"]", FLOATS.replace(b"f4", b"V9")), "is of type 'V9'"),
         (array_of(b"K\x01\x85", b"]", FLOATS.replace(b"f4", b"U9")), "is of type 'U9'"),
         (b"\x80\x03" + ARRAY.replace(b"K\x00\x85", b"J\xff\xff\xff\x7f\x85") + b".", "calls empty array"),
@@ -130,6 +151,8 @@ def test_the_pieces_of_these_tests_make_an_array() -> None:
         (b"\x80\x03cnumpy\ndtype\n)R.", "is of type nothing"),
         (b"\x80\x04c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR.", "calls bytes of a text"),
         (b"\x80\x02}]K\x01s.", "a key of the pickle's dict is a list of length 0"),
+        (b"\x80\x02}K\x07Ns.", "a key of the pickle's dict is the number 7"),
+        (b"\x80\x02c\x1b[31mos\nsys\x07tem\n.", "the pickle names \\x1b[31mos.sys\\x07tem"),
         (b"\x80\x02c__main__\nX\n.", "the pickle names __main__.X"),
         (b"\x80\x02(i__main__\nX\n.", "the pickle has the instruction INST"),
         (b"\x80\x02(cos\nsystem\no.", "the pickle names os.system"),
@@ -170,9 +193,18 @@ def test_what_asks_for_memory_gets_none() -> None:
     for start in lengths:
         for length in (1 << 40, (1 << 64) - 1):
             assert "damaged" in refused(start + struct.pack("<Q", length) + b"abc.")
-    assert "asks for more memory than it has bytes" in refused(text + again * 400 + b".")
+    assert load_plain(text + again + b"\x86.")[1] == b"a" * (1 << 20)
+    for times in (2, 400):
+        assert "asks for more memory than it has bytes" in refused(text + again * times + b".")
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
+
+
+def test_numbers_of_millions_of_digits_are_not_multiplied() -> None:
+    digits = b"\x8b" + struct.pack("<I", 1 << 22) + b"\x11" * (1 << 22)
+    assert "has no shape" in refused(array_of(b"(" + digits * 4 + b"t", b"C\x04abcd"))
+    limit = (1 << 63).to_bytes(9, "little")
+    assert "has no shape" in refused(array_of(b"\x8a\x09" + limit + b"\x85", b"C\x04abcd"))
 
 
 def test_nesting_and_length_are_bounded() -> None:

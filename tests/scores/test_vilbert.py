@@ -216,6 +216,12 @@ def test_a_table_of_words() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             TokenIdf(wrong, unseen=1)
+    odd: list[Any] = [{"dog": 1.0}, {2.7: 1.0}, {3: "much"}, {3: None}, [0.5, 1.0], None]
+    for wrong in odd:
+        with pytest.raises(TypeError, match=r"weights of words: expected .token id: number"):
+            TokenIdf(wrong, unseen=1)
+    with pytest.raises(TypeError, match="weights of words"):
+        TokenIdf({3: 1.0}, unseen=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unseen=inf"):
         TokenIdf({3: 1.0}, unseen=float("inf"))
     with pytest.raises(ValueError, match="no text"):
@@ -231,6 +237,95 @@ def test_a_broken_image_costs_its_own_captions_each_named(weights: str) -> None:
     assert found.parts["reference_f"][0] == [] and math.isnan(found.parts["precision"][0])
     with pytest.raises(ValueError, match="there is no score to draw"):
         found.explain(0).plot()
+
+
+def test_rows_of_images_that_cannot_be_read_have_no_group(weights: str, tmp_path: Path) -> None:
+    (tmp_path / "damaged.npz").write_bytes(b"PK")
+    images = [str(tmp_path / "damaged.npz"), boxes(0)[0]]
+    metric = opened(weights, on_error="nan")
+    rows = metric.encode_all(metric.check(CAPTIONS[:2], images, REFERENCES[:2]))
+    unread, group = rows["group"].to_pylist()
+    assert unread == "" != group and "damaged.npz" in str(rows["error"].to_pylist()[0])
+    assert rows["caption_maxima"].to_pylist()[0] is None
+
+
+def test_what_is_cut_off_references_counts(weights: str) -> None:
+    metric = opened(weights)
+    long = " ".join(LETTERS + LETTERS)
+    rows = metric.encode_all(metric.check(["a dog"] * 2, boxes(0, 1), [["mat", long, long], ["a dog"]]))
+    assert rows["truncated"].to_pylist() == [2 * (52 + 2 - 37), 0]
+
+
+def test_the_released_formula_takes_negative_means_as_they_are(weights: str) -> None:
+    metric = opened(weights, compat="released")
+    rows = metric.encode_all(metric.check(["a dog"], boxes(0), [["a dog", "mat"]]))
+    for name, values in (("released_precision", [-0.5, 0.5]), ("released_recall", [0.75, 0.25])):
+        column = pa.array([values], rows.schema.field(name).type)
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    parts = metric.aggregate(rows).parts
+    assert parts["reference_f"] == [pytest.approx([2 * -0.5 * 0.75 / 0.25, 1 / 3])]
+    assert parts["f"].tolist() == [pytest.approx((-3 + 1 / 3) / 2)]
+
+
+def test_windows_and_batches_change_nothing(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = boxes(0, 1, 2)
+    expected = opened(weights, evidence=True).score(CAPTIONS, images, REFERENCES)
+    monkeypatch.setattr("capeval_core.scores.vilbert.TEXTS_AT_ONCE", 3)
+    for batch_size in (None, 1):
+        metric = opened(weights, evidence=True, batch_size=batch_size)
+        found = metric.score(CAPTIONS, images, REFERENCES)
+        assert found.scores == pytest.approx(expected.scores, abs=1e-6)
+        for row, caption in enumerate(CAPTIONS):
+            shown, other = found.explain(row), expected.explain(row)
+            assert [shown["best"], shown["caption"]] == [other["best"], caption]
+            pieces = "".join(shown["matches"][0]["words"]).replace("##", "")
+            assert pieces == caption.replace(" ", "")
+            assert [match["reference"] for match in shown["matches"]] == REFERENCES[row]
+
+
+def test_a_batch_size_holds(weights: str) -> None:
+    found = []
+    for batch_size in (None, 1):
+        metric = opened(weights, batch_size=batch_size)
+        with count_forwards() as forwards:
+            metric.score(CAPTIONS, boxes(0, 1, 2), REFERENCES)
+        found.append((forwards.items, forwards.batches))
+    assert found[0][1] < found[1][1] == found[1][0] == found[0][0]
+
+
+@pytest.mark.parametrize(
+    ("captions", "references", "message"),
+    [
+        (["a dog", None], [["a dog"]] * 2, r"captions\[1\] is None"),
+        (["a dog", " "], [["a dog"]] * 2, r"captions\[1\] is empty"),
+        (["a dog"] * 2, [["a dog"], []], r"references\[1\] is empty"),
+        (["a dog"] * 2, [["a dog"], ["dog", ""]], r"references\[1\]\[1\] is empty"),
+        (["a dog"] * 2, [["a dog"], None], r"references\[1\] is None"),
+        (["a dog"] * 2, [["a dog"]], r"len\(captions\)=2 but len\(references\)=1"),
+        (["a dog"] * 2, None, "references is missing"),
+    ],
+)
+def test_wrong_texts_are_refused(weights: str, captions: Any, references: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        opened(weights).score(captions, boxes(0, 1), references)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": np.full((7, 64), np.nan)}, "images.1..*NaN or infinity"),
+        ({"boxes": np.full((7, 4), np.inf)}, "images.1..*NaN or infinity"),
+        ({"features": np.ones((6, 64))}, "7 boxes but 6 rows of features"),
+        ({"features": np.ones((7, 65))}, "65 numbers"),
+        ({"size": None}, "images.1..*size"),
+        ({"size": (10**5000, 2)}, "images.1..*expected width and height"),
+        ({"features": "text"}, "images.1."),
+    ],
+)
+def test_wrong_boxes_are_refused(weights: str, change: dict[str, Any], message: str) -> None:
+    wrong = {**boxes(0)[0], **change}
+    with pytest.raises((ValueError, TypeError), match=message):
+        opened(weights).score(["a dog"] * 2, [*boxes(0), wrong], [["a dog"]] * 2)
 
 
 @pytest.mark.parametrize(
