@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import pytest
 import capeval_core
 from capeval_core import publishing
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.uniter import UniterEncoder
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC
+from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC, VILBERT, X152_VG, WeightsEntry
+from tests.encoders import seeded_x152
 from tests.hub import WRITER, Fault, Hub, ask, log_in, serving
-from tests.seeded import faster_rcnn, release, uniter
+from tests.seeded import faster_rcnn, release, uniter, vilbert
 
 CAPTIONS = ["a dog on the grass", "two red circles"]
 REFERENCES = [["a dog"], ["some circles", "a drawing"]]
@@ -170,30 +170,44 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
 
 
 @pytest.mark.slow
-def test_umic_takes_its_module_its_weights_and_its_detector_from_the_hub(
-    images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "scorer_of", "detector_of", "entries"),
+    [
+        ("umic", uniter, faster_rcnn, (UMIC, FASTER_RCNN_VG)),
+        ("vilbertscore", vilbert, seeded_x152.network, (VILBERT, X152_VG)),
+    ],
+)
+def test_module_scorer_and_detector_come_from_the_hub(
+    name: str,
+    scorer_of: Callable[..., Any],
+    detector_of: Callable[[], Any],
+    entries: tuple[WeightsEntry, WeightsEntry],
+    images: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    detector = faster_rcnn()
-    scorer = uniter(region_size=detector.dimension)
+    detector = detector_of()
+    scorer = scorer_of(region_size=detector.dimension)
     config = {name: value for name, value in scorer.config.items() if name != "constants"}
-    UniterEncoder(config, scorer.model.state_dict(), device="cpu").save_pretrained(tmp_path / "scorer")
+    type(scorer)(config, scorer.model.state_dict(), device="cpu").save_pretrained(tmp_path / "scorer")
     detector.save_pretrained(tmp_path / "detector")
     with serving({}) as hub:
         log_in(hub.address, WRITER, tmp_path / "login", monkeypatch)
-        sent = [publishing.module("umic", "capeval", publishing.PYPI)]
-        for folder, entry in ((tmp_path / "scorer", UMIC), (tmp_path / "detector", FASTER_RCNN_VG)):
+        sent = [publishing.module(name, "capeval", publishing.PYPI)]
+        for folder, entry in zip((tmp_path / "scorer", tmp_path / "detector"), entries, strict=True):
             small = publishing.weights(folder, "capeval", name="small", permission="made for this test")
             sent.append(replace(small, repository=entry.repository))
         commits = [pushed.commit for pushed in publishing.publish(sent)]
         home = tmp_path / "home"
         home.mkdir()
         published = Published(hub, {}, [str(path) for path in images[:2]])
-        (answer,) = published.load(home, ("capeval/umic", {}))
-        (again,) = published.load(home, ("capeval/umic", {}), HF_HUB_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
+        module = (f"capeval/{name}", {})
+        (answer,) = published.load(home, module)
+        (again,) = published.load(home, module, HF_HUB_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
     local = capeval_core.load(
-        "umic", weights=tmp_path / "scorer", regions=tmp_path / "detector", device="cpu"
-    ).score(CAPTIONS, published.images)
-    assert answer["per_caption"]["umic"] == pytest.approx(local.scores, abs=1e-6)
-    assert f"|weights:{UMIC.repository}@{commits[1][:8]}|" in answer["signature"]
-    assert f"|regions:{FASTER_RCNN_VG.repository}@{commits[2][:8]}|" in answer["signature"]
+        name, weights=tmp_path / "scorer", regions=tmp_path / "detector", device="cpu"
+    ).score(CAPTIONS, published.images, REFERENCES if name == "vilbertscore" else None)
+    assert answer["per_caption"][metric_class(name).key] == pytest.approx(local.scores, abs=1e-6)
+    for part, entry, commit in zip(("weights", "regions"), entries, commits[1:], strict=True):
+        assert f"|{part}:{entry.repository}@{commit[:8]}|" in answer["signature"]
     assert again["per_caption"] == answer["per_caption"] and not answer["warned"]
