@@ -3,5 +3,5 @@
 from capeval_core.integrations import evaluate_module  # From: capeval
 
 
-class VilbertScore(evaluate_module.MetricModule):
+class Vilbertscore(evaluate_module.MetricModule):
     metric_name = "vilbertscore"

@@ -136,6 +136,8 @@ def make_trials(scenes: int, seed: int) -> Trials:
 def is_true(scene: Scene, caption: str) -> bool:
     """Whether a caption is one of the language of `describe`, and true of the scene.
 
+    >>> from tools.captions import describe
+    >>> from tools.scenes import sample_scene
     >>> scene = sample_scene(np.random.default_rng(3), groups=1)
     >>> caption = describe(scene, np.random.default_rng(0))
     >>> is_true(scene, caption), is_true(scene, " ".join(reversed(caption.split())))
