@@ -24,6 +24,7 @@ from capeval_core.encoders.tokenizers import Ids
 from capeval_core.encoders.uniter import RegionInput, UniterEncoder, region_input
 from capeval_core.encoders.uniter_model import Uniter, empty_uniter
 from capeval_core.inputs.boxes import InputBoxes
+from capeval_core.models.model import CheckedModel
 
 ARCHITECTURE = {
     "vocab_size": 28_996,
@@ -160,7 +161,7 @@ def padded_layer(layer: Any, x: Tensor, mask: Tensor, heads: int) -> Tensor:
     return output
 
 
-def timed(run: Callable[[], Any], encoder: UniterEncoder) -> tuple[Any, float]:
+def timed(run: Callable[[], Any], encoder: CheckedModel) -> tuple[Any, float]:
     """What `run` gives, and its seconds: of the processor, or of a GPU."""
     cuda = encoder.device.type == "cuda"
     clock = time.perf_counter if cuda else time.process_time

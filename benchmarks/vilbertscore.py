@@ -12,14 +12,14 @@ agree to 1e-5. Times are those of the processor: set OMP_NUM_THREADS=1 where oth
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.umic import made_up_boxes, timed
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.vilbert import VilbertEncoder
 from capeval_core.encoders.vilbert_model import Vilbert, empty_vilbert
@@ -217,26 +217,6 @@ def seeded(device: str, dtype: str) -> VilbertEncoder:
         "task": TASK,
     }
     return VilbertEncoder(config, tensors, checksum="random", device=device, dtype=dtype)
-
-
-def made_up_boxes(rng: np.random.Generator, count: int) -> dict[str, Any]:
-    corners = rng.uniform(0, 300, (count, 2))
-    return {
-        "boxes": np.concatenate([corners, corners + rng.uniform(10, 300, (count, 2))], axis=1),
-        "features": np.maximum(rng.normal(0, 1, (count, 2048)), 0),
-        "size": (640, 640),
-    }
-
-
-def timed(run: Callable[[], Any], encoder: VilbertEncoder) -> tuple[Any, float]:
-    """What `run` gives, and its seconds: of the processor, or of a GPU."""
-    cuda = encoder.device.type == "cuda"
-    clock = time.perf_counter if cuda else time.process_time
-    start = clock()
-    answer = run()
-    if cuda:
-        torch.cuda.synchronize()
-    return answer, clock() - start
 
 
 if __name__ == "__main__":

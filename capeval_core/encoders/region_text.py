@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,14 +27,14 @@ class RegionTextEncoder(CheckedModel):
     """Whether a text that is cut keeps its end mark."""
 
     @classmethod
+    @abstractmethod
     def problems(cls, config: dict[str, Any]) -> list[str]:
         """What is wrong with a config that has all its keys, in words."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def rows_of_words(self) -> int:
         """Words that the network has an embedding of."""
-        raise NotImplementedError
 
     @property
     def region_size(self) -> int:
@@ -41,9 +42,9 @@ class RegionTextEncoder(CheckedModel):
         return self.region_size_of(self.config)
 
     @classmethod
+    @abstractmethod
     def region_size_of(cls, config: dict[str, Any]) -> int:
         """Numbers of a box's features, by the config of weights."""
-        raise NotImplementedError
 
     def prepare(self) -> None:
         words = self.config["vocabulary"]
