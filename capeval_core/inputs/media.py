@@ -37,6 +37,8 @@ _ONE = {"image": "an image", "video": "a video", "boxes": "boxes"}
 _MANY = {"image": "images", "video": "videos, each a list of frames", "boxes": "dicts of boxes"}
 _AXES = {"image": 3, "video": 4}
 _ARGUMENTS = {"image": "images", "video": "videos", "boxes": "images"}
+ARGUMENTS = tuple(dict.fromkeys(_ARGUMENTS.values()))
+"""Every argument of `CaptionMetric.score` that takes visuals."""
 
 _FILES = (OnDisk, FrameFolder, StoredBoxes)
 
