@@ -18,7 +18,7 @@ from capeval_core.phrases.ngrams import LONGEST, Floats, Integers, TextBlock, To
 
 @dataclass(frozen=True, eq=False)
 class DocumentFrequencies(CorpusStatistics):
-    """In how many of `documents` each n-gram of 1 to 4 words stands; a document is the references of an image.
+    """In how many documents each n-gram of 1 to 4 words stands; a document is the references of an image.
 
     Made by `of_documents` or `of_counts`. An n-gram is the number of its first n - 1 words among the n-grams
     of that length, then its last word.
