@@ -39,6 +39,10 @@ METRICS: dict[str, str] = {
     "umic": "capeval_core.scores.umic:Umic",
     "vilbertscore": "capeval_core.scores.vilbert:VilbertScore",
     "eco": "capeval_core.scores.eco.metric:Eco",
+    "bleu": "capeval_core.scores.ngram.bleu:Bleu",
+    "rougel": "capeval_core.scores.ngram.rouge:RougeL",
+    "cider": "capeval_core.scores.ngram.cider:Cider",
+    "ciderd": "capeval_core.scores.ngram.cider:CiderD",
 }
 """Name and class of every metric of this package."""
 
