@@ -75,7 +75,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
     visual = None if argument is None else argument[:-1]
     inputs = {
         "predictions": "captions, one string per row.",
-        **({} if argument is None else {argument: _VISUALS[argument].format("pool" if of_pools else "caption")}),
+        **({argument: _VISUALS[argument].format("pool" if of_pools else "caption")} if argument else {}),
         "references": "per caption a list of texts, or one text; any number each.",
         "per_caption": "`compute` also gives scores, parts and errors per caption, the signature and counts.",
     }

@@ -132,11 +132,9 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         values = {
             name: given.get(name) if given.get(one) is None else given[one] for one, name in names.items()
         }
-        self.add_batch(
-            **{
-                name: [value] for name, value in values.items() if name in self.features or value is not None
-            }
-        )
+        there = {name for name, value in values.items() if name in self.features or value is not None}
+        batch: dict[str, Any] = {name: [value] for name, value in values.items() if name in there}
+        self.add_batch(**batch)
 
     def add_batch(
         self,
@@ -167,8 +165,11 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         metric = self.metric_type
         for name, value in given.items():
             if name not in self.features and value is not None and name not in self._warned:
-                found = "needs no references: they" if name == "references" else f"compares texts alone: {name}"
-                _warn(f"{metric.name} {found} are ignored")
+                of_texts = f"compares texts alone: {name}"
+                _warn(
+                    f"{metric.name} {of_texts if name != 'references' else 'needs no references: they'} "
+                    "are ignored"
+                )
                 self._warned.add(name)
         predictions, visuals, references = (
             given.get(name) for name in ("predictions", str(argument_of(metric.media)), "references")
@@ -237,7 +238,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         result = self.metric.combine(pa.Table.from_struct_array(predictions))
         if result.counts.failed:
             _warn_of_failures(result)
-        output: dict[str, Any] = {result.key: result.mean}
+        output: dict[str, Any] = {**result.numbers}
         if per_caption:
             errors = [result.errors.get(i) for i in range(len(result.scores))]
             output["per_caption"] = {result.key: result.scores, **result.parts, "errors": errors}
@@ -327,8 +328,8 @@ def _features(metric: type[CaptionMetric]) -> Features:
 def _inputs_description(metric: type[CaptionMetric]) -> str:
     described = describe_metric(metric)
     inputs = [f"{name}: {meaning}" for name, meaning in described.inputs.items()]
-    examples = {"predictions": described.predictions, "images": "...", "videos": "...", "references": "[...], ..."}
-    example = ", ".join(f"{name}=[{examples[name]}]" for name in described.inputs if name in examples)
+    values = {"predictions": described.predictions, "references": "[...], ..."}
+    example = ", ".join(f"{name}=[{values.get(name, '...')}]" for name in described.inputs if name in _INPUTS)
     configuration = "" if metric.variant is None else f', "{metric.variant}"'
     weights = "" if metric.tiny is None else ', weights="tiny"'
     options = [

@@ -84,8 +84,8 @@ def rows_of_evaluation(batches: list[list[Row]], count: int, processes: int, uni
     if len(own) < count or (len(own) > count and not padded) or not _repeats(earlier, own[:count]):
         raise ValueError(
             f"the evaluation gave {len(earlier) + len(own):,} captions, but there are {count:,} {unit}: "
-            f"pass the {unit} (and references) of the evaluation set, one for each of its rows and in its order. "
-            "One CaptionMetrics belongs to one evaluation set: to evaluate several, set "
+            f"pass the {unit} (and references) of the evaluation set, one for each of its rows and in its "
+            "order. One CaptionMetrics belongs to one evaluation set: to evaluate several, set "
             "trainer.compute_metrics to the one of each before trainer.evaluate"
         )
     return own[:count]

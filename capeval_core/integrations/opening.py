@@ -68,10 +68,7 @@ def choose_metrics(
         )
     problems.raise_if_any()
     for i, one in enumerate(listed):
-        if isinstance(one, CaptionMetric):
-            metric = type(one)
-        else:
-            metric = _class_of(one, media)
+        metric = type(one) if isinstance(one, CaptionMetric) else _class_of(one, media)
         if metric.relative:
             wrong(i, f"{metric.name} is no measure of training, {metric.relative}", "", "")
     problems.raise_if_any()

@@ -37,7 +37,7 @@ class CaptionMetrics:
     images (or of all frames), references and the captions of one evaluation, about 2.5 KB each with ViT-B/32.
 
     Metrics on texts alone stand beside the others: `metrics=["pacs", "cider"]`. Statistics of the references,
-    such as CIDEr's document frequencies, are made of those of the whole evaluation set at its first evaluation.
+    such as CIDEr's document frequencies, are made of those of the whole evaluation set, once.
 
     Works with `batch_eval_metrics=True` too. With several processes each scores its share and all return the
     same numbers, so all of them must call it, as Trainers do. A Trainer calls it only where the evaluation
@@ -58,8 +58,8 @@ class CaptionMetrics:
 
     Raises:
         TypeError, ValueError: everything that is wrong with images, videos and references, before training
-            starts; a metric or an option that does not exist; weights that could not be loaded; no `statistics`
-            for a metric that needs those of captions, which differ from one evaluation to the next.
+            starts; a metric or an option that does not exist; weights that could not be loaded; no
+            `statistics` for a metric that needs those of captions, which change with each evaluation.
 
     The order matters: captions meet images by their position. `train_sampling_strategy="group_by_length"`
     reorders evaluation sets too, so it cannot be used.
@@ -142,7 +142,7 @@ class CaptionMetrics:
             _warn_of_empty(self.captions)
             for result in self.results.values():
                 _warn_of_failures(result)
-        return {result.key: result.mean for result in self.results.values()}
+        return {key: value for result in self.results.values() for key, value in result.numbers.items()}
 
     def __repr__(self) -> str:
         inputs = [str(self._set)]
