@@ -66,6 +66,32 @@ class TokenIdf(CorpusStatistics):
         weights = {index: math.log((total + 1) / (count + 1)) for index, count in counts.items()}
         return cls(weights, math.log(total + 1))
 
+    @classmethod
+    def of_padded_documents(
+        cls, documents: Iterable[Sequence[int]], *, length: int, end: int, padding: int = 0
+    ) -> TokenIdf:
+        """The idf of `of_documents` as EMScore has it: of documents that are padded, with a weight of their end.
+
+        EMScore (Shi et al., CVPR 2022, https://arxiv.org/abs/2111.08919) takes BERTScore's formula (Zhang et
+        al., ICLR 2020), and its released code counts in CLIP's padded ids: so the start, which all documents
+        hold, weighs 0, and so does the id of padding, unless a document fills all positions. (In CLIP's
+        vocabulary that id, 0, is also an exclamation mark inside a word.) The end, whose weight would be 0,
+        too, gets the mean of all weights, those zeros included: its feature is that of the whole text.
+
+        Args:
+            documents: token ids, start and end included. Repeated documents count each time.
+            length: positions that the text encoder has.
+            end: the id of the end. padding: the id that fills positions.
+
+        >>> table = TokenIdf.of_padded_documents([(8, 5, 9), (8, 6, 9)], length=4, end=9)
+        >>> [round(weight, 4) for weight in table.of((8, 5, 9, 7))]
+        [0.0, 0.4055, 0.1622, 1.0986]
+        """
+        padded = (ids if len(ids) >= length else (*ids, padding) for ids in documents)
+        table = cls.of_documents(padded)
+        mean = sum(table.weights.values()) / len(table.weights)
+        return cls({**table.weights, end: mean}, table.unseen)
+
     def of(self, ids: Sequence[int]) -> list[float]:
         """The weights of ids, in order."""
         return [self.weights.get(index, self.unseen) for index in ids]
