@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.samples import Samples, windows
+from capeval_core.inputs.sampling import Sampling
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import CorpusStatistics, option
 from capeval_core.options import Options as CommonOptions
@@ -31,7 +32,7 @@ from capeval_core.scores.video_formulas import Components, fine_score, video_ref
 
 if TYPE_CHECKING:
     from capeval_core.encoders.clip import ClipEncoder
-    from capeval_core.scores.video_rows import VideoFeatures
+    from capeval_core.encoders.videos import VideoFeatures
 
 Doubles = NDArray[np.float64]
 
@@ -112,6 +113,7 @@ class VideoPacS(CaptionMetric):
         super().check_options(options)
         if not isinstance(options, VideoOptions):
             return
+        Sampling(options.fps, options.max_frames)  # refuses what is no sampling
         given = options.statistics
         if given is not None and not isinstance(given, TokenIdf):
             fix = f"make them by prepare({cls.corpus_texts}), or give a TokenIdf of token ids"
@@ -162,21 +164,9 @@ class VideoPacS(CaptionMetric):
 
     def videos(self, videos: Sequence[Any], run: dict[str, Any]) -> Iterator[VideoFeatures]:
         """Features of the frames of videos, in order, some at a time."""
-        from capeval_core.inputs.visual import ImageError, InputImage
-        from capeval_core.scores.video_rows import VideoFeatures
-
-        for video in videos:
-            try:
-                frames = [InputImage.of(frame) for frame in video.load()]
-                key = video.key
-            except ImageError as error:
-                yield VideoFeatures([None], [""], [str(error)], [None])
-                continue
-            if self.options.max_frames is not None:
-                chosen = np.linspace(0, len(frames) - 1, self.options.max_frames).astype(int)
-                frames = [frames[i] for i in chosen]
-            parts = [part.features for part in self.encoder.encode_images(frames, **run)]
-            yield VideoFeatures([np.concatenate(parts)], [key], [None], [None])
+        options = self.options
+        sampling = Sampling(options.fps, options.max_frames)
+        return self.encoder.encode_videos(videos, sampling=sampling, **run)
 
     def aggregate(self, rows: pa.Table) -> Values:
         found, unweighted = self._of_video(rows, self.table(rows))
@@ -214,9 +204,8 @@ class VideoPacS(CaptionMetric):
         for window in windows(samples, TEXTS_AT_ONCE):
             tokens, first = self.encoder.encode_tokens(window.captions, **run), len(explained)
             for videos in self.videos(window.images, run):
-                for frames, error, incomplete in zip(
-                    videos.features, videos.errors, videos.incomplete, strict=True
-                ):
+                found = zip(videos.features, videos.errors, videos.incomplete, strict=True)
+                for frames, error, incomplete in found:
                     row = len(explained)
                     caption = tokens.ids[row - first], tokens.features[row - first]
                     words = self.encoder.tokenizer.pieces(caption[0])

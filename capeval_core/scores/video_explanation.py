@@ -55,16 +55,16 @@ class VideoExplanation(dict[str, Any]):
 
 
 def explain(
-    words: Sequence[str], weights: Sequence[float], tokens: Floats, frames: Floats | None, error: str | None
+    words: Sequence[str], weights: Sequence[float], tokens: Floats, frames: Floats, error: str | None
 ) -> dict[str, Any]:
     """The evidence of a caption: its cosine as a whole with each frame, and the best frame of each word.
 
     Args:
         words, weights: of each token id. tokens: (words, d) their features.
-        frames: (frames, d) features; None where there is an error.
+        frames: (frames, d) features.
         error: why there is no score.
     """
-    if frames is None:
+    if error is not None:
         return {"frame_cosines": [], "words": [], "error": error}
     cosines = np.clip(unit(tokens) @ unit(frames).T, -1, 1)
     matches: list[FrameMatch] = [

@@ -11,31 +11,16 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from capeval_core.matching.cosine import paired_cosine, unit
-from capeval_core.matching.greedy import greedy_match
+from capeval_core.matching.cosine import paired_cosine
+from capeval_core.matching.greedy import GreedyMatch, greedy_match
 from capeval_core.rows import lists
 
 if TYPE_CHECKING:
     from capeval_core.encoders.texts import TokenFeatures
+    from capeval_core.encoders.videos import VideoFeatures
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class VideoFeatures:
-    """Features of some consecutive videos.
-
-    features: (frames, d) float32 of each, un-normalised; None where it could not be read.
-    keys: content key of each video, '' where it could not be read.
-    errors: why a video could not be read, None where it could.
-    incomplete: why decoding stopped early, None where it did not.
-    """
-
-    features: list[Floats | None]
-    keys: list[str]
-    errors: list[str | None]
-    incomplete: list[str | None]
 
 
 def video_feature(frames: Floats) -> Floats:
@@ -44,7 +29,9 @@ def video_feature(frames: Floats) -> Floats:
     >>> video_feature(np.float32([[2, 0], [0, 1]]))
     array([0.5, 0.5], dtype=float32)
     """
-    return np.asarray(unit(frames).mean(axis=0, dtype=np.float64), dtype=np.float32)
+    lengths = np.sqrt(np.einsum("td,td->t", frames, frames))  # a copy of an hour's frames is 200 MB
+    scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return np.asarray(scale @ frames / np.float32(len(frames)), dtype=np.float32)
 
 
 def text_feature(tokens: Floats) -> Floats:
@@ -88,63 +75,76 @@ class Pairs:
         """All pairs matched greedily; NaN where the features of one side are not all finite numbers."""
         x, y = ([rows for _, rows in side.values()] for side in (self._x, self._y))
         pairs = np.array([*self._pairs], dtype=np.int64).reshape(-1, 2)
-        (x_rows, x_lengths, x_sound), (y_rows, y_lengths, y_sound) = _packed(x), _packed(y)
-        found = greedy_match(
-            x_rows,
-            y_rows,
-            x_lengths,
-            y_lengths,
-            x_of_pair=pairs[:, 0],
-            y_of_pair=pairs[:, 1],
-            return_maxima=True,
-        )
-        sound = x_sound[pairs[:, 0]] & y_sound[pairs[:, 1]]
+        of_x, of_y = (_lengths(side)[pairs[:, i]] for i, side in enumerate((x, y)))
+        finite = np.ones(len(pairs), dtype=np.bool_)
+        try:
+            found = _greedy(x, y, pairs)
+        except ValueError:  # not all are numbers, which costs those pairs alone
+            x_finite, y_finite = (np.array([bool(np.isfinite(s).all()) for s in side]) for side in (x, y))
+            finite = x_finite[pairs[:, 0]] & y_finite[pairs[:, 1]]
+            found = _greedy(
+                [np.nan_to_num(s, posinf=0, neginf=0) for s in x],
+                [np.nan_to_num(s, posinf=0, neginf=0) for s in y],
+                pairs,
+            )
 
-        def defined(values: torch.Tensor | None, lengths: Integers) -> Floats:
+        def defined(values: torch.Tensor | None, lengths: Integers | int = 1) -> Floats:
             assert values is not None
-            return np.where(np.repeat(sound, lengths), values.numpy(), np.float32(np.nan))
+            return np.where(np.repeat(finite, lengths), values.numpy(), np.float32(np.nan))
 
-        of_x, of_y = x_lengths[pairs[:, 0]], y_lengths[pairs[:, 1]]
-        ends = np.array([text_feature(rows) for rows in x]).reshape(len(x), x_rows.shape[1])
-        whole = np.array([self._whole(rows) for rows in y]).reshape(len(y), x_rows.shape[1])
+        ends = np.stack([text_feature(rows) for rows in x])
+        whole = np.stack([self._whole(rows) for rows in y])
         return Matches(
             lists(defined(found.x_maxima, of_x), of_x),
             lists(defined(found.y_maxima, of_y), of_y),
-            pa.array(defined(found.recall, np.ones(len(pairs), dtype=np.int64))),
+            pa.array(defined(found.recall)),
             pa.array(paired_cosine(ends[pairs[:, 0]], whole[pairs[:, 1]])),
         )
 
 
-def _packed(sets: Sequence[Floats]) -> tuple[torch.Tensor, Integers, NDArray[np.bool_]]:
-    """Rows one after the other, how many each set has, and whether all of a set are finite numbers."""
-    sound = np.array([bool(np.isfinite(rows).all()) for rows in sets], dtype=np.bool_)
-    usable = [rows if good else np.zeros_like(rows) for rows, good in zip(sets, sound, strict=True)]
-    packed = np.concatenate(usable) if usable else np.empty((0, 1), dtype=np.float32)
-    return torch.from_numpy(packed), np.array([len(rows) for rows in sets], dtype=np.int64), sound
+def _greedy(x: Sequence[Floats], y: Sequence[Floats], pairs: Integers) -> GreedyMatch:
+    return greedy_match(
+        torch.from_numpy(_packed(x)),
+        torch.from_numpy(_packed(y)),
+        _lengths(x),
+        _lengths(y),
+        x_of_pair=pairs[:, 0],
+        y_of_pair=pairs[:, 1],
+        return_maxima=True,
+    )
+
+
+def _packed(sets: Sequence[Floats]) -> Floats:
+    """Rows one after the other; those of one set are not copied."""
+    return sets[0] if len(sets) == 1 and sets[0].flags.writeable else np.concatenate(sets)
+
+
+def _lengths(sets: Sequence[Floats]) -> Integers:
+    return np.array([len(rows) for rows in sets], dtype=np.int64)
 
 
 def video_columns(tokens: TokenFeatures, captions: Integers, videos: VideoFeatures) -> dict[str, pa.Array]:
     """The columns of `VideoPacS.ROW`; `captions` tells which of the texts each video's caption is."""
     pairs = Pairs(video_feature)
     chosen: list[int | None] = []
-    for text, key, frames in zip(captions.tolist(), videos.keys, videos.features, strict=True):
+    failed = [error is not None for error in videos.errors]
+    for text, key, frames, none in zip(captions.tolist(), videos.keys, videos.features, failed, strict=True):
         of_caption = tokens.ids[text], tokens.features[text]
-        chosen.append(None if frames is None else pairs.add(*of_caption, key, frames))
+        chosen.append(None if none else pairs.add(*of_caption, key, frames))
+    frames_of = [None if none else len(frames) for frames, none in zip(videos.features, failed, strict=True)]
     columns: dict[str, pa.Array] = {
         "caption_ids": pa.array([tokens.ids[text] for text in captions], pa.list_(pa.int32())),
-        "frames": pa.array(
-            [None if frames is None else len(frames) for frames in videos.features], pa.int32()
-        ),
+        "frames": pa.array(frames_of, pa.int32()),
         "incomplete": pa.array(videos.incomplete, pa.string()),
     }
-    indices = pa.array(chosen, pa.int64())
-    if indices.null_count == len(chosen):
-        return columns | {
-            "caption_maxima": pa.nulls(len(chosen), pa.list_(pa.float32())),
-            "frame_recall": pa.nulls(len(chosen), pa.float32()),
-            "cosine": pa.nulls(len(chosen), pa.float32()),
+    if all(failed):
+        matched = {
+            "caption_maxima": pa.list_(pa.float32()),
+            "frame_recall": pa.float32(),
+            "cosine": pa.float32(),
         }
-    found = pairs.matched()
+        return columns | {name: pa.nulls(len(chosen), type) for name, type in matched.items()}
+    found, indices = pairs.matched(), pa.array(chosen, pa.int64())
     return columns | {
         "caption_maxima": found.x_maxima.take(indices),
         "frame_recall": found.recall.take(indices),
