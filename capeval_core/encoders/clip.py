@@ -29,6 +29,9 @@ from capeval_core.encoders.texts import (
 )
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.transformer import Prefix, run_causal, run_pooled, run_prefix, run_vision
+from capeval_core.encoders.videos import VideoFeatures, encode_frames
+from capeval_core.inputs.frames import EVERY, InputFrames
+from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
@@ -227,6 +230,42 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
+
+    def encode_videos(
+        self,
+        videos: Iterable[InputFrames],
+        *,
+        sampling: Sampling = EVERY,
+        cache: FeatureCache = SHARED,
+        batch_size: int | None = None,
+    ) -> Iterator[VideoFeatures]:
+        """Features of the frames of any number of videos, in order, some videos at a time.
+
+        A frame is encoded as `encode_images` encodes an image. Frames are decoded by threads ahead of the
+        encoder; frames of several videos share a batch, and of a long one a few batches are in memory. Equal
+        videos are encoded once. One that cannot be read gives no rows and the reason; of one whose end is
+        damaged the frames before it are used, and `incomplete` says so.
+
+        Args:
+            sampling: which frames are used, every one by default.
+            batch_size: frames per forward pass.
+
+        >>> grey = np.full((3, 48, 64, 3), 128, dtype="uint8")
+        >>> clip = ClipEncoder.from_pretrained("tiny")
+        >>> [part] = clip.encode_videos([InputFrames.of(grey), InputFrames.of(grey[:1])])
+        >>> [features.shape for features in part.features], part.incomplete
+        ([(3, 128), (1, 128)], [None, None])
+        """
+        return encode_frames(
+            videos,
+            sampling,
+            keys=lambda used: (self._key("video", used.encode()), self._key("incomplete", used.encode())),
+            pixels=self.preprocessing.pixels,
+            forward=self._image_forward,
+            size=self.images_per_batch(batch_size),
+            dimension=self.dimension,
+            cache=cache,
+        )
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import unit
 from capeval_core.ragged import inner
@@ -305,7 +306,7 @@ def _batched(case: Case, runs: Runs, run: Run) -> Iterator[Comparison]:
         options["max_frames"] = 10
         run = replace(run, table=runs.metric(run).prepare(case.texts["idf_corpus"]))
         for name, frames in zip(case.texts["videos"], case.videos, strict=True):
-            index = np.linspace(0, len(frames) - 1, 10).astype(int)
+            index = Sampling(max_frames=10).evenly(len(frames))
             yield compare(f"sampled10_index/{name}", index, case.outputs[f"sampled10_index/{name}"], 0)
     alone = run.name == "single"
     tolerance = case.tolerance("scores_single_alone_paper" if alone else "scores")
