@@ -15,7 +15,8 @@ import pyarrow as pa
 from capeval_core.phrases.ngrams import LONGEST, Floats, Integers
 from capeval_core.result import Values
 from capeval_core.rows import column, lists, row_schema
-from capeval_core.scores.ngram.metric import Compared, NgramMetric, Words
+from capeval_core.scores.ngram.compared import Compared
+from capeval_core.scores.ngram.metric import NgramMetric
 from capeval_core.statistics import CorpusFormula
 
 TINY, SMALL = 1e-15, 1e-9
@@ -68,12 +69,10 @@ class BleuCounts:
     @classmethod
     def of(cls, compared: Compared) -> BleuCounts:
         """The counts of captions beside their references."""
-        block, captions, references = compared.block, compared.captions, compared.references
-        is_reference = np.ones(len(block.pool), dtype=bool)
-        is_reference[captions] = False
+        block, captions = compared.block, compared.captions
         matches = []
-        for grams in block.grams(LONGEST):
-            of_reference = is_reference[grams.caption]
+        for grams in compared.grams:
+            of_reference = compared.is_reference[grams.caption]
             own, most = np.zeros((2, grams.kinds), dtype=np.int64)
             own[grams.gram[~of_reference]] = grams.count[~of_reference]
             np.maximum.at(most, grams.gram[of_reference], grams.count[of_reference])
@@ -81,7 +80,7 @@ class BleuCounts:
             matches.append(clipped.astype(np.int64))
         length = block.lengths[captions]
         totals = np.maximum(length[:, None] - np.arange(LONGEST), 0)
-        row, of_references = block.pool[references], block.lengths[references]
+        row, of_references = block.pool[compared.is_reference], block.lengths[compared.is_reference]
         # The least difference in length wins, then the shorter reference.
         order = np.lexsort((of_references, np.abs(of_references - length[row]), row))
         first = np.unique(row[order], return_index=True)[1]
@@ -114,9 +113,9 @@ class Bleu(NgramMetric):
         column("reference_length", pa.int32(), "words of the reference that is closest in length"),
     )
 
-    def columns(self, rows: list[list[Words]]) -> dict[str, Any]:
-        counts = BleuCounts.of(Compared.of(rows))
-        four = np.full(len(rows), LONGEST)
+    def columns(self, compared: Compared) -> dict[str, Any]:
+        counts = BleuCounts.of(compared)
+        four = np.full(len(compared.rows), LONGEST)
         return {
             "matches": lists(counts.matches.astype(np.int32).ravel(), four),
             "totals": lists(counts.totals.astype(np.int32).ravel(), four),

@@ -57,9 +57,11 @@ class DocumentFrequencies(CorpusStatistics):
             key = prefix[begins] * len(order) + words[begins + n - 1]
             kinds, gram = np.unique(key, return_inverse=True)
             prefix[begins] = gram
-            pairs = np.unique(gram * len(documents) + document[begins])
+            # Each once per document; sorted by hand, which is faster than `np.unique` of this alone.
+            pairs = np.sort(gram * len(documents) + document[begins])
+            held = pairs[np.flatnonzero(np.diff(pairs, prepend=-1))] // len(documents)
             keys.append(kinds)
-            frequencies.append(np.bincount(pairs // len(documents), minlength=len(kinds)).astype(np.int64))
+            frequencies.append(np.bincount(held, minlength=len(kinds)).astype(np.int64))
         vocabulary = tuple(block.vocabulary[index] for index in order)
         return cls(len(documents), vocabulary, tuple(keys), tuple(frequencies))
 
