@@ -210,8 +210,8 @@ _STARTER = "|".join(f"{word[0].upper()}(?i:{word[1:]})" for word in sorted(TREEB
 _SPLIT = frozenset(["cannot", "gonna", "gotta", "gimme", "lemme", "wanna"])
 _PLAIN = re.compile(rf"(?!(?:{_any(_SPLIT)})\b)[a-z0-9]+(?=\s|$|,\s)", re.ASCII | re.IGNORECASE)
 _SIMPLE = re.compile(r" *[a-z0-9]+(?:(?: ?, +| +)[a-z0-9]+)* *\.? *", re.ASCII | re.IGNORECASE).fullmatch
-"""A caption whose only marks are commas between words and a full stop at its end: its words are tokens, but for
-those that the rules split, and for a last one whose stop may be its own."""
+"""A caption whose only marks are commas between words and a full stop at its end: its words are tokens, but
+for those that the rules split, and for a last one whose stop may be its own."""
 _STOPPED = frozenset([*TREEBANK_ABBREVIATIONS, *(state.lower() for state in TREEBANK_STATES)])
 # The longest match counts, among equals the first. Groups, where a rule has them, are the tokens.
 _RULES = tuple(

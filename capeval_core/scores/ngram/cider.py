@@ -22,7 +22,7 @@ from capeval_core.phrases.ngrams import LONGEST, Floats, length_penalty, sums_by
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
-from capeval_core.rows import column, lists, row_schema
+from capeval_core.rows import column, fixed_lists, lists, of_fixed_lists, row_schema
 from capeval_core.scores.ngram.compared import Compared
 from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.scores.ngram.metric import NgramCorpusOptions, NgramMetric
@@ -46,7 +46,7 @@ def cosines(compared: Compared, frequencies: DocumentFrequencies, *, clipped: bo
         shared = (np.minimum(other, weight) if clipped else other) * weight
         product = sums_by(grams.caption, shared, len(block.pool)) * level.inverse * level.inverse[of_row]
         products.append(product)
-    found: Floats = np.minimum(np.stack(products, axis=-1), 1.0)  # rounding may leave more
+    found: Floats = np.stack(products, axis=-1)
     if clipped:
         found *= length_penalty(block.lengths[of_row], block.lengths)[:, None]
     return found[compared.is_reference]
@@ -77,7 +77,7 @@ class Cider(NgramMetric):
     ROW = row_schema(
         column(
             "cosines",
-            pa.list_(pa.list_(pa.float64())),
+            pa.list_(pa.list_(pa.float64(), LONGEST)),
             "per reference, the cosines of n-grams of 1 to 4 words",
         ),
     )
@@ -122,12 +122,11 @@ class Cider(NgramMetric):
         statistics = self.options.statistics
         assert isinstance(statistics, DocumentFrequencies)  # by check_options and check_prepared
         found = cosines(compared, statistics, clipped=self.clipped)
-        references = lists(found.ravel(), np.full(len(found), LONGEST))
-        return {"cosines": lists(references, compared.block.sizes - 1)}
+        return {"cosines": lists(fixed_lists(found), compared.block.sizes - 1)}
 
     def aggregate(self, rows: pa.Table) -> Values:
         references, counts = inner(rows["cosines"])
-        of_n = 10 * references.flatten().to_numpy().reshape(-1, LONGEST)
+        of_n = 10 * np.clip(of_fixed_lists(references), 0.0, 1.0)  # rounding may leave more than 1
         means = [Ragged(of_n[:, n], counts).mean() for n in range(LONGEST)]
         parts: dict[str, Any] = {f"{self.key}_{n}": mean for n, mean in enumerate(means, start=1)}
         split = np.split(of_n.mean(axis=1), np.cumsum(counts)[:-1])

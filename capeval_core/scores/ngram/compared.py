@@ -76,7 +76,7 @@ class Compared:
         return list(self.block.grams(LONGEST))
 
     def weighted(self, frequencies: DocumentFrequencies) -> list[WeightedNgrams]:
-        """N-grams with their counts times ln(documents / documents that hold them); of the last table kept."""
+        """N-grams, weighted by count times ln(documents / documents that hold them); kept for one table."""
         if self._weighted.get("frequencies") is not frequencies:
             self._weighted.update(frequencies=frequencies, levels=self._weigh(frequencies))
         levels: list[WeightedNgrams] = self._weighted["levels"]

@@ -6,8 +6,9 @@ import hashlib
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -130,6 +131,9 @@ class DocumentFrequencies(CorpusStatistics):
             found = np.zeros(len(words))
             found[begins] = np.where(known, frequencies[at], 0) if len(keys) else 0
             yield found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {spec.name: getattr(self, spec.name) for spec in fields(self)}  # without what is derived
 
     @cached_property
     def _number(self) -> dict[str, int]:
