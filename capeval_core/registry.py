@@ -47,7 +47,10 @@ METRICS: dict[str, str] = {
 }
 """Name and class of every metric of this package."""
 
-MEDIA_VARIANTS: dict[tuple[str, str], str] = {}
+MEDIA_VARIANTS: dict[tuple[str, str], str] = {
+    ("pacs", "video"): "capeval_core.scores.video:VideoPacS",
+    ("refpacs", "video"): "capeval_core.scores.video:VideoRefPacS",
+}
 """Name, medium and class of the metrics that exist for another medium than images, too."""
 
 NETWORKS: dict[str, str] = {

@@ -238,7 +238,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         result = self.metric.combine(pa.Table.from_struct_array(predictions))
         if result.counts.failed:
             _warn_of_failures(result)
-        output: dict[str, Any] = {**result.numbers}
+        output: dict[str, Any] = dict(result.numbers)
         if per_caption:
             errors = [result.errors.get(i) for i in range(len(result.scores))]
             output["per_caption"] = {result.key: result.scores, **result.parts, "errors": errors}
