@@ -40,6 +40,12 @@ SCHEMA = pa.schema(
 )
 """Columns of a shard, those of `Positive`."""
 _SHARD = re.compile(r"positives-(\d{5,})\.parquet")
+_FORM: dict[str, Any] = {
+    "compression": {"image": "none"},  # a PNG is compressed already
+    "use_dictionary": False,  # pages without dictionaries have checksums
+    "write_statistics": False,  # they would hold images twice
+    "write_page_checksum": True,
+}
 _TEXTS = ["kind", "id", "source_caption", "caption"]
 _AT_ONCE = 64
 """Generated images in memory at once."""
@@ -151,9 +157,7 @@ class PositiveWriter:
         if self._waiting:
             table = pa.Table.from_pylist([positive._asdict() for positive in self._waiting], SCHEMA)
             sink = pa.BufferOutputStream()
-            # Pages without dictionaries have checksums; statistics would hold images twice.
-            form = {"use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
-            pq.write_table(table, sink, row_group_size=_AT_ONCE, **form)
+            pq.write_table(table, sink, row_group_size=_AT_ONCE, **_FORM)
             path = self.folder / f"positives-{self._number:05d}.parquet"
             write_whole(path, memoryview(sink.getvalue()))
             self._number += 1
