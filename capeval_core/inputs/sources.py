@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from PIL import Image
 
@@ -205,3 +207,21 @@ class InRgb(Source[Image.Image]):
             return image.convert("RGB")
         except ValueError as error:  # e.g. no way from the mode La to RGB
             raise Refused(f"cannot convert {self.name} ({image.mode}) to RGB: {error}") from None
+
+
+@dataclass(eq=False, slots=True)
+class Texts(Source[Any]):
+    """The references of an image that nobody opens."""
+
+    texts: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        return f"the image with {len(self.texts)} references"
+
+    def compute_key(self) -> str:
+        content = json.dumps(list(self.texts)).encode()
+        return "references:" + hashlib.blake2b(content, digest_size=16).hexdigest()
+
+    def decode(self, reduced: bool = False) -> Any:
+        raise Refused("not opened by a metric on texts alone", verb="is")

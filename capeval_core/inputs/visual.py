@@ -23,10 +23,18 @@ from capeval_core.errors import Problems
 from capeval_core.inputs.arrays import source_of_array, source_of_tensor
 from capeval_core.inputs.decoding import ImageError, Refused, quoted
 from capeval_core.inputs.sequences import is_tensor, shape_of
-from capeval_core.inputs.sources import FromPIL, InMemory, Loaded, OnDisk, Source
+from capeval_core.inputs.sources import FromPIL, InMemory, Loaded, OnDisk, Source, Texts
 from capeval_core.values import described
 
-__all__ = ["ImageError", "InputImage", "InputVisual", "Visual", "image_source", "local_path"]
+__all__ = [
+    "ImageError",
+    "InputImage",
+    "InputReferences",
+    "InputVisual",
+    "Visual",
+    "image_source",
+    "local_path",
+]
 
 ACCEPTED = (
     "a path (str or PathLike), bytes, a PIL image, a numpy array, a torch tensor or "
@@ -217,3 +225,19 @@ class InputImage(InputVisual[Image.Image]):
     __slots__ = ()
     medium = "image"
     source_of = staticmethod(image_source)
+
+
+class InputReferences(InputVisual[Any]):
+    """What an image is to a metric on texts alone: its references, by which its captions are grouped.
+
+    >>> first, second = InputReferences.of(["a dog", "a cat"]), InputReferences.of(["a dog", "a cat"])
+    >>> first.key == second.key
+    True
+    """
+
+    __slots__ = ()
+    medium = "references"
+
+    @staticmethod
+    def source_of(value: Any) -> Source[Any]:
+        return Texts(value)

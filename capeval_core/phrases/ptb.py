@@ -13,6 +13,8 @@ from collections.abc import Iterable
 
 from capeval_core.phrases.english import TREEBANK_ABBREVIATIONS, TREEBANK_STARTERS, TREEBANK_STATES
 
+REVISION = 1
+"""Version of the tokens; a change that moves any raises it."""
 PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 """Tokens that COCO's evaluation leaves out. Brackets stay, as `-lrb-`: it looks for them in capitals."""
 

@@ -98,34 +98,34 @@ def test_frames_that_cannot_be_used_are_named_by_their_index(tmp_path: Path) -> 
     good, bad = encoded(CLIP[0]), encoded(CLIP[1])[:900]
     error = refusal([[good], [good, bad, good], "no-such-folder"], "video")
     assert [(problem.argument, problem.index) for problem in error.problems] == [
-        ("images", (1, 1)),
-        ("images", 2),
+        ("videos", (1, 1)),
+        ("videos", 2),
     ]
-    assert "images[1][1]: cannot decode the bytes object of length 900 (truncated)" in str(error)
-    assert "images[2]: there is no folder 'no-such-folder'" in str(error)
+    assert "videos[1][1]: cannot decode the bytes object of length 900 (truncated)" in str(error)
+    assert "videos[2]: there is no folder 'no-such-folder'" in str(error)
     samples = checked([[good], [good, bad]], "video", on_error="nan")
     assert len(samples.images[0].load()) == 1
     for use in (samples.images[1].load, samples.images[1].check):
-        with pytest.raises(ImageError, match=r"^images\[1\]\[1\]: cannot decode"):
+        with pytest.raises(ImageError, match=r"^videos\[1\]\[1\]: cannot decode"):
             use()
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "images[0] is None: every caption needs a video"),
-        ([], "images[0] is a video without frames: pass at least one image"),
-        (5, "images[0] is the number 5: expected a list of images, an array (T, H, W, 3)"),
-        ([GREY, None], "images[0][1] is None: every caption needs an image"),
-        ([GREY, 7], "images[0][1] is the number 7: expected a path"),
-        ([GREY, "http://a/b.jpg"], "images[0][1]: 'http://a/b.jpg' is a URL"),
-        ("https://a/b.mp4", "images[0]: 'https://a/b.mp4' is a URL"),
-        (np.zeros((4, 6, 3), "uint8"), "images[0]: the frames have shape (4, 6, 3): expected (T, H, W, 3)"),
-        (np.zeros((1, 2, 4, 6, 3), "uint8"), "images[0]: the frames have shape (1, 2, 4, 6, 3): expected"),
-        (np.zeros((2, 4, 6, 5), "uint8"), "images[0][0]: the numpy array has shape (4, 6, 5)"),
-        (np.zeros((0, 4, 6, 3), "uint8"), "images[0] is a video without frames"),
-        (Image.new("RGB", (5, 5)), "images[0] is an Image: expected a list of images"),
-        ({"boxes": 1}, "images[0] is a dict of length 1: expected a list of images"),
+        (None, "videos[0] is None: every caption needs a video"),
+        ([], "videos[0] is a video without frames: pass at least one image"),
+        (5, "videos[0] is the number 5: expected a list of images, an array (T, H, W, 3)"),
+        ([GREY, None], "videos[0][1] is None: every caption needs an image"),
+        ([GREY, 7], "videos[0][1] is the number 7: expected a path"),
+        ([GREY, "http://a/b.jpg"], "videos[0][1]: 'http://a/b.jpg' is a URL"),
+        ("https://a/b.mp4", "videos[0]: 'https://a/b.mp4' is a URL"),
+        (np.zeros((4, 6, 3), "uint8"), "videos[0]: the frames have shape (4, 6, 3): expected (T, H, W, 3)"),
+        (np.zeros((1, 2, 4, 6, 3), "uint8"), "videos[0]: the frames have shape (1, 2, 4, 6, 3): expected"),
+        (np.zeros((2, 4, 6, 5), "uint8"), "videos[0][0]: the numpy array has shape (4, 6, 5)"),
+        (np.zeros((0, 4, 6, 3), "uint8"), "videos[0] is a video without frames"),
+        (Image.new("RGB", (5, 5)), "videos[0] is an Image: expected a list of images"),
+        ({"boxes": 1}, "videos[0] is a dict of length 1: expected a list of images"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["raise", "nan"])
@@ -137,7 +137,7 @@ def test_files_and_folders_that_are_no_video(tmp_path: Path) -> None:
     film = tmp_path / "film.mp4"
     film.write_bytes(b"\0\0\0\x18ftypisom")
     message = str(refusal([film], "video"))
-    assert message.startswith(f"images[0]: '{film}' is a file: videos are not decoded: write its frames")
+    assert message.startswith(f"videos[0]: '{film}' is a file: videos are not decoded: write its frames")
     (tmp_path / "empty").mkdir()
     assert "holds no image: write the frames" in str(refusal([tmp_path / "empty"], "video"))
     assert "a\\x00b" in str(refusal(["a\0b"], "video"))
@@ -146,7 +146,7 @@ def test_files_and_folders_that_are_no_video(tmp_path: Path) -> None:
 def test_videos_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.broadcast_to(GREY[:, :, None], (MOST_FRAMES + 1, 4, 6, 1))
     assert str(refusal([array], "video")) == (
-        f"images[0] is a video of {MOST_FRAMES + 1:,} frames: take at most {MOST_FRAMES:,} of them"
+        f"videos[0] is a video of {MOST_FRAMES + 1:,} frames: take at most {MOST_FRAMES:,} of them"
     )
     assert len(InputFrames.of(array[:-1]).load()) == MOST_FRAMES
     assert "take at most" in str(refusal([[GREY] * (MOST_FRAMES + 1)], "video"))
@@ -355,9 +355,9 @@ def test_hostile_files_of_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_metric_refuses_other_media_with_a_fix(tmp_path: Path) -> None:
     image, video, found = InputImage.of(GREY), InputFrames.of([GREY]), InputBoxes.of(FOUND)
     for value, medium, message in (
-        (GREY, "video", "images[0]: the frames have shape (4, 6): expected (T, H, W, 3)"),
-        (image, "video", "images[0] is an image: this metric takes videos, each a list of frames"),
-        (b"abc", "video", "images[0] is a bytes of length 3: expected a list of images"),
+        (GREY, "video", "videos[0]: the frames have shape (4, 6): expected (T, H, W, 3)"),
+        (image, "video", "videos[0] is an image: this metric takes videos, each a list of frames"),
+        (b"abc", "video", "videos[0] is a bytes of length 3: expected a list of images"),
         (video, "boxes", "images[0] is a video: this metric takes dicts of boxes"),
         (
             FOUND,
@@ -394,9 +394,9 @@ def test_a_metric_may_take_several_media(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "medium", "fix"),
     [
-        (np.zeros((2, 4, 6, 3), "uint8"), "video", "pass a list, images=[video]"),
+        (np.zeros((2, 4, 6, 3), "uint8"), "video", "pass a list, videos=[video]"),
         (FOUND, "boxes", "pass a list, images=[boxes]"),
-        ("clip", "video", "pass a list, images=[video]"),
+        ("clip", "video", "pass a list, videos=[video]"),
     ],
 )
 def test_a_single_visual_gets_the_fix(values: Any, medium: str, fix: str) -> None:
