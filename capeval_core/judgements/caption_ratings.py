@@ -77,7 +77,8 @@ def load_thumb(folder: Path) -> RatedSet:
     """THumB 1.0 (Kasai et al., NAACL 2022): precision P and recall R from 1 to 5, and the total with penalties.
 
     `captions.jsonl` (SYS, seg_id, hyp, image, P, R, human_score) and `references.json` ({seg_id: references}).
-    Pearson's correlation; a metric's precision is compared with P and its recall with R, where it has them.
+    Pearson's correlation of the score with each of them; of a metric's own precision with P and its recall with R,
+    where it has them, as figure 4 of HICE-S (Zeng et al., ACM MM 2024) does with ratings that are not public.
     """
     file = Rows(folder / "captions.jsonl", {"SYS": str, "seg_id": str, "hyp": str, "image": str})
     path = folder / "references.json"
@@ -93,8 +94,10 @@ def load_thumb(folder: Path) -> RatedSet:
     subsets = ["people" if row["SYS"] == "Human" else WITHOUT_PEOPLE for row in file.rows]
     table = {}
     for subset, mark in ((None, ""), (WITHOUT_PEOPLE, f" {WITHOUT_PEOPLE}")):
-        for name, title, part in zip(names, ("P", "R", "total"), ("precision", "recall", None), strict=True):
-            table[title + mark] = RatingColumn("pearson", name, part=part, subset=subset)
+        for name, title in zip(names, ("P", "R", "total"), strict=True):
+            table[title + mark] = RatingColumn("pearson", name, subset=subset)
+        for name, part in (("P", "precision"), ("R", "recall")):
+            table[f"{part} with {name}{mark}"] = RatingColumn("pearson", name, part=part, subset=subset)
     return RatedSet(
         "thumb",
         (Scoring("", items),),

@@ -50,12 +50,11 @@ def load_cf(folder: Path) -> RatedSet:
     images = [row["image"] for row in rows]
     candidates: dict[str, set[str]] = {}
     for row in rows:
-        candidates.setdefault(row["image"], set()).add(collapsed(captions[row["caption_id"]]))
+        candidates.setdefault(row["image"], set()).add(captions[row["caption_id"]])
     dropped = Dropped()
     kept = {}
     for image, texts in mapping_of_lists(path).items():
-        texts = [collapsed(text) for text in texts]
-        others = [text for text in texts if text not in candidates.get(image, ())]
+        others = [collapsed(text) for text in texts if text not in candidates.get(image, ())]
         dropped.add("references that are a candidate of their image", len(texts) - len(others))
         kept[image] = others
     items = Items([], [], [])

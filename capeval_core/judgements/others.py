@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from capeval_core.judgements.correlation import average_precision
-from capeval_core.judgements.judged_set import Cell, JudgedSet, Scored, Scoring
+from capeval_core.judgements.correlation import Doubles, average_precision
+from capeval_core.judgements.judged_set import Cell, Items, JudgedSet, Scored, Scoring
 from capeval_core.judgements.resampling import Resamples
 
 PRECISION = "AP"
@@ -41,7 +41,7 @@ class MarkedSet(JudgedSet):
     def unit(self) -> str:
         return "captions"
 
-    def ratings_of_items(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def ratings_of_items(self) -> Doubles:
         return 1.0 - np.asarray(self.marked, dtype=np.float64)
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
@@ -51,7 +51,8 @@ class MarkedSet(JudgedSet):
         value = average_precision(scores, marks)
         reason = None
         if not marks.any() or marks.all():
-            value, reason = math.nan, f"of {len(marks):,} captions {'all' if len(marks) and marks.all() else 'none'} are marked"
+            share = "all" if marks.any() else "none"
+            value, reason = math.nan, f"of {len(marks):,} captions {share} are marked"
         elif (scores == scores[0]).all():
             value, reason = math.nan, f"all {len(scores):,} scores are equal"
         draws = None
@@ -96,14 +97,14 @@ class SystemSet(JudgedSet):
 
 @dataclass(frozen=True)
 class PoolSet(JudgedSet):
-    """Pools of candidates: how good the candidate is that a metric chooses, by metrics on references.
+    """Pools of candidates: how good the captions are that a metric chooses, by metrics on references.
 
-    scored: all candidates, pool after pool. quality: (items,) by name, what each candidate is worth; the column
-    is the mean of the chosen ones.
+    scored: all candidates, pool after pool. evaluators: by column, what scores the chosen captions as those of a
+    system; `judge` puts the n-gram metrics here.
     """
 
     scored: Scoring
-    quality: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]
+    evaluators: Mapping[str, Callable[[Items], Scored]] = field(default_factory=dict)
 
     @property
     def scorings(self) -> tuple[Scoring, ...]:
@@ -111,7 +112,7 @@ class PoolSet(JudgedSet):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(self.quality)
+        return tuple(self.evaluators)
 
     @property
     def clusters(self) -> list[str]:
@@ -122,24 +123,23 @@ class PoolSet(JudgedSet):
         return "pools"
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        chosen = self.chosen(scored[0])
-        rows = np.array(list(chosen.values()), dtype=np.int64)
-        cells = {}
-        for name, quality in self.quality.items():
-            values = np.full(len(self.clusters), math.nan)
-            order = {image: number for number, image in enumerate(self.clusters)}
-            values[[order[image] for image in chosen]] = quality[rows]
-            finite = values[np.isfinite(values)]
-            reason = None if len(finite) else "no pool has a scored candidate"
-            value = float(finite.mean()) if len(finite) else math.nan
-            draws = None if resamples is None else resamples.means(values)
-            cells[name] = Cell(value, len(finite), draws, undefined=reason)
-        return cells
+        rows, items = self.chosen(scored[0]), self.scored.items
+        if not rows:
+            return {name: Cell(math.nan, 0, undefined="no candidate has a score") for name in self.columns}
+        references = items.references or []
+        best = Items(
+            [items.captions[row] for row in rows],
+            [items.images[row] for row in rows],
+            [references[row] for row in rows],
+        )
+        system = SystemSet(self.name, tuple(Scoring(name, best) for name in self.columns))
+        runs = [evaluate(best) for evaluate in self.evaluators.values()]
+        return system.cells(runs, resamples if len(rows) == len(self.clusters) else None)
 
-    def chosen(self, scored: Scored) -> dict[str, int]:
-        """The candidate with the highest score of each image, the first of equal ones."""
+    def chosen(self, scored: Scored) -> list[int]:
+        """The candidate with the highest score of each image that has one, the first of equal ones."""
         best: dict[str, int] = {}
         for row, (image, score) in enumerate(zip(self.scored.items.images, scored.scores, strict=True)):
             if math.isfinite(score) and (image not in best or score > scored.scores[best[image]]):
                 best[image] = row
-        return best
+        return list(best.values())

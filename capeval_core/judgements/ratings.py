@@ -41,7 +41,7 @@ class RatingColumn:
     """A column of a table of ratings.
 
     statistic: one of `STATISTICS`. ratings: which ratings. scoring: which scoring, None: the mean of all.
-    part: the component of a metric that is compared where it has one of this name, else its score.
+    part: the component of a metric that is compared; None: its score.
     subset: the rows it is over; None: all.
     """
 
@@ -118,7 +118,9 @@ class RatedSet(JudgedSet):
             return memory[key]
 
         def cell(column: RatingColumn, run: Scored) -> Cell:
-            values = run.parts.get(column.part or "", run.scores)
+            if column.part is not None and column.part not in run.parts:
+                return Cell(math.nan, 0, undefined=f"the metric has no {column.part}")
+            values = run.scores if column.part is None else run.parts[column.part]
             if self.by_annotator:
                 return self._annotator_cell(column, values)
             return rows_of(values, column).cell(column.statistic)
