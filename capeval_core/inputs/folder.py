@@ -221,6 +221,31 @@ def names_in(folder: Path, kind: Kind = KINDS["image"]) -> list[str]:
         raise FileError(file_problem(folder, f"cannot be read ({error.strerror})")) from None
 
 
+def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str, Path]:
+    """The images directly in a folder by their ids: their names without the extension.
+
+    Notes that there are none, or that several would share an id, which with `ending` is a file's name.
+    """
+    by_id: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(names_in(folder)):
+        if Path(name).suffix.lower() in EXTENSIONS:
+            by_id[bare(name)].append(name)
+            if not valid_unicode(name):
+                problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
+    for image_id, names in by_id.items():
+        if len(names) > 1:
+            found = f"{' and '.join(map(repr, names))} would both be {image_id + ending!r}"
+            fix = "rename one of them, or run for each in a folder of its own"
+            problems.add(file_problem(folder, found, fix))
+    if not by_id:
+        below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        found = f"holds no images, but folders ({', '.join(below[:3])})" if below else "holds no images"
+        kinds = f"expected files with the extension {', '.join(sorted(EXTENSIONS))}"
+        fix = "name one of them, with an --out of its own" if below else kinds
+        problems.add(file_problem(folder, found, fix))
+    return {image_id: folder / names[0] for image_id, names in by_id.items()}
+
+
 def _is_one(entry: os.DirEntry[str], kind: Kind) -> bool:
     try:
         return entry.is_file() or (kind.folders and entry.is_dir())
