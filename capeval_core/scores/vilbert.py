@@ -133,6 +133,13 @@ class VilbertScore(RegionMetric):
         ),
         column("released_recall", pa.list_(pa.float32()), "per reference, what the released script computes"),
     )
+    reference_columns = (
+        "caption_maxima",
+        "reference_maxima",
+        "reference_weights",
+        "released_precision",
+        "released_recall",
+    )
 
     options: VilbertOptions
 
