@@ -26,6 +26,7 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Counts, Published, Result, Values
 from capeval_core.row_store import RowStore, check_folder
 from capeval_core.rows import RowCollector, canonical
+from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
@@ -75,6 +76,12 @@ class CaptionMetric(ABC):
     """Kind of the network that the option `weights` is for, one of `registry.NETWORKS`."""
     tiny: ClassVar[str | None] = None
     """Folder of the embedded small model that `weights="tiny"` means."""
+    formula: ClassVar[CorpusFormula | None] = None
+    """How its number comes from sums over captions (BLEU), its values' names in `evaluate` included; None:
+    it is the mean of the scores."""
+    reference_columns: ClassVar[tuple[str, ...]] = ()
+    """List columns of `ROW` with one entry per reference, in their order. Where all that depends on references stands
+    in them, the score with fewer references is another aggregation of the same rows."""
     corpus_texts: ClassVar[str] = "captions + references"
     """What `corpus` gives, in messages."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
@@ -106,14 +113,14 @@ class CaptionMetric(ABC):
         """Load every model that rows depend on, by its name in the signature; none for a metric without."""
         return {}
 
-    def prepare(self, texts: Sequence[str]) -> CorpusStatistics | None:
-        """Statistics of a corpus that encoding needs, from the texts that `corpus` gives.
+    def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
+        """Statistics of a corpus that encoding needs, from the texts, or lists of them, that `corpus` gives.
 
         No model runs. None: encoding needs none.
         """
         return None
 
-    def corpus(self, samples: Samples) -> list[str]:
+    def corpus(self, samples: Samples) -> list[Any]:
         """The texts that `prepare` takes: all captions, then all references."""
         return [*samples.captions, *(text for row in samples.references or [] for text in row)]
 
@@ -374,6 +381,8 @@ class CaptionMetric(ABC):
             errors=errors,
             evidence=evidence,
             relative=self.relative,
+            summands=None if values.summands is None else values.summands.tolist(),
+            formula=self.formula,
         )
 
     def evidence_of(
@@ -389,11 +398,15 @@ class CaptionMetric(ABC):
         """Everything that a score depends on, in one line; `rows` add the number of references."""
         models = [f"{name}:{model.label}" for name, model in self.models.items()]
         media = [] if self.variant is None else [f"media:{self.variant}"]
-        fields = [f"capeval:{self.name}", *media, *models, *self.options.signed()]
+        fields = [f"capeval:{self.name}", *media, *models, *self.signed(rows)]
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
         return "|".join([*fields, f"v:{__version__}"])
+
+    def signed(self, rows: pa.Table | None) -> list[str]:
+        """`name:value` of what scores depend on beside models: options, and what follows from all rows."""
+        return self.options.signed()
 
     def stamp(self) -> dict[str, Any]:
         """Everything that rows depend on beside their content, in JSON's types."""

@@ -42,6 +42,8 @@ _MANY = {
 }
 _AXES = {"image": 3, "video": 4}
 _ARGUMENTS = {"image": "images", "video": "videos", "boxes": "images"}
+ARGUMENTS = tuple(dict.fromkeys(_ARGUMENTS.values()))
+"""Every argument of `CaptionMetric.score` that takes visuals."""
 
 _FILES = (OnDisk, VideoPath, VideoBytes, StoredBoxes)
 
