@@ -79,6 +79,9 @@ class CaptionMetric(ABC):
     formula: ClassVar[CorpusFormula | None] = None
     """How its number comes from sums over captions (BLEU), its values' names in `evaluate` included; None:
     it is the mean of the scores."""
+    reference_columns: ClassVar[tuple[str, ...]] = ()
+    """List columns of `ROW` with one entry per reference, in their order. Where all that depends on references stands
+    in them, the score with fewer references is another aggregation of the same rows."""
     corpus_texts: ClassVar[str] = "captions + references"
     """What `corpus` gives, in messages."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
@@ -399,11 +402,15 @@ class CaptionMetric(ABC):
         """Everything that a score depends on, in one line; `rows` add the number of references."""
         models = [f"{name}:{model.label}" for name, model in self.models.items()]
         media = [] if self.variant is None else [f"media:{self.variant}"]
-        fields = [f"capeval:{self.name}", *media, *models, *self.options.signed()]
+        fields = [f"capeval:{self.name}", *media, *models, *self.signed(rows)]
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
         return "|".join([*fields, f"v:{__version__}"])
+
+    def signed(self, rows: pa.Table | None) -> list[str]:
+        """`name:value` of what scores depend on beside models: options, and what follows from all rows."""
+        return self.options.signed()
 
     def stamp(self) -> dict[str, Any]:
         """Everything that rows depend on beside their content, in JSON's types."""

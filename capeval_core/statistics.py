@@ -197,7 +197,7 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
     Raises:
         ValueError: fewer than five images have a score, or `level` is not in (0, 1).
     """
-    _check_level(level)
+    check_level(level)
     n = len(clusters.names)
     if n < LEAST_IMAGES:
         raise ValueError(
@@ -212,7 +212,7 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     Raises:
         ValueError: fewer than five such images, or `level` is not in (0, 1).
     """
-    _check_level(level)
+    check_level(level)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
     n = len(a)
     if not n and first.names and second.names:
@@ -358,6 +358,7 @@ class _Studentised:
         return 3 * y / (root * root + root + 1)
 
 
-def _check_level(level: float) -> None:
+def check_level(level: float) -> None:
+    """Refuse a confidence level that is not between 0 and 1, both excluded."""
     if not 0 < level < 1:
         raise ValueError(f"level={level}: expected a number between 0 and 1, e.g. 0.95")
