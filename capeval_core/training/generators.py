@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -106,6 +108,23 @@ def refuse_incomplete(what: str, info: dict[str, Any]) -> None:
     for key, found in (("missing_keys", "missing"), ("mismatched_keys", "of another shape")):
         if names := sorted(map(str, info.get(key) or ())):
             raise WeightsError(f"{what}: {len(names):,} tensors are {found}, such as {names[0]}")
+
+
+@contextmanager
+def quiet(*libraries: str) -> Iterator[None]:
+    """Keep to errors what diffusers and transformers print: bars beside ours, and each truncated caption."""
+    loggings: list[Any] = [import_module(f"{library}.utils.logging") for library in libraries]
+    before = [(logging, logging.get_verbosity(), logging.is_progress_bar_enabled()) for logging in loggings]
+    for logging in loggings:
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logging, level, bars in before:
+            logging.set_verbosity(level)
+            if bars:
+                logging.enable_progress_bar()
 
 
 def failure(what: str, error: Exception) -> WeightsError:
