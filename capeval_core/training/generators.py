@@ -80,11 +80,9 @@ def find_model(
     path, name, commit = open_foreign(pinned, what, files, (), default=default, tensors=needed)
     tensors = needed(path)
     if missing := [file for file in tensors if not (path / file).is_file()]:
-        pickles = any(path.rglob("*.bin")) or any(path.rglob("*.ckpt"))
-        only = " (there are pickled weights, which are not opened)" if pickles else ""
         raise WeightsError(
-            f"{what} {name!r} has no {missing[0]} in {path}{only}: pass a model with safetensors, "
-            f"such as {default} from the Hub"
+            f"{what} {name!r} has no {missing[0]} in {path}, and pickled weights are not opened: pass a "
+            f"model with safetensors, such as {default} from the Hub"
         )
     configs = [file for file in sorted(path.rglob("*")) if file.is_file() and _matches(file, files)]
     digest = _digest(path, [*configs, *(path / file for file in tensors)])
