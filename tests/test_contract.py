@@ -30,6 +30,7 @@ from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 from capeval_core.scores.idf import TokenIdf
+from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.weights.catalogue import WeightsEntry
 from tests.outside import NAME as OUTSIDE
 from tests.outside import installed
@@ -39,6 +40,10 @@ EACH = pytest.mark.parametrize(
     "name", [*(name for name in METRICS if not issubclass(metric_class(name), Reranker)), OUTSIDE]
 )
 """Metrics that score each caption by itself; those that choose have their own tests of the same."""
+SEES = pytest.mark.parametrize(
+    "name", [*(m for m in METRICS if not issubclass(c := metric_class(m), Reranker) and c.media), OUTSIDE]
+)
+"""Those of them that open images."""
 CLOSE = 1e-6
 
 CAPTIONS = [
@@ -73,7 +78,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
     """The metric on the CPU, with a cache of its own, and with the weights if it has any."""
-    common = {"device": "cpu", "cache": FeatureCache()}
+    common = {"device": "cpu", "cache": FeatureCache(), **NEEDED.get(name, {})}
     if metric_class(name).default_weights is not None:
         common["weights"] = weights
     return capeval_core.load(name, **{**common, **options})
@@ -84,10 +89,15 @@ def score(metric: CaptionMetric, images: list[Any], only: list[int] | None = Non
     chosen = range(len(CAPTIONS)) if only is None else only
     return metric.score(
         [pool_of(i) for i in chosen] if isinstance(metric, Reranker) else [CAPTIONS[i] for i in chosen],
-        [images[IMAGE_OF[i]] for i in chosen],
+        shown(metric, [images[IMAGE_OF[i]] for i in chosen]),
         [REFERENCES[i] for i in chosen] if metric.needs_references else None,
         **more,
     )
+
+
+def shown(metric: CaptionMetric, images: list[Any]) -> list[Any] | None:
+    """These images, for a metric that takes any."""
+    return images if metric.media else None
 
 
 LAWN = ["a dog and a cat on a wide lawn", "a dog and a bird on a lawn", "a cat on a wide green lawn", "grass"]
@@ -133,7 +143,7 @@ def test_the_class_describes_its_metric(name: str) -> None:
     low, high = metric.range
     assert isinstance(low, float) and isinstance(high, float) and low < high
     assert isinstance(metric.higher_is_better, bool) and isinstance(metric.needs_references, bool)
-    assert metric.media and all(isinstance(medium, str) for medium in metric.media)
+    assert all(isinstance(medium, str) for medium in metric.media)
     assert isinstance(metric.default_weights, WeightsEntry) is isinstance(metric.tiny, str)
     assert isinstance(metric.ROW, pa.Schema) and list(metric.ROW)[: len(COMMON)] == list(COMMON)
     assert all(column.metadata and column.metadata[b"meaning"] for column in metric.ROW)
@@ -196,7 +206,7 @@ def test_equal_rows_score_equal_and_run_once(name: str, weights: str, images: li
     assert forwards.items == cost(name, weights, images, [0, 1, 2])
 
 
-@EACH
+@SEES
 def test_equal_images_in_other_files_and_forms_run_once(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
@@ -219,11 +229,12 @@ def test_a_bare_string_is_one_reference(name: str, weights: str, images: list[Pa
     metric = opened(name, weights)
     if not metric.needs_references:
         pytest.skip("without references")
-    bare = metric.score(["a dog"] * 2, images[:2], ["a cat", "a horse"])
-    listed = metric.score(["a dog"] * 2, images[:2], [["a cat"], ["a horse"]])
+    two = shown(metric, images[:2])
+    bare = metric.score(["a dog"] * 2, two, ["a cat", "a horse"])
+    listed = metric.score(["a dog"] * 2, two, [["a cat"], ["a horse"]])
     assert bare == listed
     assert "|refs:1|" in bare.signature
-    uneven = metric.score(["a dog"] * 2, images[:2], [["a cat", "a dog"], ["a horse"]])
+    uneven = metric.score(["a dog"] * 2, two, [["a cat", "a dog"], ["a horse"]])
     assert "|refs:1-2|" in uneven.signature
 
 
@@ -232,7 +243,7 @@ def test_an_unneeded_reference_is_ignored_with_a_warning(name: str, weights: str
     metric = opened(name, weights)
     if metric.needs_references:
         with pytest.raises(ValueError, match="references"):
-            metric.score(["a dog"], images[:1])
+            metric.score(["a dog"], shown(metric, images[:1]))
         return
     with pytest.warns(UserWarning, match=f"{name} needs no references") as caught:
         result = metric.score(["a dog"], images[:1], [["a cat"]])
@@ -245,6 +256,10 @@ def test_an_unneeded_reference_is_ignored_with_a_warning(name: str, weights: str
 def test_narrow_types_run_on_the_cpu_and_agree(
     name: str, dtype: str, weights: str, images: list[Path]
 ) -> None:
+    if not {spec.name: spec.metadata["sign"] for spec in dataclasses.fields(metric_class(name).Options)}[
+        "dtype"
+    ]:
+        pytest.skip("without a numeric type of its own")
     wide = score(opened(name, weights), images)
     narrow = score(opened(name, weights, dtype=dtype), images)
     assert close(narrow, wide, within=0.02)
@@ -279,7 +294,11 @@ def two_processes() -> Iterator[ProcessPoolExecutor]:
 def rows_of(metric: CaptionMetric, images: list[Path], chosen: list[int]) -> pa.Table:
     """The rows that one of several processes computes, with their indices in the whole input."""
     samples = check_samples(
-        CAPTIONS, [images[i] for i in IMAGE_OF], REFERENCES, needs_references=metric.needs_references
+        CAPTIONS,
+        [images[i] for i in IMAGE_OF],
+        REFERENCES,
+        needs_references=metric.needs_references,
+        media=metric.media and ("image",),
     )
     return pa.concat_tables(metric.encode(samples.select(chosen)))
 
@@ -334,8 +353,9 @@ def test_the_input_is_checked_before_a_model_runs(name: str, weights: str, image
     metric = opened(name, weights)
     references = [["a"], []] if metric.needs_references else None
     with count_forwards() as forwards, pytest.raises(ValueError) as caught:
-        metric.score(["a dog", ""], [images[0], "no-such-file.png"], references)
-    assert "captions[1]" in str(caught.value) and "images[1]" in str(caught.value)
+        metric.score(["a dog", ""], shown(metric, [images[0], "no-such-file.png"]), references)
+    assert "captions[1]" in str(caught.value)
+    assert ("images[1]" in str(caught.value)) is bool(metric.media)
     assert ("references[1]" in str(caught.value)) is metric.needs_references
     assert forwards.items == 0
 
@@ -349,6 +369,8 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
 
     def value_of(type_: pa.DataType, number: float) -> Any:
         """A value of a column that holds nothing but this number."""
+        if pa.types.is_fixed_size_list(type_):
+            return [value_of(type_.value_type, number)] * type_.list_size
         if pa.types.is_list(type_):
             return [value_of(type_.value_type, number)]
         return number if pa.types.is_floating(type_) else 0
@@ -361,22 +383,25 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
             row[column.name] = value_of(column.type, rng.choice(numbers) if always is None else always)
         rows.append(row)
     extreme = metric.combine(pa.Table.from_pylist(rows, schema=metric.ROW)).scores
-    assert low <= min(extreme) < max(extreme) <= high
+    assert low <= min(extreme) <= max(extreme) <= high
+    if any("float" in str(column.type) or "double" in str(column.type) for column in metric.ROW):
+        assert min(extreme) < max(extreme)
     # A caption that is its own reference has a cosine of one, which rounding must not exceed.
-    own = metric.score(CAPTIONS, [images[i] for i in IMAGE_OF], CAPTIONS if metric.needs_references else None)
+    every = shown(metric, [images[i] for i in IMAGE_OF])
+    own = metric.score(CAPTIONS, every, CAPTIONS if metric.needs_references else None)
     assert all(low <= value <= high for value in [*own.scores, *score(metric, images).scores])
 
 
-@EACH
+@SEES
 def test_a_broken_image_costs_its_own_row(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(images[0].read_bytes()[:300])
-    shown: list[Any] = list(images)
-    shown[2], shown[4] = broken, tmp_path / "missing.png"
+    pictures: list[Any] = list(images)
+    pictures[2], pictures[4] = broken, tmp_path / "missing.png"
     metric = opened(name, weights, on_error="nan")
-    result, sound = score(metric, shown), score(opened(name, weights), images)
+    result, sound = score(metric, pictures), score(opened(name, weights), images)
     assert [i for i, s in enumerate(result.scores) if math.isnan(s)] == [2, 4] == sorted(result.errors)
     assert "images[2]" in result.errors[2] and "truncated" in result.errors[2]
     assert "images[4]" in result.errors[4] and "missing.png" in result.errors[4]
@@ -386,25 +411,25 @@ def test_a_broken_image_costs_its_own_row(
     assert result.counts.failed == 2 and result.counts.captions == len(CAPTIONS)
     assert len({result.groups[i] for i in kept}) == 4
     with pytest.raises(ValueError, match=r"(?s)images\[2\].*images\[4\]"):
-        score(opened(name, weights), shown)
+        score(opened(name, weights), pictures)
 
 
-@EACH
+@SEES
 def test_an_image_that_breaks_after_the_check_is_an_error(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     late = tmp_path / "late.png"
     late.write_bytes(images[2].read_bytes())
-    shown: list[Any] = [late if i == 2 else images[i] for i in IMAGE_OF]
+    pictures: list[Any] = [late if i == 2 else images[i] for i in IMAGE_OF]
     metric = opened(name, weights)
     references = REFERENCES if metric.needs_references else None
-    samples = metric.check(CAPTIONS, shown, references)
+    samples = metric.check(CAPTIONS, pictures, references)
     late.unlink()
     with pytest.raises(ValueError, match=r"images\[2\]: there is no file"):
         metric.encode_all(samples)
 
 
-@EACH
+@SEES
 def test_equal_broken_images_each_name_their_index(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
@@ -417,25 +442,26 @@ def test_equal_broken_images_each_name_their_index(
     assert all(f"images[{row}]" in reason for row, reason in result.errors.items())
 
 
-@EACH
+@SEES
 def test_an_image_without_a_way_to_rgb_costs_its_own_row(name: str, weights: str, images: list[Path]) -> None:
-    shown: list[Any] = list(images)
-    shown[2] = Image.new("La", (40, 30))  # grey with premultiplied alpha, which Pillow does not convert
-    result = score(opened(name, weights, on_error="nan"), shown)
+    pictures: list[Any] = list(images)
+    pictures[2] = Image.new("La", (40, 30))  # grey with premultiplied alpha, which Pillow does not convert
+    result = score(opened(name, weights, on_error="nan"), pictures)
     assert list(result.errors) == [2]
     assert result.errors[2].startswith("images[2]") and "La" in result.errors[2]
     with pytest.raises(ValueError, match=r"images\[2\].*La"):
-        score(opened(name, weights), shown)
+        score(opened(name, weights), pictures)
 
 
 @EACH
 def test_empty_captions_score_on_request_and_are_counted(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights, empty="score")
     references = [["a", ""], ["b"], [""]] if metric.needs_references else None
-    result = metric.score(["", "a dog", " \n"], images[:3], references)
+    result = metric.score(["", "a dog", " \n"], shown(metric, images[:3]), references)
     assert result.counts.empty == 2 and result.counts.failed == 0
     assert all(math.isfinite(s) for s in result.scores)
-    plain = opened(name, weights).score(["a dog"], images[1:2], [["b"]] if metric.needs_references else None)
+    own = [["b"]] if metric.needs_references else None
+    plain = opened(name, weights).score(["a dog"], shown(metric, images[1:2]), own)
     assert plain.counts.empty == 0
     assert result.scores[1] == pytest.approx(plain.scores[0], abs=CLOSE)
 
@@ -446,8 +472,8 @@ def test_truncation_is_counted_per_caption(name: str, weights: str, images: list
     long = "dog " * 90
     captions = [long, "a dog", "a cat"]
     references = [["a", long], ["a", long], ["a"]] if metric.needs_references else None
-    result = metric.score(captions, images[:3], references)
-    if metric.models.keys() == {"package"}:  # without a network, whatever is read is read whole
+    result = metric.score(captions, shown(metric, images[:3]), references)
+    if metric.default_weights is None:  # without a network, whatever is read is read whole
         assert result.counts.truncated == 0
     else:
         assert result.counts.truncated == (2 if metric.needs_references else 1)
@@ -486,6 +512,13 @@ OWN: dict[str, dict[str, Any]] = {
     "vilbertscore": {"regions": "tiny"},
 }
 """Values of options that mean something else for a metric."""
+TABLES = [
+    DocumentFrequencies.of_counts({"a": 5, "dog": 2, "a dog": 2, "two circles": 1, "hello": 1}, documents)
+    for documents in (6, 9)
+]
+NEEDED = {name: {"statistics": TABLES[0]} for name in ("cider", "ciderd")}
+"""Options without which a metric's scores depend on what is scored together."""
+OWN |= {name: {"statistics": TABLES[1]} for name in NEEDED}
 
 
 def alternatives(name: str) -> dict[str, Any]:
@@ -576,12 +609,12 @@ def test_a_changed_row_is_computed_again_and_no_other(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     needs = metric_class(name).needs_references
-    captions, shown = list(CAPTIONS), [images[i] for i in IMAGE_OF]
+    captions, pictures = list(CAPTIONS), [images[i] for i in IMAGE_OF]
     references = [[r] if isinstance(r, str) else r for r in REFERENCES]
 
     def run(only: list[int], **options: Any) -> tuple[Result, int]:
         metric = opened(name, weights)
-        inputs = [captions[i] for i in only], [shown[i] for i in only]
+        inputs = [captions[i] for i in only], [pictures[i] for i in only] if metric.media else None
         with count_forwards() as forwards:
             result = metric.score(*inputs, [references[i] for i in only] if needs else None, **options)
         return result, forwards.items
@@ -594,32 +627,32 @@ def test_a_changed_row_is_computed_again_and_no_other(
     assert costs_as_alone(list(range(len(captions))))
     captions[3] = "a cat"
     assert costs_as_alone([3])
-    shown[6] = images[2]
+    pictures[6] = images[2]
     assert costs_as_alone([6])
     if needs:
         references[1] = ["two circles", "a drawing"]
         assert costs_as_alone([1])
     assert costs_as_alone([])
-    captions[3], shown[6] = CAPTIONS[3], images[IMAGE_OF[6]]  # back: only the last row of an index is kept
+    captions[3], pictures[6] = CAPTIONS[3], images[IMAGE_OF[6]]  # back: only the last row of an index is kept
     assert costs_as_alone([3, 6])
 
 
-@EACH
+@SEES
 def test_kept_failures_are_tried_again(name: str, weights: str, images: list[Path], tmp_path: Path) -> None:
     late = tmp_path / "late.png"
-    shown: list[Any] = list(images)
-    shown[2] = late
+    pictures: list[Any] = list(images)
+    pictures[2] = late
     metric = opened(name, weights, on_error="nan", rows=tmp_path / "rows")
-    assert list(score(metric, shown).errors) == [2]
+    assert list(score(metric, pictures).errors) == [2]
     late.write_bytes(images[2].read_bytes())
     with count_forwards() as forwards:
-        result = score(metric, shown)
+        result = score(metric, pictures)
     assert result.errors == {} and forwards.items <= cost(name, weights, images, [2])
     assert bool(forwards.items) is (metric_class(name).default_weights is not None)
     late.write_bytes(b"no image")
-    assert list(score(metric, shown).errors) == [2]
+    assert list(score(metric, pictures).errors) == [2]
     late.write_bytes(images[2].read_bytes())
-    assert score(metric, shown) == result
+    assert score(metric, pictures) == result
 
 
 @EACH
@@ -684,10 +717,12 @@ def test_what_was_computed_before_an_error_is_kept(
 @EACH
 def test_evidence_is_kept_on_request(name: str, weights: str, images: list[Path]) -> None:
     result = score(opened(name, weights, evidence=True), images)
-    shown = result.explain(3)
-    assert shown["caption"] == CAPTIONS[3] and str(images[IMAGE_OF[3]]) in shown["image"]
+    evidence = result.explain(3)
+    assert evidence["caption"] == CAPTIONS[3]
+    if metric_class(name).media:
+        assert str(images[IMAGE_OF[3]]) in evidence["image"]
     for name_of_part, part in result.parts.items():
-        assert shown[name_of_part] == part[3]
+        assert evidence[name_of_part] == part[3]
     assert result == dataclasses.replace(score(opened(name, weights), images), evidence=result.evidence)
     without = score(opened(name, weights), images)
     with pytest.raises(ValueError, match="evidence=True"):
@@ -703,7 +738,7 @@ def test_evidence_of_samples_in_any_order_is_that_of_their_rows(
 ) -> None:
     metric = opened(name, weights, evidence=True)
     references = REFERENCES if metric.needs_references else None
-    samples = metric.check(CAPTIONS, [images[i] for i in IMAGE_OF], references)
+    samples = metric.check(CAPTIONS, shown(metric, [images[i] for i in IMAGE_OF]), references)
     mixed = samples.select([7, 3, 5, 1, 0, 2, 6, 4])
     result = metric.combine(metric.encode_all(mixed), samples=mixed)
     assert [result.explain(i)["caption"] for i in range(len(CAPTIONS))] == CAPTIONS
@@ -719,7 +754,7 @@ def test_metrics_of_the_same_weights_share_their_features(
     score(one, images)
     with count_forwards() as forwards:
         score(two, images)
-    if class_.needs_references == metric_class(first).needs_references:
+    if class_.needs_references == metric_class(first).needs_references or class_.default_weights is None:
         assert forwards.items == 0
     else:  # the references only
         alone = cost(name, weights, images, list(range(len(CAPTIONS))))

@@ -11,7 +11,7 @@ import capeval_core
 
 PACKAGE = Path(capeval_core.__file__).parent
 ORDER = (
-    "inputs", "weights", "models", "regions", "phrases", "encoders", "matching", "reports", "scores",
+    "inputs", "weights", "models", "regions", "phrases", "encoders", "matching", "reports", "scores", "judgements",
     "publishing", "training", "integrations", "commands",
 )  # fmt: skip
 SIDE_BY_SIDE = {"regions": {"phrases"}, "phrases": {"regions"}}

@@ -12,7 +12,7 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from capeval_core.commands.arguments import add_flags, chosen, image_of, in_words_of_the_user
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, visual_of
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.outputs import tell_reasons, write
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
@@ -188,7 +188,7 @@ def _images_in(folder: Path) -> dict[str, InputImage]:
     problems = Problems()
     paths = paths_by_id(folder, problems, ".npz")
     problems.raise_if_any()
-    return {image_id: InputImage.of(path, image_of(image_id)) for image_id, path in paths.items()}
+    return {image_id: InputImage.of(path, visual_of(image_id, "images")) for image_id, path in paths.items()}
 
 
 def manifest_in(out: Path) -> Manifest | None:

@@ -1,4 +1,4 @@
-"""Human judgements that end a training early: captions of images with a score, and the correlation."""
+"""A user's own human judgements: captions of images with a score, from a file of any common form."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
 from capeval_core.inputs.file_texts import ID_FIELDS
 from capeval_core.inputs.json_files import contents, decoded
+from capeval_core.judgements.correlation import kendall_tau_c
 from capeval_core.values import described
 
 _FORMS = (".json", ".jsonl", ".ndjson", ".csv")
@@ -35,10 +34,8 @@ class Judgements:
         >>> Judgements(["a"] * 3, ["x", "y", "z"], [1, 2, 3]).correlation([0.2, 0.1, 0.9])
         0.3333
         """
-        from scipy.stats import kendalltau
-
-        tau = float(kendalltau(np.asarray(predicted), np.asarray(self.scores), variant="c").statistic)
-        return tau if math.isfinite(tau) else 0.0
+        tau = kendall_tau_c(predicted, self.scores)
+        return 0.0 if tau.undefined else tau.value
 
 
 def read_judgements(path: Path) -> Judgements:
