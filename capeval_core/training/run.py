@@ -125,7 +125,7 @@ class Run(Generic[Regions]):
     ) -> None:
         self.training, self.network, self.captioned = training, network, captioned
         self.out, self.report = out, report
-        self.accelerator = open_accelerator(training)
+        self.accelerator = open_accelerator(training, out)
         self.tagged = tagger.tags(captioned.captions)
         self.start = open_weights(training.start, metric=network.metric, tiny=network.metric)
         named = self.start.config.get("constants", {}).get("regions", FASTER_RCNN_VG.repository)
