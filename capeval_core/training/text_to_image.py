@@ -171,13 +171,12 @@ class TextToImage(Generator[str]):
                     use_safetensors=True,
                     trust_remote_code=False,
                     local_files_only=True,
-                )
+                ).to(resolve_device(settings.device))
         except InputError:
             raise
         except Exception as error:  # whatever a damaged file leads its reader to
             raise failure(what, error) from error
         self._pipeline.set_progress_bar_config(disable=True)
-        self._pipeline.to(resolve_device(settings.device))
         self._settings = settings
 
     def generate(self, contents: Sequence[str], seeds: Sequence[int]) -> list[Generated | Dropped]:

@@ -69,8 +69,8 @@ def run(capeval: Capeval, what: str, given: dict[str, Any], *more: object) -> Ra
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"images": None}, "pass either --images FOLDER or --dataset NAME"),
-        ({"dataset": "x/y"}, "pass either --images FOLDER or --dataset NAME"),
+        ({"images": None}, "pass either --images FOLDER or --dataset DATASET"),
+        ({"dataset": "x/y"}, "pass either --images FOLDER or --dataset DATASET"),
         ({"images": None, "dataset": "x", "captions": "captions.json"}, "a dataset has ids of its own"),
         ({"images": "absent"}, "absent: there is no such folder"),
         ({"images": "none"}, "none: holds no images: expected files with the extension .avif"),
@@ -104,7 +104,7 @@ def test_wrong_input_of_captions_is_refused(changed: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"captions": None}, "pass either --captions FILE or --dataset NAME"),
+        ({"captions": None}, "pass either --captions FILE or --dataset DATASET"),
         ({"captions": "absent.json"}, "absent.json: there is no such file"),
         ({"captions": "empty.json"}, "empty.json: holds no captions that are not empty"),
         ({"model": "none"}, "text-to-image model 'none' has no model_index.json, expected a text-to-image"),
@@ -244,7 +244,9 @@ def test_a_dataset_gives_images_and_captions(capeval: Capeval, captioner: Path, 
     given = {"dataset": "set", "out": "out", "id-column": "cocoid"}
     of_captions = {**given, "model": captioner, "device": "cpu"}
     unknown = run(capeval, "captions", of_captions)
-    assert "'image' is no column of set" in unknown.err and "(picture, text, cocoid)" in unknown.err
+    assert (
+        "--image-column image is no column of set" in unknown.err and "(picture, text, cocoid)" in unknown.err
+    )
     assert run(capeval, "captions", {**of_captions, "image-column": "picture"}).status == 0
     of_images = {**given, "model": pipeline, "caption-column": "text"}
     assert run(capeval, "images", of_images, *SHORT).status == 0
@@ -311,7 +313,7 @@ def test_help_shows_the_models_of_the_paper(capeval: Capeval) -> None:
     assert "(default: Salesforce/blip-image-captioning-large)" in shown["captions"]
     assert "(default: CompVis/stable-diffusion-v1-4)" in shown["images"]
     for text in shown.values():
-        for flag in ("--shard I/N", "--revision REVISION", "--batch-size N", "--id-column NAME"):
+        for flag in ("--shard I/N", "--revision REVISION", "--batch-size N", "--id-column ID_COLUMN"):
             assert flag in text
     assert "what to generate comes first" in capeval("augment").err
     assert "'texts' cannot be generated (known: captions, images)" in capeval("augment", "texts").err
