@@ -117,7 +117,9 @@ def mapping_of_lists(path: Path) -> dict[str, list[str]]:
     return content
 
 
-def references_of(path: Path, references: Mapping[str, Sequence[str]], images: Sequence[str]) -> list[list[str]]:
+def references_of(
+    path: Path, references: Mapping[str, Sequence[str]], images: Sequence[str]
+) -> list[list[str]]:
     """The references of each image of a list; `path` is the file that `references` came from.
 
     Raises:
@@ -155,7 +157,9 @@ def _named_rows(path: Path) -> list[tuple[str, Any]]:
     if path.suffix.lower() == ".json":
         content = parse_json(path, text)
         if not isinstance(content, list):
-            raise FileError(file_problem(path, f"{described(content, none='null')}, expected a list of objects"))
+            raise FileError(
+                file_problem(path, f"{described(content, none='null')}, expected a list of objects")
+            )
         return [(f"entry {index}", row) for index, row in enumerate(content)]
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):

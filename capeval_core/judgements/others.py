@@ -87,7 +87,9 @@ class SystemSet(JudgedSet):
         cells = {}
         for name, run in zip(self.columns, scored, strict=True):
             finite = run.scores[np.isfinite(run.scores)]
-            value = run.corpus if run.corpus is not None else float(finite.mean()) if len(finite) else math.nan
+            value = (
+                run.corpus if run.corpus is not None else float(finite.mean()) if len(finite) else math.nan
+            )
             # A corpus value is no mean of rows, so resampled means are not its interval.
             draws = None if resamples is None or run.corpus is not None else resamples.means(run.scores)
             reason = None if len(finite) else "no caption has a score"

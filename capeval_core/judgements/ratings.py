@@ -92,8 +92,9 @@ class RatedSet(JudgedSet):
         first = next(iter(self.table.values()))
         names = list(dict.fromkeys((c.ratings, c.scoring, c.part, c.subset) for c in self.table.values()))
         table = {
-            " ".join(filter(None, [statistic, ratings if ratings != first.ratings else "", scoring, subset])):
-            RatingColumn(statistic, ratings, scoring, part, subset)
+            " ".join(
+                filter(None, [statistic, ratings if ratings != first.ratings else "", scoring, subset])
+            ): RatingColumn(statistic, ratings, scoring, part, subset)
             for ratings, scoring, part, subset in names
             for statistic in statistics
         }
@@ -182,7 +183,8 @@ class _Rows:
         """(draws, 2): tau-b and tau-c of each resample."""
         assert self.resamples is not None
         found = [
-            self._weighted.taus(self.resamples.weights(draw)[self.kept]) for draw in range(len(self.resamples))
+            self._weighted.taus(self.resamples.weights(draw)[self.kept])
+            for draw in range(len(self.resamples))
         ]
         return np.array([(taus.b, taus.c) for taus in found])
 

@@ -245,6 +245,7 @@ class VideoRefPacS(VideoPacS):
     needs_references = True
     corpus_texts = "references"
     free_key = RefPacS.free_key
+    reference_columns = ("reference_ids", "reference_caption_maxima", "reference_maxima", "reference_cosines")
     ROW = row_schema(
         *_OF_VIDEO,
         column("reference_ids", pa.list_(pa.list_(pa.int32())), "token ids of each reference"),
