@@ -140,11 +140,7 @@ def load_vatex(folder: Path) -> RatedSet:
     item: Integers = np.array([item for item, _ in rated], dtype=np.int64)
     ratings: Doubles = np.array([values for _, values in rated], dtype=np.float64).reshape(-1, annotators)
     return RatedSet(
-        "vatex_eval",
-        tuple(scorings),
-        item,
-        {"rating": ratings},
-        table,
-        by_annotator=True,
-        dropped=dropped.counts,
+        "vatex_eval", tuple(scorings), item, {"rating": ratings}, table, by_annotator=True, dropped=dropped.counts
     )
+
+

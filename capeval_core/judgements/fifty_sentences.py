@@ -47,9 +47,7 @@ def load_pascal(folder: Path, labels: str = "label", draws: str = "draws") -> Pa
         found = f"no pair has {labels!r} a or b"
         raise FileError(file_problem(folder / "pairs.jsonl", found))
     if draws == "fixed":
-        all_draws = [
-            _indices(folder / "references5.json", load_json(folder / "references5.json"), references)
-        ]
+        all_draws = [_indices(folder / "references5.json", load_json(folder / "references5.json"), references)]
     elif (folder / "draws.json").exists():
         content = load_json(folder / "draws.json")
         all_draws = [_indices(folder / "draws.json", draw, references) for draw in content]

@@ -43,9 +43,7 @@ def load_cf(folder: Path) -> RatedSet:
     rows = csv_rows(folder / "judgements.csv", ["image", "caption_id", "n_yes", "n_no"])
     path, captions_path = folder / "references.json", folder / "captions.json"
     captions = load_json(captions_path)
-    unknown = (
-        sorted({row["caption_id"] for row in rows} - set(captions)) if isinstance(captions, dict) else []
-    )
+    unknown = sorted({row["caption_id"] for row in rows} - set(captions)) if isinstance(captions, dict) else []
     if unknown or not isinstance(captions, dict):
         found = f"no caption of {', '.join(map(repr, unknown[:3])) or 'any id'}"
         raise FileError(file_problem(captions_path, found, "expected {caption_id: caption}", verb="has"))

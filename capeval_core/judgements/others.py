@@ -41,8 +41,8 @@ class MarkedSet(JudgedSet):
     def unit(self) -> str:
         return "captions"
 
-    def ratings_of_items(self) -> Doubles:
-        return 1.0 - np.asarray(self.marked, dtype=np.float64)
+    def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
+        return 1.0 - np.asarray(self.marked, dtype=np.float64), run.scores
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         scores, marks = -scored[0].scores, np.asarray(self.marked, dtype=np.float64)
@@ -87,9 +87,7 @@ class SystemSet(JudgedSet):
         cells = {}
         for name, run in zip(self.columns, scored, strict=True):
             finite = run.scores[np.isfinite(run.scores)]
-            value = (
-                run.corpus if run.corpus is not None else float(finite.mean()) if len(finite) else math.nan
-            )
+            value = run.corpus if run.corpus is not None else float(finite.mean()) if len(finite) else math.nan
             # A corpus value is no mean of rows, so resampled means are not its interval.
             draws = None if resamples is None or run.corpus is not None else resamples.means(run.scores)
             reason = None if len(finite) else "no caption has a score"

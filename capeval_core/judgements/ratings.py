@@ -92,21 +92,16 @@ class RatedSet(JudgedSet):
         first = next(iter(self.table.values()))
         names = list(dict.fromkeys((c.ratings, c.scoring, c.part, c.subset) for c in self.table.values()))
         table = {
-            " ".join(
-                filter(None, [statistic, ratings if ratings != first.ratings else "", scoring, subset])
-            ): RatingColumn(statistic, ratings, scoring, part, subset)
+            " ".join(filter(None, [statistic, ratings if ratings != first.ratings else "", scoring, subset])):
+            RatingColumn(statistic, ratings, scoring, part, subset)
             for ratings, scoring, part, subset in names
             for statistic in statistics
         }
         return RatedSet(**{**vars_of(self), "table": table})
 
-    def ratings_of_items(self) -> Doubles | None:
-        name = next(iter(self.table.values())).ratings
-        values = self.ratings[name] if self.ratings[name].ndim == 1 else self.ratings[name].mean(axis=1)
-        count = np.bincount(self.item, minlength=len(self.items))
-        total = np.bincount(self.item, values, len(self.items))
-        with np.errstate(invalid="ignore"):
-            return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+    def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
+        values = self.ratings[next(iter(self.table.values())).ratings]
+        return values if values.ndim == 1 else values.mean(axis=1), run.scores[self.item]
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         by_name = dict(zip((scoring.name for scoring in self.scored), scored, strict=True))
@@ -183,8 +178,7 @@ class _Rows:
         """(draws, 2): tau-b and tau-c of each resample."""
         assert self.resamples is not None
         found = [
-            self._weighted.taus(self.resamples.weights(draw)[self.kept])
-            for draw in range(len(self.resamples))
+            self._weighted.taus(self.resamples.weights(draw)[self.kept]) for draw in range(len(self.resamples))
         ]
         return np.array([(taus.b, taus.c) for taus in found])
 

@@ -101,7 +101,9 @@ class SetScorer:
         table = metric.encode_all(samples, rows=self._folder(metric), progress=self.progress)
         results: list[tuple[Result | None, list[int]]] = []
         for scoring in scorings:
-            places = [[used[row].index(position) for position in _positions(scoring, row)] for row in kept]
+            places = [
+                [used[row].index(position) for position in _positions(scoring, row)] for row in kept
+            ]
             if not all(places):
                 results.append((None, []))
                 continue
@@ -184,9 +186,7 @@ def _positions(scoring: Scoring, row: int) -> Sequence[int]:
     return range(len(references[row])) if scoring.chosen is None else scoring.chosen[row]
 
 
-def _pools(
-    items: Items, kept: Sequence[int], visuals: Mapping[str, Any]
-) -> tuple[list[list[str]], list[Any]]:
+def _pools(items: Items, kept: Sequence[int], visuals: Mapping[str, Any]) -> tuple[list[list[str]], list[Any]]:
     """Consecutive items of one image as a pool, and the image of each pool."""
     pools: dict[str, list[str]] = {}
     for row in kept:
@@ -198,9 +198,7 @@ def _of_pools(metric: CaptionMetric, result: Result, kept: list[int], samples: A
     """The items that scores are of: of a reranker, the chosen candidate of each pool."""
     if not isinstance(metric, Reranker):
         return kept
-    return [
-        kept[start + choice] for start, choice in zip(samples.starts, result.parts["choice"], strict=True)
-    ]
+    return [kept[start + choice] for start, choice in zip(samples.starts, result.parts["choice"], strict=True)]
 
 
 def _scored_by(key: str, result: Result | None, kept: list[int], count: int) -> Scored:

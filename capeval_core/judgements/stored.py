@@ -44,9 +44,7 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         if flat is None or counts != {flat.size}:
             expected = " or ".join(f"{count:,}" for count in sorted(counts))
             shape = " x ".join(f"{extent:,}" for extent in np.shape(values)) or "no list"
-            problems.add(
-                file_problem(path, f"{shape} scores", f"{judged.name} has {expected} captions", index=name)
-            )
+            problems.add(file_problem(path, f"{shape} scores", f"{judged.name} has {expected} captions", index=name))
             continue
         found.setdefault(label, {})[scoring] = flat
     problems.raise_if_any()
@@ -111,9 +109,7 @@ def _label(name: str, scorings: set[str]) -> tuple[str, str | None]:
 def _flat(values: Any, judged: JudgedSet) -> Doubles | None:
     """The scores one after the other; None where they are no numbers, or have two columns of a set without pairs."""
     try:
-        array = np.asarray(
-            [math.nan if v is None else v for v in values] if isinstance(values, list) else values
-        )
+        array = np.asarray([math.nan if v is None else v for v in values] if isinstance(values, list) else values)
         array = array.astype(np.float64)
     except (TypeError, ValueError):
         return None
