@@ -277,9 +277,13 @@ class CaptionMetric(ABC):
         """This metric with the statistics of a whole corpus, where it needs them and was opened without."""
         if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:
             return self
-        texts = self.corpus(samples)
+        return self.with_statistics(self.prepare(self.corpus(samples)))
+
+    def with_statistics(self: Self, statistics: CorpusStatistics | None) -> Self:
+        """This metric with statistics of a corpus."""
         prepared = object.__new__(type(self))  # the models stay open, which a new metric would open again
-        vars(prepared).update(vars(self), options=replace(self.options, statistics=self.prepare(texts)))
+        options: Any = self.options
+        vars(prepared).update(vars(self), options=replace(options, statistics=statistics))
         return prepared
 
     def encode_all(

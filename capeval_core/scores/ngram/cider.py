@@ -18,7 +18,7 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_references
 from capeval_core.options import CorpusOptions
 from capeval_core.options import Options as CommonOptions
-from capeval_core.phrases.ngrams import LONGEST, Floats, length_penalty, sums_by
+from capeval_core.phrases.ngrams import LONGEST, Floats, Tokens, length_penalty, sums_by
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
@@ -50,6 +50,17 @@ def cosines(compared: Compared, frequencies: DocumentFrequencies, *, clipped: bo
     if clipped:
         found *= length_penalty(block.lengths[of_row], block.lengths)[:, None]
     return found[compared.is_reference]
+
+
+def document_frequencies(documents: Sequence[Sequence[Tokens]]) -> DocumentFrequencies:
+    """Counted in the tokens of each image's references, with a warning where there is one image alone."""
+    if len(documents) == 1:
+        warnings.warn(
+            "document frequencies of one image's references give every n-gram the weight log(1) = 0, so that "
+            "CIDEr is 0: score more images together, or pass statistics=...",
+            stacklevel=3,
+        )
+    return DocumentFrequencies.of_documents(documents)
 
 
 class Cider(NgramMetric):
@@ -106,14 +117,8 @@ class Cider(NgramMetric):
         problems = Problems()
         documents = check_references(texts, None, self.options.empty, problems)
         problems.raise_if_any()
-        if documents is not None and len(documents) == 1:
-            warnings.warn(
-                f"{self.name}: document frequencies of one image's references give every n-gram the weight "
-                "log(1) = 0, so that scores are 0: score more images together, or pass statistics=...",
-                stacklevel=2,
-            )
-        words = {text: ptb_tokens(text) for texts in documents or [] for text in texts}
-        return DocumentFrequencies.of_documents([[words[text] for text in row] for row in documents or []])
+        words = {text: ptb_tokens(text) for row in documents or [] for text in row}
+        return document_frequencies([[words[text] for text in row] for row in documents or []])
 
     def corpus(self, samples: Samples) -> list[Any]:
         return samples.references or []

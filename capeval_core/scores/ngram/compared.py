@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,21 +37,21 @@ class WeightedNgrams:
     inverse: Floats
 
 
+def words_of(samples: Samples, tokens: Callable[[str], Tokens] = ptb_tokens) -> list[list[Tokens]]:
+    """Per row the words of its caption, then those of each of its references; equal texts are read once."""
+    rows = [[c, *r] for c, r in zip(samples.captions, samples.references or [], strict=True)]
+    words = {text: tokens(text) for text in {text for row in rows for text in row}}
+    return [[words[text] for text in row] for row in rows]
+
+
 @dataclass(frozen=True, eq=False)
 class Compared:
     """Captions with their references; what several metrics need of them is made once.
 
-    rows: per row the words of its caption, then those of each of its references.
+    rows: what `words_of` gives.
     """
 
     rows: Sequence[Sequence[Tokens]]
-
-    @classmethod
-    def of(cls, samples: Samples) -> Compared:
-        """Captions and references in the words of the Penn Treebank tokenizer."""
-        rows = [[c, *r] for c, r in zip(samples.captions, samples.references or [], strict=True)]
-        words = {text: ptb_tokens(text) for text in {text for row in rows for text in row}}
-        return cls([[words[text] for text in row] for row in rows])
 
     @cached_property
     def block(self) -> TextBlock:

@@ -16,7 +16,7 @@ from capeval_core.options import CorpusOptions, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.ptb import REVISION
 from capeval_core.rows import common_columns
-from capeval_core.scores.ngram.compared import Compared
+from capeval_core.scores.ngram.compared import Compared, words_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class NgramMetric(CaptionMetric):
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         if len(batch):
-            yield self.table(batch, Compared.of(batch))
+            yield self.table(batch, Compared(words_of(batch)))
 
     def table(self, batch: Samples, compared: Compared) -> pa.Table:
         """The rows of samples, whose words several metrics may share."""
