@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "regions": "find the regions of images once, for all metrics on regions",
     "page": "serve a page where captions are typed and scored",
     "list": "show the metrics and the known weights",
+    "augment": "generate captions of images and images of captions, to train on",
     "train": "train a metric on captions and images",
     "convert": "make a weights folder of an original checkpoint",
     "publish": "put modules, weights and cards onto the Hugging Face Hub",

@@ -277,9 +277,13 @@ class CaptionMetric(ABC):
         """This metric with the statistics of a whole corpus, where it needs them and was opened without."""
         if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:
             return self
-        texts = self.corpus(samples)
+        return self.with_statistics(self.prepare(self.corpus(samples)))
+
+    def with_statistics(self: Self, statistics: CorpusStatistics | None) -> Self:
+        """This metric with statistics of a corpus."""
         prepared = object.__new__(type(self))  # the models stay open, which a new metric would open again
-        vars(prepared).update(vars(self), options=replace(self.options, statistics=self.prepare(texts)))
+        options: Any = self.options
+        vars(prepared).update(vars(self), options=replace(options, statistics=statistics))
         return prepared
 
     def encode_all(
@@ -398,11 +402,15 @@ class CaptionMetric(ABC):
         """Everything that a score depends on, in one line; `rows` add the number of references."""
         models = [f"{name}:{model.label}" for name, model in self.models.items()]
         media = [] if self.variant is None else [f"media:{self.variant}"]
-        fields = [f"capeval:{self.name}", *media, *models, *self.options.signed()]
+        fields = [f"capeval:{self.name}", *media, *models, *self.signed(rows)]
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
         return "|".join([*fields, f"v:{__version__}"])
+
+    def signed(self, rows: pa.Table | None) -> list[str]:
+        """`name:value` of what scores depend on beside models: options, and what follows from all rows."""
+        return self.options.signed()
 
     def stamp(self) -> dict[str, Any]:
         """Everything that rows depend on beside their content, in JSON's types."""

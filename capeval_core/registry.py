@@ -28,6 +28,7 @@ from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError,
 
 if TYPE_CHECKING:
     from capeval_core.models.model import CheckedModel
+    from capeval_core.result import Result
 
 METRICS: dict[str, str] = {
     "pacs": "capeval_core.scores.pac:PacS",
@@ -46,7 +47,10 @@ METRICS: dict[str, str] = {
 }
 """Name and class of every metric of this package."""
 
-MEDIA_VARIANTS: dict[tuple[str, str], str] = {}
+MEDIA_VARIANTS: dict[tuple[str, str], str] = {
+    ("pacs", "video"): "capeval_core.scores.video:VideoPacS",
+    ("refpacs", "video"): "capeval_core.scores.video:VideoRefPacS",
+}
 """Name, medium and class of the metrics that exist for another medium than images, too."""
 
 NETWORKS: dict[str, str] = {
@@ -129,6 +133,17 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
             f"unknown metric {name!r}{did_you_mean(str(name), names)} (known: {', '.join(names)})"
         )
     return _load_entry_point(outside[name])
+
+
+def metric_of(result: Result) -> type[CaptionMetric]:
+    """The class of the metric that a result is of, by its name and its signature.
+
+    Raises:
+        ValueError: there is no such metric, as where a package is missing.
+    """
+    fields = result.signature.split("|")[1:2]
+    media = [field.removeprefix("media:") for field in fields if field.startswith("media:")]
+    return metric_class(result.metric, *media)
 
 
 def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetric:

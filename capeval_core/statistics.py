@@ -135,10 +135,10 @@ class CorpusFormula:
 
     def values(self, summands: Doubles) -> dict[str, float]:
         """The values of a set; `summands` (n, k) are what each caption adds, NaN where it has no score."""
-        finite = summands[np.isfinite(summands).all(axis=-1)]
-        if not len(finite):
+        scored = np.isfinite(summands).all(axis=-1) if len(summands) else np.zeros(0, dtype=bool)
+        if not scored.any():
             return dict.fromkeys(self.names, math.nan)
-        return dict(zip(self.names, self.function(finite.sum(axis=0)).tolist(), strict=True))
+        return dict(zip(self.names, self.function(summands[scored].sum(axis=0)).tolist(), strict=True))
 
     def __call__(self, sums: Doubles) -> Doubles:
         """(...,) the number to report, of (..., k) sums."""

@@ -15,7 +15,8 @@ from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.box_arrays import REQUIRED
 from capeval_core.inputs.boxes import InputBoxes, StoredBoxes
 from capeval_core.inputs.decoding import Refused
-from capeval_core.inputs.frames import FrameFolder, InputFrames
+from capeval_core.inputs.frame_sources import VideoBytes, VideoPath
+from capeval_core.inputs.frames import InputFrames
 from capeval_core.inputs.sequences import (
     UndecodedColumn,
     as_list,
@@ -34,11 +35,17 @@ MEDIA: dict[str, type[InputVisual[Any]]] = {
 }
 """The kinds of visuals by their names in `CaptionMetric.media`."""
 _ONE = {"image": "an image", "video": "a video", "boxes": "boxes"}
-_MANY = {"image": "images", "video": "videos, each a list of frames", "boxes": "dicts of boxes"}
+_MANY = {
+    "image": "images",
+    "video": "videos (paths, arrays, lists of frames)",
+    "boxes": "dicts of boxes",
+}
 _AXES = {"image": 3, "video": 4}
 _ARGUMENTS = {"image": "images", "video": "videos", "boxes": "images"}
+ARGUMENTS = tuple(dict.fromkeys(_ARGUMENTS.values()))
+"""Every argument of `CaptionMetric.score` that takes visuals."""
 
-_FILES = (OnDisk, FrameFolder, StoredBoxes)
+_FILES = (OnDisk, VideoPath, VideoBytes, StoredBoxes)
 
 Rows = list[InputVisual[Any] | None]
 
@@ -87,7 +94,7 @@ def _single_medium(value: Any, media: Sequence[str]) -> str | None:
     if isinstance(value, Mapping):
         if "boxes" in media and value.keys() & set(REQUIRED):
             return "boxes"
-        return "image" if value.keys() & {"bytes", "path"} else None
+        return (media[0] if media[0] == "video" else "image") if value.keys() & {"bytes", "path"} else None
     shape = shape_of(value)
     if shape is None or str(getattr(value, "dtype", "object")) in ("object", "str", "string"):
         return None

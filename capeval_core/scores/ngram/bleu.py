@@ -14,10 +14,12 @@ import pyarrow as pa
 
 from capeval_core.phrases.ngrams import LONGEST, Floats, Integers
 from capeval_core.result import Values
-from capeval_core.rows import column, lists, row_schema
-from capeval_core.scores.ngram.metric import Compared, NgramMetric, Words
+from capeval_core.rows import column, fixed_lists, of_fixed_lists, row_schema
+from capeval_core.scores.ngram.compared import Compared
+from capeval_core.scores.ngram.metric import NgramMetric
 from capeval_core.statistics import CorpusFormula
 
+FOUR = pa.list_(pa.int32(), LONGEST)
 TINY, SMALL = 1e-15, 1e-9
 """What COCO's evaluation adds to counts and to what they are divided by, so that nothing is divided by 0."""
 
@@ -68,12 +70,10 @@ class BleuCounts:
     @classmethod
     def of(cls, compared: Compared) -> BleuCounts:
         """The counts of captions beside their references."""
-        block, captions, references = compared.block, compared.captions, compared.references
-        is_reference = np.ones(len(block.pool), dtype=bool)
-        is_reference[captions] = False
+        block, captions = compared.block, compared.captions
         matches = []
-        for grams in block.grams(LONGEST):
-            of_reference = is_reference[grams.caption]
+        for grams in compared.grams:
+            of_reference = compared.is_reference[grams.caption]
             own, most = np.zeros((2, grams.kinds), dtype=np.int64)
             own[grams.gram[~of_reference]] = grams.count[~of_reference]
             np.maximum.at(most, grams.gram[of_reference], grams.count[of_reference])
@@ -81,7 +81,7 @@ class BleuCounts:
             matches.append(clipped.astype(np.int64))
         length = block.lengths[captions]
         totals = np.maximum(length[:, None] - np.arange(LONGEST), 0)
-        row, of_references = block.pool[references], block.lengths[references]
+        row, of_references = block.pool[compared.is_reference], block.lengths[compared.is_reference]
         # The least difference in length wins, then the shorter reference.
         order = np.lexsort((of_references, np.abs(of_references - length[row]), row))
         first = np.unique(row[order], return_index=True)[1]
@@ -106,29 +106,23 @@ class Bleu(NgramMetric):
     range = (0.0, 1.0)
     formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), bleu_of_sums)
     ROW = row_schema(
-        column(
-            "matches", pa.list_(pa.int32()), "for 1 to 4 words, its n-grams that a reference has, clipped"
-        ),
-        column("totals", pa.list_(pa.int32()), "for 1 to 4 words, its n-grams"),
+        column("matches", FOUR, "for 1 to 4 words, its n-grams that a reference has, clipped"),
+        column("totals", FOUR, "for 1 to 4 words, its n-grams"),
         column("length", pa.int32(), "words of the caption"),
         column("reference_length", pa.int32(), "words of the reference that is closest in length"),
     )
 
-    def columns(self, rows: list[list[Words]]) -> dict[str, Any]:
-        counts = BleuCounts.of(Compared.of(rows))
-        four = np.full(len(rows), LONGEST)
+    def columns(self, compared: Compared) -> dict[str, Any]:
+        counts = BleuCounts.of(compared)
         return {
-            "matches": lists(counts.matches.astype(np.int32).ravel(), four),
-            "totals": lists(counts.totals.astype(np.int32).ravel(), four),
+            "matches": fixed_lists(counts.matches.astype(np.int32)),
+            "totals": fixed_lists(counts.totals.astype(np.int32)),
             "length": counts.length.astype(np.int32),
             "reference_length": counts.reference_length.astype(np.int32),
         }
 
     def aggregate(self, rows: pa.Table) -> Values:
-        four = [
-            rows[name].combine_chunks().flatten().to_numpy().reshape(-1, LONGEST)
-            for name in ("matches", "totals")
-        ]
+        four = [of_fixed_lists(rows[name]) for name in ("matches", "totals")]
         lengths = [rows[name].to_numpy()[:, None] for name in ("length", "reference_length")]
         summands = np.concatenate([*four, *lengths], axis=-1).astype(np.float64)
         scores = bleu_of_sums(summands)

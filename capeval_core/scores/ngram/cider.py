@@ -18,13 +18,14 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_references
 from capeval_core.options import CorpusOptions
 from capeval_core.options import Options as CommonOptions
-from capeval_core.phrases.ngrams import LONGEST, Floats, length_penalty, reciprocal, sums_by
+from capeval_core.phrases.ngrams import LONGEST, Floats, Tokens, length_penalty, sums_by
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
-from capeval_core.rows import column, lists, row_schema
+from capeval_core.rows import column, fixed_lists, lists, of_fixed_lists, row_schema
+from capeval_core.scores.ngram.compared import Compared
 from capeval_core.scores.ngram.frequencies import DocumentFrequencies
-from capeval_core.scores.ngram.metric import Compared, NgramCorpusOptions, NgramMetric, Words
+from capeval_core.scores.ngram.metric import NgramCorpusOptions, NgramMetric
 
 
 def cosines(compared: Compared, frequencies: DocumentFrequencies, *, clipped: bool) -> Floats:
@@ -34,24 +35,32 @@ def cosines(compared: Compared, frequencies: DocumentFrequencies, *, clipped: bo
     CIDEr-D, section 7: the caption's weights are at most the reference's, and the cosine is multiplied by the
     Gaussian of the difference in length.
     """
-    block, captions, references = compared.block, compared.captions, compared.references
-    row = block.pool[references]
+    block, of_row = compared.block, compared.captions[compared.block.pool]
     products = []
-    for grams, held in zip(block.grams(LONGEST), frequencies.of_block(block), strict=True):
-        idf = np.log(frequencies.documents) - np.log(np.maximum(held[grams.start], 1.0))
-        weight = grams.count * idf[grams.gram]
-        inverse = reciprocal(np.sqrt(sums_by(grams.caption, weight**2, len(block.pool))))
+    for level in compared.weighted(frequencies):
+        grams, weight = level.grams, level.weight
         own = np.zeros(grams.kinds)
-        of_caption = grams.caption == captions[block.pool[grams.caption]]
+        of_caption = ~compared.is_reference[grams.caption]
         own[grams.gram[of_caption]] = weight[of_caption]
         other = own[grams.gram]
         shared = (np.minimum(other, weight) if clipped else other) * weight
-        product = sums_by(grams.caption, shared, len(block.pool))[references]
-        products.append(product * inverse[references] * inverse[captions][row])
-    found: Floats = np.minimum(np.stack(products, axis=-1), 1.0)  # rounding may leave more
+        product = sums_by(grams.caption, shared, len(block.pool)) * level.inverse * level.inverse[of_row]
+        products.append(product)
+    found: Floats = np.stack(products, axis=-1)
     if clipped:
-        found *= length_penalty(block.lengths[captions][row], block.lengths[references])[:, None]
-    return found
+        found *= length_penalty(block.lengths[of_row], block.lengths)[:, None]
+    return found[compared.is_reference]
+
+
+def document_frequencies(documents: Sequence[Sequence[Tokens]]) -> DocumentFrequencies:
+    """Counted in the tokens of each image's references, with a warning where there is one image alone."""
+    if len(documents) == 1:
+        warnings.warn(
+            "document frequencies of one image's references give every n-gram the weight log(1) = 0, so that "
+            "CIDEr is 0: score more images together, or pass statistics=...",
+            stacklevel=3,
+        )
+    return DocumentFrequencies.of_documents(documents)
 
 
 class Cider(NgramMetric):
@@ -79,7 +88,7 @@ class Cider(NgramMetric):
     ROW = row_schema(
         column(
             "cosines",
-            pa.list_(pa.list_(pa.float64())),
+            pa.list_(pa.list_(pa.float64(), LONGEST)),
             "per reference, the cosines of n-grams of 1 to 4 words",
         ),
     )
@@ -108,29 +117,21 @@ class Cider(NgramMetric):
         problems = Problems()
         documents = check_references(texts, None, self.options.empty, problems)
         problems.raise_if_any()
-        if documents is not None and len(documents) == 1:
-            warnings.warn(
-                f"{self.name}: document frequencies of one image's references give every n-gram the weight "
-                "log(1) = 0, so that scores are 0: score more images together, or pass statistics=...",
-                stacklevel=2,
-            )
-        words = {text: ptb_tokens(text) for texts in documents or [] for text in texts}
-        return DocumentFrequencies.of_documents([[words[text] for text in row] for row in documents or []])
+        words = {text: ptb_tokens(text) for row in documents or [] for text in row}
+        return document_frequencies([[words[text] for text in row] for row in documents or []])
 
     def corpus(self, samples: Samples) -> list[Any]:
         return samples.references or []
 
-    def columns(self, rows: list[list[Words]]) -> dict[str, Any]:
+    def columns(self, compared: Compared) -> dict[str, Any]:
         statistics = self.options.statistics
         assert isinstance(statistics, DocumentFrequencies)  # by check_options and check_prepared
-        found = cosines(Compared.of(rows), statistics, clipped=self.clipped)
-        references = lists(found.ravel(), np.full(len(found), LONGEST))
-        counts = np.array([len(row) - 1 for row in rows])
-        return {"cosines": lists(references, counts)}
+        found = cosines(compared, statistics, clipped=self.clipped)
+        return {"cosines": lists(fixed_lists(found), compared.block.sizes - 1)}
 
     def aggregate(self, rows: pa.Table) -> Values:
         references, counts = inner(rows["cosines"])
-        of_n = 10 * references.flatten().to_numpy().reshape(-1, LONGEST)
+        of_n = 10 * np.clip(of_fixed_lists(references), 0.0, 1.0)  # rounding may leave more than 1
         means = [Ragged(of_n[:, n], counts).mean() for n in range(LONGEST)]
         parts: dict[str, Any] = {f"{self.key}_{n}": mean for n, mean in enumerate(means, start=1)}
         split = np.split(of_n.mean(axis=1), np.cumsum(counts)[:-1])

@@ -14,11 +14,9 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import CorpusOptions, option
 from capeval_core.options import Options as CommonOptions
-from capeval_core.phrases.ngrams import Integers, TextBlock
-from capeval_core.phrases.ptb import REVISION, ptb_tokens
+from capeval_core.phrases.ptb import REVISION
 from capeval_core.rows import common_columns
-
-Words = list[str]
+from capeval_core.scores.ngram.compared import Compared, words_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,37 +36,6 @@ class NgramCorpusOptions(NgramOptions, CorpusOptions):
     """Options of metrics that weight n-grams by the documents that hold them."""
 
 
-def words_of(samples: Samples) -> list[list[Words]]:
-    """Per row the words of its caption, then those of each of its references; equal texts are read once."""
-    rows = [[c, *r] for c, r in zip(samples.captions, samples.references or [], strict=True)]
-    words = {text: ptb_tokens(text) for row in rows for text in row}
-    return [[words[text] for text in row] for row in rows]
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Captions with their references as a block, each row a pool whose first text is the caption."""
-
-    block: TextBlock
-
-    @classmethod
-    def of(cls, rows: list[list[Words]]) -> Compared:
-        """Of what `words_of` gives."""
-        return cls(TextBlock(rows))
-
-    @property
-    def captions(self) -> Integers:
-        """(rows,) which texts of the block are captions; the others are references."""
-        return np.cumsum(self.block.sizes) - self.block.sizes
-
-    @property
-    def references(self) -> Integers:
-        """(all references,) which texts of the block are references."""
-        mask = np.ones(len(self.block.pool), dtype=bool)
-        mask[self.captions] = False
-        return np.flatnonzero(mask)
-
-
 class NgramMetric(CaptionMetric):
     """A metric of the words that a caption shares with its references.
 
@@ -85,12 +52,15 @@ class NgramMetric(CaptionMetric):
         return {"tokenizer": Model(f"ptb@{REVISION}", f"ptb@{REVISION}")}
 
     @abstractmethod
-    def columns(self, rows: list[list[Words]]) -> dict[str, Any]:
-        """The metric's own columns of rows as `words_of` gives them."""
+    def columns(self, compared: Compared) -> dict[str, Any]:
+        """The metric's own columns of captions beside their references."""
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        if not len(batch):
-            return
+        if len(batch):
+            yield self.table(batch, Compared(words_of(batch)))
+
+    def table(self, batch: Samples, compared: Compared) -> pa.Table:
+        """The rows of samples, whose words several metrics may share."""
         common = common_columns(
             batch,
             slice(None),
@@ -98,4 +68,4 @@ class NgramMetric(CaptionMetric):
             errors=[None] * len(batch),
             truncated=np.zeros(len(batch), dtype=np.int32),
         )
-        yield pa.table({**common, **self.columns(words_of(batch))}, schema=self.ROW)
+        return pa.table({**common, **self.columns(compared)}, schema=self.ROW)

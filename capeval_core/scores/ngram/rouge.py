@@ -16,7 +16,8 @@ from capeval_core.phrases.ngrams import Floats
 from capeval_core.ragged import Ragged
 from capeval_core.result import Values
 from capeval_core.rows import column, lists, row_schema
-from capeval_core.scores.ngram.metric import NgramMetric, Words
+from capeval_core.scores.ngram.compared import Compared
+from capeval_core.scores.ngram.metric import NgramMetric
 
 BETA = 1.2
 """How much more recall counts than precision, as in COCO's evaluation."""
@@ -80,8 +81,8 @@ class RougeL(NgramMetric):
         column("reference_lengths", pa.list_(pa.int32()), "per reference, its words, 1 if it has none"),
     )
 
-    def columns(self, rows: list[list[Words]]) -> dict[str, Any]:
-        texts = [[words or [""] for words in row] for row in rows]
+    def columns(self, compared: Compared) -> dict[str, Any]:
+        texts = [[words or [""] for words in row] for row in compared.rows]
         common = [common_lengths(row[0], row[1:]) for row in texts]
         counts = np.array([len(row) - 1 for row in texts])
         return {

@@ -1,0 +1,302 @@
+"""Generated captions and images that are additional positives of a training: a folder of Parquet shards.
+
+Source: Sarto et al., "Positive-Augmented Contrastive Learning for Image and Video Captioning Evaluation",
+CVPR 2023, https://arxiv.org/abs/2303.12112, sections 3 and 4.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from capeval_core.errors import FileError, file_problem
+from capeval_core.inputs.visual import InputImage
+from capeval_core.writing import write_whole
+
+CAPTION: Literal["caption"] = "caption"
+IMAGE: Literal["image"] = "image"
+"""Kinds of positive."""
+SETTINGS = "settings.json"
+"""The file of a folder of positives with what made them: models, revisions, seeds."""
+SCHEMA = pa.schema(
+    [
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("source_caption", pa.string()),
+        pa.field("caption", pa.string()),
+        pa.field("image", pa.binary()),
+    ]
+)
+"""Columns of a shard, those of `Positive`."""
+_SHARD = re.compile(r"positives-(?:captions-|images-)?(\d{5,})\.parquet")
+_FORM: dict[str, Any] = {
+    "compression": {"image": "none"},  # a PNG is compressed already
+    "use_dictionary": False,  # pages without dictionaries have checksums
+    "write_statistics": False,  # they would hold images twice
+    "write_page_checksum": True,
+}
+_TEXTS = ["kind", "id", "source_caption", "caption"]
+_AT_ONCE = 64
+"""Generated images in memory at once."""
+
+
+class Positive(NamedTuple):
+    """A generated caption of an image, or a generated image of a caption.
+
+    kind: "caption" or "image". id: of the image that it belongs to, in the captions that were augmented.
+    source_caption: the caption that an image was generated from; None for a caption.
+    caption: the generated caption; None for an image. image: the generated image, the bytes of a PNG; None
+    for a caption.
+    """
+
+    kind: Literal["caption", "image"]
+    id: str
+    source_caption: str | None = None
+    caption: str | None = None
+    image: bytes | None = None
+
+    @property
+    def source(self) -> Source:
+        """The image or caption that it was generated from."""
+        return Source(self.kind, self.id, self.source_caption)
+
+
+class Source(NamedTuple):
+    """What a positive is generated from: an image for a caption, a caption of an image for an image."""
+
+    kind: str
+    id: str
+    source_caption: str | None = None
+
+
+class PositiveWriter:
+    """Writes positives into a folder, which an interrupted run goes on with.
+
+    Shards are named by number and written as a whole. One that is damaged is removed with a warning: what
+    was generated there counts as missing.
+
+    Args:
+        folder: made if it does not exist.
+        settings: what the positives depend on (models, revisions, seeds), in JSON's types.
+
+    Raises:
+        FileError: a folder of something else, or of positives with other settings.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with PositiveWriter(folder, {"captioner": "blip"}) as writer:
+    ...     writer.add(Positive(CAPTION, "17", caption="a dog runs"))
+    >>> PositiveWriter(folder, {"captioner": "blip"}).counts[Source(CAPTION, "17")]
+    1
+    >>> read_positives(folder).captions
+    {'17': ['a dog runs']}
+    """
+
+    _SECONDS, _ROWS = 60.0, 512  # a shard is written after this long or this many rows
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder, self.settings = folder, json.loads(json.dumps(settings))
+        self._check()
+        self.counts: Counter[Source] = Counter()
+        """How many positives of each source there are."""
+        self._waiting: list[Positive] = []
+        self._written_at = time.monotonic()
+        self._number = 0
+        for path in _shards(folder):
+            self._number = _number_of(path) + 1
+            try:
+                rows = _rows(path)
+                for _ in _images(path):  # read, so that damage shows
+                    pass
+                self.counts.update(positive.source for positive in rows)
+            except FileError as error:
+                warnings.warn(f"{error}; what it held is generated again", stacklevel=2)
+                path.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / SETTINGS, json.dumps(self.settings, indent=1))
+
+    def _check(self) -> None:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise FileError(file_problem(self.folder, "is a file: choose a folder for the positives"))
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        others = [name for name in names if name != SETTINGS and not _SHARD.fullmatch(name)]
+        if others and SETTINGS not in names:
+            found = f"holds more than positives ({others[0]})"
+            raise FileError(file_problem(self.folder, found, "choose another folder"))
+        if names and (stored := _settings(self.folder)) != self.settings:
+            differing = ", ".join(
+                f"{name}: {stored.get(name)!r} there, {self.settings.get(name)!r} now"
+                for name in sorted({*stored, *self.settings})
+                if stored.get(name) != self.settings.get(name)
+            )
+            found = f"holds positives of other settings ({differing})"
+            raise FileError(file_problem(self.folder, found, "pass another folder, or the same settings"))
+
+    def add(self, positive: Positive) -> None:
+        """Keep a positive; it is on the disk after `flush`, or after a minute."""
+        self.counts[positive.source] += 1
+        self._waiting.append(positive)
+        waited = time.monotonic() - self._written_at
+        if waited > self._SECONDS or len(self._waiting) >= self._ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is still in memory."""
+        if self._waiting:
+            path = self.folder / f"positives-{self._number:05d}.parquet"
+            write_whole(path, shard_bytes(self._waiting))
+            self._number += 1
+            self._waiting = []
+        self._written_at = time.monotonic()
+
+    def __enter__(self) -> PositiveWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Write what is in memory, after an error too: all of it is whole."""
+        self.flush()
+
+
+class Positives:
+    """A folder of positives, whose images are read when they are asked for.
+
+    folder, settings: as they were written. captions: generated captions by image id.
+    sources: image id and caption of each generated image, in the order of `images`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.settings = folder, _settings(folder)
+        self.captions: dict[str, list[str]] = {}
+        self.sources: list[tuple[str, str]] = []
+        self._digest = hashlib.blake2b(json.dumps(self.settings, sort_keys=True).encode(), digest_size=16)
+        for path in _shards(folder):
+            for positive in _rows(path):
+                self._digest.update(json.dumps(positive[:4]).encode())
+                if positive.kind == CAPTION:
+                    self.captions.setdefault(positive.id, []).append(str(positive.caption))
+                else:
+                    self.sources.append((positive.id, str(positive.source_caption)))
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the settings, the captions, and the sources of the images."""
+        return self._digest.hexdigest()
+
+    def images(self) -> Iterator[InputImage]:
+        """The generated images, one at a time.
+
+        Raises:
+            FileError: a shard is damaged.
+        """
+        for path in _shards(self.folder):
+            for image_id, image in _images(path):
+                yield InputImage.of(image, f"generated image of {image_id!r}")
+
+
+def read_positives(folder: Path) -> Positives:
+    """The positives in a folder that `capeval augment` made.
+
+    Raises:
+        FileError: it is none, or a shard is damaged.
+    """
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise FileError(file_problem(folder, found, "pass a folder that `capeval augment` made"))
+    if not _shards(folder):
+        found = "holds no positives (positives-00000.parquet ...)"
+        raise FileError(file_problem(folder, found, "pass a folder that `capeval augment` made"))
+    return Positives(folder)
+
+
+def shard_bytes(positives: Sequence[Positive], metadata: Mapping[str, str] | None = None) -> memoryview:
+    """The content of a shard of positives; `metadata` are texts that its schema carries."""
+    table = pa.Table.from_pylist([positive._asdict() for positive in positives], SCHEMA)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(metadata), sink, row_group_size=_AT_ONCE, **_FORM)
+    return memoryview(sink.getvalue())
+
+
+def _shards(folder: Path) -> list[Path]:
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        (path for path in paths if _SHARD.fullmatch(path.name)),
+        key=lambda path: (path.name.rpartition("-")[0], _number_of(path)),
+    )
+
+
+def _number_of(path: Path) -> int:
+    named = _SHARD.fullmatch(path.name)
+    return int(named[1]) if named else -1
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        fix = "make the positives again, or write the file again"
+        raise FileError(file_problem(path, f"cannot be read ({error})", fix)) from error
+
+
+def _images(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Image id and content of each generated image of a shard.
+
+    Raises:
+        FileError: it is damaged, or an image is missing.
+    """
+    number = 0
+    with _as_file_error(path):
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        for batch in file.iter_batches(_AT_ONCE, columns=["kind", "id", "image"]):
+            for row in batch.to_pylist():
+                if row["kind"] == IMAGE and not row["image"]:
+                    raise ValueError(f"row {number} has no image")
+                if row["kind"] == IMAGE:
+                    yield row["id"], row["image"]
+                number += 1
+
+
+def _rows(path: Path) -> list[Positive]:
+    """The positives of a shard without their images.
+
+    Raises:
+        FileError: it is damaged, or holds something else.
+    """
+    with _as_file_error(path):
+        table = pq.ParquetFile(path, page_checksum_verification=True)
+        if not set(SCHEMA.names) <= set(table.schema_arrow.names):
+            missing = ", ".join(sorted(set(SCHEMA.names) - set(table.schema_arrow.names)))
+            raise ValueError(f"no columns {missing}")
+        rows = [Positive(**row) for row in table.read(_TEXTS).to_pylist()]
+    for number, row in enumerate(rows):
+        needed = {CAPTION: row.caption, IMAGE: row.source_caption}
+        if needed.get(row.kind) is None or row.id is None:
+            found = f"{row.kind!r} without its caption" if row.kind in needed else f"of kind {row.kind!r}"
+            fix = "a positive is a generated caption, or an image with its source caption"
+            raise FileError(file_problem(path, found, fix, index=f"row {number}", verb="is"))
+    return rows
+
+
+@contextmanager
+def _as_file_error(path: Path) -> Iterator[None]:
+    """Turn what reading Parquet raises into FileError."""
+    try:
+        yield
+    except FileError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        found = f"is damaged or no shard of positives ({' '.join(str(error).split())})"
+        fix = "delete it and run `capeval augment` again"
+        raise FileError(file_problem(path, found, fix)) from error
