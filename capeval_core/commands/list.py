@@ -48,18 +48,21 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
 
 
 def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
-    rows = [["METRIC", "TITLE", "RANGE", "WITH", "DEFAULT WEIGHTS"]]
+    rows = [["METRIC", "RANGE", "WITH", "TITLE"]]
     for m in metrics:
         described = describe_metric(m)
         extent = "-" if described.relative else described.range.replace(" to ", "-")
         needs = [*filter(None, [described.visual]), *["refs"] * m.needs_references]
-        rows.append([m.name, m.title, extent, "+".join(needs), described.weights])
+        rows.append([m.name, extent, "+".join(needs), m.title])
     return table(rows)
 
 
 def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["WEIGHTS", "LICENCE: WHAT"]]  # two columns, since ids on the Hub are long
-    rows += [[entry.repository, f"{licence_in_words(entry)}: {entry.title}"] for entry in WEIGHTS]
+    for entry in WEIGHTS:
+        names = dict.fromkeys(m.name for m in metrics if m.default_weights == entry)
+        default = f" (default of {', '.join(names)})" if names else ""
+        rows.append([entry.repository, f"{licence_in_words(entry)}: {entry.title}{default}"])
     if any(_has_tiny(metric) for metric in metrics):
         rows.append(["tiny", "Apache-2.0: packaged, needs no network, knows drawn scenes only"])
     return table(rows)

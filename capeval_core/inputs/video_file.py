@@ -72,6 +72,7 @@ class OpenVideo:
             self._container = self._opened()
             self._stream = self._video_stream()
             self._stream.codec_context.thread_count = 1
+            self._stream.codec_context.options = self._limits()
         except BaseException:
             self.close()
             raise
@@ -96,20 +97,30 @@ class OpenVideo:
         if form := image_format(start):
             fix = "pass a list of images, or the path of their folder; a GIF is read as a video"
             raise Refused(f"{self.name} is an image ({form})", fix)
-        limit = Image.MAX_IMAGE_PIXELS
         allowed = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
         try:
             return self._av.open(
                 _Nameless(self._file),
                 container_options=allowed,
-                options={} if limit is None else {"max_pixels": str(limit)},
+                options=self._limits(),  # of the decoders that look for the frames' size, too
             )
         except self._av.FFmpegError:
-            fix = f"expected {OPENED}, whole or cut off behind its header"
-            raise Refused(f"{self.name} is not a video that can be read", fix) from None
+            raise self._unreadable() from None
+
+    def _unreadable(self) -> Refused:
+        fix = f"expected {OPENED}, whole or cut off behind its header"
+        return Refused(f"{self.name} is not a video that can be read", fix)
+
+    @staticmethod
+    def _limits() -> dict[str, str]:
+        """What decoders refuse to make room for: the bound of `refuse_size`, and room for their margins."""
+        limit = Image.MAX_IMAGE_PIXELS
+        return {} if limit is None else {"max_pixels": str(2 * limit + 2**16)}
 
     def _video_stream(self) -> Any:
         streams = [stream for stream in self._container.streams.video if not _is_cover(stream)]
+        if not streams and not self._container.streams.audio:
+            raise self._unreadable()
         if not streams:
             raise Refused(f"{self.name} has no video stream", "pass a file with frames, not audio alone")
         best = self._container.streams.best("video")
@@ -145,7 +156,7 @@ class OpenVideo:
                 self.count += 1
                 yield frame
         if not self.count:
-            raise Refused(f"cannot decode {self.name} (no frame of its video stream can be decoded)")
+            raise Refused(f"cannot decode {self.name} (its frames are damaged, or too large to trust)")
         if why := why or self._missing():
             self.incomplete = f"only the first {self.count:,} frames could be decoded: {why}"
 

@@ -121,8 +121,8 @@ class JudgedSet(ABC):
         ids = (image for scoring in self.scorings for image in scoring.items.images)
         return list(dict.fromkeys(ids))
 
-    def ratings_of_items(self) -> Doubles | None:
-        """The mean rating of each item, to be drawn against its score; None where items have none."""
+    def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
+        """Ratings and the scores of what they are about, to be drawn; None where there are no ratings."""
         return None
 
 

@@ -146,16 +146,17 @@ class Judged:
 
     def levels(self, label: str, most: int = 7) -> list[tuple[str, list[float]]]:
         """Scores by rating, to be drawn: of pairs by preference, of many ratings in ranges of equal counts."""
-        judged, scores = self.judged, self.scores[label][0].scores
+        judged, run = self.judged, self.scores[label][0]
         if isinstance(judged, PairedSet):
             first = np.asarray(judged.preferred[0]) == 0
-            sides = scores.reshape(-1, 2)
+            sides = run.scores.reshape(-1, 2)
             chosen = {"preferred": np.where(first, sides[:, 0], sides[:, 1])}
             chosen["other"] = np.where(first, sides[:, 1], sides[:, 0])
             return [(name, values[np.isfinite(values)].tolist()) for name, values in chosen.items()]
-        ratings = judged.ratings_of_items()
-        if ratings is None:
+        rated = judged.rated(run)
+        if rated is None:
             return []
+        ratings, scores = rated
         kept = np.isfinite(ratings) & np.isfinite(scores)
         ratings, scores = ratings[kept], scores[kept]
         distinct = np.unique(ratings)

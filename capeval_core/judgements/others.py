@@ -41,8 +41,8 @@ class MarkedSet(JudgedSet):
     def unit(self) -> str:
         return "captions"
 
-    def ratings_of_items(self) -> Doubles:
-        return 1.0 - np.asarray(self.marked, dtype=np.float64)
+    def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
+        return 1.0 - np.asarray(self.marked, dtype=np.float64), run.scores
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         scores, marks = -scored[0].scores, np.asarray(self.marked, dtype=np.float64)

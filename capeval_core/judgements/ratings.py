@@ -99,13 +99,9 @@ class RatedSet(JudgedSet):
         }
         return RatedSet(**{**vars_of(self), "table": table})
 
-    def ratings_of_items(self) -> Doubles | None:
-        name = next(iter(self.table.values())).ratings
-        values = self.ratings[name] if self.ratings[name].ndim == 1 else self.ratings[name].mean(axis=1)
-        count = np.bincount(self.item, minlength=len(self.items))
-        total = np.bincount(self.item, values, len(self.items))
-        with np.errstate(invalid="ignore"):
-            return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+    def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
+        values = self.ratings[next(iter(self.table.values())).ratings]
+        return values if values.ndim == 1 else values.mean(axis=1), run.scores[self.item]
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         by_name = dict(zip((scoring.name for scoring in self.scored), scored, strict=True))

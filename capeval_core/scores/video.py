@@ -274,7 +274,7 @@ class VideoRefPacS(VideoPacS):
         table = self.table(rows)
         found, unweighted = self._of_video(rows, table)
         references, of_references = self.of_references(rows, table)
-        counts = rows["references"].to_numpy().astype(np.int64)
+        counts = inner(rows["reference_ids"])[1]
         released = self.options.compat == "released"
         nearest = references.largest(counts) if released else references.best(counts)
         unweighted += Ragged(of_references.astype(np.float64), counts).sum().astype(np.int64)
@@ -301,7 +301,7 @@ class VideoRefPacS(VideoPacS):
 
     def of_references(self, rows: pa.Table, table: TokenIdf | None) -> tuple[Components, NDArray[np.bool_]]:
         """Components of captions with each of their references, and which of these have no weight."""
-        counts = rows["references"].to_numpy().astype(np.int64)
+        counts = inner(rows["reference_ids"])[1]
         captions, _ = token_weights(rows["caption_ids"], table)
         weights, unweighted = token_weights(inner(rows["reference_ids"])[0], table)
         maxima = Ragged.of(inner(rows["reference_caption_maxima"])[0])
