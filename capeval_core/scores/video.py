@@ -215,7 +215,8 @@ class VideoPacS(CaptionMetric):
                     words = self.encoder.tokenizer.pieces(caption[0])
                     note = explain(words, of_row[row].tolist(), caption[1], frames, error)
                     explained[row] = {**numbers[row], **note, "incomplete": incomplete}
-        return {row: VideoExplanation(note) for row, note in explained.items()}
+        sampling = Sampling(self.options.fps, self.options.max_frames)
+        return {row: VideoExplanation(note, samples.images[row], sampling) for row, note in explained.items()}
 
     def _table(self, documents: Sequence[Sequence[int]]) -> TokenIdf:
         tokenizer = self.encoder.tokenizer

@@ -73,7 +73,7 @@ def video(form: str = "mkv", count: int = 12) -> bytes:
 
 
 def with_sound(*, cover: bool = False) -> bytes:
-    """A WAV-like sound in MP4, on its own or with the picture of a cover."""
+    """Sound in MP4, on its own or with the picture of a cover."""
     import av
 
     with tempfile.TemporaryDirectory() as folder:
