@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.errors import wrong_option
+from capeval_core.errors import Detail, InputWarning, wrong_option
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.metric import CaptionMetric, Model
@@ -320,12 +320,13 @@ class VideoRefPacS(VideoPacS):
 
 def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
     if texts := int(unweighted.sum()):
-        warnings.warn(
-            f"the words of {texts:,} texts all occur in every text of the corpus, so that none has an idf "
-            "weight, and count alike (a corpus of one text has no idf): pass the statistics that "
-            "prepare(texts) makes of a larger corpus, or idf=False",
-            stacklevel=5,
+        of_texts = "1 text" if texts == 1 else f"{texts:,} texts"
+        found = (
+            f"the words of {of_texts} all occur in every text of the corpus, so that none has an idf weight, "
+            "and count alike (a corpus of one text has no idf)"
         )
+        fix = Detail(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
+        warnings.warn(InputWarning((found, fix)), stacklevel=5)
 
 
 def _warn_of_incomplete_videos(rows: pa.Table) -> None:
