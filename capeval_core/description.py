@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from capeval_core.inputs.media import argument_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.reranking import Reranker
 from capeval_core.weights.catalogue import WeightsEntry
 
-_IMAGES = (
-    "images, one per {}: paths, bytes, PIL, numpy or torch arrays, `datasets` images or a whole `datasets` "
-    "column."
-)
+_VISUALS = {
+    "images": "images, one per {}: paths, bytes, PIL, numpy or torch arrays, `datasets` images or a whole "
+    "`datasets` column.",
+    "videos": "videos, one per {}: paths of videos or of folders of frames, lists of frames, numpy or torch "
+    "arrays, or `datasets` videos.",
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class MetricDescription:
     range: of the score at the default options, e.g. `0 to 1.33`, or `relative`.
     better: `higher is better` or `lower is better`.
     references: `with references` or `without references`.
+    visual: what a caption is about, `image` or `video`; None for texts alone.
     compares: what a caption is compared with. mean: of which captions its value is the mean.
     inputs: arguments of its module's `compute`, and their meaning. predictions: an example of the first.
     weights: repository of the default weights, or `none`. licence: of these, `not stated` or `none needed`.
@@ -38,6 +42,7 @@ class MetricDescription:
     range: str
     better: str
     references: str
+    visual: str | None
     compares: str
     mean: str
     inputs: Mapping[str, str]
@@ -66,9 +71,11 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
     low, high = metric.range
     citation, _, address = metric.paper.rpartition(" ")
     of_pools = issubclass(metric, Reranker)
+    argument = argument_of(metric.media)
+    visual = None if argument is None else argument[:-1]
     inputs = {
         "predictions": "captions, one string per row.",
-        "images": _IMAGES.format("pool" if of_pools else "caption"),
+        **({argument: _VISUALS[argument].format("pool" if of_pools else "caption")} if argument else {}),
         "references": "per caption a list of texts, or one text; any number each.",
         "per_caption": "`compute` also gives scores, parts and errors per caption, the signature and counts.",
     }
@@ -82,7 +89,8 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         inputs["images"] += " Box features too; ids, where `regions` holds features that were made before."
     if not metric.needs_references:
         del inputs["references"]
-    compared = "its image and its references" if metric.needs_references else "its image"
+    seen = [] if visual is None else [f"its {visual}"]
+    compared = " and ".join(seen + ["its references"] * metric.needs_references)
     return MetricDescription(
         name=metric.name,
         title=metric.title,
@@ -91,6 +99,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         range="relative" if of_pools else f"{low:.3g} to {high:.3g}",
         better=f"{'higher' if metric.higher_is_better else 'lower'} is better",
         references=f"{'with' if metric.needs_references else 'without'} references",
+        visual=visual,
         compares="its image and the other candidates" if of_pools else compared,
         mean="chosen captions" if of_pools else "captions that have a score",
         inputs=inputs,

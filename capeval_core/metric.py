@@ -18,13 +18,15 @@ from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
-from capeval_core.errors import folder_path, wrong_option
+from capeval_core.errors import Problem, Problems, folder_path, wrong_option
+from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.options import CorpusOptions, CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Counts, Published, Result, Values
 from capeval_core.row_store import RowStore, check_folder
 from capeval_core.rows import RowCollector, canonical
+from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
@@ -59,6 +61,9 @@ class CaptionMetric(ABC):
     higher_is_better: ClassVar[bool] = True
     needs_references: ClassVar[bool] = False
     media: ClassVar[tuple[str, ...]] = ("image",)
+    """Kinds of visuals that captions are about: "image", "video", "boxes"; none for texts alone."""
+    variant: ClassVar[str | None] = None
+    """The medium that `load(name, media=...)` chooses this class by, where another class is the default."""
     crops: ClassVar[bool] = True
     """Whether it sees the square in an image's centre only."""
     relative: ClassVar[str | None] = None
@@ -71,6 +76,12 @@ class CaptionMetric(ABC):
     """Kind of the network that the option `weights` is for, one of `registry.NETWORKS`."""
     tiny: ClassVar[str | None] = None
     """Folder of the embedded small model that `weights="tiny"` means."""
+    formula: ClassVar[CorpusFormula | None] = None
+    """How its number comes from sums over captions (BLEU), its values' names in `evaluate` included; None:
+    it is the mean of the scores."""
+    reference_columns: ClassVar[tuple[str, ...]] = ()
+    """List columns of `ROW` with one entry per reference, in their order. Where all that depends on
+    references stands in them, the score with fewer references is another aggregation of the same rows."""
     corpus_texts: ClassVar[str] = "captions + references"
     """What `corpus` gives, in messages."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
@@ -102,14 +113,14 @@ class CaptionMetric(ABC):
         """Load every model that rows depend on, by its name in the signature; none for a metric without."""
         return {}
 
-    def prepare(self, texts: Sequence[str]) -> CorpusStatistics | None:
-        """Statistics of a corpus that encoding needs, from the texts that `corpus` gives.
+    def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
+        """Statistics of a corpus that encoding needs, from the texts, or lists of them, that `corpus` gives.
 
         No model runs. None: encoding needs none.
         """
         return None
 
-    def corpus(self, samples: Samples) -> list[str]:
+    def corpus(self, samples: Samples) -> list[Any]:
         """The texts that `prepare` takes: all captions, then all references."""
         return [*samples.captions, *(text for row in samples.references or [] for text in row)]
 
@@ -143,9 +154,10 @@ class CaptionMetric(ABC):
     def score(
         self,
         captions: Sequence[str] | Sequence[Sequence[str]],
-        images: Sequence[Any],
+        images: Sequence[Any] | None = None,
         references: Sequence[Sequence[str] | str] | None = None,
         *,
+        videos: Sequence[Any] | None = None,
         rows: str | PathLike[str] | None = None,
         progress: bool = False,
     ) -> Result:
@@ -154,8 +166,10 @@ class CaptionMetric(ABC):
         Args:
             captions: n texts; for a `Reranker` n lists of candidates.
             images: n images, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images
-                or a whole `datasets` column. Equal images are encoded once.
+                or a whole `datasets` column. Equal images are encoded once. A metric on texts alone ignores
+                them.
             references: per caption a list of texts, or one text; any number each.
+            videos: n videos instead of images, for a metric on videos: paths, lists of frames, arrays.
             rows: folder that keeps rows on disk; a run that finds rows of the same content there reuses them.
             progress: show a progress bar, on a terminal only.
 
@@ -175,17 +189,42 @@ class CaptionMetric(ABC):
         >>> len(result.scores), result.counts.captions
         (2, 2)
         """
+        visuals = self.visuals_among(images=images, videos=videos)
         if references is not None and not self.needs_references:
             warnings.warn(f"{self.name} needs no references: they are ignored", stacklevel=2)
             references = None
         if rows is not None:
             check_folder(rows)
-        samples = self.check(captions, images, references)
+        samples = self.check(captions, visuals, references)
         table = self.prepared(samples).encode_all(samples, rows=rows, progress=progress)
         return self.combine(table, samples=samples)
 
+    @classmethod
+    def visuals_among(cls, *, images: Any, videos: Any) -> Any:
+        """Those visuals among the arguments of `score` that this metric is about, None where it is on texts.
+
+        Raises:
+            TypeError: the other ones are given.
+        """
+        argument = argument_of(cls.media)
+        given = {"images": images, "videos": videos}
+        others = [name for name, value in given.items() if value is not None and name != argument]
+        if argument is None:
+            for name in others:
+                warnings.warn(f"{cls.name} compares texts alone: {name} are ignored", stacklevel=3)
+            return None
+        if others:
+            from capeval_core.registry import media_of
+
+            found = f"given, but this {cls.name} is about {argument}"
+            other = others[0][:-1]
+            opened = f", or open load({cls.name!r}, media={other!r})" if other in media_of(cls.name) else ""
+            fix = f"pass {argument}=...{opened}"
+            raise Problems([Problem(others[0], None, found, fix, kind=TypeError)]).error()
+        return given[argument]
+
     def check(self, captions: Any, images: Any, references: Any = None) -> Samples:
-        """The input of `score`, checked by this metric's needs and options.
+        """The input of `score`, checked by this metric's needs and options; `images` may be videos.
 
         Errors are those of `score`, before any model runs.
         """
@@ -238,9 +277,13 @@ class CaptionMetric(ABC):
         """This metric with the statistics of a whole corpus, where it needs them and was opened without."""
         if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:
             return self
-        texts = self.corpus(samples)
+        return self.with_statistics(self.prepare(self.corpus(samples)))
+
+    def with_statistics(self: Self, statistics: CorpusStatistics | None) -> Self:
+        """This metric with statistics of a corpus."""
         prepared = object.__new__(type(self))  # the models stay open, which a new metric would open again
-        vars(prepared).update(vars(self), options=replace(self.options, statistics=self.prepare(texts)))
+        options: Any = self.options
+        vars(prepared).update(vars(self), options=replace(options, statistics=statistics))
         return prepared
 
     def encode_all(
@@ -342,6 +385,8 @@ class CaptionMetric(ABC):
             errors=errors,
             evidence=evidence,
             relative=self.relative,
+            summands=None if values.summands is None else values.summands.tolist(),
+            formula=self.formula,
         )
 
     def evidence_of(
@@ -356,16 +401,22 @@ class CaptionMetric(ABC):
     def signature(self, rows: pa.Table | None = None) -> str:
         """Everything that a score depends on, in one line; `rows` add the number of references."""
         models = [f"{name}:{model.label}" for name, model in self.models.items()]
-        fields = [f"capeval:{self.name}", *models, *self.options.signed()]
+        media = [] if self.variant is None else [f"media:{self.variant}"]
+        fields = [f"capeval:{self.name}", *media, *models, *self.signed(rows)]
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
         return "|".join([*fields, f"v:{__version__}"])
 
+    def signed(self, rows: pa.Table | None) -> list[str]:
+        """`name:value` of what scores depend on beside models: options, and what follows from all rows."""
+        return self.options.signed()
+
     def stamp(self) -> dict[str, Any]:
         """Everything that rows depend on beside their content, in JSON's types."""
         models = {name: model.fingerprint for name, model in self.models.items()}
-        return {"metric": self.name, **models, **self.options.encoding()}
+        media = {} if self.variant is None else {"media": self.variant}
+        return {"metric": self.name, **media, **models, **self.options.encoding()}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.signature()})"

@@ -45,14 +45,23 @@ class Ragged:
         """(n,) sums."""
         return np.bincount(self.owner, self.values, len(self.lengths)).astype(np.float64)
 
-    def mean(self) -> Doubles:
-        """(n,) means, 0 of an empty list."""
-        return self.sum() / np.maximum(self.lengths, 1)
+    def mean(self, weights: Ragged | None = None) -> Doubles:
+        """(n,) means, weighted by lists of the same lengths; 0 where a list is empty, or without weight.
+
+        >>> Ragged.of(pa.array([[1.0, 3.0], []])).mean(Ragged.of(pa.array([[3.0, 1.0], []])))
+        array([1.5, 0. ])
+        """
+        if weights is None:
+            return self.sum() / np.maximum(self.lengths, 1)
+        total = weights.sum()
+        sums = Ragged(self.values * weights.values, self.lengths).sum()
+        return np.divide(sums, total, out=np.zeros_like(total), where=total > 0)
 
     def max(self) -> Doubles:
-        """(n,) maxima, minus infinity of an empty list."""
+        """(n,) maxima, minus infinity of an empty list, NaN of one that holds NaN."""
         maxima = np.full(len(self.lengths), -np.inf)
-        np.maximum.at(maxima, self.owner, self.values)
+        with np.errstate(invalid="ignore"):
+            np.maximum.at(maxima, self.owner, self.values)
         return maxima
 
     def argmax(self) -> Integers:

@@ -14,19 +14,21 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from capeval_core.errors import did_you_mean
+from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.metric import CaptionMetric
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 
 if TYPE_CHECKING:
     from capeval_core.models.model import CheckedModel
+    from capeval_core.result import Result
 
 METRICS: dict[str, str] = {
     "pacs": "capeval_core.scores.pac:PacS",
@@ -38,8 +40,18 @@ METRICS: dict[str, str] = {
     "umic": "capeval_core.scores.umic:Umic",
     "vilbertscore": "capeval_core.scores.vilbert:VilbertScore",
     "eco": "capeval_core.scores.eco.metric:Eco",
+    "bleu": "capeval_core.scores.ngram.bleu:Bleu",
+    "rougel": "capeval_core.scores.ngram.rouge:RougeL",
+    "cider": "capeval_core.scores.ngram.cider:Cider",
+    "ciderd": "capeval_core.scores.ngram.cider:CiderD",
 }
 """Name and class of every metric of this package."""
+
+MEDIA_VARIANTS: dict[tuple[str, str], str] = {
+    ("pacs", "video"): "capeval_core.scores.video:VideoPacS",
+    ("refpacs", "video"): "capeval_core.scores.video:VideoRefPacS",
+}
+"""Name, medium and class of the metrics that exist for another medium than images, too."""
 
 NETWORKS: dict[str, str] = {
     "clip": "capeval_core.encoders.clip:ClipEncoder",
@@ -83,12 +95,34 @@ def metric_classes() -> dict[str, type[CaptionMetric]]:
     return classes
 
 
-def metric_class(name: str) -> type[CaptionMetric]:
-    """The class of a metric.
+def variant_classes() -> dict[tuple[str, str], type[CaptionMetric]]:
+    """The classes of `MEDIA_VARIANTS`, by name and medium."""
+    return {key: _import_class(reference) for key, reference in MEDIA_VARIANTS.items()}
+
+
+def media_of(name: str) -> list[str]:
+    """The media that `load(name, media=...)` takes; none for a metric on texts alone.
+
+    >>> media_of("umic")
+    ['image', 'boxes']
+    """
+    return [*metric_class(name).media, *(medium for metric, medium in MEDIA_VARIANTS if metric == name)]
+
+
+def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
+    """The class of a metric; `media` chooses another medium than the metric's first, such as "video".
 
     Raises:
-        ValueError: there is no such metric, or another package declares it and it cannot be used.
+        ValueError: there is no such metric, it does not exist for this medium, or another package declares it
+            and it cannot be used.
     """
+    if media is not None:
+        known = media_of(name)
+        if media not in known:
+            return _refuse_media(name, media, known)
+        if (name, media) in MEDIA_VARIANTS:
+            variant: type[CaptionMetric] = _import_class(MEDIA_VARIANTS[name, media])
+            return variant
     if isinstance(name, str) and name in METRICS:
         class_: type[CaptionMetric] = _import_class(METRICS[name])
         return class_
@@ -101,22 +135,35 @@ def metric_class(name: str) -> type[CaptionMetric]:
     return _load_entry_point(outside[name])
 
 
-def load(name: str, **options: Any) -> CaptionMetric:
+def metric_of(result: Result) -> type[CaptionMetric]:
+    """The class of the metric that a result is of, by its name and its signature.
+
+    Raises:
+        ValueError: there is no such metric, as where a package is missing.
+    """
+    fields = result.signature.split("|")[1:2]
+    media = [field.removeprefix("media:") for field in fields if field.startswith("media:")]
+    return metric_class(result.metric, *media)
+
+
+def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetric:
     """Open a metric with its weights.
 
     Args:
         name: one of `list_metrics()`.
-        **options: see `metric_class(name).Options`: `weights`, `device`, `dtype`, ...
+        media: what captions are about, for metrics that exist for several media: "image" or "video"; None:
+            the metric's first.
+        **options: see `metric_class(name, media).Options`: `weights`, `device`, `dtype`, ...
 
     Raises:
-        ValueError: unknown metric or device, or weights that could not be loaded.
+        ValueError: unknown metric, medium or device, or weights that could not be loaded.
         TypeError: unknown option, or a value of the wrong type.
 
     >>> metric = load("pacs", weights="tiny")
     >>> metric.signature()
     "capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
     """
-    class_ = metric_class(name)
+    class_ = metric_class(name, media)
     return class_(class_.Options.of(name, options))
 
 
@@ -154,6 +201,13 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
             f"{did_you_mean(str(kind), NETWORKS)} (known: {', '.join(NETWORKS)})"
         )
     return network(kind)
+
+
+def _refuse_media(name: str, media: Any, known: Sequence[str]) -> NoReturn:
+    others = [metric for metric, medium in MEDIA_VARIANTS if medium == media]
+    hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
+    found = f"{name} is no metric on it{hint} (known: {', '.join(known) or 'none, it compares texts alone'})"
+    raise wrong_option("media", media, found, verb="")
 
 
 def _import_class(reference: str) -> Any:

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.statistics import Clusters, Comparison, Interval, mean_interval, paired_comparison
+from capeval_core.statistics import (
+    Clusters,
+    Comparison,
+    CorpusFormula,
+    Interval,
+    mean_interval,
+    paired_comparison,
+)
 
 
 @dataclass(frozen=True)
@@ -20,10 +27,13 @@ class Values:
     """The scores that a metric's formula makes of rows.
 
     scores: (n,) float64, NaN where a row failed. parts: named components, (n,) each.
+    summands: (n, k) what each row adds to the sums that the metric's `formula` takes; None: its number is
+        the mean of the scores.
     """
 
     scores: np.ndarray[Any, np.dtype[np.float64]]
     parts: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
+    summands: np.ndarray[Any, np.dtype[np.float64]] | None = field(default=None, kw_only=True)
 
     def scored(self, rows: pa.Table) -> pa.Table:
         """The row of each score: all of them, in order."""
@@ -74,6 +84,8 @@ class Result:
     errors: index of each failed caption and why.
     relative: why scores can be compared within this set only, so that interval() and compare() are undefined;
         None where they can be compared with those of other sets.
+    summands: of a corpus metric such as BLEU, what each caption adds to the sums that its number is a formula
+        of; None where the number is the mean of the scores.
     """
 
     metric: str
@@ -86,6 +98,8 @@ class Result:
     errors: dict[int, str]
     evidence: Mapping[int, Mapping[str, Any]] | None = field(default=None, repr=False)
     relative: str | None = None
+    summands: list[list[float]] | None = field(default=None, repr=False)
+    formula: CorpusFormula | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         counts = f"{self.counts.captions:,} captions, {self.counts.failed:,} failed"
@@ -93,15 +107,29 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """The number to report: mean of the finite scores, NaN if there are none."""
+        """The number to report, NaN if no caption has a finite score.
+
+        The mean of the finite scores; of a corpus metric such as BLEU the formula of the sums over all
+        captions that have one.
+        """
+        if self.formula is not None:
+            return self.numbers[self.key]
         finite = [score for score in self.scores if np.isfinite(score)]
         return float(np.mean(finite)) if finite else float("nan")
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The number to report by its key, and further ones of a corpus metric: BLEU-4, then BLEU-1 to 3."""
+        if self.formula is None or self.summands is None:
+            return {self.key: self.mean}
+        return self.formula.values(np.asarray(self.summands, dtype=np.float64))
 
     def interval(self, level: float = 0.95) -> Interval:
         """Confidence interval of the mean over images like these, each with all its captions.
 
         A skewness-corrected interval of Student's t (see `capeval_core.statistics` for the formula and its
-        sources), made for few images. Corpus statistics (idf, normalisation), where a metric has them, are
+        sources), made for few images; of a corpus metric by leaving out, adding and taking away what each
+        image adds to its sums. Corpus statistics (idf, normalisation), where a metric has them, are
         held fixed.
 
         Raises:
@@ -143,6 +171,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the evidence, in JSON's types; NaN and infinities become None."""
+        summands = {} if self.summands is None else {"summands": plain(self.summands)}
         return {
             "metric": self.metric,
             "key": self.key,
@@ -154,6 +183,7 @@ class Result:
             "groups": list(self.groups),
             "errors": {str(index): reason for index, reason in self.errors.items()},
             "relative": self.relative,
+            **summands,
         }
 
     @staticmethod
@@ -167,6 +197,9 @@ class Result:
         """
         _check_types(saved)
         columns = {"scores": saved["scores"], "groups": saved["groups"], **saved["parts"]}
+        summands, formula = saved.get("summands"), _formula_of(saved)
+        if summands is not None:
+            columns["summands"] = summands
         if len({len(column) for column in columns.values()}) != 1:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"it has {lengths}, which should be equally many")
@@ -180,6 +213,8 @@ class Result:
             counts=Counts(**saved["counts"]),
             errors={int(index): reason for index, reason in saved["errors"].items()},
             relative=saved.get("relative"),
+            summands=None if summands is None else [_numbers(row) for row in summands],
+            formula=formula,
         )
 
     def _refuse_relative(self, method: str) -> None:
@@ -187,7 +222,32 @@ class Result:
             raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
 
     def _clusters(self) -> Clusters:
-        return Clusters.of(self.scores, self.groups)
+        if self.formula is None:
+            return Clusters.of(self.scores, self.groups)
+        return Clusters.of(self.scores, self.groups, self.formula, np.asarray(self.summands))
+
+
+def _formula_of(saved: Mapping[str, Any]) -> CorpusFormula | None:
+    """The formula of a corpus metric, by which the sums in a file are read; None for any other metric.
+
+    Raises:
+        ValueError: the file has sums of another metric, or none of a corpus metric.
+    """
+    from capeval_core.registry import METRICS, metric_class
+
+    metric, summands = saved["metric"], saved.get("summands")
+    if summands is None and metric not in METRICS:  # of a package that need not be installed to read it
+        return None
+    formula = metric_class(metric).formula
+    if formula is None and summands is not None:
+        raise ValueError(f"it has summands, and {metric} has no formula of sums")
+    if formula is not None and summands is None:
+        raise ValueError(f"it has no summands, which the number of {metric} is made of")
+    if formula is not None and summands and len(summands[0]) != len(formula.sums):
+        raise ValueError(
+            f"its summands have {len(summands[0])} numbers, those of {metric} {len(formula.sums)}"
+        )
+    return formula
 
 
 def plain(value: Any) -> Any:
@@ -228,6 +288,9 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     for name, part in saved["parts"].items():
         if not isinstance(part, list):
             raise TypeError(f"parts[{name!r}] should be a list, found {_shown(part)}")
+    summands = saved.get("summands")
+    if summands is not None and not (isinstance(summands, list) and _are_rows(summands)):
+        raise TypeError("summands should be lists of equally many numbers, one list per caption")
     if not isinstance(saved.get("relative"), (str, type(None))):
         raise TypeError(f"relative should be a text or null, found {_shown(saved['relative'])}")
     for name, count in saved["counts"].items():
@@ -240,6 +303,16 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return isinstance(value, float) or abs(value) <= sys.float_info.max
+
+
+def _are_rows(values: Sequence[Any]) -> bool:
+    """Whether these are lists of numbers or null, of one length."""
+    rows = [row for row in values if isinstance(row, list)]
+    return (
+        len(rows) == len(values)
+        and len(set(map(len, rows))) <= 1
+        and all(value is None or (_is_number(value) and value >= 0) for row in rows for value in row)
+    )
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Intervals of a mean and a paired test, clustered by image, for as few as five images.
+"""Intervals of a set's number and a paired test, clustered by image, for as few as five images.
 
 Captions of one image are not independent, so the unit is the image with all its captions. The mean over
 captions is then a ratio of two sums over images, and so is each mean of a difference:
@@ -18,6 +18,12 @@ few values, and k for how they grow with an image's number of captions, which be
 expansion to the order of 1 / sqrt(n) gives a = (s / 3 - k) / sqrt(n) and b = s / 6 / sqrt(n). The factor
 1 + 1 / 4n pays for s being an estimate: it is our own, chosen by simulation.
 
+A corpus metric's number is not a mean but a formula of sums over captions, such as BLEU (`CorpusFormula`).
+What each image adds to the sums is then left out, added and taken away in turn, and the formula computed
+again: the same t, with the error of the delete-one jackknife. Its influence values are central differences, k
+and the bias in b second differences of the formula (DiCiccio and Efron, Statistical Science 11, 1996, section
+4, "ABC"), which for a ratio of two sums give the closed form above.
+
 `python -m benchmarks.coverage` measures how often the truth is covered; `benchmarks/coverage.md` holds its
 tables. Nothing is drawn at random: equal scores give equal numbers.
 """
@@ -25,7 +31,7 @@ tables. Nothing is drawn at random: equal scores give equal numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,46 +118,103 @@ def p_in_words(p_value: float, level: float) -> str:
 
 
 @dataclass(frozen=True)
+class CorpusFormula:
+    """The number of a set as a formula of sums over its captions, such as BLEU; most numbers are means.
+
+    names: of its values; the first is the number to report.
+    sums: names of the k sums.
+    function: (..., k) sums, float64, none negative -> (..., len(names)) values. Sums twice as large, of a set
+        twice as large, give the same values.
+
+    >>> length = CorpusFormula(("length",), ("words", "captions"), lambda sums: sums[..., :1] / sums[..., 1:])
+    >>> length.values(np.array([[8.0, 1.0], [12.0, 1.0]]))
+    {'length': 10.0}
+    """
+
+    names: tuple[str, ...]
+    sums: tuple[str, ...]
+    function: Callable[[Doubles], Doubles]
+
+    def values(self, summands: Doubles) -> dict[str, float]:
+        """The values of a set; `summands` (n, k) are what each caption adds, NaN where it has no score."""
+        scored = np.isfinite(summands).all(axis=-1) if len(summands) else np.zeros(0, dtype=bool)
+        if not scored.any():
+            return dict.fromkeys(self.names, math.nan)
+        return dict(zip(self.names, self.function(summands[scored].sum(axis=0)).tolist(), strict=True))
+
+    def __call__(self, sums: Doubles) -> Doubles:
+        """(...,) the number to report, of (..., k) sums."""
+        return np.asarray(self.function(sums)[..., 0], dtype=np.float64)
+
+
+@dataclass(frozen=True)
 class Clusters:
-    """Sums and counts of finite scores per image; all re-aggregations need no more."""
+    """Sums and counts of finite scores per image; all re-aggregations need no more.
+
+    sums: (n,) of scores; or (n, k) of what a formula takes. counts: (n,) captions with a score.
+    """
 
     names: list[str]
     sums: Doubles
     counts: Doubles
+    formula: CorpusFormula | None = None
 
     @staticmethod
-    def of(scores: Sequence[float], groups: Sequence[str]) -> Clusters:
+    def of(
+        scores: Sequence[float],
+        groups: Sequence[str],
+        formula: CorpusFormula | None = None,
+        summands: Doubles | None = None,
+    ) -> Clusters:
+        """The images of captions; `summands` (captions, k) are what each adds to the sums of a formula."""
         values = np.asarray(scores, dtype=np.float64)
         names, members = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
         finite = np.isfinite(values)
-        sums = np.bincount(members, np.where(finite, values, 0.0), len(names)).astype(np.float64)
-        counts = np.bincount(members, finite, len(names)).astype(np.float64)
-        return Clusters([str(name) for name in names[counts > 0]], sums[counts > 0], counts[counts > 0])
+        columns = values[:, None] if summands is None else np.asarray(summands, dtype=np.float64)
+        kept: Doubles = np.where(finite[:, None], columns, 0.0)
+        sums: Doubles = np.zeros((len(names), kept.shape[1]))
+        np.add.at(sums, members, kept)
+        counts: Doubles = np.bincount(members, finite, len(names)).astype(np.float64)
+        some = counts > 0
+        sums = sums if formula is not None else sums[:, 0]
+        return Clusters([str(name) for name in names[some]], sums[some], counts[some], formula)
+
+    def take(self, images: NDArray[np.int64]) -> Clusters:
+        """The chosen images, in the given order."""
+        return replace(
+            self, names=[self.names[i] for i in images], sums=self.sums[images], counts=self.counts[images]
+        )
+
+    @property
+    def value(self) -> float:
+        """The number of all captions together."""
+        if self.formula is not None:
+            return float(self.formula(self.sums.sum(axis=0)))
+        return float(self.sums.sum() / self.counts.sum())
 
 
 def mean_interval(clusters: Clusters, *, level: float) -> Interval:
-    """Interval of the mean score over images like these, each with all its captions.
+    """Interval of the mean score, or of a corpus formula, over images like these, each with all its captions.
 
     Raises:
         ValueError: fewer than five images have a score, or `level` is not in (0, 1).
     """
-    _check_level(level)
+    check_level(level)
     n = len(clusters.names)
     if n < LEAST_IMAGES:
         raise ValueError(
             f"an interval needs at least {LEAST_IMAGES} images with a score, found {n}: score more images"
         )
-    mean = float(clusters.sums.sum() / clusters.counts.sum())
-    return Interval(*_Studentised.of([clusters.sums], [clusters.counts]).bounds(mean, level), level, n)
+    return Interval(*_studentised(clusters).bounds(clusters.value, level), level, n)
 
 
 def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Comparison:
-    """Interval and test of a difference of means over the images that both systems have a score on.
+    """Interval and test of a difference of means, or formulas, over images that both systems have a score on.
 
     Raises:
         ValueError: fewer than five such images, or `level` is not in (0, 1).
     """
-    _check_level(level)
+    check_level(level)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
     n = len(a)
     if not n and first.names and second.names:
@@ -164,10 +227,10 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
             f"a comparison needs at least {LEAST_IMAGES} images that both systems have a score on, found "
             f"{n}: score both systems on more images"
         )
-    sums, counts = [first.sums[a], second.sums[b]], [first.counts[a], second.counts[b]]
-    means = float(sums[0].sum() / counts[0].sum()), float(sums[1].sum() / counts[1].sum())
+    one, other = first.take(a), second.take(b)
+    means = one.value, other.value
     difference = means[0] - means[1]
-    statistic = _Studentised.of(sums, counts)
+    statistic = _studentised(one, other)
     p_value = statistic.p_value(difference)
     low, high = statistic.bounds(difference, level)
     # Both decide by the same inequality; where it holds to the last digit, rounding must not part them.
@@ -177,6 +240,13 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
         low, high = (math.nextafter(0, 1), high) if difference > 0 else (low, math.nextafter(0, -1))
     left_out = len(first.names) + len(second.names) - 2 * n
     return Comparison(means, difference, Interval(low, high, level, n), p_value, n, left_out)
+
+
+def _studentised(*systems: Clusters) -> _Studentised:
+    formula = systems[0].formula  # results with one signature have one formula
+    if formula is not None:
+        return _Studentised.of_formula(formula, [s.sums for s in systems], [s.counts for s in systems])
+    return _Studentised.of([system.sums for system in systems], [system.counts for system in systems])
 
 
 @dataclass(frozen=True)
@@ -228,6 +298,42 @@ class _Studentised:
             shift=skewness / 6 / math.sqrt(n),
         )
 
+    @staticmethod
+    def of_formula(
+        formula: CorpusFormula, sums: Sequence[Doubles], counts: Sequence[Doubles]
+    ) -> _Studentised:
+        """The same of a formula of sums, of which arrays (images, k) hold what each image adds."""
+        n = len(counts[0])
+        without = influence = np.zeros(n)
+        for sign, added in zip((1.0, -1.0), sums, strict=False):
+            total = added.sum(axis=0)
+            own = added - total / n
+            without = without + sign * (formula(total) - formula(total - added))
+            influence = influence + sign * n * (formula(total + own) - formula(total - own)) / 2
+        error = math.sqrt((n - 1) / n * np.sum(without**2))
+        deviation = math.sqrt(np.mean(influence**2))
+        if max(error, deviation) <= _EQUAL:
+            return _Studentised(0.0, _EQUAL)
+        share = np.add.reduce([c / c.sum() for c in counts]) / len(counts)
+        student = _Studentised(error, _EQUAL, degrees=max(1 / float(np.sum(share**2)) - 1, 1.0))
+        if len(sums) > 1:
+            return student
+        z = influence / deviation
+        skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
+        bias = float(np.mean(formula(total + own) + formula(total - own) - 2 * formula(total))) * n * n / 2
+        # How the formula bends where the sums move by one standard error, or as far as none gets negative.
+        direction = np.mean(z[:, None] * own, axis=0)
+        room = np.divide(total, np.abs(direction), out=np.full_like(total, np.inf), where=direction != 0)
+        step = min(math.sqrt(n), float(room.min()) / 2)
+        ends = formula(total + step * direction) + formula(total - step * direction)
+        growth = -float(ends - 2 * formula(total)) * (n / step) ** 2 / deviation / 2 if step else 0.0
+        return replace(
+            student,
+            stretch=1 + 1 / (4 * n),
+            bend=(skewness / 3 - growth) / math.sqrt(n),
+            shift=(skewness / 6 - growth - bias / deviation) / math.sqrt(n),
+        )
+
     def bounds(self, estimate: float, level: float) -> tuple[float, float]:
         """The truths that are not rejected at `level`."""
         if not self.error:
@@ -254,6 +360,7 @@ class _Studentised:
         return 3 * y / (root * root + root + 1)
 
 
-def _check_level(level: float) -> None:
+def check_level(level: float) -> None:
+    """Refuse a confidence level that is not between 0 and 1, both excluded."""
     if not 0 < level < 1:
         raise ValueError(f"level={level}: expected a number between 0 and 1, e.g. 0.95")

@@ -21,24 +21,37 @@ from safetensors.torch import load_file
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric
 from capeval_core.models.batching import count_forwards
 from capeval_core.options import describe_options
-from capeval_core.registry import METRICS, metric_class, metric_classes
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class, metric_classes, variant_classes
 from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 from capeval_core.scores.idf import TokenIdf
+from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.weights.catalogue import WeightsEntry
 from tests.outside import NAME as OUTSIDE
 from tests.outside import installed
 
-EVERY = pytest.mark.parametrize("name", [*METRICS, OUTSIDE])
+
+def class_of(case: str) -> type[CaptionMetric]:
+    """The class of a metric, `pacs`, or of its variant for another medium, `pacs:video`."""
+    return metric_class(*case.split(":"))
+
+
+CASES = [*METRICS, *(f"{name}:{medium}" for name, medium in MEDIA_VARIANTS)]
+EVERY = pytest.mark.parametrize("name", [*CASES, OUTSIDE])
 EACH = pytest.mark.parametrize(
-    "name", [*(name for name in METRICS if not issubclass(metric_class(name), Reranker)), OUTSIDE]
+    "name", [*(case for case in CASES if not issubclass(class_of(case), Reranker)), OUTSIDE]
 )
 """Metrics that score each caption by itself; those that choose have their own tests of the same."""
+SEES = pytest.mark.parametrize(
+    "name", [*(case for case in CASES if not issubclass(c := class_of(case), Reranker) and c.media), OUTSIDE]
+)
+"""Those of them that open images or videos."""
 CLOSE = 1e-6
 
 CAPTIONS = [
@@ -73,23 +86,37 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
     """The metric on the CPU, with a cache of its own, and with the weights if it has any."""
-    common = {"device": "cpu", "cache": FeatureCache()}
-    if metric_class(name).default_weights is not None:
+    common = {"device": "cpu", "cache": FeatureCache(), **NEEDED.get(name, {})}
+    if class_of(name).default_weights is not None:
         common["weights"] = weights
-    return capeval_core.load(name, **{**common, **options})
+    of_case = dict(zip(("name", "media"), name.split(":"), strict=False))
+    return capeval_core.load(**of_case, **{**common, **options})
 
 
 def score(metric: CaptionMetric, images: list[Any], only: list[int] | None = None, **more: Any) -> Result:
     """Score the captions above (or only these) on their images; in pools, for a metric that chooses."""
     chosen = range(len(CAPTIONS)) if only is None else only
+    references = [REFERENCES[i] for i in chosen] if metric.needs_references else None
+    captions = [pool_of(i) for i in chosen] if isinstance(metric, Reranker) else [CAPTIONS[i] for i in chosen]
     return metric.score(
-        [pool_of(i) for i in chosen] if isinstance(metric, Reranker) else [CAPTIONS[i] for i in chosen],
-        [images[IMAGE_OF[i]] for i in chosen],
-        [REFERENCES[i] for i in chosen] if metric.needs_references else None,
-        **more,
+        captions, references=references, **shown(metric, [images[IMAGE_OF[i]] for i in chosen]), **more
     )
 
 
+def visuals(metric: CaptionMetric, images: list[Any]) -> list[Any] | None:
+    """These images as the metric takes them: as they are, as the first frames of videos, or not at all."""
+    videos = [[image, SECOND] for image in images]
+    return {"images": images, "videos": videos, None: None}[argument_of(metric.media)]
+
+
+def shown(metric: CaptionMetric, images: list[Any]) -> dict[str, Any]:
+    """The same as an argument of `score`."""
+    argument = argument_of(metric.media)
+    return {} if argument is None else {argument: visuals(metric, images)}
+
+
+SECOND = Image.new("RGB", (64, 48), "teal")
+"""The second frame of every video."""
 LAWN = ["a dog and a cat on a wide lawn", "a dog and a bird on a lawn", "a cat on a wide green lawn", "grass"]
 
 
@@ -109,7 +136,7 @@ def cost(name: str, weights: str, images: list[Path], only: list[int]) -> int:
     metric = opened(name, weights)
     with count_forwards() as forwards:
         score(metric, images, only)
-    assert bool(forwards.items) is (metric_class(name).default_weights is not None)
+    assert bool(forwards.items) is (class_of(name).default_weights is not None)
     return forwards.items
 
 
@@ -123,8 +150,8 @@ def close(result: Result, expected: Result, within: float = CLOSE) -> bool:
 
 @EVERY
 def test_the_class_describes_its_metric(name: str) -> None:
-    metric = metric_class(name)
-    assert metric.name == name
+    metric = class_of(name)
+    assert ":".join(filter(None, [metric.name, metric.variant])) == name
     for attribute in ("title", "key", "summary", "paper"):
         text = getattr(metric, attribute)
         assert isinstance(text, str) and text.strip() == text != "", attribute
@@ -133,7 +160,7 @@ def test_the_class_describes_its_metric(name: str) -> None:
     low, high = metric.range
     assert isinstance(low, float) and isinstance(high, float) and low < high
     assert isinstance(metric.higher_is_better, bool) and isinstance(metric.needs_references, bool)
-    assert metric.media and all(isinstance(medium, str) for medium in metric.media)
+    assert all(isinstance(medium, str) for medium in metric.media)
     assert isinstance(metric.default_weights, WeightsEntry) is isinstance(metric.tiny, str)
     assert isinstance(metric.ROW, pa.Schema) and list(metric.ROW)[: len(COMMON)] == list(COMMON)
     assert all(column.metadata and column.metadata[b"meaning"] for column in metric.ROW)
@@ -144,11 +171,17 @@ def test_names_and_keys_are_different() -> None:
     classes = list(metric_classes().values())
     for attribute in ("key", "title", "summary"):
         assert len({getattr(metric, attribute) for metric in classes}) == len(classes)
+    classes += variant_classes().values()
+    assert (
+        len({metric.title for metric in classes})
+        == len({metric.summary for metric in classes})
+        == len(classes)
+    )
 
 
 @EVERY
 def test_every_option_is_described(name: str) -> None:
-    options = metric_class(name).Options
+    options = class_of(name).Options
     described = describe_options(options)
     assert [d.name for d in described] == [field.name for field in dataclasses.fields(options)]
     for d in described:
@@ -196,7 +229,7 @@ def test_equal_rows_score_equal_and_run_once(name: str, weights: str, images: li
     assert forwards.items == cost(name, weights, images, [0, 1, 2])
 
 
-@EACH
+@SEES
 def test_equal_images_in_other_files_and_forms_run_once(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
@@ -208,7 +241,7 @@ def test_equal_images_in_other_files_and_forms_run_once(
         metric = opened(name, weights)
         references = [["a"]] * len(equal) if metric.needs_references else None
         with count_forwards() as forwards:
-            result = metric.score(["a dog"] * len(equal), equal, references)
+            result = metric.score(["a dog"] * len(equal), references=references, **shown(metric, equal))
         items.append(forwards.items)
         assert len(set(result.groups)) == len(set(result.scores)) == 1
     assert items[0] == items[1]
@@ -219,11 +252,12 @@ def test_a_bare_string_is_one_reference(name: str, weights: str, images: list[Pa
     metric = opened(name, weights)
     if not metric.needs_references:
         pytest.skip("without references")
-    bare = metric.score(["a dog"] * 2, images[:2], ["a cat", "a horse"])
-    listed = metric.score(["a dog"] * 2, images[:2], [["a cat"], ["a horse"]])
+    two = shown(metric, images[:2])
+    bare = metric.score(["a dog"] * 2, references=["a cat", "a horse"], **two)
+    listed = metric.score(["a dog"] * 2, references=[["a cat"], ["a horse"]], **two)
     assert bare == listed
     assert "|refs:1|" in bare.signature
-    uneven = metric.score(["a dog"] * 2, images[:2], [["a cat", "a dog"], ["a horse"]])
+    uneven = metric.score(["a dog"] * 2, references=[["a cat", "a dog"], ["a horse"]], **two)
     assert "|refs:1-2|" in uneven.signature
 
 
@@ -232,12 +266,12 @@ def test_an_unneeded_reference_is_ignored_with_a_warning(name: str, weights: str
     metric = opened(name, weights)
     if metric.needs_references:
         with pytest.raises(ValueError, match="references"):
-            metric.score(["a dog"], images[:1])
+            metric.score(["a dog"], **shown(metric, images[:1]))
         return
-    with pytest.warns(UserWarning, match=f"{name} needs no references") as caught:
-        result = metric.score(["a dog"], images[:1], [["a cat"]])
+    with pytest.warns(UserWarning, match=f"{metric.name} needs no references") as caught:
+        result = metric.score(["a dog"], references=[["a cat"]], **shown(metric, images[:1]))
     assert caught[0].filename == __file__
-    assert result == metric.score(["a dog"], images[:1])
+    assert result == metric.score(["a dog"], **shown(metric, images[:1]))
 
 
 @EACH
@@ -245,6 +279,8 @@ def test_an_unneeded_reference_is_ignored_with_a_warning(name: str, weights: str
 def test_narrow_types_run_on_the_cpu_and_agree(
     name: str, dtype: str, weights: str, images: list[Path]
 ) -> None:
+    if not {spec.name: spec.metadata["sign"] for spec in dataclasses.fields(class_of(name).Options)}["dtype"]:
+        pytest.skip("without a numeric type of its own")
     wide = score(opened(name, weights), images)
     narrow = score(opened(name, weights, dtype=dtype), images)
     assert close(narrow, wide, within=0.02)
@@ -278,9 +314,8 @@ def two_processes() -> Iterator[ProcessPoolExecutor]:
 
 def rows_of(metric: CaptionMetric, images: list[Path], chosen: list[int]) -> pa.Table:
     """The rows that one of several processes computes, with their indices in the whole input."""
-    samples = check_samples(
-        CAPTIONS, [images[i] for i in IMAGE_OF], REFERENCES, needs_references=metric.needs_references
-    )
+    references = REFERENCES if metric.needs_references else None
+    samples = metric.check(CAPTIONS, visuals(metric, [images[i] for i in IMAGE_OF]), references)
     return pa.concat_tables(metric.encode(samples.select(chosen)))
 
 
@@ -326,7 +361,8 @@ def test_no_rows_combine_to_an_empty_result(name: str, weights: str) -> None:
 @EVERY
 def test_an_empty_list_is_refused(name: str, weights: str) -> None:
     with pytest.raises(ValueError, match="captions is empty"):
-        opened(name, weights).score([], [], [] if metric_class(name).needs_references else None)
+        metric = opened(name, weights)
+        metric.score([], references=[] if metric.needs_references else None, **shown(metric, []))
 
 
 @EACH
@@ -334,8 +370,9 @@ def test_the_input_is_checked_before_a_model_runs(name: str, weights: str, image
     metric = opened(name, weights)
     references = [["a"], []] if metric.needs_references else None
     with count_forwards() as forwards, pytest.raises(ValueError) as caught:
-        metric.score(["a dog", ""], [images[0], "no-such-file.png"], references)
-    assert "captions[1]" in str(caught.value) and "images[1]" in str(caught.value)
+        metric.score(["a dog", ""], references=references, **shown(metric, [images[0], "no-such-file.png"]))
+    assert "captions[1]" in str(caught.value)
+    assert (f"{argument_of(metric.media)}[1]" in str(caught.value)) is bool(metric.media)
     assert ("references[1]" in str(caught.value)) is metric.needs_references
     assert forwards.items == 0
 
@@ -349,9 +386,11 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
 
     def value_of(type_: pa.DataType, number: float) -> Any:
         """A value of a column that holds nothing but this number."""
+        if pa.types.is_fixed_size_list(type_):
+            return [value_of(type_.value_type, number)] * type_.list_size
         if pa.types.is_list(type_):
             return [value_of(type_.value_type, number)]
-        return number if pa.types.is_floating(type_) else 0
+        return number if pa.types.is_floating(type_) else None if pa.types.is_string(type_) else 0
 
     rows = []
     for index, always in enumerate([-1.0, 1.0] + [None] * 50):
@@ -361,50 +400,54 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
             row[column.name] = value_of(column.type, rng.choice(numbers) if always is None else always)
         rows.append(row)
     extreme = metric.combine(pa.Table.from_pylist(rows, schema=metric.ROW)).scores
-    assert low <= min(extreme) < max(extreme) <= high
+    assert low <= min(extreme) <= max(extreme) <= high
+    if any("float" in str(column.type) or "double" in str(column.type) for column in metric.ROW):
+        assert min(extreme) < max(extreme)
     # A caption that is its own reference has a cosine of one, which rounding must not exceed.
-    own = metric.score(CAPTIONS, [images[i] for i in IMAGE_OF], CAPTIONS if metric.needs_references else None)
+    every = shown(metric, [images[i] for i in IMAGE_OF])
+    own = metric.score(CAPTIONS, references=CAPTIONS if metric.needs_references else None, **every)
     assert all(low <= value <= high for value in [*own.scores, *score(metric, images).scores])
 
 
-@EACH
+@SEES
 def test_a_broken_image_costs_its_own_row(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(images[0].read_bytes()[:300])
-    shown: list[Any] = list(images)
-    shown[2], shown[4] = broken, tmp_path / "missing.png"
+    pictures: list[Any] = list(images)
+    pictures[2], pictures[4] = broken, tmp_path / "missing.png"
     metric = opened(name, weights, on_error="nan")
-    result, sound = score(metric, shown), score(opened(name, weights), images)
+    result, sound = score(metric, pictures), score(opened(name, weights), images)
     assert [i for i, s in enumerate(result.scores) if math.isnan(s)] == [2, 4] == sorted(result.errors)
-    assert "images[2]" in result.errors[2] and "truncated" in result.errors[2]
-    assert "images[4]" in result.errors[4] and "missing.png" in result.errors[4]
+    argument = argument_of(metric.media)
+    assert f"{argument}[2]" in result.errors[2] and "truncated" in result.errors[2]
+    assert f"{argument}[4]" in result.errors[4] and "missing.png" in result.errors[4]
     kept = [i for i in range(len(CAPTIONS)) if i not in result.errors]
     assert [result.scores[i] for i in kept] == pytest.approx([sound.scores[i] for i in kept], abs=CLOSE)
     assert result.mean == pytest.approx(np.mean([sound.scores[i] for i in kept]), abs=CLOSE)
     assert result.counts.failed == 2 and result.counts.captions == len(CAPTIONS)
     assert len({result.groups[i] for i in kept}) == 4
-    with pytest.raises(ValueError, match=r"(?s)images\[2\].*images\[4\]"):
-        score(opened(name, weights), shown)
+    with pytest.raises(ValueError, match=rf"(?s){argument}\[2\].*{argument}\[4\]"):
+        score(opened(name, weights), pictures)
 
 
-@EACH
+@SEES
 def test_an_image_that_breaks_after_the_check_is_an_error(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     late = tmp_path / "late.png"
     late.write_bytes(images[2].read_bytes())
-    shown: list[Any] = [late if i == 2 else images[i] for i in IMAGE_OF]
+    pictures: list[Any] = [late if i == 2 else images[i] for i in IMAGE_OF]
     metric = opened(name, weights)
     references = REFERENCES if metric.needs_references else None
-    samples = metric.check(CAPTIONS, shown, references)
+    samples = metric.check(CAPTIONS, visuals(metric, pictures), references)
     late.unlink()
-    with pytest.raises(ValueError, match=r"images\[2\]: there is no file"):
+    with pytest.raises(ValueError, match=r"(images\[2\]|videos\[2\]\[0\]): there is no file"):
         metric.encode_all(samples)
 
 
-@EACH
+@SEES
 def test_equal_broken_images_each_name_their_index(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
@@ -412,30 +455,34 @@ def test_equal_broken_images_each_name_their_index(
     broken.write_bytes(images[0].read_bytes()[:300])
     metric = opened(name, weights, on_error="nan")
     references = [["a"]] * 3 if metric.needs_references else None
-    result = metric.score(["a", "b", "c"], [broken, images[0], broken.read_bytes()], references)
+    result = metric.score(
+        ["a", "b", "c"], references=references, **shown(metric, [broken, images[0], broken.read_bytes()])
+    )
     assert sorted(result.errors) == [0, 2]
-    assert all(f"images[{row}]" in reason for row, reason in result.errors.items())
+    assert all(f"{argument_of(metric.media)}[{row}]" in reason for row, reason in result.errors.items())
 
 
-@EACH
+@SEES
 def test_an_image_without_a_way_to_rgb_costs_its_own_row(name: str, weights: str, images: list[Path]) -> None:
-    shown: list[Any] = list(images)
-    shown[2] = Image.new("La", (40, 30))  # grey with premultiplied alpha, which Pillow does not convert
-    result = score(opened(name, weights, on_error="nan"), shown)
+    pictures: list[Any] = list(images)
+    pictures[2] = Image.new("La", (40, 30))  # grey with premultiplied alpha, which Pillow does not convert
+    result = score(opened(name, weights, on_error="nan"), pictures)
     assert list(result.errors) == [2]
-    assert result.errors[2].startswith("images[2]") and "La" in result.errors[2]
-    with pytest.raises(ValueError, match=r"images\[2\].*La"):
-        score(opened(name, weights), shown)
+    argument = argument_of(class_of(name).media)
+    assert result.errors[2].startswith(f"{argument}[2]") and "La" in result.errors[2]
+    with pytest.raises(ValueError, match=rf"{argument}\[2\].*La"):
+        score(opened(name, weights), pictures)
 
 
 @EACH
 def test_empty_captions_score_on_request_and_are_counted(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights, empty="score")
     references = [["a", ""], ["b"], [""]] if metric.needs_references else None
-    result = metric.score(["", "a dog", " \n"], images[:3], references)
+    result = metric.score(["", "a dog", " \n"], references=references, **shown(metric, images[:3]))
     assert result.counts.empty == 2 and result.counts.failed == 0
     assert all(math.isfinite(s) for s in result.scores)
-    plain = opened(name, weights).score(["a dog"], images[1:2], [["b"]] if metric.needs_references else None)
+    own = [["b"]] if metric.needs_references else None
+    plain = opened(name, weights).score(["a dog"], references=own, **shown(metric, images[1:2]))
     assert plain.counts.empty == 0
     assert result.scores[1] == pytest.approx(plain.scores[0], abs=CLOSE)
 
@@ -446,8 +493,8 @@ def test_truncation_is_counted_per_caption(name: str, weights: str, images: list
     long = "dog " * 90
     captions = [long, "a dog", "a cat"]
     references = [["a", long], ["a", long], ["a"]] if metric.needs_references else None
-    result = metric.score(captions, images[:3], references)
-    if metric.models.keys() == {"package"}:  # without a network, whatever is read is read whole
+    result = metric.score(captions, references=references, **shown(metric, images[:3]))
+    if metric.default_weights is None:  # without a network, whatever is read is read whole
         assert result.counts.truncated == 0
     else:
         assert result.counts.truncated == (2 if metric.needs_references else 1)
@@ -479,6 +526,8 @@ ALTERNATIVES: dict[str, Any] = {
     "layer": 0,
     "idf": "corpus",
     "statistics": TokenIdf({5: 0.5, 6: 2.0}, unseen=1.5),
+    "fps": 2.0,
+    "max_frames": 1,
 }
 """A value other than the default for every option but those that name weights or a folder."""
 OWN: dict[str, dict[str, Any]] = {
@@ -486,6 +535,24 @@ OWN: dict[str, dict[str, Any]] = {
     "vilbertscore": {"regions": "tiny"},
 }
 """Values of options that mean something else for a metric."""
+TABLES = [
+    DocumentFrequencies.of_counts({"a": 5, "dog": 2, "a dog": 2, "two circles": 1, "hello": 1}, documents)
+    for documents in (6, 9)
+]
+IDF = [TokenIdf({320: 1.5, 533: 0.25, 1929: 2.0}, unseen) for unseen in (1.0, 3.0)]
+STATISTICS = {
+    **dict.fromkeys(["cider", "ciderd"], TABLES),
+    **dict.fromkeys(["pacs:video", "refpacs:video"], IDF),
+}
+NEEDED = {name: {"statistics": tables[0]} for name, tables in STATISTICS.items()}
+"""Options without which a metric's scores depend on what is scored together."""
+OWN |= {name: {"statistics": tables[1]} for name, tables in STATISTICS.items()}
+OWN["pacs:video"] |= {"idf": False}
+OWN["refpacs:video"] |= {"idf": False}
+
+
+WITH: dict[str, dict[str, Any]] = {"fps": {"on_error": "nan"}, "idf": {"statistics": None}}
+"""Options beside another one: frames at hand have no times, and a table of no use is refused."""
 
 
 def alternatives(name: str) -> dict[str, Any]:
@@ -502,12 +569,14 @@ def test_the_signature_differs_where_scores_may(
     usual = score(metric, images, few)
     assert score(opened(name, weights), images, few).signature == usual.signature
     assert usual.signature.startswith(metric.signature().rpartition("|")[0])
-    assert "\n" not in usual.signature and usual.signature.startswith(f"capeval:{name}|")
+    assert "\n" not in usual.signature and usual.signature.startswith(f"capeval:{metric.name}|")
     changes = {**alternatives(name), "cache": tmp_path / "cache", "rows": tmp_path / "rows"}
     signs = {spec.name: spec.metadata["sign"] for spec in dataclasses.fields(metric.Options)}
     assert signs.keys() - {"weights"} <= changes.keys(), "give the new option a value in ALTERNATIVES"
     for option in signs.keys() & changes.keys():
-        changed = score(opened(name, weights, **{option: changes[option]}), images, few)
+        changed = score(
+            opened(name, weights, **WITH.get(option, {}), **{option: changes[option]}), images, few
+        )
         if signs[option]:
             assert changed.signature != usual.signature, option
         else:
@@ -519,10 +588,10 @@ def test_the_signature_differs_where_scores_may(
 def test_other_weights_of_the_same_name_have_another_signature(
     name: str, weights: str, tmp_path: Path
 ) -> None:
-    if metric_class(name).default_weights is None:
+    if class_of(name).default_weights is None:
         pytest.skip("without weights")
     here, there = tmp_path / "here" / "weights", tmp_path / "there" / "weights"
-    encoder = metric_class(name).encoder_class().from_pretrained(weights, device="cpu")
+    encoder = class_of(name).encoder_class().from_pretrained(weights, device="cpu")
     encoder.save_pretrained(here)
     config, tensors = dict(encoder.config), load_file(here / "model.safetensors")
     changed = next(key for key, tensor in tensors.items() if tensor.ndim == 2)
@@ -534,7 +603,7 @@ def test_other_weights_of_the_same_name_have_another_signature(
 
 @EACH
 def test_prompts_that_differ_sign_differently(name: str, weights: str) -> None:
-    if "prompt" not in {option.name for option in describe_options(metric_class(name).Options)}:
+    if "prompt" not in {option.name for option in describe_options(class_of(name).Options)}:
         pytest.skip("without a prompt")
     prompts = ["", " ", "a", "a ", "a|", "a/", "a|w:9", "'a '", "a\n", "a\\n", "a\t", "a b", "'a b'", "a’b"]
     signatures = [opened(name, weights, prompt=prompt).signature() for prompt in prompts]
@@ -560,10 +629,11 @@ def test_options_of_the_formula_need_no_new_run(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     score(opened(name, weights), images, rows=tmp_path)
-    fields = dataclasses.fields(metric_class(name).Options)
+    fields = dataclasses.fields(class_of(name).Options)
     formula = [spec.name for spec in fields if spec.metadata["sign"] and not spec.metadata["encodes"]]
     assert "compat" in formula
     options = {option: alternatives(name)[option] for option in formula}
+    options |= WITH["idf"] if options.get("idf") is False else {}
     other = opened(name, weights, **options)
     with count_forwards() as forwards:
         kept = score(other, images, rows=tmp_path)
@@ -575,15 +645,16 @@ def test_options_of_the_formula_need_no_new_run(
 def test_a_changed_row_is_computed_again_and_no_other(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
-    needs = metric_class(name).needs_references
-    captions, shown = list(CAPTIONS), [images[i] for i in IMAGE_OF]
+    needs = class_of(name).needs_references
+    captions, pictures = list(CAPTIONS), [images[i] for i in IMAGE_OF]
     references = [[r] if isinstance(r, str) else r for r in REFERENCES]
 
     def run(only: list[int], **options: Any) -> tuple[Result, int]:
         metric = opened(name, weights)
-        inputs = [captions[i] for i in only], [shown[i] for i in only]
+        given = shown(metric, [pictures[i] for i in only])
+        given["references"] = [references[i] for i in only] if needs else None
         with count_forwards() as forwards:
-            result = metric.score(*inputs, [references[i] for i in only] if needs else None, **options)
+            result = metric.score([captions[i] for i in only], **given, **options)
         return result, forwards.items
 
     def costs_as_alone(changed: list[int]) -> bool:
@@ -594,32 +665,32 @@ def test_a_changed_row_is_computed_again_and_no_other(
     assert costs_as_alone(list(range(len(captions))))
     captions[3] = "a cat"
     assert costs_as_alone([3])
-    shown[6] = images[2]
+    pictures[6] = images[2]
     assert costs_as_alone([6])
     if needs:
         references[1] = ["two circles", "a drawing"]
         assert costs_as_alone([1])
     assert costs_as_alone([])
-    captions[3], shown[6] = CAPTIONS[3], images[IMAGE_OF[6]]  # back: only the last row of an index is kept
+    captions[3], pictures[6] = CAPTIONS[3], images[IMAGE_OF[6]]  # back: only the last row of an index is kept
     assert costs_as_alone([3, 6])
 
 
-@EACH
+@SEES
 def test_kept_failures_are_tried_again(name: str, weights: str, images: list[Path], tmp_path: Path) -> None:
     late = tmp_path / "late.png"
-    shown: list[Any] = list(images)
-    shown[2] = late
+    pictures: list[Any] = list(images)
+    pictures[2] = late
     metric = opened(name, weights, on_error="nan", rows=tmp_path / "rows")
-    assert list(score(metric, shown).errors) == [2]
+    assert list(score(metric, pictures).errors) == [2]
     late.write_bytes(images[2].read_bytes())
     with count_forwards() as forwards:
-        result = score(metric, shown)
+        result = score(metric, pictures)
     assert result.errors == {} and forwards.items <= cost(name, weights, images, [2])
-    assert bool(forwards.items) is (metric_class(name).default_weights is not None)
+    assert bool(forwards.items) is (class_of(name).default_weights is not None)
     late.write_bytes(b"no image")
-    assert list(score(metric, shown).errors) == [2]
+    assert list(score(metric, pictures).errors) == [2]
     late.write_bytes(images[2].read_bytes())
-    assert score(metric, shown) == result
+    assert score(metric, pictures) == result
 
 
 @EACH
@@ -627,14 +698,14 @@ def test_rows_of_other_settings_are_refused(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     score(opened(name, weights), images, rows=tmp_path)
-    for spec in dataclasses.fields(metric_class(name).Options):
+    for spec in dataclasses.fields(class_of(name).Options):
         if spec.metadata["encodes"]:
             value = alternatives(name)[spec.name]
             with pytest.raises(ValueError, match=f"other settings.*{spec.name}") as caught:
                 score(opened(name, weights, **{spec.name: value}), images, rows=tmp_path)
             assert str(value) in str(caught.value) and str(tmp_path) in str(caught.value)
-    other = next(metric for metric in METRICS if metric != name)
-    with pytest.raises(ValueError, match=f"metric: '{name}' there, '{other}' now"):
+    other = next(metric for metric in METRICS if metric != class_of(name).name)
+    with pytest.raises(ValueError, match=f"metric: '{class_of(name).name}' there, '{other}' now"):
         score(opened(other, weights), images, rows=tmp_path)
 
 
@@ -684,10 +755,12 @@ def test_what_was_computed_before_an_error_is_kept(
 @EACH
 def test_evidence_is_kept_on_request(name: str, weights: str, images: list[Path]) -> None:
     result = score(opened(name, weights, evidence=True), images)
-    shown = result.explain(3)
-    assert shown["caption"] == CAPTIONS[3] and str(images[IMAGE_OF[3]]) in shown["image"]
+    evidence = result.explain(3)
+    assert evidence["caption"] == CAPTIONS[3]
+    if "image" in class_of(name).media:
+        assert str(images[IMAGE_OF[3]]) in evidence["image"]
     for name_of_part, part in result.parts.items():
-        assert shown[name_of_part] == part[3]
+        assert evidence[name_of_part] == part[3]
     assert result == dataclasses.replace(score(opened(name, weights), images), evidence=result.evidence)
     without = score(opened(name, weights), images)
     with pytest.raises(ValueError, match="evidence=True"):
@@ -703,7 +776,7 @@ def test_evidence_of_samples_in_any_order_is_that_of_their_rows(
 ) -> None:
     metric = opened(name, weights, evidence=True)
     references = REFERENCES if metric.needs_references else None
-    samples = metric.check(CAPTIONS, [images[i] for i in IMAGE_OF], references)
+    samples = metric.check(CAPTIONS, visuals(metric, [images[i] for i in IMAGE_OF]), references)
     mixed = samples.select([7, 3, 5, 1, 0, 2, 6, 4])
     result = metric.combine(metric.encode_all(mixed), samples=mixed)
     assert [result.explain(i)["caption"] for i in range(len(CAPTIONS))] == CAPTIONS
@@ -713,13 +786,14 @@ def test_evidence_of_samples_in_any_order_is_that_of_their_rows(
 def test_metrics_of_the_same_weights_share_their_features(
     name: str, weights: str, images: list[Path]
 ) -> None:
-    cache, class_ = FeatureCache(), metric_class(name)
-    first = next(metric for metric in METRICS if metric_class(metric).tiny == (class_.tiny or "pacs"))
+    cache, class_ = FeatureCache(), class_of(name)
+    alike = [case for case in CASES if class_of(case).media == class_.media or not class_.media]
+    first = next(case for case in alike if class_of(case).tiny == (class_.tiny or "pacs"))
     one, two = opened(first, weights, cache=cache), opened(name, weights, cache=cache)
     score(one, images)
     with count_forwards() as forwards:
         score(two, images)
-    if class_.needs_references == metric_class(first).needs_references:
+    if class_.needs_references == class_of(first).needs_references or class_.default_weights is None:
         assert forwards.items == 0
     else:  # the references only
         alone = cost(name, weights, images, list(range(len(CAPTIONS))))

@@ -118,7 +118,7 @@ class Module(MetricModule):
     metric_name = "rarewords"
 
     @classmethod
-    def metric_type(cls) -> type[CaptionMetric]:
+    def configuration(cls, name: str | None = None) -> type[CaptionMetric]:
         return RareWords
 
 

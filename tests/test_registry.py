@@ -173,3 +173,18 @@ def test_damaged_entry_points_of_any_package_break_none_of_ours(declare: Declare
     with pytest.warns(UserWarning, match="entry points of installed packages could not be read"):
         assert list_metrics() == list(METRICS)
     assert metric_class("pacs").name == "pacs"
+
+
+# --- media
+
+
+def test_a_medium_that_a_metric_does_not_have_is_refused() -> None:
+    message = r"media='audio': umic is no metric on it \(known: image, boxes\)"
+    with pytest.raises(ValueError, match=message):
+        metric_class("umic", "audio")
+    assert metric_class("umic", "boxes") is metric_class("umic", "image") is metric_class("umic")
+
+
+def test_visuals_of_another_medium_are_refused_before_anything_else() -> None:
+    with pytest.raises(TypeError, match="videos is given, but this umic is about images: pass images="):
+        metric_class("umic").visuals_among(images=None, videos=["clip.mp4"])

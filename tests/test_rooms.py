@@ -12,7 +12,7 @@ import capeval_core
 PACKAGE = Path(capeval_core.__file__).parent
 ORDER = (
     "inputs", "weights", "models", "regions", "phrases", "encoders", "matching", "reports", "scores",
-    "publishing", "training", "integrations", "commands",
+    "judgements", "publishing", "training", "integrations", "commands",
 )  # fmt: skip
 SIDE_BY_SIDE = {"regions": {"phrases"}, "phrases": {"regions"}}
 SHARED = {"errors", "values", "options", "cache", "writing", "ragged", "demo", "_version"}

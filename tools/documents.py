@@ -17,8 +17,9 @@ from pathlib import Path
 
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.errors import Problems, did_you_mean
+from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import METRICS, metric_class, variant_classes
 from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
 from tools.load_types import load_stub
@@ -39,58 +40,75 @@ def markdown(header: Row, rows: list[Row]) -> str:
 
 
 def metrics_table() -> str:
-    """Every metric: name, summary, range, references, default weights."""
+    """Every metric: name, summary, range, what a caption is compared with, default weights."""
     rows = []
-    for name in METRICS:
-        metric = metric_class(name)
+    classes = {f"`{name}`": metric_class(name) for name in METRICS}
+    classes |= {
+        f'`{name}`, `media="{medium}"`': class_ for (name, medium), class_ in variant_classes().items()
+    }
+    for name, metric in classes.items():
         described = describe_metric(metric)
         rows.append(
             [
-                f"`{name}`",
+                name,
                 f"[{described.title}]({described.address})",
                 described.summary,
                 f"{described.range}, {described.better}",
-                "yes" if metric.needs_references else "no",
-                f"`{described.weights}`",
+                described.compares,
+                "none" if metric.default_weights is None else f"`{described.weights}`",
             ]
         )
-    return markdown(["name", "metric", "what it is", "range", "references", "default weights"], rows)
+    return markdown(
+        ["name", "metric", "what it is", "range", "compares a caption with", "default weights"], rows
+    )
 
 
-def facts_table(metric: str) -> str:
-    """The facts about one metric."""
-    class_ = metric_class(metric)
+def facts_table(metric: str, media: str | None = None) -> str:
+    """The facts about one metric, or its variant for another medium."""
+    class_ = metric_class(metric, media)
     described = describe_metric(class_)
     rows = [
-        ["name", f"`{metric}`; in a result of `evaluate` the key is `{class_.key}`"],
+        ["name", f"`{metric}`{_loaded_by(class_)}; in a result of `evaluate` the key is `{class_.key}`"],
         ["range", f"{described.range}, {described.better}"],
         [
             "compares a caption with",
             described.compares,
         ],
-        ["default weights", f"`{described.weights}`, licence {described.licence}"],
+        [
+            "default weights",
+            "none"
+            if class_.default_weights is None
+            else f"`{described.weights}`, licence {described.licence}",
+        ],
         ["paper", f"[{described.citation}]({described.address})"],
         *([["no comparisons", described.relative]] if described.relative else []),
     ]
     return markdown([described.title, described.summary], rows)
 
 
-def inputs_list(metric: str) -> str:
-    """The arguments of `compute` in a metric's `evaluate` module."""
-    inputs = describe_metric(metric_class(metric)).inputs
+def _loaded_by(metric: type[CaptionMetric]) -> str:
+    """How a variant is chosen, '' for a metric that its name is enough for."""
+    if metric.variant is None:
+        return ""
+    return f', `load("{metric.name}", media="{metric.variant}")`, configuration `{metric.variant}`'
+
+
+def inputs_list(metric: str, media: str | None = None) -> str:
+    """The arguments of `compute` in a metric's `evaluate` module, or in its configuration for a medium."""
+    inputs = describe_metric(metric_class(metric, media)).inputs
     return "\n".join(f"- `{name}`: {meaning}" for name, meaning in inputs.items())
 
 
-def options_table(metric: str) -> str:
+def options_table(metric: str, media: str | None = None) -> str:
     """Every option of a metric: type, default and meaning."""
-    described = describe_options(metric_class(metric).Options)
+    described = describe_options(metric_class(metric, media).Options)
     rows = [[f"`{d.name}`", f"`{d.type}`", f"`{d.default!r}`", d.help] for d in described]
     return markdown(["option", "type", "default", "meaning"], rows)
 
 
-def rows_table(metric: str) -> str:
+def rows_table(metric: str, media: str | None = None) -> str:
     """Every column of a metric's rows: type and meaning."""
-    columns = metric_class(metric).ROW
+    columns = metric_class(metric, media).ROW
     rows = [[f"`{c.name}`", f"`{c.type}`", c.metadata[b"meaning"].decode()] for c in columns]
     return markdown(["column", "type", "meaning"], rows)
 
@@ -218,9 +236,11 @@ def _table(call: str) -> str:
         raise ValueError(
             f"there is no table {name!r}{did_you_mean(name, TABLES)} (tables: {', '.join(TABLES)})"
         )
-    signature = inspect.signature(TABLES[name])
-    if len(arguments) != len(signature.parameters):
-        expected = " ".join([name, *(parameter.upper() for parameter in signature.parameters)])
+    parameters = inspect.signature(TABLES[name]).parameters.values()
+    needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    if not len(needed) <= len(arguments) <= len(parameters):
+        words = [p.name.upper() if p in needed else f"[{p.name.upper()}]" for p in parameters]
+        expected = " ".join([name, *words])
         raise ValueError(f"<!-- {call} -->: expected <!-- {expected} -->")
     return TABLES[name](*arguments)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Settings
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import METRICS, metric_class, variant_classes
 
 WIDTH = 110
 _HEAD = """# Generated from the options of every metric by `python -m tools.documents`: do not edit.
@@ -30,6 +30,7 @@ def load(name: str, **options: Any) -> CaptionMetric: ...
 def load_stub() -> str:
     """The text of `capeval_core/__init__.pyi`."""
     metrics = {name: metric_class(name) for name in METRICS}
+    variants = variant_classes()
     imports = _Imports()
     imports.add("typing", "Any", "Generic", "Literal", "TypeAlias", "TypedDict", "TypeVar", "overload")
     imports.add("typing_extensions", "Unpack", "deprecated")
@@ -37,21 +38,22 @@ def load_stub() -> str:
     imports.add("capeval_core._version", "__version__ as __version__")
     imports.add("capeval_core.registry", "list_metrics as list_metrics")
     imports.add("capeval_core.result", "Result as Result")
-    for metric in metrics.values():
+    for metric in [*metrics.values(), *variants.values()]:
         imports.add(metric.__module__, metric.__name__)
     classes = {
         base: None
-        for metric in metrics.values()
+        for metric in [*metrics.values(), *variants.values()]
         for base in reversed(metric.Options.__mro__)
         if issubclass(base, Settings) and base is not Settings
     }
     options = [_typed_dict(class_, imports) for class_ in classes]
     names = "_Known: TypeAlias = Literal[\n" + "".join(f'    "{name}",\n' for name in metrics) + "]\n"
     overloads = [
-        f'@overload\ndef load(name: Literal["{name}"], **options: Unpack[_{metric.Options.__name__}])'
-        f" -> {metric.__name__}: ...\n"
-        for name, metric in metrics.items()
+        _overload(name, f'media: Literal["{medium}"]', metric) for (name, medium), metric in variants.items()
     ]
+    for name, metric in metrics.items():
+        media = "".join(f'"{medium}", ' for medium in metric.media)
+        overloads.append(_overload(name, f"media: Literal[{media}None] = None", metric))
     exported = '__all__ = ["Result", "__version__", "list_metrics", "load"]\n'
     return "\n".join(
         [
@@ -63,6 +65,14 @@ def load_stub() -> str:
             "".join(overloads) + _TAIL,
         ]
     )
+
+
+def _overload(name: str, media: str, metric: type[CaptionMetric]) -> str:
+    arguments = [f'name: Literal["{name}"]', "*", media, f"**options: Unpack[_{metric.Options.__name__}]"]
+    line = f"    {', '.join(arguments)}\n"
+    if len(line) > WIDTH + 1:
+        line = "".join(f"    {argument},\n" for argument in arguments[:-1]) + f"    {arguments[-1]},\n"
+    return f"@overload\ndef load(\n{line}) -> {metric.__name__}: ...\n"
 
 
 class _Imports:

@@ -11,9 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from capeval_core.commands.terminal import Parser, complain
 from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words
+from capeval_core.inputs.media import ARGUMENTS, argument_of
 from capeval_core.inputs.samples import Samples
+from capeval_core.metric import CaptionMetric
 from capeval_core.options import OptionDescription, Settings, describe_options
+from capeval_core.registry import media_of, metric_class, variant_classes
 from capeval_core.values import shown
 
 _WIDEST = 50
@@ -68,6 +72,71 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
     return shape
 
 
+def read_metric(command: str, arguments: Sequence[str]) -> tuple[type[CaptionMetric], list[str]]:
+    """The metric that the first argument and `--media` choose, and the other arguments.
+
+    Raises:
+        ValueError: there is no such metric, or none for this medium.
+    """
+    name, *rest = arguments
+    metric_class(name)
+    parser = Parser(prog=f"{command} {name}", add_help=False)
+    parser.add_argument("--media")
+    flags, others = parser.parse_known_args(rest)
+    with in_words_of_the_user(Settings):
+        return metric_class(name, flags.media), others
+
+
+def command_of(metric: type[CaptionMetric]) -> str:
+    """The metric as a command line names it.
+
+    >>> command_of(metric_class("pacs"))
+    'pacs'
+    """
+    return metric.name if metric.variant is None else f"{metric.name} --media {metric.variant}"
+
+
+def add_media(group: Any, metric: type[CaptionMetric], *, optional: bool) -> None:
+    """`--media` where there is a choice, and a flag for the folder of what captions are about.
+
+    The flags of other media are not shown: `folder_of` refuses them. `optional`: whether there may be none.
+    """
+    media = media_of(metric.name)
+    if any(name == metric.name for name, _ in variant_classes()):
+        text = f"what captions are about (default: {media[0]})"
+        group.add_argument("--media", metavar="{" + ",".join(media) + "}", help=text)
+    for argument in ARGUMENTS:
+        own = argument == argument_of(metric.media)
+        text = f"the {argument} that they describe" if own else argparse.SUPPRESS
+        if own and optional:
+            text += "; none where --regions names features"
+        if own and "video" in metric.media:
+            text += ": files, or folders of frames"
+        required = own and not optional
+        group.add_argument(flag_of(argument), metavar="FOLDER", required=required, help=text)
+
+
+def folder_of(metric: type[CaptionMetric], flags: argparse.Namespace) -> str | None:
+    """The folder of what captions are about; None where the metric compares texts alone, or none is given.
+
+    Raises:
+        ValueError: a folder of another medium is given.
+    """
+    own = argument_of(metric.media)
+    for argument in ARGUMENTS:
+        if argument == own or getattr(flags, argument) is None:
+            continue
+        flag, medium = flag_of(argument), argument.removesuffix("s")
+        if own is None:
+            complain(f"warning: {metric.name} compares texts alone: {flag} is ignored")
+            continue
+        chosen = [] if medium not in media_of(metric.name) else [f"--media {medium}"]
+        fix = " or ".join([f"pass {flag_of(own)} FOLDER", *chosen])
+        raise ValueError(f"{flag}: {command_of(metric)} is about {own}, {fix}")
+    found: str | None = None if own is None else getattr(flags, own)
+    return found
+
+
 class FlagWords(Words):
     """The words of the command line: options are flags, and rows of files have the id of their image.
 
@@ -80,7 +149,7 @@ class FlagWords(Words):
     """
 
     def __init__(self, options: type[Settings], ids: Sequence[str] = ()) -> None:
-        self.options = {option.name for option in describe_options(options)}
+        self.options = {option.name for option in describe_options(options)} | {"media"}
         self.ids = ids
         counts: Counter[str] = Counter()
         self._numbers = [counts.update([image_id]) or counts[image_id] for image_id in ids]
@@ -93,8 +162,8 @@ class FlagWords(Words):
         if not isinstance(position, int) or position >= len(self.ids):
             return super().argument(argument, index)
         image_id, number = self.ids[position], int(inner[0]) + 1 if inner else 0
-        if argument == "images":
-            return image_of(image_id)
+        if argument in ARGUMENTS:
+            return visual_of(image_id, argument)
         if argument == "references":
             return f"{f'reference {number}' if inner else 'references'} of {image_id!r}"
         if not inner and image_id in self._several:
@@ -112,8 +181,12 @@ class FlagWords(Words):
         return f"{setting.before}{flag_of(setting.name)} {shlex.quote(str(setting.value))}"
 
 
-def image_of(image_id: str) -> str:
-    return f"image of {image_id!r}"
+def visual_of(image_id: str, argument: str) -> str:
+    """
+    >>> visual_of("clip1", "videos")
+    "video of 'clip1'"
+    """
+    return f"{argument.removesuffix('s')} of {image_id!r}"
 
 
 @contextmanager
@@ -130,10 +203,11 @@ def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> It
         raise InputError(words.of(error)) from error
 
 
-def with_ids(samples: Checked, ids: Sequence[str]) -> Checked:
-    """Samples whose images are named by their ids in errors that come later; one id per caption or pool."""
+def with_ids(samples: Checked, ids: Sequence[str], media: Sequence[str] = ("image",)) -> Checked:
+    """Samples whose visuals are named by their ids in errors that come later; one id per caption or pool."""
+    argument = argument_of(media) or "references"
     images = [
-        image.at(image_of(ids[position]))
+        image.at(visual_of(ids[position], argument))
         for image, position in zip(samples.images, samples.places, strict=True)
     ]
     return replace(samples, images=images)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
-from capeval_core.registry import metric_classes
+from capeval_core.registry import metric_of
 from capeval_core.result import Result
 from capeval_core.statistics import p_in_words, signed
 
@@ -24,8 +24,10 @@ def run(arguments: list[str]) -> int:
     flags = parser.read(arguments)
     a, b = read_result(flags.a), read_result(flags.b)
     test = a.compare(b)
-    class_ = metric_classes().get(a.metric)
-    title = class_.title if class_ else a.metric
+    try:
+        title = metric_of(a).title
+    except ValueError:  # of a package that is not installed here
+        title = a.metric
     low, high = signed(test.interval.low), signed(test.interval.high)
     rows = [
         [title, f"{test.means[0]:.4f} ({flags.a})"],

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from capeval_core.commands.arguments import command_of
 from capeval_core.commands.outputs import write
 from capeval_core.inputs.collection import Collection
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import metric_classes
+from capeval_core.registry import metric_classes, variant_classes
 from capeval_core.result import Result, json_text
 
 FLAG = "--explain"
@@ -20,9 +21,10 @@ FLAG = "--explain"
 def make_folder(folder: Path, metric: type[CaptionMetric]) -> None:
     """Have an empty folder for explanations, before anything is scored, or raise."""
     if not metric.plots:
-        able = ", ".join(name for name, class_ in metric_classes().items() if class_.plots)
+        classes = [*metric_classes().values(), *variant_classes().values()]
+        able = ", ".join(command_of(class_) for class_ in classes if class_.plots)
         raise ValueError(
-            f"{FLAG}: what explains {metric.name} cannot be drawn, only that of {able}; "
+            f"{FLAG}: what explains {command_of(metric)} cannot be drawn, only that of {able}; "
             "--evidence with --json writes it as numbers"
         )
     if folder.exists() and not folder.is_dir():

@@ -7,7 +7,7 @@ from typing import Any
 from capeval_core.commands.terminal import Parser, paragraph, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import metric_classes
+from capeval_core.registry import metric_classes, variant_classes
 from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS
 from capeval_core.weights.folder import TINY
@@ -19,7 +19,7 @@ def run(arguments: list[str]) -> int:
     if parser.read(arguments).json:
         print(json_text(catalogue()), end="")
         return 0
-    metrics = list(metric_classes().values())
+    metrics = [*metric_classes().values(), *variant_classes().values()]
     print(_metrics_table(metrics))
     print("\n" + _weights_table(metrics))
     print("\n" + _papers(metrics))
@@ -30,7 +30,7 @@ def catalogue() -> dict[str, Any]:
     """The list in JSON's types."""
     metrics = metric_classes()
     return {
-        "metrics": list(map(_described, metrics.values())),
+        "metrics": list(map(_described, [*metrics.values(), *variant_classes().values()])),
         "weights": [vars(entry) for entry in WEIGHTS],
         "tiny": {name: metric.tiny for name, metric in metrics.items() if _has_tiny(metric)},
     }
@@ -39,7 +39,7 @@ def catalogue() -> dict[str, Any]:
 def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
     weights = metric.default_weights
     return {
-        **{name: getattr(metric, name) for name in ("name", "title", "key", "summary", "range")},
+        **{name: getattr(metric, name) for name in ("name", "variant", "title", "key", "summary", "range")},
         **{name: getattr(metric, name) for name in ("higher_is_better", "needs_references", "media")},
         "default_weights": weights.repository if weights else None,
         "licence": weights.licence if weights else None,
@@ -48,18 +48,21 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
 
 
 def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
-    rows = [["METRIC", "TITLE", "RANGE", "REFS", "DEFAULT WEIGHTS"]]
+    rows = [["METRIC", "RANGE", "WITH", "TITLE"]]
     for m in metrics:
         described = describe_metric(m)
         extent = "-" if described.relative else described.range.replace(" to ", "-")
-        needs = "yes" if m.needs_references else "no"
-        rows.append([m.name, m.title, extent, needs, described.weights])
+        needs = [*filter(None, [described.visual]), *["refs"] * m.needs_references]
+        rows.append([m.name, extent, "+".join(needs), m.title])
     return table(rows)
 
 
 def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["WEIGHTS", "LICENCE: WHAT"]]  # two columns, since ids on the Hub are long
-    rows += [[entry.repository, f"{licence_in_words(entry)}: {entry.title}"] for entry in WEIGHTS]
+    for entry in WEIGHTS:
+        names = dict.fromkeys(m.name for m in metrics if m.default_weights == entry)
+        default = f" (default of {', '.join(names)})" if names else ""
+        rows.append([entry.repository, f"{licence_in_words(entry)}: {entry.title}{default}"])
     if any(_has_tiny(metric) for metric in metrics):
         rows.append(["tiny", "Apache-2.0: packaged, needs no network, knows drawn scenes only"])
     return table(rows)
@@ -68,7 +71,8 @@ def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
 def _papers(metrics: list[type[CaptionMetric]]) -> str:
     papers: dict[str, list[str]] = {}
     for metric in metrics:
-        papers.setdefault(metric.paper, []).append(metric.name)
+        names = papers.setdefault(metric.paper, [])
+        names += [metric.name] if metric.name not in names else []
     lines = [", ".join(names) + "\n" + paragraph(paper, indent="  ") for paper, names in papers.items()]
     return "\n".join(["PAPERS", *lines])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -12,14 +12,13 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from capeval_core.commands.arguments import add_flags, chosen, image_of, in_words_of_the_user
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, visual_of
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.outputs import tell_reasons, write
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
-from capeval_core.errors import FileError, Problems, file_problem, renamed, wrong_option
+from capeval_core.errors import FileError, Problems, renamed, wrong_option
 from capeval_core.inputs.box_folder import MANIFEST, Manifest, file_of, is_whole, npz_bytes
-from capeval_core.inputs.folder import EXTENSIONS, bare, names_in
-from capeval_core.inputs.texts import valid_unicode
+from capeval_core.inputs.folder import paths_by_id
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder
@@ -187,25 +186,9 @@ def _images_in(folder: Path) -> dict[str, InputImage]:
         FileError: there are none; two would share a file.
     """
     problems = Problems()
-    by_id: defaultdict[str, list[str]] = defaultdict(list)
-    for name in sorted(names_in(folder)):
-        if Path(name).suffix.lower() in EXTENSIONS:
-            by_id[bare(name)].append(name)
-            if not valid_unicode(name):
-                problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
-    for image_id, names in by_id.items():
-        if len(names) > 1:
-            found = f"{' and '.join(map(repr, names))} would both be {image_id + '.npz'!r}"
-            fix = "rename one of them, or run for each in a folder of its own"
-            problems.add(file_problem(folder, found, fix))
-    if not by_id:
-        below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-        found = f"holds no images, but folders ({', '.join(below[:3])})" if below else "holds no images"
-        kinds = f"expected files with the extension {', '.join(sorted(EXTENSIONS))}"
-        fix = "name one of them, with an --out of its own" if below else kinds
-        problems.add(file_problem(folder, found, fix))
+    paths = paths_by_id(folder, problems, ".npz")
     problems.raise_if_any()
-    return {image_id: InputImage.of(folder / name, image_of(image_id)) for image_id, (name,) in by_id.items()}
+    return {image_id: InputImage.of(path, visual_of(image_id, "images")) for image_id, path in paths.items()}
 
 
 def manifest_in(out: Path) -> Manifest | None:

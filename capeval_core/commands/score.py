@@ -5,15 +5,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
+from capeval_core.commands.arguments import (
+    add_flags,
+    add_media,
+    chosen,
+    command_of,
+    flag_of,
+    folder_of,
+    in_words_of_the_user,
+    read_metric,
+    with_ids,
+)
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
 from capeval_core.commands.interrupts import resumable
 from capeval_core.commands.outputs import Outputs, check_output, interval_of, summary, tell_failures, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.description import describe_metric
 from capeval_core.inputs.collection import Collection, read_collection
+from capeval_core.inputs.media import argument_of
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import metric_class, metric_classes
+from capeval_core.registry import metric_classes, variant_classes
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import Interval
 
@@ -27,13 +38,13 @@ FILES = (
 def run(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         return _introduce(arguments)
-    metric = metric_class(arguments[0])
+    metric, rest = read_metric("capeval score", arguments)
     if describe_metric(metric).command != "score":
         raise ValueError(
             f"{metric.name} chooses among several captions of each image: use `capeval rerank`, which "
             "writes the chosen ones"
         )
-    flags = _parser(metric).read(arguments[1:])
+    flags = _parser(metric).read(rest)
     check_output("--json", flags.json, flags, ("candidates", "references"))  # now, not after hours
     collection, result = _score(metric, flags)
     interval = interval_of(result)
@@ -60,7 +71,8 @@ def _score(metric: type[CaptionMetric], flags: argparse.Namespace) -> tuple[Coll
     if flags.references is not None and not metric.needs_references:
         complain(f"warning: {metric.name} needs no references: --references is ignored")
         flags.references = None
-    if flags.images is None and not metric.images_are_ids(options):
+    folder = folder_of(metric, flags)
+    if folder is None and metric.media and not metric.images_are_ids(options):
         raise ValueError(
             "--images is missing: name the folder of images, or pass --regions FEATURES made before"
         )
@@ -71,11 +83,12 @@ def _score(metric: type[CaptionMetric], flags: argparse.Namespace) -> tuple[Coll
                 "--evidence with --json writes them as numbers"
             )
         make_folder(flags.explain, metric)
-    collection = read_collection(flags.candidates, flags.images, flags.references)
+    medium = (metric.media or ("image",))[0]
+    collection = read_collection(flags.candidates, folder, flags.references, medium=medium)
     with resumable(options), in_words_of_the_user(metric.Options, collection.ids):
         samples = metric.check_input(options, collection.captions, collection.images, collection.references)
         opened = metric(options)
-        samples = with_ids(samples, collection.ids)
+        samples = with_ids(samples, collection.ids, metric.media)
         rows = opened.prepared(samples).encode_all(samples, progress=True)
         result = opened.combine(rows, samples=samples)
     return collection, result
@@ -94,7 +107,9 @@ def _write(path: Path, collection: Collection, result: Result, interval: Interva
 
 
 def _parser(metric: type[CaptionMetric]) -> Parser:
-    usage = f"capeval score {metric.name} --candidates FILE --images FOLDER"
+    argument = argument_of(metric.media)
+    folder = "" if argument is None else f" {flag_of(argument)} FOLDER"
+    usage = f"capeval score {command_of(metric)} --candidates FILE{folder}"
     parser = Parser(
         prog=f"capeval score {metric.name}",
         usage=usage + ("\n       --references FILE [options]" if metric.needs_references else " [options]"),
@@ -103,14 +118,7 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
     )
     files = parser.add_argument_group("files")
     files.add_argument("--candidates", metavar="FILE", required=True, help="the captions to score")
-    with_features = "boxes" in metric.media
-    files.add_argument(
-        "--images",
-        metavar="FOLDER",
-        required=not with_features,
-        help="the images that they describe"
-        + ("; none where --regions names features" if with_features else ""),
-    )
+    add_media(files, metric, optional="boxes" in metric.media)
     files.add_argument(
         "--references",
         metavar="FILE",
@@ -134,12 +142,13 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
 
 def _introduce(arguments: list[str]) -> int:
     metrics = metric_classes()
+    listed = [*metrics.values(), *variant_classes().values()]
     parser = Parser(
         prog="capeval score",
         usage="capeval score METRIC --candidates FILE --images FOLDER [options]",
         description="Score a file of captions against a folder of images.",
         epilog="metrics:\n"
-        + table([[metric.name, metric.summary] for metric in metrics.values()], indent="  ")
+        + table([[command_of(metric), metric.summary] for metric in listed], indent="  ")
         + "\n\n`capeval score METRIC --help` shows all options.\n\n"
         + paragraph(FILES),
     )

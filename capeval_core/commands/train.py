@@ -19,8 +19,8 @@ from capeval_core.training.vilbert import VilbertTraining
 
 if TYPE_CHECKING:
     from capeval_core.inputs.box_stores import BoxFeatureStore
+    from capeval_core.judgements.captions import Judgements
     from capeval_core.training.captioned import CaptionedImages
-    from capeval_core.training.judgements import Judgements
 
 TRAINED: dict[str, type[Training]] = {
     "pacs": PacsTraining,
@@ -151,8 +151,8 @@ def _captioned(flags: argparse.Namespace, store: BoxFeatureStore | None) -> Capt
 def _judged(
     flags: argparse.Namespace, store: BoxFeatureStore | None
 ) -> tuple[Judgements, CaptionedImages] | None:
+    from capeval_core.judgements.captions import read_judgements
     from capeval_core.training.captioned import images_of
-    from capeval_core.training.judgements import read_judgements
 
     if flags.judgements is None:
         return None

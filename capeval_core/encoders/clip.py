@@ -21,13 +21,17 @@ from capeval_core.encoders.preprocessing import Preprocessing, normalised
 from capeval_core.encoders.stream import Encoding, ImageFeatures, encode_stream
 from capeval_core.encoders.texts import (
     TextFeatures,
+    TokenFeatures,
     by_length,
     common_prefix,
     encode_distinct,
     sentence_features,
 )
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
-from capeval_core.encoders.transformer import KeyValues, run_pooled, run_prefix, run_vision
+from capeval_core.encoders.transformer import Prefix, run_causal, run_pooled, run_prefix, run_vision
+from capeval_core.encoders.videos import VideoFeatures, encode_frames
+from capeval_core.inputs.frames import EVERY, InputFrames
+from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
@@ -88,16 +92,42 @@ class ClipTowers(CheckedModel):
         >>> clip.encode_texts(["A photo depicts a red circle", "A photo depicts a RED circle"]).features.shape
         (2, 128)
         """
+        tokens = self._tokens(texts)
+        arrays = self._encode_distinct(tokens, cache, batch_size, every=False)
+        return TextFeatures(sentence_features(arrays, self.dimension), tokens.truncated)
+
+    def encode_tokens(
+        self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> TokenFeatures:
+        """Features of every token of texts, from the start to the end token, in the space of images.
+
+        The final norm and the projection are applied to each. No text is padded. Otherwise as `encode_texts`,
+        whose feature of a text is the last row here.
+
+        >>> clip = ClipEncoder.from_pretrained("tiny")
+        >>> [rows.shape for rows in clip.encode_tokens(["a red circle", ""]).features]
+        [(5, 128), (2, 128)]
+        """
+        tokens = self._tokens(texts)
+        arrays = self._encode_distinct(tokens, cache, batch_size, every=True)
+        return TokenFeatures(arrays, tokens.ids, tokens.truncated)
+
+    def _tokens(self, texts: Sequence[str]) -> Tokens:
+        """Ids up to the first end token: nothing after it can reach it."""
         tokens = self.tokenizer.encode(texts)
-        # Nothing after the first end token can reach it, so such ids are cut before keys are made.
-        ids = [row[: row.index(self.tokenizer.end) + 1] for row in tokens.ids]
-        arrays = encode_distinct(
-            Tokens(ids, tokens.truncated),
-            key=lambda row: self._key("text", np.array(row, dtype="<u4").tobytes()),
-            forward=lambda sequences: self._run_texts(sequences, batch_size),
+        return Tokens([row[: row.index(self.tokenizer.end) + 1] for row in tokens.ids], tokens.truncated)
+
+    def _encode_distinct(
+        self, tokens: Tokens, cache: FeatureCache, batch_size: int | None, *, every: bool
+    ) -> list[Floats]:
+        """An array per text: (d,) of its end token, or with `every` (length, d) of all its tokens."""
+        kind = "tokens" if every else "text"
+        return encode_distinct(
+            tokens,
+            key=lambda row: self._key(kind, np.array(row, dtype="<u4").tobytes()),
+            forward=lambda sequences: self._run_texts(sequences, batch_size, every),
             cache=cache,
         )
-        return TextFeatures(sentence_features(arrays, self.dimension), tokens.truncated)
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
@@ -107,32 +137,40 @@ class ClipTowers(CheckedModel):
         """The batch size that a user gave, or the automatic one."""
         return self._automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
 
-    def _run_texts(self, sequences: list[Ids], batch_size: int | None) -> Iterator[tuple[slice, Floats]]:
+    def _run_texts(
+        self, sequences: list[Ids], batch_size: int | None, every: bool
+    ) -> Iterator[tuple[slice, Floats]]:
         """Features of sequences sorted by length, one exact length per batch."""
         shared = common_prefix(sequences)
-        prefix = self._text_prefix(sequences[0][:shared]) if shared else []
+        prefix = self._text_prefix(sequences[0][:shared]) if shared else Prefix()
         for run, length in by_length(sequences):
             ids = torch.tensor([row[shared:] for row in sequences[run]], device=self.device)
             size, cost = self._automatic_texts, length - shared
             if batch_size is not None:
                 size, cost = BatchSize(batch_size, automatic=False), 1
 
-            forward = partial(self._text_forward, start=shared, prefix=prefix)
+            forward = partial(self._text_forward, start=shared, prefix=prefix, every=every)
             for part, features in size.run(ids, forward, cost=cost):
                 yield slice(run.start + part.start, run.start + part.stop), features
 
     @torch.inference_mode()
-    def _text_prefix(self, ids: Ids) -> list[KeyValues]:
+    def _text_prefix(self, ids: Ids) -> Prefix:
         with exact_float32(self.device):
             x = self._embed(torch.tensor([ids], device=self.device), 0)
             return run_prefix(self.model.transformer.resblocks, x)
 
     @torch.inference_mode()
-    def _text_forward(self, ids: Tensor, start: int, prefix: list[KeyValues]) -> Floats:
+    def _text_forward(self, ids: Tensor, start: int, prefix: Prefix, every: bool) -> Floats:
+        """(texts, d) of the last token of each, or with `every` (texts, length, d), the prefix included."""
         with exact_float32(self.device):
             model = self.model
-            x = self._embed(ids, start)
-            x = run_pooled(model.transformer.resblocks, x, position=-1, causal=True, prefix=prefix)
+            x, blocks = self._embed(ids, start), model.transformer.resblocks
+            if every:
+                x = run_causal(blocks, x, prefix.kept)
+                if prefix.states is not None:
+                    x = torch.cat([prefix.states.expand(len(x), -1, -1), x], dim=1)
+            else:
+                x = run_pooled(blocks, x, position=-1, causal=True, prefix=prefix.kept)
             return rows_of(model.ln_final(x) @ model.text_projection)
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:
@@ -192,6 +230,42 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
+
+    def encode_videos(
+        self,
+        videos: Iterable[InputFrames],
+        *,
+        sampling: Sampling = EVERY,
+        cache: FeatureCache = SHARED,
+        batch_size: int | None = None,
+    ) -> Iterator[VideoFeatures]:
+        """Features of the frames of any number of videos, in order, some videos at a time.
+
+        A frame is encoded as `encode_images` encodes an image. Frames are decoded by threads ahead of the
+        encoder; frames of several videos share a batch, and of a long one a few batches are in memory. Equal
+        videos are encoded once. One that cannot be read gives no rows and the reason; of one whose end is
+        damaged the frames before it are used, and `incomplete` says so.
+
+        Args:
+            sampling: which frames are used, every one by default.
+            batch_size: frames per forward pass.
+
+        >>> grey = np.full((3, 48, 64, 3), 128, dtype="uint8")
+        >>> clip = ClipEncoder.from_pretrained("tiny")
+        >>> [part] = clip.encode_videos([InputFrames.of(grey), InputFrames.of(grey[:1])])
+        >>> [features.shape for features in part.features], part.incomplete
+        ([(3, 128), (1, 128)], [None, None])
+        """
+        return encode_frames(
+            videos,
+            sampling,
+            keys=lambda used: (self._key("video", used.encode()), self._key("incomplete", used.encode())),
+            pixels=self.preprocessing.pixels,
+            forward=self._image_forward,
+            size=self.images_per_batch(batch_size),
+            dimension=self.dimension,
+            cache=cache,
+        )
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""

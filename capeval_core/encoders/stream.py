@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
+from capeval_core.encoders.reading_ahead import ReadAhead
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.visual import ImageError, InputImage, Visual
 from capeval_core.models.batching import BatchSize
@@ -44,10 +46,13 @@ class Units:
     groups: some at a time, each with its label; made as they are needed, since an item may have more units
         than fit into memory.
     detail: what `Encoding.arrays` must know of the item.
+    decoded: whether making a group takes long, as it does for frames of a video: threads then make the next
+        groups while one runs. ImageError where it fails.
     """
 
     groups: Iterable[Sequence[tuple[int, Any]]]
     detail: Any = None
+    decoded: bool = False
 
 
 def _one_unit(item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
@@ -70,6 +75,8 @@ class Encoding:
         arrays are to be computed; runs in threads. ImageError if what belongs to the visual does not fit it.
     arrays: the arrays of an item whose units have all run, by key; values are by label.
     ahead: items that are prepared before their turn; None: two batches.
+    together: items whose keys are looked up in the cache at once, which brings their arrays into memory;
+        None: `_LOOKED_UP`.
     """
 
     size: BatchSize
@@ -79,6 +86,7 @@ class Encoding:
     units: Callable[[Item, Any, Any, Sequence[str]], Units] = _one_unit
     arrays: Callable[[Sequence[str], Units, Mapping[int, Any]], dict[str, Floats]] = _one_array
     ahead: int | None = None
+    together: int | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,7 @@ class _Flight:
     def batches(self, items: Iterable[Item]) -> Iterator[_Batch]:
         """Batches of units to run; an empty one where items may be done without."""
         waiting: deque[list[tuple[Item, Future[str | ImageError]]]] = deque()
-        for chunk in chunks(items, _LOOKED_UP):
+        for chunk in chunks(items, self.encoding.together or _LOOKED_UP):
             waiting.append([(item, self.threads.submit(content_key, item[0])) for item in chunk])
             if len(waiting) > 1:  # the next items are read while these are encoded
                 yield from self._add(waiting.popleft())
@@ -238,15 +246,15 @@ class _Flight:
         visual = entry.item[0]
         try:
             loaded = visual.load()
-            try:
+            with preparing(visual, loaded):
                 prepared = self.encoding.prepare(loaded)
-            except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
-                mode = f" ({loaded.mode})" if hasattr(loaded, "mode") else ""
-                found = f"cannot prepare {visual.name}{mode}: {error}"
-                raise ImageError(Problem(visual.where, None, found, verb="")) from None
             missing = [key for key in entry.keys if key not in entry.arrays]
             try:
-                return self.encoding.units(entry.item, loaded, prepared, missing)
+                units = self.encoding.units(entry.item, loaded, prepared, missing)
+                if units.decoded:
+                    ahead = ReadAhead(iter(units.groups), self.threads, self.encoding.size.size)
+                    units = replace(units, groups=ahead)
+                return units
             except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
                 if isinstance(error, ImageError):
                     raise
@@ -263,7 +271,15 @@ class _Flight:
             entry.error = units
             return
         entry.units = units
-        for group in units.groups:
+        groups = iter(units.groups)
+        while True:
+            try:
+                group = next(groups, None)
+            except ImageError as error:
+                entry.error, entry.units = error, None
+                return
+            if group is None:
+                break
             for label, unit in group:
                 entry.expected += 1
                 self.batch.append((entry, label, unit))
@@ -301,6 +317,17 @@ class _Flight:
                 own = [replace(p, argument=visual.where) if p.argument == first else p for p in problems]
                 done.append(Encoded(extra, None, entry.keys, content, str(ImageError(Problems(own)))))
         return done
+
+
+@contextmanager
+def preparing(visual: Visual[Any], loaded: Any) -> Iterator[None]:
+    """Let what fails be an ImageError about this visual."""
+    try:
+        yield
+    except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
+        mode = f" ({loaded.mode})" if hasattr(loaded, "mode") else ""
+        found = f"cannot prepare {visual.name}{mode}: {error}"
+        raise ImageError(Problem(visual.where, None, found, verb="")) from None
 
 
 def content_key(visual: Visual[Any]) -> str | ImageError:

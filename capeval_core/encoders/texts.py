@@ -27,6 +27,21 @@ class TextFeatures:
     truncated: list[int]
 
 
+@dataclass(frozen=True)
+class TokenFeatures:
+    """Features of the tokens of n texts.
+
+    features: per text (length, d) float32, un-normalised, start and end token included; the last row is the
+        text's own feature.
+    ids: the token ids of each text, one per row.
+    truncated: per text, token ids beyond the context length.
+    """
+
+    features: list[Floats]
+    ids: list[Ids]
+    truncated: list[int]
+
+
 def encode_distinct(
     tokens: Tokens,
     key: Callable[[Ids], str],

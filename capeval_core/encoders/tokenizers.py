@@ -60,6 +60,15 @@ class ClipTokenizer:
         rows = ([self.start, *self._bpe.encode(text), self.end] for text in texts)
         return Tokens.of(rows, self.context_length)
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each id, for readers; a part of a character is shown as a replacement character.
+
+        >>> ClipTokenizer().pieces((49406, 518, 1929, 49407))
+        ['<|startoftext|>', 'the', 'dog', '<|endoftext|>']
+        """
+        decoded = ([self._bpe.byte_decoder[c] for c in self._bpe.decoder[index]] for index in ids)
+        return [bytes(own).decode("utf-8", errors="replace").removesuffix("</w>") for own in decoded]
+
 
 @cache
 def _openai_bpe() -> SimpleTokenizer:

@@ -3,7 +3,7 @@
 Both leave every number as it is, up to the order of summation:
 - A causal transformer's states at a prefix do not depend on what follows, so the prefix that all
   texts share ("A photo depicts") runs once and only its keys and values are kept.
-- The last block's output is read at one position per sequence (class token or end token), so its
+- Where the last block's output is read at one position per sequence (class token or end token), its
   query, projection and MLP run for that position alone; its keys and values run for all.
 """
 
@@ -25,15 +25,22 @@ class KeyValues(NamedTuple):
     values: Tensor
 
 
-def run_prefix(blocks: Sequence[ResidualAttentionBlock], x: Tensor) -> list[KeyValues]:
-    """Keys and values that a shared prefix `x` (1, length, width) leaves in every block."""
+class Prefix(NamedTuple):
+    """What a shared prefix leaves: keys and values in every block, and its states (1, length, width)."""
+
+    kept: Sequence[KeyValues] = ()
+    states: Tensor | None = None
+
+
+def run_prefix(blocks: Sequence[ResidualAttentionBlock], x: Tensor) -> Prefix:
+    """All blocks over a shared prefix `x` (1, length, width)."""
     kept: list[KeyValues] = []
     for block in blocks:
         query, keys, values = _project(block, block.ln_1(x))
         kept.append(KeyValues(keys, values))
         attended = functional.scaled_dot_product_attention(query, keys, values, is_causal=True)
         x = _finish(block, x, attended)
-    return kept
+    return Prefix(kept, x)
 
 
 def run_pooled(
@@ -48,18 +55,36 @@ def run_pooled(
 
     `prefix` holds the keys and values of tokens that stand before `x` (only with `causal`).
     """
-    position %= x.shape[1]
+    return _run(blocks, x, position % x.shape[1], causal, prefix)[:, -1]
+
+
+def run_causal(
+    blocks: Sequence[ResidualAttentionBlock], x: Tensor, prefix: Sequence[KeyValues] = ()
+) -> Tensor:
+    """(batch, length, width) output of all blocks, each position seeing those before it; see `run_pooled`."""
+    return _run(blocks, x, None, causal=True, prefix=prefix)
+
+
+def _run(
+    blocks: Sequence[ResidualAttentionBlock],
+    x: Tensor,
+    position: int | None,
+    causal: bool,
+    prefix: Sequence[KeyValues],
+) -> Tensor:
+    """Output of all blocks: (batch, length, width), or (batch, 1, width) of one position."""
     mask = _causal_mask(x, len(prefix) and prefix[0].keys.shape[2]) if causal else None
     for depth, block in enumerate(blocks):
-        last = depth == len(blocks) - 1
-        query, keys, values = _project(block, block.ln_1(x), position if last else None)
+        pooled = position if depth == len(blocks) - 1 else None
+        chosen = slice(None) if pooled is None else slice(pooled, pooled + 1)
+        query, keys, values = _project(block, block.ln_1(x), pooled)
         if prefix:
             keys = torch.cat([prefix[depth].keys.expand(len(x), -1, -1, -1), keys], dim=2)
             values = torch.cat([prefix[depth].values.expand(len(x), -1, -1, -1), values], dim=2)
-        rows = mask[position : position + 1] if last and mask is not None else mask
+        rows = None if mask is None else mask[chosen]
         attended = functional.scaled_dot_product_attention(query, keys, values, attn_mask=rows)
-        x = _finish(block, x[:, position : position + 1] if last else x, attended)
-    return x[:, -1]
+        x = _finish(block, x[:, chosen], attended)
+    return x
 
 
 def run_vision(visual: VisionTransformer, patches: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from capeval_core.errors import FileError, Problems, file_problem
 from capeval_core.inputs.file_texts import CANDIDATE_FIELDS, REFERENCE_FIELDS, Gatherer, Texts
-from capeval_core.inputs.folder import Names, match_images, names_in, only_matches
+from capeval_core.inputs.folder import KINDS, Names, match_images, names_in, only_matches
 from capeval_core.inputs.json_files import contents, read_json, read_json_lines
 from capeval_core.inputs.tables import read_csv, read_parquet
 
@@ -78,7 +78,7 @@ def read_texts(
 class Collection:
     """Rows read from files: parallel lists, one entry per caption, fit for `metric.score`.
 
-    images: paths; without a folder of images their ids.
+    images: paths of images or videos; without a folder of them their ids.
     """
 
     ids: list[str]
@@ -93,15 +93,17 @@ def read_collection(
     references: str | os.PathLike[str] | None = None,
     *,
     wide: bool = False,
+    medium: str = "image",
 ) -> Collection:
-    """Join a file of candidates with a folder of images and a file of references.
+    """Join a file of candidates with a folder of images, or of videos, and a file of references.
 
     Every candidate needs an image, and references if a file of them is given; images and references that
     no candidate has are left out. Ids need not be written the same way in all three (see `Names`).
     Where COCO annotations give an id a `file_name`, that image is taken. If none of these files is there, as
     in a folder whose images were renamed to their ids, a warning says so and the ids are used; if only some
     are, the others are an error. `images` None: there is no folder, ids alone name images. `wide`: CSV
-    may have one row per image, its candidates side by side.
+    may have one row per image, its candidates side by side. `medium`: "image", or "video": a video is a file,
+    or a folder of its frames.
 
     Raises FileError that lists everything that does not match.
 
@@ -117,7 +119,10 @@ def read_collection(
     readers = WIDE_READERS if wide else READERS
     texts = _attempted(lambda: read_texts(candidates, CANDIDATE_FIELDS, problems, readers), problems)
     folder = None if images is None else Path(images)
-    names = None if folder is None else _attempted(lambda: Names(names_in(folder)), problems)
+    kind = KINDS[medium]
+    names = None
+    if folder is not None:
+        names = _attempted(lambda: Names(names_in(folder, kind), kind.extensions), problems)
     reference_texts = None
     if references is not None:
         reference_texts = _attempted(lambda: read_texts(references, REFERENCE_FIELDS, problems), problems)
@@ -128,7 +133,7 @@ def read_collection(
     references_of: dict[str, list[str]] = {}
     if folder is not None and names is not None:
         file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
-        paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names)
+        paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names, kind=kind)
         _refuse_two_ids(Path(candidates), matched_paths, problems)
     if references is not None and reference_texts is not None:
         entries = reference_texts.by_id()

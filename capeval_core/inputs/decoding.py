@@ -153,6 +153,22 @@ def format_of(data: bytes) -> str | None:
     return None
 
 
+def image_format(start: bytes) -> str | None:
+    """The format of a file of a single image, by its first bytes; None for a GIF, which may be a video.
+
+    >>> image_format(b"BM5"), image_format(b"GIF89a"), image_format(b"RIFF1234AVI LIST")
+    ('BMP', None, None)
+    """
+    for form in ("HEIC", "AVIF", "JPEG XL", "PDF", "SVG"):
+        if SIGNATURES[form].match(start):
+            return form
+    for form in readable_formats():
+        accepts = Image.OPEN[form][1]
+        if form != "GIF" and accepts and accepts(start[:16]):
+            return form
+    return None
+
+
 def refuse_format(image: Image.Image, name: str) -> None:
     """Refuse an image that Pillow has opened from a file of another format and not read yet."""
     form = image.format

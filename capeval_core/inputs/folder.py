@@ -15,6 +15,8 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
@@ -25,8 +27,26 @@ EXTENSIONS = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".avif", ".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm"),
 }
+VIDEO_EXTENSIONS = {".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".gif"}
 COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})")
 NAMED = 5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a folder holds one of for each id.
+
+    noun: in messages. extensions: of its files. folders: whether it may be a folder of its
+    frames.
+    """
+
+    noun: str
+    extensions: AbstractSet[str]
+    folders: bool = False
+
+
+KINDS = {"image": Kind("image", EXTENSIONS), "video": Kind("video", VIDEO_EXTENSIONS, folders=True)}
+"""By the medium, as in `CaptionMetric.media`."""
 
 
 class Names:
@@ -37,14 +57,15 @@ class Names:
     (['COCO_val2014_000000000042.jpg'], ['a.b.jpg'], ['c.png'], ['c.jpg', 'c.png'], [])
     """
 
-    def __init__(self, entries: Iterable[str]) -> None:
+    def __init__(self, entries: Iterable[str], extensions: AbstractSet[str] = EXTENSIONS) -> None:
         self.entries = sorted(entries)
+        self._extensions = extensions
         self._exact = set(self.entries)
         self._bare: defaultdict[str, list[str]] = defaultdict(list)
         self._number: defaultdict[int, list[str]] = defaultdict(list)
         for entry in self.entries:
-            self._bare[bare(entry)].append(entry)
-            number = coco_number(entry)
+            self._bare[bare(entry, extensions)].append(entry)
+            number = coco_number(entry, extensions)
             if number is not None:
                 self._number[number].append(entry)
 
@@ -52,21 +73,21 @@ class Names:
         """The entries that the id can mean: one is a match, none a miss, several an ambiguity."""
         if image_id in self._exact:
             return [image_id]
-        for stem in (image_id, bare(image_id)):
+        for stem in (image_id, bare(image_id, self._extensions)):
             if stem in self._bare:
                 return self._bare[stem]
-        number = coco_number(image_id)
+        number = coco_number(image_id, self._extensions)
         return [] if number is None else self._number.get(number, [])
 
 
-def bare(name: str) -> str:
-    """The name without an image's extension; other dots belong to the name."""
+def bare(name: str, extensions: AbstractSet[str] = EXTENSIONS) -> str:
+    """The name without such an extension, by default an image's; other dots belong to the name."""
     stem, extension = os.path.splitext(name)  # noqa: PTH122
-    return stem if extension.lower() in EXTENSIONS else name
+    return stem if extension.lower() in extensions else name
 
 
-def coco_number(name: str) -> int | None:
-    match = COCO_NUMBER.fullmatch(bare(name))
+def coco_number(name: str, extensions: AbstractSet[str] = EXTENSIONS) -> int | None:
+    match = COCO_NUMBER.fullmatch(bare(name, extensions))
     return int(match[1]) if match else None
 
 
@@ -109,13 +130,14 @@ def match_images(
     ids: Sequence[str],
     problems: Problems,
     file_names: Mapping[str, str] | None = None,
+    kind: Kind = KINDS["image"],
 ) -> dict[str, Path]:
-    """The image of every id; note what is missing or ambiguous.
+    """The image, or video, of every id; note what is missing or ambiguous.
 
     file_names: the file that an id, of these or others, means by an annotation. It counts and not the id,
         unless none of these files is there: then the images were renamed, and a warning says so.
     """
-    below = cache(partial(_names_below, folder))  # each subfolder is listed once
+    below = cache(partial(_names_below, folder, kind))  # each subfolder is listed once
 
     def find_path(image_id: str) -> list[str]:
         parent, _, name = image_id.rpartition("/")
@@ -139,7 +161,7 @@ def match_images(
         for image_id in ids
     }
     lacking = (
-        f"no image{_examples(names.entries)}. An id is an image's file name, with or without its "
+        f"no {kind.noun}{_examples(names.entries)}. An id is a {kind.noun}'s file name, with or without its "
         "extension, its path from that folder, or its COCO number"
     )
     before = len(problems)
@@ -147,7 +169,7 @@ def match_images(
     if renamed and len(problems) == before:
         warnings.warn(
             f"{folder}: none of the file_names that {len(used):,} of {len(ids):,} ids are given, such as "
-            f"{(file_names or {})[used[0]]!r}, is there: the images of these ids themselves are used",
+            f"{(file_names or {})[used[0]]!r}, is there: the {kind.noun}s of these ids themselves are used",
             stacklevel=3,
         )
     for name in matched.values():
@@ -171,7 +193,7 @@ def _refuse_absent(
         problems.add(file_problem(folder, found, fix))
 
 
-def _names_below(folder: Path, parent: str) -> tuple[str, Names] | None:
+def _names_below(folder: Path, kind: Kind, parent: str) -> tuple[str, Names] | None:
     """The subfolder that a path names, from a folder or from where it lies, and the names in it."""
     path = PurePosixPath(parent)
     if path.is_absolute() or ".." in path.parts:
@@ -180,26 +202,53 @@ def _names_below(folder: Path, parent: str) -> tuple[str, Names] | None:
     if path.parts[:1] == (folder.absolute().name,):
         candidates.append(PurePosixPath(*path.parts[1:]))
     below = next((path for path in candidates if (folder / path).is_dir()), None)
-    return None if below is None else (str(below), Names(names_in(folder / below)))
+    return None if below is None else (str(below), Names(names_in(folder / below, kind), kind.extensions))
 
 
-def names_in(folder: Path) -> list[str]:
-    """The names of the visible files directly in a folder."""
+def names_in(folder: Path, kind: Kind = KINDS["image"]) -> list[str]:
+    """The names of the visible files directly in a folder, and of its folders where one may be a video."""
     refuse_nul(folder)
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_file(entry)]
+            return [
+                entry.name for entry in entries if not entry.name.startswith(".") and _is_one(entry, kind)
+            ]
     except FileNotFoundError:
         raise FileError(file_problem(folder, "there is no such folder")) from None
     except NotADirectoryError:
-        raise FileError(file_problem(folder, "is a file, expected a folder of images")) from None
+        raise FileError(file_problem(folder, f"is a file, expected a folder of {kind.noun}s")) from None
     except OSError as error:
         raise FileError(file_problem(folder, f"cannot be read ({error.strerror})")) from None
 
 
-def _is_file(entry: os.DirEntry[str]) -> bool:
+def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str, Path]:
+    """The images directly in a folder by their ids: their names without the extension.
+
+    Notes that there are none, or that several would share an id, which with `ending` is a file's name.
+    """
+    by_id: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(names_in(folder)):
+        if Path(name).suffix.lower() in EXTENSIONS:
+            by_id[bare(name)].append(name)
+            if not valid_unicode(name):
+                problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
+    for image_id, names in by_id.items():
+        if len(names) > 1:
+            found = f"{' and '.join(map(repr, names))} would both be {image_id + ending!r}"
+            fix = "rename one of them, or run for each in a folder of its own"
+            problems.add(file_problem(folder, found, fix))
+    if not by_id:
+        below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        found = f"holds no images, but folders ({', '.join(below[:3])})" if below else "holds no images"
+        kinds = f"expected files with the extension {', '.join(sorted(EXTENSIONS))}"
+        fix = "name one of them, with an --out of its own" if below else kinds
+        problems.add(file_problem(folder, found, fix))
+    return {image_id: folder / names[0] for image_id, names in by_id.items()}
+
+
+def _is_one(entry: os.DirEntry[str], kind: Kind) -> bool:
     try:
-        return entry.is_file()
+        return entry.is_file() or (kind.folders and entry.is_dir())
     except OSError:  # a link to itself, which is as broken as one to nothing
         return False
 

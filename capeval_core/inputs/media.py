@@ -15,7 +15,8 @@ from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.box_arrays import REQUIRED
 from capeval_core.inputs.boxes import InputBoxes, StoredBoxes
 from capeval_core.inputs.decoding import Refused
-from capeval_core.inputs.frames import FrameFolder, InputFrames
+from capeval_core.inputs.frame_sources import VideoBytes, VideoPath
+from capeval_core.inputs.frames import InputFrames
 from capeval_core.inputs.sequences import (
     UndecodedColumn,
     as_list,
@@ -25,6 +26,7 @@ from capeval_core.inputs.sequences import (
     shape_of,
 )
 from capeval_core.inputs.sources import OnDisk, Source
+from capeval_core.inputs.video_file import EXTENSIONS
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.values import described
 
@@ -34,24 +36,41 @@ MEDIA: dict[str, type[InputVisual[Any]]] = {
 }
 """The kinds of visuals by their names in `CaptionMetric.media`."""
 _ONE = {"image": "an image", "video": "a video", "boxes": "boxes"}
-_MANY = {"image": "images", "video": "videos, each a list of frames", "boxes": "dicts of boxes"}
+_MANY = {
+    "image": "images",
+    "video": "videos (paths, arrays, lists of frames)",
+    "boxes": "dicts of boxes",
+}
 _AXES = {"image": 3, "video": 4}
+_ARGUMENTS = {"image": "images", "video": "videos", "boxes": "images"}
+ARGUMENTS = tuple(dict.fromkeys(_ARGUMENTS.values()))
+"""Every argument of `CaptionMetric.score` that takes visuals."""
 
-_FILES = (OnDisk, FrameFolder, StoredBoxes)
+_FILES = (OnDisk, VideoPath, VideoBytes, StoredBoxes)
 
 Rows = list[InputVisual[Any] | None]
 
 
+def argument_of(media: Sequence[str]) -> str | None:
+    """The argument of `CaptionMetric.score` that takes visuals of these media; None for texts alone.
+
+    >>> argument_of(("image", "boxes")), argument_of(("video",)), argument_of(())
+    ('images', 'videos', None)
+    """
+    return _ARGUMENTS[media[0]] if media else None
+
+
 def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> Rows | None:
     """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit."""
+    argument = _ARGUMENTS[media[0]]
     many = " or ".join(_MANY[medium] for medium in media)
     if values is None:
-        problems.add(Problem("images", None, "missing", f"pass a list of {many}"))
+        problems.add(Problem(argument, None, "missing", f"pass a list of {many}"))
         return None
     if (medium := _single_medium(values, media)) is not None:
         single = "dict of boxes" if medium == "boxes" else medium
-        fix = f"pass a list, images=[{medium}]"
-        problems.add(Problem("images", None, f"a single {single}", fix, kind=TypeError))
+        fix = f"pass a list, {argument}=[{medium}]"
+        problems.add(Problem(argument, None, f"a single {single}", fix, kind=TypeError))
         return None
     if is_dataset_column(values):
         return _lazy_rows(UndecodedColumn.of(values), problems, media)
@@ -63,7 +82,7 @@ def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("imag
     if isinstance(values, Sequence) and not isinstance(values, range):
         return _lazy_rows(values, problems, media)
     fix = f"expected a list of {many}{how_to_list(values)}"
-    problems.add(Problem("images", None, described(values), fix, kind=TypeError))
+    problems.add(Problem(argument, None, described(values), fix, kind=TypeError))
     return None
 
 
@@ -76,7 +95,7 @@ def _single_medium(value: Any, media: Sequence[str]) -> str | None:
     if isinstance(value, Mapping):
         if "boxes" in media and value.keys() & set(REQUIRED):
             return "boxes"
-        return "image" if value.keys() & {"bytes", "path"} else None
+        return (media[0] if media[0] == "video" else "image") if value.keys() & {"bytes", "path"} else None
     shape = shape_of(value)
     if shape is None or str(getattr(value, "dtype", "object")) in ("object", "str", "string"):
         return None
@@ -109,7 +128,9 @@ def _medium_of(value: Any) -> str:
             path = os.fsdecode(value)
         except Exception:  # a path of the user's own, which its source refuses
             return "image"
-        return "boxes" if path.endswith(".npz") else "video" if Path(path).is_dir() else "image"
+        if path.endswith(".npz"):
+            return "boxes"
+        return "video" if path.lower().endswith(EXTENSIONS) or Path(path).is_dir() else "image"
     if isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == _AXES["video"]:
         return "video"
     return "image"
@@ -117,6 +138,7 @@ def _medium_of(value: Any) -> str:
 
 def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows:
     """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
+    argument = _ARGUMENTS[media[0]]
     first: dict[object, InputVisual[Any]] = {}
     visuals: Rows = []
     for i, value in enumerate(values):
@@ -125,11 +147,11 @@ def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows
             try:
                 kind, source = source_of(value, media)
             except Refused as refused:
-                problems.add(refused.problem("images", i))
+                problems.add(refused.problem(argument, i))
                 visuals.append(None)
                 continue
-            first[identity] = kind(f"images[{i}]", source)
-        visuals.append(first[identity].at(f"images[{i}]"))
+            first[identity] = kind(f"{argument}[{i}]", source)
+        visuals.append(first[identity].at(f"{argument}[{i}]"))
     return visuals
 
 
@@ -171,19 +193,22 @@ class Row(Source[Any]):
 
 def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
     """Visuals of rows that are made on demand; only the first is looked at, for its type."""
+    argument = _ARGUMENTS[media[0]]
     if len(rows):
         try:
             Row(rows, 0, media).fetch()
         except Refused as refused:
-            problem = refused.problem("images", 0)
+            problem = refused.problem(argument, 0)
             if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
                 problems.add(problem)
                 return [None] * len(rows)
     kind = MEDIA[media[0]]
-    return [kind(f"images[{i}]", Row(rows, i, media)) for i in range(len(rows))]
+    return [kind(f"{argument}[{i}]", Row(rows, i, media)) for i in range(len(rows))]
 
 
-def check_decodable(visuals: Sequence[InputVisual[Any] | None], problems: Problems) -> None:
+def check_decodable(
+    visuals: Sequence[InputVisual[Any] | None], problems: Problems, media: Sequence[str] = ("image",)
+) -> None:
     """Decode every distinct visual once, in a few threads (Pillow decodes outside the interpreter lock)."""
     indices: dict[Source[Any], list[int]] = {}
     for i, visual in enumerate(visuals):
@@ -207,4 +232,4 @@ def check_decodable(visuals: Sequence[InputVisual[Any] | None], problems: Proble
             window = distinct[start : start + CHECKED_AT_ONCE]
             for source, refused in zip(window, pool.map(failure, window), strict=True):
                 for index in indices[source] if refused is not None else ():
-                    problems.add(refused.problem("images", index))  # type: ignore[union-attr]
+                    problems.add(refused.problem(_ARGUMENTS[media[0]], index))  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from capeval_core.errors import Problems, wrong_option
-from capeval_core.inputs.media import check_decodable, check_visuals
+from capeval_core.inputs.media import argument_of, check_decodable, check_visuals
 from capeval_core.inputs.sources import InRgb, Source
 from capeval_core.inputs.texts import (
     check_candidates,
@@ -17,13 +17,15 @@ from capeval_core.inputs.texts import (
     other_length,
     warn_of_written_lists,
 )
+from capeval_core.inputs.visual import InputReferences
 
 
 @dataclass(frozen=True)
 class Samples:
     """Checked input. All sequences have one entry per caption.
 
-    `images` holds visuals of the media that the metric takes: `InputImage`, `InputFrames` or `InputBoxes`.
+    `images` holds visuals of the media that the metric takes: `InputImage`, `InputFrames` or `InputBoxes`;
+    `InputReferences` for a metric on texts alone.
     `indices` holds each row's position in the input as it was handed in: a window or a selection keeps it.
     """
 
@@ -108,7 +110,8 @@ def check_samples(
     on_error: "raise" decodes every distinct visual now; "nan" leaves them to their `load`, so that a broken
         file costs its own row later. What can never work (lengths, types, None) raises with both.
     empty: "error" refuses empty and whitespace-only captions and references; "score" lets them through.
-    media: the kinds of visuals that the metric takes: "image", "video", "boxes".
+    media: the kinds of visuals that the metric takes: "image", "video", "boxes"; none for texts alone, whose
+        references then stand for the image.
 
     Raises InputError or InputTypeError, which are ValueError and TypeError, with all problems.
 
@@ -126,12 +129,14 @@ def check_samples(
     problems = _check_choices(on_error, empty)
     texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
-    fix = "give one image per caption, and repeat it for further captions"
-    visuals = _check_visuals(images, rows, fix, media, problems)
+    fix = "give one {} per caption, and repeat it for further captions"
+    visuals = _check_visuals(images, rows, fix, media, problems) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
-    if on_error == "raise":
-        check_decodable(visuals, problems)
+    if on_error == "raise" and media:
+        check_decodable(visuals, problems, media)
     problems.raise_if_any()
+    if not media:
+        visuals = [InputReferences.of(row, f"references[{i}]") for i, row in enumerate(compared or [])]
     checked = [text for text in texts or [] if text is not None]
     warn_of_written_lists(checked)
     return Samples(checked, visuals, compared, range(len(checked)))
@@ -167,10 +172,10 @@ def check_pools(
     problems = _check_choices(on_error, empty)
     pools = check_candidates(captions, empty, problems)
     rows = None if pools is None else len(pools)
-    fix = "give each image one pool, a list of its candidates"
+    fix = "give each {} one pool, a list of its candidates"
     visuals = _check_visuals(images, rows, fix, media, problems)
     if on_error == "raise":
-        check_decodable(visuals, problems)
+        check_decodable(visuals, problems, media)
     problems.raise_if_any()
     texts = [text for pool in pools or [] for text in pool]
     warn_of_written_lists(texts)
@@ -195,9 +200,10 @@ def _check_visuals(
     images: Any, rows: int | None, fix: str, media: Sequence[str], problems: Problems
 ) -> list[Any]:
     """A visual per row, None where the value can be none."""
+    argument = str(argument_of(media))
     visuals = check_visuals(images, problems, media)
     if rows is not None and visuals is not None and (rows or visuals) and rows != len(visuals):
-        problems.add(other_length("captions", rows, "images", len(visuals), fix))
+        problems.add(other_length("captions", rows, argument, len(visuals), fix.format(argument[:-1])))
     return visuals or []
 
 

@@ -66,10 +66,11 @@ def is_dataset_column(value: Any) -> bool:
 
 
 class UndecodedColumn:
-    """Rows as stored, one at a time: a dict for an Image feature, a str for paths, None for a missing one.
+    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths, None for none.
 
     Decoding by `datasets` turns a photograph upright (EXIF) and converts modes; the published metrics see the
-    file as it is. So the rows are taken from the Arrow table beneath: {"bytes", "path"} as stored.
+    file as it is. Videos it decodes by a package of its own. So the rows are taken from the Arrow table
+    beneath: {"bytes", "path"} as stored.
     """
 
     def __init__(self, table: Any, names: list[str]) -> None:
@@ -89,7 +90,7 @@ class UndecodedColumn:
             names.insert(0, root.column_name)
             root = root.source
         transformed = root.format["type"] == "custom"
-        if transformed or type(column.features).__name__ not in ("Image", "Value"):
+        if transformed or type(column.features).__name__ not in ("Image", "Video", "Value"):
             return column
         return cls(root.with_format("arrow").select_columns([names[0]]), names)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
 import stat
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from PIL import Image
 
@@ -62,16 +65,20 @@ class Encoded(Source[Image.Image]):
     def read(self) -> bytes: ...
 
     def compute_key(self) -> str:
-        return _file_key(self.read())
+        return file_key(io.BytesIO(self.read()))
 
     def decode(self, reduced: bool = False) -> Image.Image:
         data = self.read()
-        self._key = self._key or _file_key(data)
+        self._key = self._key or file_key(io.BytesIO(data))
         return decode(data, self.name, reduced)
 
 
-def _file_key(data: bytes) -> str:
-    return "file:" + hashlib.blake2b(data, digest_size=16).hexdigest()
+def file_key(file: IO[bytes]) -> str:
+    """The content key of an open file; it is never in memory as a whole."""
+    digest = hashlib.blake2b(digest_size=16)
+    while part := file.read(1 << 20):
+        digest.update(part)
+    return f"file:{digest.hexdigest()}"
 
 
 @dataclass(eq=False, slots=True)
@@ -106,25 +113,39 @@ class InMemory(Encoded):
 def read_file(path: str, content: str = "image") -> bytes:
     """The bytes of a regular file that is not empty and not too long; Refused otherwise."""
     name = quoted(path)
+    with open_file(path, content, LONGEST_FILE) as file:
+        try:
+            data = file.read()
+        except (OSError, ValueError) as error:
+            raise _unreadable(name, error) from None
+    if not data:
+        raise Refused(f"{name} is empty (zero bytes)")
+    return data
+
+
+def open_file(path: str, content: str = "image", longest: int | None = None) -> IO[bytes]:
+    """A regular file of at most so many bytes, open for reading; Refused otherwise."""
+    name = quoted(path)
     try:
         status = os.stat(path)  # noqa: PTH116  (a Path per image costs more than the call)
         if stat.S_ISDIR(status.st_mode):
             raise Refused(f"{name} is a folder", f"pass the path of one {content}")
         if not stat.S_ISREG(status.st_mode):
             raise Refused(f"{name} is not a regular file")
-        if status.st_size > LONGEST_FILE:
+        if longest is not None and status.st_size > longest:
             raise Refused(f"{name} has {status.st_size:,} bytes", f"too many for one {content}")
-        data = Path(path).read_bytes()
+        return Path(path).open("rb")
     except (FileNotFoundError, NotADirectoryError):
         fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
         raise Refused(f"there is no file {name}", fix) from None
     except PermissionError:
         raise Refused(f"cannot read {name} (permission denied)") from None
     except (OSError, ValueError) as error:
-        raise Refused(f"cannot read {name} ({getattr(error, 'strerror', None) or error})") from None
-    if not data:
-        raise Refused(f"{name} is empty (zero bytes)")
-    return data
+        raise _unreadable(name, error) from None
+
+
+def _unreadable(name: str, error: Exception) -> Refused:
+    return Refused(f"cannot read {name} ({getattr(error, 'strerror', None) or error})")
 
 
 class Pixels(Source[Image.Image]):
@@ -205,3 +226,21 @@ class InRgb(Source[Image.Image]):
             return image.convert("RGB")
         except ValueError as error:  # e.g. no way from the mode La to RGB
             raise Refused(f"cannot convert {self.name} ({image.mode}) to RGB: {error}") from None
+
+
+@dataclass(eq=False, slots=True)
+class Texts(Source[Any]):
+    """The references of an image that nobody opens."""
+
+    texts: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        return f"the image with {len(self.texts)} references"
+
+    def compute_key(self) -> str:
+        content = json.dumps(list(self.texts)).encode()
+        return "references:" + hashlib.blake2b(content, digest_size=16).hexdigest()
+
+    def decode(self, reduced: bool = False) -> Any:
+        raise Refused("not opened by a metric on texts alone", verb="is")

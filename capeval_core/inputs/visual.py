@@ -23,10 +23,18 @@ from capeval_core.errors import Problems
 from capeval_core.inputs.arrays import source_of_array, source_of_tensor
 from capeval_core.inputs.decoding import ImageError, Refused, quoted
 from capeval_core.inputs.sequences import is_tensor, shape_of
-from capeval_core.inputs.sources import FromPIL, InMemory, Loaded, OnDisk, Source
+from capeval_core.inputs.sources import FromPIL, InMemory, Loaded, OnDisk, Source, Texts
 from capeval_core.values import described
 
-__all__ = ["ImageError", "InputImage", "InputVisual", "Visual", "image_source", "local_path"]
+__all__ = [
+    "ImageError",
+    "InputImage",
+    "InputReferences",
+    "InputVisual",
+    "Visual",
+    "image_source",
+    "local_path",
+]
 
 ACCEPTED = (
     "a path (str or PathLike), bytes, a PIL image, a numpy array, a torch tensor or "
@@ -100,12 +108,12 @@ class InputVisual(ABC, Generic[Loaded]):
         Files and bytes are keyed by their bytes (`file:...`), decoded images by mode, size, palette and
         pixels (`pixels:...`), frames by their keys in order, box features by their numbers.
         """
-        with self._named():
+        with self.named():
             return self.source.key
 
     def load(self) -> Loaded:
         """The content, decoded. Raises ImageError."""
-        with self._named():
+        with self.named():
             return self.source.decode()
 
     def check(self) -> None:
@@ -114,11 +122,11 @@ class InputVisual(ABC, Generic[Loaded]):
         A whole image file is decoded, but a JPEG at an eighth of its size, so that nearly only the entropy
         decoding is paid, which is where truncation and damage show.
         """
-        with self._named():
+        with self.named():
             self.source.decode(reduced=True)
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def named(self) -> Iterator[None]:
         """Let what is refused be a problem with this visual."""
         try:
             yield
@@ -142,11 +150,12 @@ def image_source(value: Any) -> Source[Image.Image]:
     if isinstance(value, (str, os.PathLike)):
         return OnDisk(local_path(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return InMemory(_bytes_of(value))
+        return InMemory(bytes_of(value))
     if isinstance(value, Image.Image):
         return FromPIL(value)
     if isinstance(value, Mapping):
-        return _source_of_dict(value)
+        data, path = content_of_dict(value)
+        return OnDisk(path) if data is None else InMemory(data, path or None)
     if is_tensor(value):
         return source_of_tensor(value)
     if shape_of(value) and hasattr(value, "__array_interface__"):
@@ -155,14 +164,14 @@ def image_source(value: Any) -> Source[Image.Image]:
     raise Refused(described(value), f"expected {ACCEPTED}{fix}", verb="is", kind=TypeError)
 
 
-def local_path(value: str | os.PathLike[Any]) -> str:
+def local_path(value: str | os.PathLike[Any], content: str = "images") -> str:
     """A path that is not empty and no address; Refused otherwise."""
     path = _path_text(value)
     if not path:
         raise Refused("the path is empty")
     if URL.match(path):
         fix = "pass the path without file://" if path.startswith("file:") else "download it first"
-        raise Refused(f"{quoted(path)} is a URL, and images are never fetched; {fix}")
+        raise Refused(f"{quoted(path)} is a URL, and {content} are never fetched; {fix}")
     return path
 
 
@@ -174,14 +183,18 @@ def _path_text(value: str | os.PathLike[Any]) -> str:
         raise Refused(found, verb="is", kind=TypeError) from None
 
 
-def _bytes_of(value: bytes | bytearray | memoryview) -> bytes:
+def bytes_of(value: bytes | bytearray | memoryview) -> bytes:
     try:
         return bytes(value)
     except ValueError as error:
         raise Refused(f"{described(value)} that gives no bytes ({error})", verb="is") from None
 
 
-def _source_of_dict(value: Mapping[Any, Any]) -> Source[Image.Image]:
+def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[bytes | None, str]:
+    """The bytes that a dict {"bytes", "path"} of a dataset holds, None where it has a path alone; the path.
+
+    Refused for any other dict.
+    """
     if not value.keys() & {"bytes", "path"}:
         found = ", ".join(map(repr, list(value)[:5]))
         raise Refused(f'a dict needs the keys "bytes" and "path", found {found or "none"}')
@@ -192,9 +205,9 @@ def _source_of_dict(value: Mapping[Any, Any]) -> Source[Image.Image]:
     if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
         raise Refused(described(data), "expected bytes or None", verb="is", index=("bytes",), kind=TypeError)
     if data is not None:
-        return InMemory(_bytes_of(data), None if path is None else _path_text(path))
+        return bytes_of(data), "" if path is None else _path_text(path)
     if path is not None:
-        return OnDisk(local_path(path))
+        return None, local_path(path, content)
     raise Refused('both "bytes" and "path" are None')
 
 
@@ -217,3 +230,19 @@ class InputImage(InputVisual[Image.Image]):
     __slots__ = ()
     medium = "image"
     source_of = staticmethod(image_source)
+
+
+class InputReferences(InputVisual[Any]):
+    """What an image is to a metric on texts alone: its references, by which its captions are grouped.
+
+    >>> first, second = InputReferences.of(["a dog", "a cat"]), InputReferences.of(["a dog", "a cat"])
+    >>> first.key == second.key
+    True
+    """
+
+    __slots__ = ()
+    medium = "references"
+
+    @staticmethod
+    def source_of(value: Any) -> Source[Any]:
+        return Texts(value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -23,10 +23,11 @@ from datasets import Features, Value
 
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean, renamed
+from capeval_core.inputs.media import ARGUMENTS, argument_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
-from capeval_core.registry import metric_class
+from capeval_core.registry import MEDIA_VARIANTS, media_of, metric_class
 from capeval_core.result import Result
 
 ONE_DAY = 86_400.0
@@ -34,6 +35,9 @@ ONE_DAY = 86_400.0
 RANK_STRIDE = 2**40
 """Rows of process r have the indices from r times this: unique everywhere, and sorted by process."""
 
+_DEFAULT = "default"
+"""evaluate's name of the configuration that nobody names."""
+_INPUTS = ("predictions", *ARGUMENTS, "references")
 _OWN_KEYWORDS = inspect.signature(evaluate.EvaluationModule.__init__).parameters.keys()
 
 
@@ -41,12 +45,14 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     """A caption metric as `evaluate.load` gives it; a module file subclasses it and names its metric.
 
     Args:
+        config_name: the medium, for metrics that exist for several: `evaluate.load("metrics/pacs", "video")`;
+            None or "default": the metric's first.
         timeout: seconds that the processes of a distributed evaluation wait for each other.
         **keywords: evaluate's own (`num_process`, `experiment_id`, ...) and the metric's options (`weights`,
             `device`, ...). The weights are opened now.
 
     Raises:
-        TypeError, ValueError: an unknown keyword, or a wrong value of an option.
+        TypeError, ValueError: an unknown configuration or keyword, or a wrong value of an option.
     """
 
     metric_name: ClassVar[str]
@@ -54,34 +60,45 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     def __init__(self, config_name: str | None = None, *, timeout: float = ONE_DAY, **keywords: Any) -> None:
         own = {name: keywords.pop(name) for name in _OWN_KEYWORDS & keywords.keys()}
-        self.options = self.metric_type().Options.of(self.metric_name, keywords)
+        self.metric_type = self.configuration(config_name)
+        self.options = self.metric_type.Options.of(self.metric_name, keywords)
         if self.options.evidence:
+            medium = self.metric_type.variant
+            media = "" if medium is None else f"media={medium!r}, "
             raise ValueError(
                 "evidence=True: evaluate keeps numbers only, use "
-                f"capeval_core.load({self.metric_name!r}, evidence=True) for result.explain()"
+                f"capeval_core.load({self.metric_name!r}, {media}evidence=True) for result.explain()"
             )
-        if config_name not in (None, "default"):
-            raise ValueError(
-                f"config_name={config_name!r}: these modules have no configurations; did you mean "
-                f"weights={config_name!r}?"
-            )
-        self._warned_of_references = False
-        self._images_added = 0
+        self._warned: set[str] = set()
+        self._rows_added = 0
         super().__init__(config_name, timeout=timeout, **own)
         _ = self.metric  # now: wrong weights must not wait for the end of an epoch of training
 
     @classmethod
-    def metric_type(cls) -> type[CaptionMetric]:
-        """The class of the metric behind this module."""
-        return metric_class(cls.metric_name)
+    def configuration(cls, name: str | None = None) -> type[CaptionMetric]:
+        """The class of the metric behind a configuration of this module.
+
+        Raises:
+            ValueError: it has no such configuration.
+        """
+        if name in (None, _DEFAULT):
+            return metric_class(cls.metric_name)
+        variants = [medium for metric, medium in MEDIA_VARIANTS if metric == cls.metric_name]
+        if name in variants:
+            return metric_class(cls.metric_name, name)
+        known = ", ".join([_DEFAULT, *variants])
+        raise ValueError(
+            f"config_name={name!r}: {cls.metric_name} has no such configuration"
+            f"{did_you_mean(str(name), variants) or f'; did you mean weights={name!r}?'} (known: {known})"
+        )
 
     @cached_property
     def metric(self) -> CaptionMetric:
         """The metric behind this module."""
-        return self.metric_type()(self.options)
+        return self.metric_type(self.options)
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
-        metric = self.metric_type()
+        metric = self.metric_type
         described = describe_metric(metric)
         info = evaluate.EvaluationModuleInfo(
             description=str(described),
@@ -98,34 +115,35 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         self,
         *,
         prediction: str | Sequence[str] | None = None,
-        image: Any = None,
         reference: Sequence[str] | str | None = None,
-        **plural: Any,
+        **others: Any,
     ) -> None:
-        """Add one caption (or one list of candidates, for a metric that chooses) with its image.
+        """Add one caption (or one list of candidates, for a metric that chooses) with its `image` or `video`.
 
-        The plural names `predictions`, `images`, `references` mean the same here: one caption, one
-        image, and the references of this one caption. Many captions are faster in one `add_batch`.
+        The plural names `predictions`, `images`, `videos`, `references` mean the same here: one caption, one
+        image or video, and the references of this one caption. Many captions are faster in one `add_batch`.
         """
-        inputs = {"predictions": prediction, "images": image, "references": reference}
-        twice = [name for name in plural if inputs.get(name) is not None]
-        if twice:
-            raise TypeError(f"add: pass {twice[0][:-1]} or {twice[0]}, not both")
-        inputs |= {name: plural.pop(name) for name in list(plural) if name in inputs}
-        self._refuse_unknown("add", plural, ("prediction", "image", "reference"))
-        if inputs["references"] is None and not self.metric_type().needs_references:
-            del inputs["references"]
-        self.add_batch(**{name: [value] for name, value in inputs.items()})
+        given = {"prediction": prediction, "reference": reference, **others}
+        names = {name[:-1]: name for name in _INPUTS}
+        for one, name in names.items():
+            if given.get(one) is not None and given.get(name) is not None:
+                raise TypeError(f"add: pass {one} or {name}, not both")
+        self._refuse_unknown("add", given, [one for one, name in names.items() if name in self._taken], names)
+        values = {
+            name: given.get(name) if given.get(one) is None else given[one] for one, name in names.items()
+        }
+        there = {name for name, value in values.items() if name in self.features or value is not None}
+        batch: dict[str, Any] = {name: [value] for name, value in values.items() if name in there}
+        self.add_batch(**batch)
 
     def add_batch(
         self,
         *,
         predictions: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        images: Any = None,
         references: Sequence[Sequence[str] | str] | None = None,
-        **unknown: Any,
+        **others: Any,
     ) -> None:
-        """Check and encode captions with their images (and references); `compute` combines all batches.
+        """Check and encode captions with their `images` or `videos` (and references) for `compute`.
 
         A batch without any rows is welcome: with `num_process` a process may have none.
 
@@ -133,22 +151,37 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             ValueError, TypeError: everything that is wrong with the batch, of which nothing is added then; or
                 the metric needs statistics of the whole corpus: pass `evaluate.load(..., statistics=...)`.
         """
-        self._refuse_unknown("add_batch", unknown, ("predictions", "images", "references"))
-        self._add(predictions, images, references)
+        given = {"predictions": predictions, "references": references, **others}
+        self._refuse_unknown("add_batch", given, self._taken)
+        self._add(given)
 
-    def _add(self, predictions: Any, images: Any, references: Any, *, whole: bool = False) -> None:
+    @property
+    def _taken(self) -> list[str]:
+        """The inputs of this configuration, and images for texts alone, which stand beside other metrics."""
+        return [name for name in _INPUTS if name in self.features or not self.metric_type.media]
+
+    def _add(self, given: Mapping[str, Any], *, whole: bool = False) -> None:
         """Check, encode and store rows; `whole`: they are all that `compute` combines."""
-        metric = self.metric_type()
-        if references is not None and not metric.needs_references:
-            if not self._warned_of_references:
-                _warn(f"{metric.name} needs no references: they are ignored")
-                self._warned_of_references = True
+        metric = self.metric_type
+        for name, value in given.items():
+            if name not in self.features and value is not None and name not in self._warned:
+                of_texts = f"compares texts alone: {name}"
+                _warn(
+                    f"{metric.name} {of_texts if name != 'references' else 'needs no references: they'} "
+                    "are ignored"
+                )
+                self._warned.add(name)
+        predictions, visuals, references = (
+            given.get(name) for name in ("predictions", str(argument_of(metric.media)), "references")
+        )
+        if not metric.needs_references:
             references = None
-        if all(_has_no_rows(column) for column in (predictions, images, references or [])):
+        needed = [name for name in self.features if name != "references" or references is not None]
+        if all(_has_no_rows(given.get(name)) for name in needed):
             self._open_writer()
             return
         with renamed(captions="predictions"):
-            samples = self.metric.check(predictions, images, references)
+            samples = self.metric.check(predictions, visuals, references)
         opened = self.metric.prepared(samples) if whole else self.metric
         opened.check_prepared(opened.options)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
@@ -163,12 +196,11 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         self,
         *,
         predictions: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        images: Any = None,
         references: Sequence[Sequence[str] | str] | None = None,
         per_caption: bool = False,
-        **unknown: Any,
+        **others: Any,
     ) -> dict[str, Any] | None:
-        """Score what is passed here together with all that was added before, and start anew.
+        """Score what is passed here (`images` or `videos`, too) with all that was added before; start anew.
 
         Captions without a score (`on_error="nan"`) are left out of the mean, and a warning says how many.
 
@@ -182,12 +214,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         Raises:
             ValueError, TypeError: everything that is wrong with the input; or there is nothing to score.
         """
-        self._refuse_unknown("compute", unknown, ("predictions", "images", "references", "per_caption"))
-        metric = self.metric_type()
-        inputs = (predictions, images, references if metric.needs_references else None)
-        if any(column is not None for column in inputs):
-            whole = self.writer is None and self.num_process == 1
-            self._add(predictions, images, references, whole=whole)
+        given = {"predictions": predictions, "references": references, **others}
+        self._refuse_unknown("compute", given, [*self._taken, "per_caption"])
+        if any(given.get(name) is not None for name in self.features):
+            self._add(given, whole=self.writer is None and self.num_process == 1)
         self._open_writer()  # a process that never added takes part with no rows
         self.metric.flush()
         try:
@@ -208,7 +238,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         result = self.metric.combine(pa.Table.from_struct_array(predictions))
         if result.counts.failed:
             _warn_of_failures(result)
-        output: dict[str, Any] = {result.key: result.mean}
+        output: dict[str, Any] = dict(result.numbers)
         if per_caption:
             errors = [result.errors.get(i) for i in range(len(result.scores))]
             output["per_caption"] = {result.key: result.scores, **result.parts, "errors": errors}
@@ -219,29 +249,40 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if self.writer is None:
             self.selected_feature_format = self.features
             self._init_writer()
-            self._images_added = 0
+            self._rows_added = 0
 
     def _numbered(self, samples: Samples) -> Samples:
         """The batch with its numbers among all that was added, for rows and late messages."""
         start = len(self)
         of_process = f" of process {self.process_id}" if self.process_id else ""
-        numbers = [self._images_added + i for i in samples.places]
-        self._images_added = numbers[-1] + 1
+        numbers = [self._rows_added + i for i in samples.places]
+        self._rows_added = numbers[-1] + 1
+        argument = argument_of(self.metric_type.media) or "references"
         return replace(
             samples,
             indices=[self.process_id * RANK_STRIDE + start + i for i in samples.indices],
             images=[
-                image.at(f"images[{number}]{of_process}")
-                for number, image in zip(numbers, samples.images, strict=True)
+                visual.at(f"{argument}[{number}]{of_process}")
+                for number, visual in zip(numbers, samples.images, strict=True)
             ],
         )
 
-    def _refuse_unknown(self, method: str, unknown: dict[str, Any], known: tuple[str, ...]) -> None:
+    def _refuse_unknown(
+        self, method: str, given: Mapping[str, Any], known: Sequence[str], others: Iterable[str] = ()
+    ) -> None:
+        """Refuse arguments that this configuration does not have; references that it does not need pass."""
         problems = Problems()
         options = [described.name for described in describe_options(type(self.options))]
-        for name in unknown:
+        accepted = {*known, *self._taken, "references", *(name for name in others if name == "reference")}
+        for name in given:
+            medium = name.removesuffix("s")
+            if name in accepted:
+                continue
             if name in options:
                 fix = f": it is an option of the metric, pass it to evaluate.load(..., {name}=...)"
+            elif medium in media_of(self.metric_name):
+                configuration = medium if (self.metric_name, medium) in MEDIA_VARIANTS else _DEFAULT
+                fix = f": {medium}s are scored by evaluate.load(..., {configuration!r})"
             else:
                 fix = f"{did_you_mean(name, known)} (arguments: {', '.join(known)})"
             problems.add(f"{self.metric_name}.{method} has no argument {name!r}{fix}", kind=TypeError)
@@ -280,14 +321,17 @@ def _features(metric: type[CaptionMetric]) -> Features:
     evaluate wants a column for each input by its name, and hands over inputs by these names.
     """
     row = Features.from_arrow_schema(metric.ROW)
-    others = ["images", "references"] if metric.needs_references else ["images"]
-    return Features({"predictions": dict(row), **{name: Value("null") for name in others}})
+    inputs = [name for name in describe_metric(metric).inputs if name in _INPUTS]
+    return Features({name: Value("null") for name in inputs} | {"predictions": dict(row)})
 
 
 def _inputs_description(metric: type[CaptionMetric]) -> str:
-    example = "references=[[...], ...], " if metric.needs_references else ""
     described = describe_metric(metric)
     inputs = [f"{name}: {meaning}" for name, meaning in described.inputs.items()]
+    values = {"predictions": described.predictions, "references": "[...], ..."}
+    example = ", ".join(f"{name}=[{values.get(name, '...')}]" for name in described.inputs if name in _INPUTS)
+    configuration = "" if metric.variant is None else f', "{metric.variant}"'
+    weights = "" if metric.tiny is None else ', weights="tiny"'
     options = [
         f"{option.name} ({option.type}, default {option.default!r}): {option.help}"
         for option in describe_options(metric.Options)
@@ -301,9 +345,8 @@ def _inputs_description(metric: type[CaptionMetric]) -> str:
             "(longer than the text encoder reads, references too), empty.",
         ],
         "Example:": [
-            f'>>> metric = evaluate.load("metrics/{metric.name}", weights="tiny")',
-            f">>> metric.compute(predictions=[{described.predictions}], images=[...], "
-            f"{example}per_caption=True)",
+            f'>>> metric = evaluate.load("metrics/{metric.name}"{configuration}{weights})',
+            f">>> metric.compute({example}, per_caption=True)",
         ],
         "Options, keywords of `evaluate.load`:": options,
     }

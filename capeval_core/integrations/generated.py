@@ -67,12 +67,12 @@ def _decode(ids: Any, processor: Any) -> list[str]:
     return [text.strip() for text in texts]
 
 
-def rows_of_evaluation(batches: list[list[Row]], count: int, processes: int) -> list[Row]:
+def rows_of_evaluation(batches: list[list[Row]], count: int, processes: int, unit: str) -> list[Row]:
     """The `count` rows of the evaluation that ends with the last batch.
 
     Two kinds of rows are not its own: those of interrupted evaluations, which come before it, and the padding
     of the last batch of several processes, which repeats its first rows. ValueError if others than `count`
-    remain.
+    remain. unit: what the user gave `count` of, e.g. `images`.
     """
     start, rows = len(batches), 0
     while start and rows < count:  # without its last batch an evaluation holds fewer rows
@@ -83,9 +83,9 @@ def rows_of_evaluation(batches: list[list[Row]], count: int, processes: int) -> 
     padded = processes > 1 and _repeats(own[count:], own[:count] or own)
     if len(own) < count or (len(own) > count and not padded) or not _repeats(earlier, own[:count]):
         raise ValueError(
-            f"the evaluation gave {len(earlier) + len(own):,} captions, but there are {count:,} images: pass "
-            "the images (and references) of the evaluation set, one for each of its rows and in its order. "
-            "One CaptionMetrics belongs to one evaluation set: to evaluate several, set "
+            f"the evaluation gave {len(earlier) + len(own):,} captions, but there are {count:,} {unit}: "
+            f"pass the {unit} (and references) of the evaluation set, one for each of its rows and in its "
+            "order. One CaptionMetrics belongs to one evaluation set: to evaluate several, set "
             "trainer.compute_metrics to the one of each before trainer.evaluate"
         )
     return own[:count]

@@ -14,6 +14,8 @@ from capeval_core.options import Options
 from capeval_core.registry import metric_class
 from capeval_core.values import described
 
+OF_REFERENCES = "references"
+"""The `corpus_texts` of metrics whose statistics do not change with the captions."""
 _WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
 
 
@@ -28,12 +30,22 @@ class ChosenMetric:
         return self.metric(self.options)
 
 
-def choose_metrics(metrics: Any, options: Mapping[str, Any], cache: FeatureCache) -> list[ChosenMetric]:
+def choose_metrics(
+    metrics: Any,
+    options: Mapping[str, Any],
+    cache: FeatureCache,
+    *,
+    media: str | None = None,
+    has_references: bool = False,
+) -> list[ChosenMetric]:
     """Metrics in their order, each with `empty="score"`: a young captioner may write nothing.
 
     metrics: a name, a dict with `name` and options, a metric that is open already, or a list of those.
     options: of every metric that is given by name; a dict's own come first.
     cache: for the metrics that have no other one.
+    media: of the metrics that are given by name and are about visuals, unless a dict has its own `media`.
+    has_references: whether all references will be at hand before a caption is encoded, so that statistics can
+        be made of them for the metrics that need any.
     """
     single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
     listed = [metrics] if single else metrics
@@ -56,16 +68,14 @@ def choose_metrics(metrics: Any, options: Mapping[str, Any], cache: FeatureCache
         )
     problems.raise_if_any()
     for i, one in enumerate(listed):
-        if isinstance(one, CaptionMetric):
-            metric = type(one)
-        else:
-            metric = metric_class(one if isinstance(one, str) else one["name"])
+        metric = type(one) if isinstance(one, CaptionMetric) else _class_of(one, media)
         if metric.relative:
             wrong(i, f"{metric.name} is no measure of training, {metric.relative}", "", "")
     problems.raise_if_any()
-    chosen = [_chosen(one, options, cache) for one in listed]
+    chosen = [_chosen(one, options, cache, media) for one in listed]
     for one in chosen:
-        one.metric.check_prepared(one.options)
+        if not (has_references and one.metric.corpus_texts == OF_REFERENCES):
+            one.metric.check_prepared(one.options)
     keys = [one.metric.key for one in chosen]
     for i, key in enumerate(keys):
         if key in keys[:i]:
@@ -74,16 +84,27 @@ def choose_metrics(metrics: Any, options: Mapping[str, Any], cache: FeatureCache
     return chosen
 
 
+def _class_of(metric: str | Mapping[str, Any], media: str | None) -> type[CaptionMetric]:
+    """The class of a metric that is given by name; one on texts alone is the same for all media."""
+    name, own = (metric, None) if isinstance(metric, str) else (metric["name"], metric.get("media"))
+    if own is None and not metric_class(name).media:
+        return metric_class(name)
+    return metric_class(name, media if own is None else own)
+
+
 def _chosen(
-    metric: str | Mapping[str, Any] | CaptionMetric, options: Mapping[str, Any], cache: FeatureCache
+    metric: str | Mapping[str, Any] | CaptionMetric,
+    options: Mapping[str, Any],
+    cache: FeatureCache,
+    media: str | None,
 ) -> ChosenMetric:
     if isinstance(metric, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
         class_, chosen = type(metric), replace(metric.options, empty="score")
     else:
         own = {"name": metric} if isinstance(metric, str) else dict(metric)
-        name = own.pop("name")
-        class_ = metric_class(name)
+        class_, name = _class_of(metric, media), own.pop("name")
+        own.pop("media", None)
         chosen = class_.Options.of(name, {"empty": "score", **options, **own})
     defaults = {"cache": cache, "device": own_device()}
     missing: dict[str, Any] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 from capeval_core.cache import DEFAULT_BYTES, FeatureCache, Floats, kind_of
 from capeval_core.errors import Problems
+from capeval_core.inputs.media import argument_of
 from capeval_core.integrations.opening import choose_metrics
 from capeval_core.metric import CaptionMetric
 
@@ -26,8 +27,8 @@ def reward(metric: Any, **options: Any) -> Reward:
 
     Args:
         metric: a name, a dict such as `{"name": "pacs", "w": 2.5}`, or a metric of `capeval_core.load`.
-        **options: of a metric given by name: `weights`, `device`, `batch_size`, ... Empty captions are
-            scored as the bare prompt: `empty="score"` is the default here.
+        **options: of a metric given by name: `weights`, `device`, `batch_size`, ..., and `media="video"` for
+            one on videos. Empty captions are scored as the bare prompt: `empty="score"` is the default here.
 
     Raises:
         TypeError, ValueError: a metric or an option that does not exist; weights that could not be loaded;
@@ -45,7 +46,8 @@ class Reward:
     """The reward function that `reward` makes; it can be pickled."""
 
     def __init__(self, metric: Any, options: Mapping[str, Any]) -> None:
-        chosen = choose_metrics(metric, options, ImageFirst())
+        own = dict(options)
+        chosen = choose_metrics(metric, own, ImageFirst(), media=own.pop("media", None))
         if len(chosen) != 1:
             raise ValueError(f"reward takes one metric, found {len(chosen)}: make one reward of each")
         self.metric = chosen[0].open()
@@ -57,7 +59,9 @@ class Reward:
         images: Any = None,
         references: Any = None,
         *,
+        videos: Any = None,
         image: Any = None,
+        video: Any = None,
         **columns: Any,
     ) -> list[float]:
         """The score of each caption.
@@ -73,20 +77,24 @@ class Reward:
                 file from there: the score is exactly that of the same pixels in a PNG. Pass them as they
                 are before normalisation.
             references: n lists of texts, for metrics that compare with references.
-            image: TRL's other name for `images`.
+            videos: n videos, for a metric on videos: tensors (frames, 3, height, width) or one (n, frames, 3,
+                height, width), lists of frames, paths.
+            image, video: TRL's other names for `images` and `videos`. What the metric is not about is ignored
+                as other columns are.
             columns: everything else that TRL passes is ignored.
 
         Raises:
             TypeError, ValueError: everything that is wrong with the input, all of it at once.
         """
-        if images is None:
-            images = image
-        elif image is not None:
-            raise TypeError("reward: pass images or image, not both")
+        given = {"images": images, "image": image, "videos": videos, "video": video}
+        argument = argument_of(self.metric.media)
+        names = [] if argument is None else [argument, argument.removesuffix("s")]
+        if len(values := [given[name] for name in names if given[name] is not None]) > 1:
+            raise TypeError(f"reward: pass {' or '.join(names)}, not both")
         result = self.metric.score(
             _texts(completions),
-            _in_memory(images),
-            references if self.metric.needs_references else None,
+            references=references if self.metric.needs_references else None,
+            **({} if argument is None else {argument: _in_memory(values[0] if values else None, argument)}),
         )
         return result.scores
 
@@ -103,7 +111,8 @@ def shown(metric: CaptionMetric) -> str:
     """
     from capeval_core.models.device import resolve_device
 
-    return f"{metric.key} on {resolve_device(metric.options.device)}: {metric.signature()}"
+    device = "" if metric.default_weights is None else f" on {resolve_device(metric.options.device)}"
+    return f"{metric.key}{device}: {metric.signature()}"
 
 
 class ImageFirst(FeatureCache):
@@ -149,20 +158,27 @@ def _last_message(completion: Any) -> Any:
     return content
 
 
-def _in_memory(images: Any) -> Any:
-    """Images, copied from a device once: their pixels are read several times."""
-    if type(images).__module__ == "torch" and hasattr(images, "cpu"):
-        return images.detach().cpu()
-    if not isinstance(images, (list, tuple)):
-        return images
+def _in_memory(visuals: Any, argument: str) -> Any:
+    """Visuals, copied from a device once: their pixels are read several times."""
+    if _is_tensor(visuals):
+        return visuals.detach().cpu()
+    if not isinstance(visuals, (list, tuple)):
+        return visuals
     problems = Problems()
     copied = []
-    for i, one in enumerate(images):
-        if isinstance(one, (list, tuple)):
+    for i, one in enumerate(visuals):
+        if isinstance(one, (list, tuple)) and argument == "images":
             if len(one) != 1:
                 problems.add(f"images[{i}] has {len(one)} images: a caption is scored with exactly one")
                 continue
             one = one[0]
-        copied.append(one.detach().cpu() if type(one).__module__ == "torch" and hasattr(one, "cpu") else one)
+        if isinstance(one, (list, tuple)):
+            copied.append([part.detach().cpu() if _is_tensor(part) else part for part in one])
+        else:
+            copied.append(one.detach().cpu() if _is_tensor(one) else one)
     problems.raise_if_any()
     return copied
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__module__ == "torch" and hasattr(value, "cpu")

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from capeval_core.cache import RecentFeatures
 from capeval_core.errors import Problems, renamed
-from capeval_core.inputs.media import check_decodable, check_visuals
 from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.texts import check_captions, check_references
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.texts import check_captions
+from capeval_core.integrations.evaluation_set import EvaluationSet, GivenVisuals, samples_for
 from capeval_core.integrations.generated import Row, rows_of, rows_of_evaluation
-from capeval_core.integrations.opening import ChosenMetric, choose_metrics
+from capeval_core.integrations.opening import choose_metrics
 from capeval_core.integrations.processes import gather_tables, processes, share
 from capeval_core.integrations.rewards import shown
 from capeval_core.metric import CaptionMetric
@@ -35,9 +32,12 @@ class CaptionMetrics:
             compute_metrics=CaptionMetrics(processor, images=images, references=references),
         )
 
-    Images and references are encoded at the first evaluation and kept as long as this object lives,
-    whatever their number; later evaluations encode new captions only. Memory holds the features of images,
-    references and the captions of one evaluation (about 2.5 KB each with ViT-B/32).
+    Images, or videos, and references are encoded at the first evaluation and kept as long as this object
+    lives, whatever their number; later evaluations encode new captions only. Memory holds the features of
+    images (or of all frames), references and the captions of one evaluation, about 2.5 KB each with ViT-B/32.
+
+    Metrics on texts alone stand beside the others: `metrics=["pacs", "cider"]`. Statistics of the references,
+    such as CIDEr's document frequencies, are made of those of the whole evaluation set, once.
 
     Works with `batch_eval_metrics=True` too. With several processes each scores its share and all return the
     same numbers, so all of them must call it, as Trainers do. A Trainer calls it only where the evaluation
@@ -48,16 +48,18 @@ class CaptionMetrics:
             `batch_decode(ids, skip_special_tokens=True)`.
         images: images of the evaluation set, one for each of its rows and in its order: whatever
             `CaptionMetric.score` takes, such as paths or a `datasets` column. Read and checked now.
+            None for metrics on videos, or on texts alone.
+        videos: videos of the evaluation set instead of images; names then mean metrics on videos.
         references: per row a list of texts, or one text, for metrics that compare with references; None: the
-            row's labels, decoded, are its only reference.
+            row's labels, decoded, are its only reference (metrics on texts alone need them given).
         metrics: names, dicts such as `{"name": "pacs", "w": 2.5}`, or metrics of `capeval_core.load`.
         **options: of all metrics that are given by name, e.g. `weights`, `device`, `batch_size`. Empty
             captions are scored as the bare prompt: `empty="score"` is the default here.
 
     Raises:
-        TypeError, ValueError: everything that is wrong with images and references, before training starts;
-            a metric or an option that does not exist; weights that could not be loaded; no `statistics` for a
-            metric that needs those of the whole corpus.
+        TypeError, ValueError: everything that is wrong with images, videos and references, before training
+            starts; a metric or an option that does not exist; weights that could not be loaded; no
+            `statistics` for a metric that needs those of captions, which change with each evaluation.
 
     The order matters: captions meet images by their position. `train_sampling_strategy="group_by_length"`
     reorders evaluation sets too, so it cannot be used.
@@ -77,7 +79,7 @@ class CaptionMetrics:
     captions: list[str]
     """Captions of the last evaluation, decoded."""
     cache: RecentFeatures
-    """Features of the images, the references and the last captions."""
+    """Features of the images or frames, the references and the last captions."""
     results: dict[str, Result]
     """By the metric's name, the last evaluation: scores of each caption, signature, interval, comparison."""
 
@@ -85,7 +87,8 @@ class CaptionMetrics:
         self,
         processor: Any,
         *,
-        images: Any,
+        images: Any = None,
+        videos: Any = None,
         references: Any = None,
         metrics: Any = ("pacs", "refpacs"),
         **options: Any,
@@ -97,10 +100,11 @@ class CaptionMetrics:
             )
         self.processor = processor
         self.cache = RecentFeatures()
-        chosen = choose_metrics(metrics, options, self.cache)
+        given = GivenVisuals.among(images=images, videos=videos)
+        chosen = choose_metrics(metrics, options, self.cache, media=given.medium, has_references=True)
         self._compares = any(one.metric.needs_references for one in chosen)
         self._empty = "error" if any(one.options.empty == "error" for one in chosen) else "score"
-        self._images, self._references = self._check(images, references, chosen)
+        self._set = EvaluationSet.checked(given, references, chosen, self._empty)
         self.metrics = [one.open() for one in chosen]
         self._batches: list[list[Row]] = []
         self._labels: list[str] | None = None
@@ -124,11 +128,13 @@ class CaptionMetrics:
             self._batches = batches
             return {}
         rank, size = processes()
-        samples = self._samples(rows_of_evaluation(batches, len(self._images), size))
+        samples = self._samples(rows_of_evaluation(batches, len(self._set), size, self._set.unit))
+        # Statistics of all references stay those of the first evaluation; each process has all of them.
+        self.metrics = [metric.prepared(samples_for(metric, samples)) for metric in self.metrics]
         tables = gather_tables(lambda: [self._encode(metric, samples) for metric in self.metrics])
         self.captions = samples.captions
         self.results = {
-            metric.name: metric.combine(table, samples=_samples_for(metric, samples))
+            metric.name: metric.combine(table, samples=samples_for(metric, samples))
             for metric, table in zip(self.metrics, tables, strict=True)
         }
         self.cache.forget_unused()
@@ -136,39 +142,13 @@ class CaptionMetrics:
             _warn_of_empty(self.captions)
             for result in self.results.values():
                 _warn_of_failures(result)
-        return {result.key: result.mean for result in self.results.values()}
+        return {key: value for result in self.results.values() for key, value in result.numbers.items()}
 
     def __repr__(self) -> str:
-        inputs = [f"images: {len(self._images):,}"]
+        inputs = [str(self._set)]
         if self._compares:
-            inputs.append(f"references: {'labels' if self._references is None else 'given'}")
-        return f"CaptionMetrics({'; '.join([*inputs, *map(shown, self.metrics)])})"
-
-    def _check(
-        self, images: Any, references: Any, chosen: Sequence[ChosenMetric]
-    ) -> tuple[list[InputImage], list[list[str]] | None]:
-        """Images and references of the evaluation set, checked by the options of the metrics."""
-        problems = Problems()
-        if isinstance(images, Mapping):
-            problems.add(
-                "images is a dict: one CaptionMetrics belongs to one evaluation set, pass its images",
-                TypeError,
-            )
-            problems.raise_if_any()
-        images = check_visuals(images, problems)
-        if images == []:
-            problems.add("images is empty: there is nothing to caption")
-        compared = None
-        if references is not None and self._compares:
-            count = None if images is None else len(images)
-            compared = check_references(references, count, self._empty, problems, per="images")
-        elif references is not None:
-            names = ", ".join(one.metric.name for one in chosen)
-            warnings.warn(f"{names}: no references are needed, they are ignored", stacklevel=3)
-        if any(one.options.on_error == "raise" for one in chosen):
-            check_decodable(images or [], problems)
-        problems.raise_if_any()
-        return [image for image in images or [] if image is not None], compared
+            inputs.append(f"references: {'labels' if self._set.references is None else 'given'}")
+        return f"CaptionMetrics({'; '.join(filter(None, [*inputs, *map(shown, self.metrics)]))})"
 
     def _samples(self, rows: list[Row]) -> Samples:
         """The evaluation set with the captions of these rows."""
@@ -177,7 +157,7 @@ class CaptionMetrics:
         with renamed(captions="predictions"):
             problems.raise_if_any()
         labels = [row.label for row in rows if row.label is not None]
-        references = self._references
+        references = self._set.references
         if references is None and self._compares:
             if len(labels) != len(rows):
                 raise ValueError(
@@ -187,18 +167,13 @@ class CaptionMetrics:
             references = [[label] for label in labels]
         if len(labels) == len(rows):
             self._compare_with_first(labels)
-        return Samples(
-            captions=[caption for caption in captions or [] if caption is not None],
-            images=self._images,
-            references=references,
-            indices=range(len(rows)),
-        )
+        return self._set.samples([caption for caption in captions or [] if caption is not None], references)
 
     def _compare_with_first(self, labels: list[str]) -> None:
         """Labels show whether captions meet their own images, as far as labels can."""
         if self._labels is None:
-            if self._references is not None:
-                _refuse_misplaced(labels, self._references)
+            if self._set.references is not None:
+                _refuse_misplaced(labels, self._set.references)
             self._labels = labels
         elif labels != self._labels:
             warnings.warn(
@@ -209,16 +184,12 @@ class CaptionMetrics:
 
     def _encode(self, metric: CaptionMetric, samples: Samples) -> pa.Table:
         """Rows of this process's share of the captions."""
-        part = _samples_for(metric, samples).select(share(len(samples)))
+        part = samples_for(metric, samples).select(share(len(samples)))
         if not len(part):
             return metric.ROW.empty_table()
         table = metric.encode_all(part)
         metric.flush()
         return table
-
-
-def _samples_for(metric: CaptionMetric, samples: Samples) -> Samples:
-    return samples if metric.needs_references else replace(samples, references=None)
 
 
 def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:

@@ -8,23 +8,27 @@ consensus score from it, its released code uses scikit-learn's TF-IDF instead.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, count
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import did_you_mean
+from capeval_core.phrases.ngrams import (
+    LONGEST,
+    Floats,
+    Ngrams,
+    TextBlock,
+    Tokens,
+    length_penalty,
+    reciprocal,
+    sums_by,
+)
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Tokens = Sequence[str]
 Kind = Literal["cider", "cider_d"]
 Documents = Literal[
     "doc_caption_within_pool",
@@ -37,10 +41,6 @@ Documents = Literal[
 or (as when COCO's scorer is called on a pool) the others of each caption; of one pool or of all pools.
 `doc_leave_one_out_within_pool` is degenerate: an n-gram that two captions share is in every document, so that
 every score is 0."""
-LONGEST = 4
-"""Words of the longest n-gram of CIDEr."""
-SIGMA = 6.0
-"""Width of CIDEr-D's penalty for different lengths."""
 _BLOCK = 200_000  # words at a time where pools are independent, which bounds memory
 
 
@@ -80,7 +80,7 @@ def consensus(
     agreement = _agreement if kind == "cider" else _agreement_d
     scores: list[Floats] = []
     for part in _blocks(pools, _BLOCK) if documents.endswith("within_pool") else [pools]:
-        block = _Block(part)
+        block = TextBlock(part)
         total = np.zeros(len(block.pool))
         for grams in block.grams(LONGEST):
             weights = grams.count * _idf(block, grams, documents)[grams.gram]
@@ -107,7 +107,7 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
     scores: list[Floats] = []
     tokens = [[_WORD.findall(caption.lower()) for caption in pool] for pool in pools]
     for part in _blocks(tokens, _BLOCK):
-        block = _Block(part)
+        block = TextBlock(part)
         dots = np.zeros(len(block.pool))
         squares = np.zeros(len(block.pool))
         levels = []
@@ -115,13 +115,13 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
             size = block.sizes[grams.pool_of_gram(block)]
             idf = np.log((1 + size) / (1 + grams.frequency())) + 1
             weights = grams.count * idf[grams.gram]
-            squares += _sums(grams.caption, weights**2, len(squares))
+            squares += sums_by(grams.caption, weights**2, len(squares))
             levels.append((grams, weights))
-        inverse = _inverse(np.sqrt(squares))
+        inverse = reciprocal(np.sqrt(squares))
         for grams, weights in levels:
             unit = weights * inverse[grams.caption]
-            together = _sums(grams.gram, unit, grams.kinds)
-            dots += _sums(grams.caption, unit * together[grams.gram], len(dots))
+            together = sums_by(grams.gram, unit, grams.kinds)
+            dots += sums_by(grams.caption, unit * together[grams.gram], len(dots))
         others = block.sizes[block.pool] - 1
         mean = np.where(others > 0, (dots - 1) / np.maximum(others, 1), 0.0)
         scores += np.split(mean, np.cumsum(block.sizes)[:-1])
@@ -146,14 +146,14 @@ def mean_cider_vectors(pools: Sequence[Sequence[Tokens]]) -> csr_array:
     """
     from scipy.sparse import csr_array, hstack
 
-    block = _Block(pools)
+    block = TextBlock(pools)
     levels = []
     for grams in block.grams(LONGEST):
         weights = grams.count * _idf(block, grams, "doc_image_all_pools")[grams.gram]
-        norms = np.sqrt(_sums(grams.caption, weights**2, len(block.pool)))
-        unit = weights * _inverse(norms)[grams.caption]
+        norms = np.sqrt(sums_by(grams.caption, weights**2, len(block.pool)))
+        unit = weights * reciprocal(norms)[grams.caption]
         pool = grams.pool_of_gram(block)
-        mean = _sums(grams.gram, unit, grams.kinds)[: len(pool)] / block.sizes[pool]
+        mean = sums_by(grams.gram, unit, grams.kinds)[: len(pool)] / block.sizes[pool]
         column = block.across_pools(grams)
         shape = (len(block.sizes), int(column.max(initial=-1)) + 1)
         levels.append(csr_array((mean * np.sqrt(10 / LONGEST), (pool, column)), shape=shape))
@@ -163,70 +163,7 @@ def mean_cider_vectors(pools: Sequence[Sequence[Tokens]]) -> csr_array:
 _WORD = re.compile(r"\b\w\w+\b")
 
 
-@dataclass(frozen=True)
-class _Grams:
-    """The n-grams of one length in a block: n-gram `gram[i]` occurs `count[i]` times in caption `caption[i]`.
-
-    Equal n-grams of different pools are different kinds. start: per kind, the index of a word with which it
-    begins.
-    """
-
-    n: int
-    caption: Integers
-    gram: Integers
-    count: Integers
-    start: Integers
-
-    @property
-    def kinds(self) -> int:
-        return len(self.start)
-
-    def frequency(self) -> Integers:
-        """Number of captions of its pool that hold each n-gram."""
-        return np.bincount(self.gram, minlength=self.kinds)
-
-    def pool_of_gram(self, block: _Block) -> Integers:
-        pools: Integers = block.pool[block.caption[self.start]]
-        return pools
-
-
-class _Block:
-    """Pools as flat arrays: the caption of each word, the pool of each caption."""
-
-    def __init__(self, pools: Sequence[Sequence[Tokens]]) -> None:
-        vocabulary: dict[str, int] = defaultdict(count().__next__)
-        captions = [tokens for pool in pools for tokens in pool]
-        self.sizes: Integers = np.array([len(pool) for pool in pools], dtype=np.int64)
-        self.pool: Integers = np.repeat(np.arange(len(pools)), self.sizes)
-        self.lengths: Integers = np.array([len(tokens) for tokens in captions], dtype=np.int64)
-        self.caption: Integers = np.repeat(np.arange(len(captions)), self.lengths)
-        words = chain.from_iterable(captions)
-        self.words: Integers = np.fromiter(map(vocabulary.__getitem__, words), np.int64, len(self.caption))
-        self.vocabulary = len(vocabulary)
-
-    def grams(self, longest: int) -> Iterator[_Grams]:
-        """The n-grams of length 1, 2, ... up to the longest."""
-        gram_at = self.pool[self.caption]  # number of the n-gram that begins at each word
-        for n in range(1, longest + 1):
-            begins = np.flatnonzero(self.caption[: max(len(self.words) - n + 1, 0)] == self.caption[n - 1 :])
-            key = gram_at[begins] * self.vocabulary + self.words[begins + n - 1]
-            _, first, gram = np.unique(key, return_index=True, return_inverse=True)
-            gram_at = np.zeros_like(gram_at)
-            gram_at[begins] = gram
-            kinds = max(len(first), 1)
-            pairs, count = np.unique(self.caption[begins] * kinds + gram, return_counts=True)
-            yield _Grams(n, *np.divmod(pairs, kinds), count, begins[first])
-
-    def across_pools(self, grams: _Grams) -> Integers:
-        """Per kind of n-gram a number that equal n-grams of all pools share."""
-        shared: Integers = np.zeros(grams.kinds, dtype=np.int64)
-        for k in range(grams.n):
-            key = shared * self.vocabulary + self.words[grams.start + k]
-            shared = np.unique(key, return_inverse=True)[1]
-        return shared
-
-
-def _idf(block: _Block, grams: _Grams, documents: Documents) -> Floats:
+def _idf(block: TextBlock, grams: Ngrams, documents: Documents) -> Floats:
     """ln(number of documents) - ln(number of documents with the n-gram), per kind of n-gram."""
     in_pool = grams.frequency()
     size = block.sizes[grams.pool_of_gram(block)]
@@ -249,23 +186,23 @@ def _log(count: NDArray[np.generic] | np.float64) -> Floats:
     return logarithm
 
 
-def _agreement(block: _Block, grams: _Grams, weights: Floats) -> Floats:
+def _agreement(block: TextBlock, grams: Ngrams, weights: Floats) -> Floats:
     """The sum of each caption's cosines with the others of its pool, for CIDEr.
 
     The sum of its products with all vectors is its product with their sum, so no pair is formed.
     """
     captions = len(block.pool)
-    unit = weights * _inverse(np.sqrt(_sums(grams.caption, weights**2, captions)))[grams.caption]
-    others = _sums(grams.gram, unit, grams.kinds)[grams.gram] - unit
+    unit = weights * reciprocal(np.sqrt(sums_by(grams.caption, weights**2, captions)))[grams.caption]
+    others = sums_by(grams.gram, unit, grams.kinds)[grams.gram] - unit
     # Of an n-gram that no other caption has, rounding may leave a trace.
     others = np.where(grams.frequency()[grams.gram] > 1, others, 0.0)
-    return _sums(grams.caption, unit * others, captions)
+    return sums_by(grams.caption, unit * others, captions)
 
 
-def _agreement_d(block: _Block, grams: _Grams, weights: Floats) -> Floats:
+def _agreement_d(block: TextBlock, grams: Ngrams, weights: Floats) -> Floats:
     """The same for CIDEr-D, whose clipping needs all pairs of captions that share an n-gram."""
     captions = len(block.pool)
-    inverse = _inverse(np.sqrt(_sums(grams.caption, weights**2, captions)))
+    inverse = reciprocal(np.sqrt(sums_by(grams.caption, weights**2, captions)))
     order = np.argsort(grams.gram, kind="stable")
     caption, weight = grams.caption[order], weights[order]
     holders = grams.frequency()
@@ -277,19 +214,9 @@ def _agreement_d(block: _Block, grams: _Grams, weights: Floats) -> Floats:
     other = np.repeat((ends - holders)[grams.gram[order]], partners) + step
     one, other = one[one != other], other[one != other]
     left, right = caption[one], caption[other]
-    bigrams = np.maximum(block.lengths - 1, 0)
-    penalty = np.exp(-((bigrams[left] - bigrams[right]) ** 2) / (2 * SIGMA**2))
+    penalty = length_penalty(block.lengths[left], block.lengths[right])
     clipped = np.minimum(weight[one], weight[other]) * weight[other]
-    return _sums(left, clipped * inverse[left] * inverse[right] * penalty, captions)
-
-
-def _sums(index: Integers, values: Floats, size: int) -> Floats:
-    """The sum of the values of each index from 0 to size - 1."""
-    return np.asarray(np.bincount(index, values, size), dtype=np.float64)
-
-
-def _inverse(norms: Floats) -> Floats:
-    return np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
+    return sums_by(left, clipped * inverse[left] * inverse[right] * penalty, captions)
 
 
 def _blocks(pools: Sequence[Sequence[Tokens]], words: int) -> Iterator[Sequence[Sequence[Tokens]]]:

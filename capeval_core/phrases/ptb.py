@@ -13,6 +13,8 @@ from collections.abc import Iterable
 
 from capeval_core.phrases.english import TREEBANK_ABBREVIATIONS, TREEBANK_STARTERS, TREEBANK_STATES
 
+REVISION = 1
+"""Version of the tokens; a change that moves any raises it."""
 PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 """Tokens that COCO's evaluation leaves out. Brackets stay, as `-lrb-`: it looks for them in capitals."""
 
@@ -29,6 +31,10 @@ def ptb_tokens(text: str) -> list[str]:
     >>> ptb_tokens("Two dogs don't run (a man's cat can't).")
     ['two', 'dogs', 'do', "n't", 'run', '-lrb-', 'a', 'man', "'s", 'cat', 'ca', "n't", '-rrb-']
     """
+    if _SIMPLE(text):
+        words = text.lower().replace(",", " ").replace(".", " ").split()
+        if _SPLIT.isdisjoint(words) and (len(words[-1]) > 1 or "." not in text) and words[-1] not in _STOPPED:
+            return words
     return " ".join([token for token in _tokens(text) if token not in PUNCTUATION]).split()
 
 
@@ -201,9 +207,12 @@ def _any(words: Iterable[str]) -> str:
 
 
 _STARTER = "|".join(f"{word[0].upper()}(?i:{word[1:]})" for word in sorted(TREEBANK_STARTERS))
-_PLAIN = re.compile(
-    r"(?!(?:cannot|gonna|gotta|gimme|lemme|wanna)\b)[a-z0-9]+(?=\s|$|,\s)", re.ASCII | re.IGNORECASE
-)
+_SPLIT = frozenset(["cannot", "gonna", "gotta", "gimme", "lemme", "wanna"])
+_PLAIN = re.compile(rf"(?!(?:{_any(_SPLIT)})\b)[a-z0-9]+(?=\s|$|,\s)", re.ASCII | re.IGNORECASE)
+_SIMPLE = re.compile(r" *[a-z0-9]+(?:(?: ?, +| +)[a-z0-9]+)* *\.? *", re.ASCII | re.IGNORECASE).fullmatch
+"""A caption whose only marks are commas between words and a full stop at its end: its words are tokens, but
+for those that the rules split, and for a last one whose stop may be its own."""
+_STOPPED = frozenset([*TREEBANK_ABBREVIATIONS, *(state.lower() for state in TREEBANK_STATES)])
 # The longest match counts, among equals the first. Groups, where a rule has them, are the tokens.
 _RULES = tuple(
     re.compile(rule)

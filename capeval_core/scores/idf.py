@@ -10,8 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from capeval_core.errors import wrong_option
 from capeval_core.options import CorpusStatistics
+from capeval_core.ragged import Ragged, inner
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +71,32 @@ class TokenIdf(CorpusStatistics):
         weights = {index: math.log((total + 1) / (count + 1)) for index, count in counts.items()}
         return cls(weights, math.log(total + 1))
 
+    @classmethod
+    def of_padded_documents(
+        cls, documents: Iterable[Sequence[int]], *, length: int, end: int, padding: int = 0
+    ) -> TokenIdf:
+        """The idf of `of_documents` as EMScore has it: of padded documents, with a weight of their end.
+
+        EMScore (Shi et al., CVPR 2022, https://arxiv.org/abs/2111.08919) takes BERTScore's formula (Zhang et
+        al., ICLR 2020), and its released code counts in CLIP's padded ids: so the start, which all documents
+        hold, weighs 0, and so does the id of padding, unless a document fills all positions. (In CLIP's
+        vocabulary that id, 0, is also an exclamation mark inside a word.) The end, whose weight would be 0,
+        too, gets the mean of all weights, those zeros included: its feature is that of the whole text.
+
+        Args:
+            documents: token ids, start and end included. Repeated documents count each time.
+            length: positions that the text encoder has.
+            end: the id of the end. padding: the id that fills positions.
+
+        >>> table = TokenIdf.of_padded_documents([(8, 5, 9), (8, 6, 9)], length=4, end=9)
+        >>> [round(weight, 4) for weight in table.of((8, 5, 9, 7))]
+        [0.0, 0.4055, 0.1622, 1.0986]
+        """
+        padded = (ids if len(ids) >= length else (*ids, padding) for ids in documents)
+        table = cls.of_documents(padded)
+        mean = sum(table.weights.values()) / len(table.weights)
+        return cls({**table.weights, end: mean}, table.unseen)
+
     def of(self, ids: Sequence[int]) -> list[float]:
         """The weights of ids, in order."""
         return [self.weights.get(index, self.unseen) for index in ids]
@@ -80,3 +111,24 @@ class TokenIdf(CorpusStatistics):
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
+
+
+def token_weights(
+    ids: pa.ListArray | pa.ChunkedArray, table: TokenIdf | None
+) -> tuple[Ragged, NDArray[np.bool_]]:
+    """Weights of the token ids of texts, and (texts,) which of them have none.
+
+    The ids of such a text weigh alike, as do all without a table.
+
+    >>> weights, unweighted = token_weights(pa.array([[7, 8], [7]]), TokenIdf({7: 0.0, 8: 2.0}, unseen=3.0))
+    >>> weights.values, unweighted
+    (array([0., 2., 1.]), array([False,  True]))
+    """
+    flat, lengths = inner(ids)
+    numbers = flat.to_numpy(zero_copy_only=False)
+    if table is None:
+        return Ragged(np.ones(len(numbers)), lengths), np.zeros(len(lengths), dtype=np.bool_)
+    distinct, position = np.unique(numbers, return_inverse=True)
+    weights = Ragged(np.array(table.of(distinct.tolist()), dtype=np.float64)[position], lengths)
+    without = (weights.sum() == 0) & (lengths > 0)
+    return Ragged(np.where(without[weights.owner], 1.0, weights.values), lengths), without

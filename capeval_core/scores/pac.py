@@ -175,6 +175,7 @@ class RefPacS(PacS):
             "reference_cosines", pa.list_(pa.float32()), "cosine of the caption with each of its references"
         ),
     )
+    reference_columns = ("reference_cosines",)
     published: ClassVar[tuple[Published, ...]] = (
         _table_7("Show and Tell", 0.826),
         _table_7("Up-Down", 0.847),

@@ -54,9 +54,7 @@ def weighted_means(maxima: Ragged, weights: Ragged) -> Doubles:
     >>> weighted_means(maxima, Ragged.of(pa.array([[1.0, 3.0], []])))
     array([0.625, 0.   ])
     """
-    total = weights.sum()
-    sums = Ragged(maxima.values * weights.values, maxima.lengths).sum()
-    return np.divide(sums, total, out=np.zeros_like(total), where=total > 0)
+    return maxima.mean(weights)
 
 
 def f_score(precision: Doubles, recall: Doubles) -> Doubles:
@@ -134,6 +132,13 @@ class VilbertScore(RegionMetric):
             "released_precision", pa.list_(pa.float32()), "per reference, what the released script computes"
         ),
         column("released_recall", pa.list_(pa.float32()), "per reference, what the released script computes"),
+    )
+    reference_columns = (
+        "caption_maxima",
+        "reference_maxima",
+        "reference_weights",
+        "released_precision",
+        "released_recall",
     )
 
     options: VilbertOptions

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from capeval_core.errors import Problems, did_you_mean, file_problem, wrong_option
@@ -16,6 +17,7 @@ from capeval_core.inputs.file_texts import REFERENCE_FIELDS
 from capeval_core.inputs.folder import Names, match_images, names_in
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.scores.box_source import boxes_by_id
+from capeval_core.values import shown
 
 Visuals = Callable[[], Iterator[InputVisual[Any]]]
 
@@ -107,6 +109,28 @@ def open_dataset(
     Raises:
         ValueError: it could not be loaded, or has no such columns.
     """
+    columns = {"image_column": image_column, "caption_column": caption_column, "id_column": id_column}
+    loaded = load_rows(name, split, columns)
+    ids, captions, images = captions_of_rows(loaded, Path(name), caption_column, id_column)
+    pictures = pictures_of_rows(loaded, image_column)
+
+    def visuals() -> Iterator[InputVisual[Any]]:
+        for image_id, row in ids.items():
+            yield InputImage.of(pictures[row][image_column], f"image of {image_id!r}")
+
+    return CaptionedImages(list(ids), captions, images, visuals)
+
+
+def load_rows(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
+    """The rows of a dataset of Hugging Face, which has these columns.
+
+    Args:
+        name, split: those of `open_dataset`.
+        columns: the option that names each column, and its value.
+
+    Raises:
+        ValueError: it could not be loaded, or has no such columns.
+    """
     import datasets
 
     path = Path(name).expanduser()
@@ -124,46 +148,52 @@ def open_dataset(
         if split not in loaded:
             raise wrong_option("split", split, f"not in {name} ({', '.join(loaded)})", "")
         loaded = loaded[split]
-    needed = {"image_column": image_column, "caption_column": caption_column, "id_column": id_column}
-    columns = loaded.column_names
-    for option, column in needed.items():
-        if column is not None and column not in columns:
-            found = f"no column of {name}{did_you_mean(column, columns)} ({', '.join(columns)})"
+    known = loaded.column_names
+    for option, column in columns.items():
+        if column is not None and column not in known:
+            found = f"no column of {name}{did_you_mean(column, known)} ({', '.join(known)})"
             raise wrong_option(option, column, found, "")
-    return _captioned(loaded, Path(name), image_column, caption_column, id_column)
+    return loaded
 
 
-def _captioned(
-    loaded: Any, name: Path, image_column: str, caption_column: str, id_column: str | None
-) -> CaptionedImages:
-    import datasets
+def captions_of_rows(
+    loaded: Any, name: Path, caption_column: str, id_column: str | None
+) -> tuple[dict[str, int], list[str], list[str]]:
+    """Of a dataset's rows: the first row of each image's id, all captions, and the image's id of each.
 
+    Raises:
+        FileError: a caption that is empty or no text.
+    """
     problems = Problems()
     ids: dict[str, int] = {}
     captions, images = [], []
-    names = loaded[id_column] if id_column is not None else range(len(loaded))
+    names = ids_of_rows(loaded, id_column)
     for row, (image_id, texts) in enumerate(zip(names, loaded[caption_column], strict=True)):
-        for text in [texts] if isinstance(texts, str) else list(texts or ()):
+        for text in list(texts) if isinstance(texts, (list, tuple)) else [texts]:
             if not isinstance(text, str) or not text.strip():
-                problems.add(
-                    file_problem(
-                        name, f"{text!r}", "leave it out", index=f"row {row}: {caption_column}", verb="is"
-                    )
-                )
+                fix = "leave it out" if isinstance(text, (str, NoneType)) else "pass a column of texts"
+                where = f"row {row}: {caption_column}"
+                problems.add(file_problem(name, shown(text), fix, index=where, verb="is"))
                 continue
-            ids.setdefault(str(image_id), row)
+            ids.setdefault(image_id, row)
             captions.append(text)
-            images.append(str(image_id))
+            images.append(image_id)
     problems.raise_if_any()
+    return ids, captions, images
+
+
+def ids_of_rows(loaded: Any, id_column: str | None) -> list[str]:
+    """The image's id of each row of a dataset: its value in a column, or the row's number."""
+    return list(map(str, loaded[id_column] if id_column is not None else range(len(loaded))))
+
+
+def pictures_of_rows(loaded: Any, image_column: str) -> Any:
+    """The column of images of a dataset, which are decoded when they are needed."""
+    import datasets
+
     if isinstance(loaded.features[image_column], datasets.Image):
-        loaded = loaded.cast_column(image_column, datasets.Image(decode=False))  # decoded when it is needed
-    pictures = loaded.select_columns([image_column])
-
-    def visuals() -> Iterator[InputVisual[Any]]:
-        for image_id, row in ids.items():
-            yield InputImage.of(pictures[row][image_column], f"image of {image_id!r}")
-
-    return CaptionedImages(list(ids), captions, images, visuals)
+        loaded = loaded.cast_column(image_column, datasets.Image(decode=False))
+    return loaded.select_columns([image_column])
 
 
 def numbers_of(ids: Sequence[str], images: Sequence[str]) -> list[int]:

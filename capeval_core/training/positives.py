@@ -12,7 +12,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -39,7 +39,7 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of a shard, those of `Positive`."""
-_SHARD = re.compile(r"positives-(\d{5,})\.parquet")
+_SHARD = re.compile(r"positives-(?:captions-|images-)?(\d{5,})\.parquet")
 _FORM: dict[str, Any] = {
     "compression": {"image": "none"},  # a PNG is compressed already
     "use_dictionary": False,  # pages without dictionaries have checksums
@@ -155,11 +155,8 @@ class PositiveWriter:
     def flush(self) -> None:
         """Write what is still in memory."""
         if self._waiting:
-            table = pa.Table.from_pylist([positive._asdict() for positive in self._waiting], SCHEMA)
-            sink = pa.BufferOutputStream()
-            pq.write_table(table, sink, row_group_size=_AT_ONCE, **_FORM)
             path = self.folder / f"positives-{self._number:05d}.parquet"
-            write_whole(path, memoryview(sink.getvalue()))
+            write_whole(path, shard_bytes(self._waiting))
             self._number += 1
             self._waiting = []
         self._written_at = time.monotonic()
@@ -223,9 +220,20 @@ def read_positives(folder: Path) -> Positives:
     return Positives(folder)
 
 
+def shard_bytes(positives: Sequence[Positive], metadata: Mapping[str, str] | None = None) -> memoryview:
+    """The content of a shard of positives; `metadata` are texts that its schema carries."""
+    table = pa.Table.from_pylist([positive._asdict() for positive in positives], SCHEMA)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(metadata), sink, row_group_size=_AT_ONCE, **_FORM)
+    return memoryview(sink.getvalue())
+
+
 def _shards(folder: Path) -> list[Path]:
     paths = folder.iterdir() if folder.is_dir() else ()
-    return sorted((path for path in paths if _SHARD.fullmatch(path.name)), key=_number_of)
+    return sorted(
+        (path for path in paths if _SHARD.fullmatch(path.name)),
+        key=lambda path: (path.name.rpartition("-")[0], _number_of(path)),
+    )
 
 
 def _number_of(path: Path) -> int:

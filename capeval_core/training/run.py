@@ -14,10 +14,10 @@ from capeval_core.encoders.region_text import RegionTextEncoder
 from capeval_core.encoders.uniter import RegionInput, UniterEncoder, region_input
 from capeval_core.encoders.vilbert import LocatedBoxes, VilbertEncoder, located
 from capeval_core.inputs.boxes import BoxFeatures
+from capeval_core.judgements.captions import Judgements
 from capeval_core.scores.box_source import BoxSource, FirstBoxes, box_source_opener, store_of
 from capeval_core.training.captioned import CaptionedImages, numbers_of
 from capeval_core.training.groups import NegativeSampler
-from capeval_core.training.judgements import Judgements
 from capeval_core.training.objective import Looks, Objective
 from capeval_core.training.order import CaptionData
 from capeval_core.training.region_store import Form, FoundBoxes, RegionStore

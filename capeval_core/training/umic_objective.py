@@ -13,8 +13,8 @@ from torch.nn import functional
 from capeval_core.encoders.tokenizers import WordPiece
 from capeval_core.encoders.uniter import RegionInput, UniterEncoder
 from capeval_core.encoders.uniter_model import Uniter
+from capeval_core.judgements.captions import Judgements
 from capeval_core.training.batches import Batch, Batches, token_states
-from capeval_core.training.judgements import Judgements
 from capeval_core.training.masking import mask_id
 from capeval_core.training.objective import Looks, Terms, matching_loss, terms_of
 from capeval_core.training.order import CaptionData

@@ -188,7 +188,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         f"weights {name!r}",
         # Small files first: they show which format the tensors have.
         ["*config.json", VOCABULARY, TOKENIZER],
-        lambda path: OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS,
+        lambda path: [OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS],
         error=lambda repository, reason: _unavailable(name, repository, metric, reason),
     )
     return _read(path, name.partition("@")[0], path.name)

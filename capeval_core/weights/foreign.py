@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from capeval_core.weights.folder import (
@@ -28,7 +28,8 @@ def open_foreign(
     required: Sequence[Sequence[str]],
     *,
     default: str,
-    without: str,
+    without: str = "",
+    tensors: Callable[[Path], Sequence[str]] = lambda _: [TENSORS],
     error: type[WeightsError] = WeightsError,
 ) -> tuple[Path, str, str | None]:
     """A model in transformers' format: its folder, its name, and its commit on the Hub (None: it is local).
@@ -40,21 +41,22 @@ def open_foreign(
         required: alternatives of file patterns; of each of them one file must be there.
         default: a repository that fits.
         without: how to work without the model, in messages.
+        tensors: the files of tensors to download, by the folder of the other ones.
         error: class of the error that is raised.
 
     Raises:
         error: the model could not be loaded, or a file is missing.
     """
 
+    without = without and f" {without}"
+
     def unavailable(repository: str, why: str | None) -> Exception:
         if why is None:
-            return error(
-                f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]). {without}"
-            )
+            return error(f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]).{without}")
         other = "" if repository == default else f" The default is {default}."
         return error(
             f"{what} {model!r} could not be loaded ({why}).{other} Check the id and the connection, or "
-            f"download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass the folder. "
+            f"download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass the folder."
             f"{without}"
         )
 
@@ -64,13 +66,13 @@ def open_foreign(
         name = model.partition("@")[0]
         if name.count("/") != 1 or name.startswith((".", "~", "/")):
             raise unavailable(name, None)
-        path = download(model, f"{what} {model!r}", list(files), lambda _: TENSORS, error=unavailable)
+        path = download(model, f"{what} {model!r}", list(files), tensors, error=unavailable)
         commit = path.name
     for patterns in required:
         if not any(file.is_file() for pattern in patterns for file in path.glob(pattern)):
             raise error(
                 f"{what} {name!r} has no {' or '.join(patterns)} in {path}: pass a folder in "
-                f"transformers' format with safetensors, such as {default} from the Hub. {without}"
+                f"transformers' format with safetensors, such as {default} from the Hub.{without}"
             )
     return path, name, commit
 

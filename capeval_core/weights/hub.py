@@ -12,7 +12,7 @@ import json
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,7 +38,7 @@ def download(
     name: str,
     what: str,
     small: list[str],
-    large: Callable[[Path], str],
+    large: Callable[[Path], Sequence[str]],
     *,
     error: Callable[[str, str | None], Exception],
 ) -> Path:
@@ -50,7 +50,7 @@ def download(
         name: repository and revision.
         what: their name in the warning.
         small: patterns of the files that come first.
-        large: the other file that is needed, by the folder of the first ones.
+        large: the other files that are needed, by the folder of the first ones.
         error: the error for a repository and the reason why it could not be loaded; None: it is no Hub id.
     """
     from huggingface_hub.errors import (
@@ -86,7 +86,7 @@ def download(
 
 
 def _fetch(
-    repository: str, revision: str | None, small: list[str], large: Callable[[Path], str]
+    repository: str, revision: str | None, small: list[str], large: Callable[[Path], Sequence[str]]
 ) -> tuple[Path, str | None]:
     """The folder of a snapshot, and why the Hub did not say whether it is still the newest.
 
@@ -104,12 +104,15 @@ def _fetch(
 
     def cached(name: str | None) -> Path:
         path = Path(snapshot_download(repository, revision=name, allow_patterns=small, local_files_only=True))
-        snapshot_download(repository, revision=path.name, allow_patterns=[large(path)], local_files_only=True)
+        snapshot_download(
+            repository, revision=path.name, allow_patterns=list(large(path)), local_files_only=True
+        )
         return path
 
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         try:
-            if ((path := cached(revision)) / large(path)).is_file():
+            path = cached(revision)
+            if all((path / name).is_file() for name in large(path)):
                 return path, None  # a commit does not change
         except OSError:
             pass
@@ -132,7 +135,7 @@ def _fetch(
         path = Path(snapshot_download(repository, revision=revision, allow_patterns=small))
         if path.name != commit:
             path = Path(snapshot_download(repository, revision=commit, allow_patterns=small))
-        snapshot_download(repository, revision=commit, allow_patterns=[large(path)])
+        snapshot_download(repository, revision=commit, allow_patterns=list(large(path)))
         return path
 
     return patiently(download), None

@@ -10,7 +10,8 @@ import pytest
 
 import capeval_core
 from capeval_core.cli import COMMANDS
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.inputs.media import argument_of
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class, variant_classes
 from capeval_core.weights.catalogue import WEIGHTS
 from tests.cli.conftest import Ran, refuse_token
 
@@ -23,21 +24,31 @@ def test_the_table_has_every_metric_and_all_weights(capeval: Capeval) -> None:
     for name in METRICS:
         metric = metric_class(name)
         line = next(line for line in lines if line.split()[:1] == [name])
-        assert metric.title in line and metric.default_weights.repository in line
-        assert ("yes" if metric.needs_references else "no") in line.split()
+        assert metric.title in line
+        seen = [] if argument_of(metric.media) is None else ["image"]
+        assert "+".join([*seen, *["refs"] * metric.needs_references]) in line.split()
+    for (name, medium), metric in variant_classes().items():
+        line = next(line for line in lines if metric.title in line)
+        assert (
+            line.split()[0] == name
+            and "+".join([medium, *["refs"] * metric.needs_references]) in line.split()
+        )
     for entry in WEIGHTS:
         start = next(i for i, line in enumerate(lines) if line.split()[:1] == [entry.repository])
         wrapped = itertools.takewhile(lambda line: line.startswith(" "), lines[start + 1 :])
         text = " ".join(" ".join([lines[start], *wrapped]).split())
-        assert (entry.licence or "not stated") in text and text.endswith(entry.title)
+        assert (entry.licence or "not stated") in text and entry.title in text
+        users = [name for name in METRICS if metric_class(name).default_weights == entry]
+        assert text.endswith(f"(default of {', '.join(users)})" if users else entry.title)
     assert "https://arxiv.org/abs/2303.12112" in ran.out
     assert max(map(len, lines)) <= 80
 
 
 def test_json_says_what_the_classes_say(capeval: Capeval) -> None:
     content = json.loads(capeval("list", "--json").out, parse_constant=refuse_token)
-    assert [metric["name"] for metric in content["metrics"]] == list(METRICS)
-    by_name = {metric["name"]: metric for metric in content["metrics"]}
+    keys = [(metric["name"], metric["variant"]) for metric in content["metrics"]]
+    assert keys == [*((name, None) for name in METRICS), *MEDIA_VARIANTS]
+    by_name = {metric["name"]: metric for metric in content["metrics"] if metric["variant"] is None}
     assert by_name["refclips"]["needs_references"] is True
     assert by_name["pacs"]["range"] == [0.0, 2.0]
     assert by_name["pacs"]["licence"] is None  # not stated by its authors

@@ -23,6 +23,7 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.texts import common_prefix
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
+from capeval_core.models.batching import count_forwards
 from capeval_core.models.device import exact_float32
 from tests.counting import counted
 from tests.seeded import HEADS, encoder, release
@@ -93,6 +94,39 @@ def test_texts_of_all_lengths(case: str, theirs: Any) -> None:
     assert agree(ours(clip, prompted), expected[: len(prompted)])  # with a shared prefix
     for row in (0, len(prompted) - 1, len(prompted) + 5, len(texts) - 1):
         assert agree(ours(clip, [texts[row]]), expected[row : row + 1])
+
+
+@EVERY
+def test_tokens_of_texts_of_all_lengths(case: str, theirs: Any) -> None:
+    """Each token's feature is that of open_clip's own modules over padded ids; the last is the text's."""
+    alone, prompted = texts_of_all_lengths()[::9], texts_of_all_lengths(PROMPT)[::9]
+    clip, model = encoder(case), theirs(case)
+    for texts in ([*alone, *prompted, ""], prompted, [""], prompted[:1] * 2):
+        found = clip.encode_tokens(texts, cache=FeatureCache(0))
+        assert found.ids == clip.tokenizer.encode(texts).ids
+        padded = torch.zeros(len(texts), 77, dtype=torch.long)
+        for i, ids in enumerate(found.ids):
+            padded[i, : len(ids)] = torch.tensor(ids)
+        with torch.no_grad():
+            states = model.token_embedding(padded) + model.positional_embedding
+            states = model.transformer(states, attn_mask=model.attn_mask)
+            expected = np.asarray(model.ln_final(states) @ model.text_projection)
+        for ids, rows, other in zip(found.ids, found.features, expected, strict=True):
+            assert agree(rows, other[: len(ids)])
+        assert agree(np.stack([rows[-1] for rows in found.features]), ours(clip, texts))
+
+
+def test_tokens_of_equal_texts_run_once_and_are_not_taken_for_sentences() -> None:
+    clip, cache = encoder("pacs-vit-tiny"), FeatureCache()
+    texts = ["a dog", "a cat", "A  dog", "dog " * 90]
+    with count_forwards() as forwards:
+        found = clip.encode_tokens(texts, cache=cache)
+        again = clip.encode_tokens(texts[::-1], cache=cache)
+        sentences = clip.encode_texts(texts[:2], cache=cache).features
+    assert forwards.items == 3 + 2 and sentences.shape == (2, clip.dimension)
+    assert found.truncated == again.truncated[::-1] == [0, 0, 0, 15]
+    for one, other in zip(found.features, again.features[::-1], strict=True):
+        assert np.array_equal(one, other)
 
 
 SPECIAL = [

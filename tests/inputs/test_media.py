@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from capeval_core.errors import InputTypeError, ProblemsError
 from capeval_core.inputs import box_arrays
 from capeval_core.inputs import boxes as box_module
-from capeval_core.inputs import frames as frame_module
 from capeval_core.inputs import media as media_module
 from capeval_core.inputs.box_arrays import MOST_BOXES, WIDEST
 from capeval_core.inputs.boxes import InputBoxes
-from capeval_core.inputs.frames import MOST_FRAMES, InputFrames
+from capeval_core.inputs.frames import InputFrames
 from capeval_core.inputs.samples import Samples, check_samples
-from capeval_core.inputs.visual import ImageError, InputImage, Visual
+from capeval_core.inputs.visual import InputImage, Visual
 from tests.inputs.photographs import encoded, photograph
+from tests.inputs.video_writing import video
 
 GREY = np.full((4, 6), 128, "uint8")
 CLIP = [photograph(seed=i) for i in range(3)]
@@ -51,115 +50,6 @@ def folder_of(path: Path, *names: str) -> Path:
 def npz(path: Path, **arrays: Any) -> Path:
     np.savez(path, **arrays)
     return path
-
-
-# ---- frames
-
-
-def test_a_video_has_one_key_however_it_is_handed_in(tmp_path: Path) -> None:
-    array = np.stack([np.asarray(image) for image in CLIP])
-    tensor = torch.tensor(array)
-    values = [CLIP, tuple(CLIP), array, array / 255, tensor, tensor.permute(0, 3, 1, 2), list(array)]
-    videos = [InputFrames.of(value) for value in values]
-    assert len({video.key for video in videos}) == 1
-    for video in videos:
-        video.check()
-        assert [np.asarray(frame).tobytes() for frame in video.load()] == [image.tobytes() for image in CLIP]
-    assert InputFrames.of(CLIP[::-1]).key != videos[0].key  # in order
-    assert InputFrames.of(CLIP[:2]).key != videos[0].key
-    assert InputFrames.of(CLIP[:1]).key != InputImage.of(CLIP[0]).key
-
-
-def test_a_folder_of_frames_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "clip", "f10.png", "f9.png", "f1.png")
-    for name in (".hidden.png", "notes.txt"):
-        (folder / name).write_text("x")
-    video = InputFrames.of(folder)
-    expected = [(folder / name).read_bytes() for name in ("f1.png", "f9.png", "f10.png")]
-    assert video.key == InputFrames.of(expected).key == InputFrames.of(str(folder)).key
-    assert [frame.tobytes() for frame in video.load()] == [photograph(seed=i).tobytes() for i in (2, 1, 0)]
-    again = pickle.loads(pickle.dumps(video))
-    assert (again.key, again.where, again.name) == (video.key, "video", repr(str(folder)))
-
-
-def test_names_of_frames_are_in_the_order_of_whole_numbers(tmp_path: Path) -> None:
-    names = ["20.png", "100.png", "3.png", "3b.png", "3a10.png", "3a9.png"]
-    ordered = ["3.png", "3a9.png", "3a10.png", "3b.png", "20.png", "100.png"]
-    video = InputFrames.of(folder_of(tmp_path / "clip", *names))
-    expected = [photograph(seed=names.index(name)).tobytes() for name in ordered]
-    assert [frame.tobytes() for frame in video.load()] == expected
-
-
-def test_a_check_keeps_no_frame() -> None:
-    assert InputFrames.of(CLIP).source.decode(reduced=True) == []
-
-
-def test_frames_that_cannot_be_used_are_named_by_their_index(tmp_path: Path) -> None:
-    good, bad = encoded(CLIP[0]), encoded(CLIP[1])[:900]
-    error = refusal([[good], [good, bad, good], "no-such-folder"], "video")
-    assert [(problem.argument, problem.index) for problem in error.problems] == [
-        ("images", (1, 1)),
-        ("images", 2),
-    ]
-    assert "images[1][1]: cannot decode the bytes object of length 900 (truncated)" in str(error)
-    assert "images[2]: there is no folder 'no-such-folder'" in str(error)
-    samples = checked([[good], [good, bad]], "video", on_error="nan")
-    assert len(samples.images[0].load()) == 1
-    for use in (samples.images[1].load, samples.images[1].check):
-        with pytest.raises(ImageError, match=r"^images\[1\]\[1\]: cannot decode"):
-            use()
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (None, "images[0] is None: every caption needs a video"),
-        ([], "images[0] is a video without frames: pass at least one image"),
-        (5, "images[0] is the number 5: expected a list of images, an array (T, H, W, 3)"),
-        ([GREY, None], "images[0][1] is None: every caption needs an image"),
-        ([GREY, 7], "images[0][1] is the number 7: expected a path"),
-        ([GREY, "http://a/b.jpg"], "images[0][1]: 'http://a/b.jpg' is a URL"),
-        ("https://a/b.mp4", "images[0]: 'https://a/b.mp4' is a URL"),
-        (np.zeros((4, 6, 3), "uint8"), "images[0]: the frames have shape (4, 6, 3): expected (T, H, W, 3)"),
-        (np.zeros((1, 2, 4, 6, 3), "uint8"), "images[0]: the frames have shape (1, 2, 4, 6, 3): expected"),
-        (np.zeros((2, 4, 6, 5), "uint8"), "images[0][0]: the numpy array has shape (4, 6, 5)"),
-        (np.zeros((0, 4, 6, 3), "uint8"), "images[0] is a video without frames"),
-        (Image.new("RGB", (5, 5)), "images[0] is an Image: expected a list of images"),
-        ({"boxes": 1}, "images[0] is a dict of length 1: expected a list of images"),
-    ],
-)
-@pytest.mark.parametrize("on_error", ["raise", "nan"])
-def test_values_that_are_no_video(value: Any, message: str, on_error: str) -> None:
-    assert str(refusal([value], "video", on_error=on_error)).startswith(message)
-
-
-def test_files_and_folders_that_are_no_video(tmp_path: Path) -> None:
-    film = tmp_path / "film.mp4"
-    film.write_bytes(b"\0\0\0\x18ftypisom")
-    message = str(refusal([film], "video"))
-    assert message.startswith(f"images[0]: '{film}' is a file: videos are not decoded: write its frames")
-    (tmp_path / "empty").mkdir()
-    assert "holds no image: write the frames" in str(refusal([tmp_path / "empty"], "video"))
-    assert "a\\x00b" in str(refusal(["a\0b"], "video"))
-
-
-def test_videos_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    array = np.broadcast_to(GREY[:, :, None], (MOST_FRAMES + 1, 4, 6, 1))
-    assert str(refusal([array], "video")) == (
-        f"images[0] is a video of {MOST_FRAMES + 1:,} frames: take at most {MOST_FRAMES:,} of them"
-    )
-    assert len(InputFrames.of(array[:-1]).load()) == MOST_FRAMES
-    assert "take at most" in str(refusal([[GREY] * (MOST_FRAMES + 1)], "video"))
-    folder = folder_of(tmp_path / "clip", "0.png", "1.png", "2.png")
-    monkeypatch.setattr(frame_module, "MOST_PIXELS", 2 * 96 * 64)
-    for video in (InputFrames.of(CLIP), InputFrames.of(folder)):
-        for use in (video.check, video.load):
-            with pytest.raises(ImageError, match="more than 12,288 pixels in its first 3 frames: scale"):
-                use()
-    InputFrames.of(CLIP[:2]).check()
-    monkeypatch.setattr(frame_module, "MOST_FRAMES", 2)
-    with pytest.raises(ImageError, match="is a video of 3 frames"):
-        InputFrames.of(folder).check()
 
 
 # ---- boxes
@@ -355,9 +245,9 @@ def test_hostile_files_of_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_metric_refuses_other_media_with_a_fix(tmp_path: Path) -> None:
     image, video, found = InputImage.of(GREY), InputFrames.of([GREY]), InputBoxes.of(FOUND)
     for value, medium, message in (
-        (GREY, "video", "images[0]: the frames have shape (4, 6): expected (T, H, W, 3)"),
-        (image, "video", "images[0] is an image: this metric takes videos, each a list of frames"),
-        (b"abc", "video", "images[0] is a bytes of length 3: expected a list of images"),
+        (GREY, "video", "videos[0]: the frames have shape (4, 6): expected (T, H, W, 3)"),
+        (image, "video", "videos[0] is an image: this metric takes videos (paths, arrays, lists of frames)"),
+        (b"abc", "video", "videos[0]: the bytes object of length 3 is not a video that can be read"),
         (video, "boxes", "images[0] is a video: this metric takes dicts of boxes"),
         (
             FOUND,
@@ -379,12 +269,14 @@ def test_a_metric_may_take_several_media(tmp_path: Path) -> None:
         folder_of(tmp_path / "clip", "0.png"),
         npz(tmp_path / "a.npz", **{k: np.asarray(v) for k, v in FOUND.items()}),
     )
-    values = [GREY, [GREY], clip, path, FOUND, clip / "0.png", np.zeros((2, 4, 6, 3), "uint8")]
+    film = tmp_path / "film.MP4"
+    film.write_bytes(video())
+    values = [GREY, [GREY], clip, path, FOUND, clip / "0.png", np.zeros((2, 4, 6, 3), "uint8"), film]
     visuals: list[Visual[Any]] = list(checked(values, "image", "video", "boxes").images)
     assert [type(visual) for visual in visuals] == [
-        InputImage, InputFrames, InputFrames, InputBoxes, InputBoxes, InputImage, InputFrames
+        InputImage, InputFrames, InputFrames, InputBoxes, InputBoxes, InputImage, InputFrames, InputFrames
     ]  # fmt: skip
-    assert [visual.where for visual in visuals] == [f"images[{i}]" for i in range(7)]
+    assert [visual.where for visual in visuals] == [f"images[{i}]" for i in range(8)]
     assert visuals[3].key == visuals[4].key
     assert str(refusal([FOUND], "image", "video")).startswith(
         "images[0] is boxes: this metric takes images or videos"
@@ -394,9 +286,11 @@ def test_a_metric_may_take_several_media(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "medium", "fix"),
     [
-        (np.zeros((2, 4, 6, 3), "uint8"), "video", "pass a list, images=[video]"),
+        (np.zeros((2, 4, 6, 3), "uint8"), "video", "pass a list, videos=[video]"),
         (FOUND, "boxes", "pass a list, images=[boxes]"),
-        ("clip", "video", "pass a list, images=[video]"),
+        ("clip", "video", "pass a list, videos=[video]"),
+        (b"clip", "video", "is a single video: pass a list, videos=[video]"),
+        ({"bytes": b"clip", "path": None}, "video", "is a single video: pass a list, videos=[video]"),
     ],
 )
 def test_a_single_visual_gets_the_fix(values: Any, medium: str, fix: str) -> None:

@@ -433,3 +433,21 @@ def test_windows_keep_their_place() -> None:
     assert [image.where for image in chosen.images] == ["images[3]", "images[1]"]
     last = samples[-1:]
     assert (list(last.indices), last.captions, last.references) == ([4], ["e"], [["ee"]])
+
+
+def test_videos_are_named_as_such() -> None:
+    with pytest.raises(
+        ValueError, match=r"(?s)videos\[0\].*len\(captions\)=2 but len\(videos\)=1: give one video"
+    ):
+        check_samples(["a", "b"], [[]], needs_references=False, media=("video",))
+    with pytest.raises(ValueError, match="videos is missing"):
+        check_samples(["a"], None, needs_references=False, media=("video",))
+
+
+def test_texts_alone_are_grouped_by_their_references() -> None:
+    references = [["a dog", "a cat"], ["a dog a cat"], ["a dog", "a cat"]]
+    samples = check_samples(["a", "b", "c"], None, references, needs_references=True, media=())
+    keys = [image.key for image in samples.images]
+    assert keys[0] == keys[2] != keys[1]
+    with pytest.raises(ValueError, match=r"references\[0\] is not opened by a metric on texts alone"):
+        samples.images[0].load()

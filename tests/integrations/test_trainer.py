@@ -416,10 +416,10 @@ def test_only_first_rows_of_several_processes_may_come_again(
         if len(parts[-1]) >= len(own) and len(parts) > 1:
             continue  # no Trainer gives batches of such sizes
         if accepted:
-            assert rows_of_evaluation(parts, len(own), processes) == own
+            assert rows_of_evaluation(parts, len(own), processes, "images") == own
             continue
         with pytest.raises(ValueError, match=f"gave {len(rows)} captions, but there are 3 images"):
-            rows_of_evaluation(parts, len(own), processes)
+            rows_of_evaluation(parts, len(own), processes, "images")
 
 
 def test_captions_that_come_again_in_one_process_are_refused(

@@ -11,7 +11,7 @@ import yaml
 from capeval_core._version import __version__
 from capeval_core.description import describe_metric
 from capeval_core.options import describe_options
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.weights.catalogue import NAMESPACE
 from tools.documents import (
     CHECKOUT,
@@ -88,8 +88,11 @@ def test_every_metric_has_a_whole_card(name: str) -> None:
     sections = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     assert [title for title in sections if title in TEMPLATE] == list(TEMPLATE)
     tables = ["facts", "inputs", "options", "rows", *["published"][: len(metric.published)]]
-    for table in tables:
-        assert f"<!-- {table} {name} -->" in text, table
+    variants = [medium for other, medium in MEDIA_VARIANTS if other == name]
+    calls = [f"{table} {name}" for table in tables]
+    calls += [f"{table} {name} {medium}" for medium in variants for table in tables[:4]]
+    for call in calls:
+        assert f"<!-- {call} -->" in text, call
     assert describe_metric(metric).title in text and metric.key in text
 
     space = front_matter(path)
@@ -113,7 +116,7 @@ def test_all_spaces_run_one_version_of_gradio() -> None:
 
 
 def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() -> None:
-    tiny = {f"{metric_class(name).tiny}-tiny" for name in METRICS}
+    tiny = {f"{metric_class(name).tiny}-tiny" for name in METRICS if metric_class(name).tiny}
     cards = {path.stem: path for path in CHECKOUT.glob("hub_cards/*.md")}
     assert cards.keys() == own_weights().keys() | tiny
     for name, entry in own_weights().items():
@@ -126,14 +129,14 @@ def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() ->
         assert "model-index" not in front_matter(cards[name])
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_every_option_and_column_has_its_sentence(name: str) -> None:
-    metric = metric_class(name)
+@pytest.mark.parametrize(("name", "medium"), [*((name, None) for name in METRICS), *MEDIA_VARIANTS])
+def test_every_option_and_column_has_its_sentence(name: str, medium: str | None) -> None:
+    metric = metric_class(name, medium)
     for option in describe_options(metric.Options):
-        assert option.help and f"| `{option.name}` |" in options_table(name)
+        assert option.help and f"| `{option.name}` |" in options_table(name, medium)
     for column in metric.ROW:
         assert column.metadata and column.metadata[b"meaning"], f"{column.name}: make it with rows.column"
-        assert f"| `{column.name}` | `{column.type}` |" in rows_table(name)
+        assert f"| `{column.name}` | `{column.type}` |" in rows_table(name, medium)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,10 @@ def test_every_option_and_column_has_its_sentence(name: str) -> None:
             "x.md:1: there is no table 'option': did you mean 'options'?",
         ),
         ("<!-- options pac -->\n<!-- /options pac -->", "x.md:1: unknown metric 'pac': did you mean 'pacs'?"),
-        ("<!-- options -->\n<!-- /options -->", "x.md:1: <!-- options -->: expected <!-- options METRIC -->"),
+        (
+            "<!-- options -->\n<!-- /options -->",
+            "x.md:1: <!-- options -->: expected <!-- options METRIC [MEDIA] -->",
+        ),
         (
             "<!-- origin pacs-clip -->\n<!-- /origin pacs-clip -->",
             f"x.md:1: no weights of {NAMESPACE} are named",

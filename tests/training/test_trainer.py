@@ -17,7 +17,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.scene_regions import SceneRegionEncoder
 from capeval_core.encoders.uniter import UniterEncoder
 from capeval_core.inputs.visual import InputImage
-from capeval_core.training.judgements import Judgements
+from capeval_core.judgements.captions import Judgements
 from tests.training.scenes import arguments, log_of, run_until_killed, tensors_of, train, write_set
 
 

@@ -273,6 +273,7 @@ class RefHiceS(HiceS):
             "per reference, each of its phrases' best cosine over the caption's phrases, eq. 8",
         ),
     )
+    reference_columns = ("reference_cosines", "caption_phrase_maxima", "reference_phrase_maxima")
     published = ()
 
     options: RefHiceOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from capeval_core.errors import FileError
-from capeval_core.training.judgements import Judgements, read_judgements
+from capeval_core.judgements.captions import Judgements, read_judgements
 
 ROWS = [
     {"image_id": 7, "caption": "a dog", "score": 1},

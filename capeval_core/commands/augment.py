@@ -1,0 +1,180 @@
+"""`capeval augment`: generated captions and images, the additional positives that PAC-S is trained with."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.interrupts import interruptible
+from capeval_core.commands.outputs import tell_reasons
+from capeval_core.commands.score import FILES
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from capeval_core.training.augmentation import Augmentation, Counts
+    from capeval_core.training.augmentation_sources import CaptionDataset, ImageDataset, Sources
+
+CAPTIONS, IMAGES = "captions", "images"
+_ABOUT = {
+    CAPTIONS: "Generate a caption of each image with BLIP.",
+    IMAGES: "Generate an image of each caption with a diffusion model. What its safety checker blacks out is "
+    "left out and counted.",
+}
+_USAGE = {CAPTIONS: "--images FOLDER [--captions FILE]", IMAGES: "--captions FILE"}
+_PART = re.compile(r"([0-9]+)/([0-9]+)")
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0].startswith("-"):
+        return _introduce(arguments)
+    what, *rest = arguments
+    if what not in _ABOUT:
+        raise ValueError(
+            f"{what!r} cannot be generated{did_you_mean(what, _ABOUT)} (known: {', '.join(_ABOUT)})"
+        )
+    flags = _parser(what).read(rest)
+    part = _part(flags.shard)
+    settings_class = _settings_of(what)
+    with in_words_of_the_user(settings_class):
+        settings = settings_class.of(f"capeval augment {what}", chosen(flags, settings_class))
+    if what == IMAGES:
+        from capeval_core.training.text_to_image import require_diffusers
+
+        require_diffusers()
+    sources = _sources(what, flags)
+    with (
+        in_words_of_the_user(settings_class),
+        interruptible(f"what was generated is kept in {flags.out}: run the same command again to go on"),
+    ):
+        counts = _generate(settings, sources, flags.out, part)
+    of = f" (part {flags.shard})" if part[1] > 1 else ""
+    print(table([[what + of, _text(counts)], ["folder", str(flags.out)]], width=WHOLE_LINES), flush=True)
+    if counts.truncated:
+        complain(
+            f"warning: {counts.truncated:,} captions are longer than the text encoder reads, and the images "
+            "show their beginnings only"
+        )
+    tell_reasons(counts.failed, len(sources), IMAGES)
+    if not counts.made and not counts.found:
+        return 1
+    print(f"train with them:\n  capeval train pacs --positives {shlex.quote(str(flags.out))} ...")
+    return 0
+
+
+def _generate(settings: Augmentation, sources: Sources[Any], out: Path, part: tuple[int, int]) -> Counts:
+    """Check folder and model, then generate."""
+    from capeval_core.training.augmentation import AugmentationRun, CaptionAugmentation, ImageAugmentation
+    from capeval_core.training.captioner import Captioner, find_captioner
+    from capeval_core.training.generators import Generator
+    from capeval_core.training.positive_shards import PositiveShards
+    from capeval_core.training.text_to_image import TextToImage, find_text_to_image
+
+    PositiveShards.check_folder(out)
+    open_generator: Callable[[], Generator[Any]]
+    if isinstance(settings, ImageAugmentation):
+        found = find_text_to_image(str(settings.model), settings.revision)
+        open_generator = partial(TextToImage, found, settings)
+    elif isinstance(settings, CaptionAugmentation):
+        found = find_captioner(str(settings.model), settings.revision)
+        open_generator = partial(Captioner, found, settings)
+    shards = PositiveShards(out, settings.kind, settings.stamp(found, sources))
+    return AugmentationRun(settings, sources, open_generator, shards, part).run()
+
+
+def _text(counts: Counts) -> str:
+    dropped = f"{counts.dropped.total():,} dropped"
+    if counts.dropped:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
+        dropped += f" ({reasons})"
+    return f"{counts.made:,} generated, {counts.found:,} found, {dropped}, {len(counts.failed):,} failed"
+
+
+def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
+    from capeval_core.training.augmentation_sources import captions_of_file, images_of_files
+
+    dataset_class = _dataset_of(what)
+    with in_words_of_the_user(dataset_class):
+        dataset = dataset_class.of(f"capeval augment {what}", chosen(flags, dataset_class))
+        needed = IMAGES if what == CAPTIONS else CAPTIONS
+        if (getattr(flags, needed) is None) == (dataset.dataset is None):
+            name = "FOLDER" if needed == IMAGES else "FILE"
+            raise ValueError(f"pass either --{needed} {name} or --dataset DATASET")
+        if dataset.dataset is not None:
+            if flags.captions is not None:
+                raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
+            return dataset.read(dataset.dataset)
+        if what == CAPTIONS:
+            return images_of_files(flags.images, flags.captions)
+        return captions_of_file(flags.captions)
+
+
+def _dataset_of(what: str) -> type[ImageDataset] | type[CaptionDataset]:
+    from capeval_core.training.augmentation_sources import CaptionDataset, ImageDataset
+
+    return ImageDataset if what == CAPTIONS else CaptionDataset
+
+
+def _settings_of(what: str) -> type[Augmentation]:
+    from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation
+
+    return CaptionAugmentation if what == CAPTIONS else ImageAugmentation
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Number I and count N of `I/N`."""
+    match = _PART.fullmatch(text)
+    part = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= part[0] <= part[1]:
+        raise ValueError(f"--shard {text}: expected I/N with I from 1 to N, e.g. 1/4")
+    return part
+
+
+def _parser(what: str) -> Parser:
+    parser = Parser(
+        prog=f"capeval augment {what}",
+        usage=f"capeval augment {what} {_USAGE[what]} --out FOLDER [options]",
+        description=paragraph(
+            f"{_ABOUT[what]} The same folder takes captions and images. A run that was stopped goes on with "
+            "the same command, and the folder is as if it had never stopped."
+        ),
+        epilog=paragraph(
+            "Several processes share the work with --shard, e.g. one for each GPU: `for i in 1 2 3 4; do "
+            f"capeval augment {what} ... --device cuda:$((i-1)) --shard $i/4 & done; wait`. Their number, "
+            "device and batch size change nothing but rounding. " + FILES
+        ),
+    )
+    files = parser.add_argument_group("files")
+    if what == CAPTIONS:
+        files.add_argument("--images", metavar="FOLDER", type=Path, help="the images to caption")
+    text = "the captions to draw" if what == IMAGES else "only the images of these captions, by their ids"
+    files.add_argument("--captions", metavar="FILE", type=Path, help=text)
+    files.add_argument(
+        "--out", metavar="FOLDER", type=Path, required=True, help="folder to make, or one to go on with"
+    )
+    files.add_argument(
+        "--shard", metavar="I/N", default="1/1", help="part of the work of this process (default: all of it)"
+    )
+    add_flags(parser, _dataset_of(what), title="or a dataset of Hugging Face")
+    add_flags(parser, _settings_of(what), title="options of the generation")
+    return parser
+
+
+def _introduce(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="capeval augment",
+        usage="capeval augment {captions,images} --out FOLDER [options]",
+        description=paragraph(
+            "Generate captions of images and images of captions, which are additional positives for "
+            "`capeval train pacs`."
+        ),
+        epilog=table([[name, text] for name, text in _ABOUT.items()])
+        + "\n\n`capeval augment captions --help` and `capeval augment images --help` show all options.",
+    )
+    parser.introduce(arguments, "what to generate comes first: capeval augment {captions,images} ...")

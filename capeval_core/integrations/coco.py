@@ -1,0 +1,219 @@
+"""COCO's caption evaluation without Java: BLEU, ROUGE-L and CIDEr by pycocoevalcap's keys and in its shapes.
+
+METEOR and SPICE are programs in Java, which pycocoevalcap brings along; they run on request (`pip install
+capeval[ngram]`) and have no implementation here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capeval_core.errors import Problem, Problems, ProblemsError, did_you_mean
+from capeval_core.inputs.samples import check_samples
+from capeval_core.phrases.ptb import ptb_text, ptb_tokens
+from capeval_core.registry import load
+from capeval_core.result import Result
+from capeval_core.scores.ngram.metric import NgramMetric
+from capeval_core.scores.ngram.together import score_together
+from capeval_core.values import described
+
+Floats = NDArray[np.float64]
+Id = Hashable
+
+COUNTED = {"BLEU": "bleu", "ROUGE_L": "rougel", "CIDEr": "ciderd"}
+"""Name of each metric here, and that by which `load` knows it; CIDEr is CIDEr-D."""
+JAVA = ("METEOR", "SPICE")
+"""Metrics that are run by pycocoevalcap."""
+
+
+class CocoScores:
+    """The scores of captions by COCO's evaluation, in place of `COCOEvalCap` and of its single scorers.
+
+        scores = CocoScores(gts, res)
+        scores.eval["CIDEr"], scores.imgToEval[image_id]["Bleu_4"], scores.arrays["ROUGE_L"]
+
+    Args:
+        gts: {image id: its references}, each a text or `{"caption": text}`; or an object of COCO annotations
+            with `getImgIds()` and `imgToAnns`, as pycocotools makes it.
+        res: {image id: a list with its one caption}, or such an object; the same ids.
+        metrics: some of BLEU, ROUGE_L, CIDEr, METEOR, SPICE; the last two need Java and `capeval[ngram]`.
+        tokenize: whether texts are sentences still; without, they are tokens with one space between, which is
+            what pycocoevalcap's scorers take.
+
+    Raises:
+        ValueError, TypeError: everything that is wrong with the input, at once; METEOR or SPICE cannot run.
+
+    >>> gts = {7: ["A dog runs.", "A brown dog is running."], 9: ["Two cats."]}
+    >>> scores = CocoScores(gts, {7: ["a dog runs"], 9: ["two dogs"]})
+    >>> {name: round(value, 3) for name, value in scores.eval.items()}
+    {'Bleu_1': 0.8, 'Bleu_2': 0.73, 'Bleu_3': 0.811, 'Bleu_4': 0.027, 'ROUGE_L': 0.75, 'CIDEr': 2.805}
+    >>> scores.imgToEval[9]["Bleu_1"], scores.arrays["CIDEr"].shape
+    (0.5, (2,))
+    """
+
+    def __init__(
+        self,
+        gts: Any,
+        res: Any,
+        *,
+        metrics: Sequence[str] = ("BLEU", "ROUGE_L", "CIDEr"),
+        tokenize: bool = True,
+    ) -> None:
+        self.metrics = _checked_metrics(metrics)
+        self.tokenize = tokenize
+        self.ids, self._captions, self._references = _checked_texts(gts, res)
+        java = [name for name in self.metrics if name in JAVA]
+        if java:
+            from capeval_core.integrations.coco_java import check_java
+
+            check_java(java)
+        try:
+            self._samples = check_samples(
+                self._captions, None, self._references, needs_references=True, empty="score", media=()
+            )
+        except ProblemsError as error:
+            error.change(self._of_image)
+            raise
+
+    def _of_image(self, problem: Problem) -> Problem:
+        """A problem of a row as that of its image."""
+        row, *rest = problem.index if isinstance(problem.index, tuple) else (problem.index,)
+        key = _step(self.ids[row]) if isinstance(row, int) else None
+        if problem.argument == "captions":
+            return replace(problem, argument="res", index=None if key is None else (key, 0))
+        return replace(problem, argument="gts", index=None if key is None else (key, *rest))
+
+    @cached_property
+    def results(self) -> dict[str, Result]:
+        """The `Result` of BLEU, ROUGE_L and CIDEr, with intervals, tests and signatures."""
+        names = [name for name in self.metrics if name in COUNTED]
+        opened = [load(COUNTED[name], empty="score") for name in names]
+        metrics = [metric for metric in opened if isinstance(metric, NgramMetric)]
+        tokens = ptb_tokens if self.tokenize else str.split
+        return dict(zip(names, score_together(metrics, self._samples, tokens), strict=True))
+
+    @cached_property
+    def _java(self) -> dict[str, tuple[float, list[float]]]:
+        names = [name for name in self.metrics if name in JAVA]
+        if not names:
+            return {}
+        from capeval_core.integrations.coco_java import java_scores
+
+        captions, references = self._captions, self._references
+        if self.tokenize:
+            captions, references = ptb_text(captions), [ptb_text(row) for row in references]
+        return java_scores(names, captions, references)
+
+    @cached_property
+    def eval(self) -> dict[str, float]:
+        """{"Bleu_1": value, ..., "CIDEr": value} of all images, in the order of `metrics`."""
+        values: dict[str, float] = {}
+        for name in self.metrics:
+            if name == "BLEU":
+                numbers = self.results[name].numbers
+                values |= {f"Bleu_{n}": numbers[f"bleu_{n}"] for n in range(1, 5)}
+            else:
+                values[name] = self._java[name][0] if name in JAVA else self.results[name].mean
+        return values
+
+    @cached_property
+    def arrays(self) -> dict[str, Floats]:
+        """{"Bleu_1": (images,), ...} the score of each image, in the order of `ids`."""
+        arrays: dict[str, Floats] = {}
+        for name in self.metrics:
+            if name == "BLEU":
+                result = self.results[name]
+                parts = result.parts | {"bleu_4": result.scores}
+                arrays |= {f"Bleu_{n}": np.array(parts[f"bleu_{n}"]) for n in range(1, 5)}
+            else:
+                arrays[name] = np.array(self._java[name][1] if name in JAVA else self.results[name].scores)
+        return arrays
+
+    @cached_property
+    def imgToEval(self) -> dict[Id, dict[str, Any]]:  # noqa: N802  (the name in pycocoevalcap)
+        """{image id: {"image_id": id, "Bleu_1": score, ...}}."""
+        columns = {name: array.tolist() for name, array in self.arrays.items()}
+        return {
+            key: {"image_id": key, **{name: column[i] for name, column in columns.items()}}
+            for i, key in enumerate(self.ids)
+        }
+
+    @property
+    def evalImgs(self) -> list[dict[str, Any]]:  # noqa: N802  (the name in pycocoevalcap)
+        """The values of `imgToEval`."""
+        return list(self.imgToEval.values())
+
+    def evaluate(self) -> dict[str, float]:
+        """`eval`, computed now; as in pycocoevalcap, where nothing is there before."""
+        return self.eval
+
+    def __repr__(self) -> str:
+        return f"CocoScores({len(self.ids):,} images, {', '.join(self.metrics)})"
+
+
+def _checked_metrics(metrics: Sequence[str]) -> list[str]:
+    known = [*COUNTED, *JAVA]
+    problems = Problems()
+    names = [metrics] if isinstance(metrics, str) else list(metrics)
+    for i, name in enumerate(names):
+        if name not in known:
+            problems.add(
+                Problem(
+                    "metrics",
+                    i,
+                    f"{name!r}",
+                    f"expected one of {', '.join(known)}{did_you_mean(name, known)}",
+                )
+            )
+    problems.raise_if_any()
+    return [name for name in known if name in names]
+
+
+def _checked_texts(gts: Any, res: Any) -> tuple[list[Id], list[Any], list[Any]]:
+    """Ids, captions and references, in the order of `gts`."""
+    problems = Problems()
+    references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
+    for argument, ids, other, others in (
+        ("res", captions, "gts", references),
+        ("gts", references, "res", captions),
+    ):
+        for key in [key for key in ids if key not in others] if ids and others else []:
+            fix = "pass references and a caption of the same images"
+            problems.add(Problem(argument, (_step(key),), f"an image that is not in {other}", fix))
+    for key, row in captions.items():
+        if len(row) != 1:
+            problems.add(
+                Problem("res", (_step(key),), f"{len(row)} captions", "pass a list of one", verb="has")
+            )
+    problems.raise_if_any()
+    return list(references), [captions[key][0] for key in references], list(references.values())
+
+
+def _annotations(value: Any, argument: str, problems: Problems) -> dict[Id, list[Any]]:
+    """{image id: its texts}."""
+    if hasattr(value, "imgToAnns") and hasattr(value, "getImgIds"):
+        value = {key: value.imgToAnns[key] for key in value.getImgIds()}
+    if not isinstance(value, Mapping) or not value:
+        fix = "expected {image id: [texts]}, or COCO annotations of pycocotools"
+        found = "empty" if isinstance(value, Mapping) else described(value)
+        problems.add(Problem(argument, None, found, fix, kind=ValueError if found == "empty" else TypeError))
+        return {}
+    rows: dict[Id, list[Any]] = {}
+    for key, row in value.items():
+        if isinstance(row, (str, Mapping)) or not isinstance(row, Sequence):
+            fix = "expected a list of texts"
+            problems.add(Problem(argument, (_step(key),), described(row), fix, kind=TypeError))
+        else:
+            rows[key] = [text.get("caption") if isinstance(text, Mapping) else text for text in row]
+    return rows
+
+
+def _step(key: Id) -> int | str:
+    """An image id as the index of a problem."""
+    return key if isinstance(key, (int, str)) else repr(key)

@@ -1,0 +1,234 @@
+"""Agreement of scores with human ratings: correlation coefficients, and accuracies over pairs.
+
+Coefficients are scipy's. A coefficient that does not exist (fewer than two rows, equal scores, equal ratings,
+a value that is no finite number) is NaN, and `undefined` says why; it is never a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Doubles = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Ties = Literal["wrong", "half"]
+"""What a pair of equal scores counts: nothing, or one half."""
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A correlation of scores with ratings.
+
+    value: from -1 to 1; NaN where it is undefined. p_value: two-sided, of no association, for independent
+    rows. rows: how many it is over. undefined: why there is no value, None where there is one.
+    """
+
+    value: float
+    p_value: float
+    rows: int
+    undefined: str | None = None
+
+
+def undefined(scores: ArrayLike, ratings: ArrayLike) -> str | None:
+    """Why no correlation of these exists, None where one does.
+
+    >>> undefined([0.5, 0.5], [1, 2]), undefined([0.5], [1]), undefined([0.5, 0.6], [1, 2])
+    ('all 2 scores are equal', 'there is 1 row, and a correlation needs two', None)
+    """
+    x, y = equally_many(scores, ratings)
+    if len(x) < 2:
+        are = "is 1 row" if len(x) == 1 else "are no rows"
+        return f"there {are}, and a correlation needs two"
+    for name, values in (("score", x), ("rating", y)):
+        if broken := int(np.count_nonzero(~np.isfinite(values))):
+            return f"{broken:,} of {len(x):,} {name}s {'is' if broken == 1 else 'are'} not finite"
+        if (values == values[0]).all():
+            return f"all {len(x):,} {name}s are equal"
+    return None
+
+
+def kendall_tau_b(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
+    """Kendall's tau-b, which corrects for ties on either side.
+
+    >>> kendall_tau_b([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3])
+    Coefficient(value=0.5477..., p_value=0.2786..., rows=4, undefined=None)
+    """
+    return _kendall("b", scores, ratings)
+
+
+def kendall_tau_c(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
+    """Kendall's tau-c (Stuart's), for scales with different numbers of levels.
+
+    >>> kendall_tau_c([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3]).value
+    0.5625
+    """
+    return _kendall("c", scores, ratings)
+
+
+def spearman(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
+    """Spearman's rho: Pearson's correlation of mean ranks.
+
+    >>> spearman([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3]).value
+    0.6324...
+    """
+    from scipy.stats import spearmanr
+
+    return _coefficient(lambda x, y: spearmanr(x, y), scores, ratings)
+
+
+def pearson(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
+    """Pearson's correlation, of a straight line.
+
+    >>> pearson([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3]).value
+    0.8439...
+    """
+    from scipy.stats import pearsonr
+
+    return _coefficient(lambda x, y: pearsonr(x, y), scores, ratings)
+
+
+def annotator_mean(
+    coefficient: Callable[[ArrayLike, ArrayLike], Coefficient],
+    scores: ArrayLike,
+    ratings: ArrayLike,
+    *,
+    digits: int | None = 4,
+) -> float:
+    """The mean of a coefficient over annotators, the protocol of VATEX-EVAL.
+
+    Args:
+        coefficient: one of this module, e.g. `kendall_tau_b`.
+        scores: (n,).
+        ratings: (n, annotators).
+        digits: to which scores are rounded before and the mean after, as the published numbers are (EMScore,
+            Shi et al., CVPR 2022); None: nothing is rounded.
+
+    Returns:
+        NaN where the coefficient of an annotator is undefined.
+
+    >>> annotator_mean(kendall_tau_b, [0.1, 0.2, 0.3], [[1, 2], [2, 1], [3, 3]])
+    0.6667
+    """
+    x, by_row = np.asarray(scores, dtype=np.float64), np.asarray(ratings, dtype=np.float64)
+    if digits is not None:
+        x = np.round(x, digits)
+    mean = float(np.mean([coefficient(x, of_one).value for of_one in by_row.T]))
+    return mean if digits is None else round(mean, digits)
+
+
+def pairwise_accuracy(better: ArrayLike, worse: ArrayLike, *, ties: Ties = "wrong") -> float:
+    """How often the caption that people prefer has the higher score, from 0 to 1; NaN without a pair.
+
+    Pairs whose scores are not both finite are left out. FOIL's accuracy is the same, of right captions and
+    their foils.
+
+    >>> pairwise_accuracy([0.9, 0.5, 0.3], [0.1, 0.5, 0.4]), pairwise_accuracy([0.5], [0.5], ties="half")
+    (0.3333, 0.5)
+    """
+    won = won_pairs(better, worse, ties=ties)
+    won = won[np.isfinite(won)]
+    return float(won.mean()) if len(won) else math.nan
+
+
+def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: Ties = "wrong") -> Doubles:
+    """What each pair counts: 1 where the better caption has the higher score, else 0, or 0.5 for a tie.
+
+    NaN where a score is not finite.
+    """
+    high, low = equally_many(better, worse)
+    with np.errstate(invalid="ignore"):
+        won = (high > low) + (0.5 if ties == "half" else 0.0) * (high == low)
+    finite = np.isfinite(high) & np.isfinite(low)
+    return np.where(finite, won, math.nan)
+
+
+def accuracy_by_category(
+    better: ArrayLike, worse: ArrayLike, categories: Sequence[str], *, ties: Ties = "wrong"
+) -> dict[str, float]:
+    """`pairwise_accuracy` of each category, in order of first mention, and their `mean`.
+
+    >>> accuracy_by_category([2, 2, 1], [1, 1, 2], ["HC", "HC", "MM"])
+    {'HC': 1.0, 'MM': 0.0, 'mean': 0.5}
+    """
+    (high, low), of_pair = equally_many(better, worse), np.asarray(categories, dtype=object)
+    accuracies = {
+        name: pairwise_accuracy(high[of_pair == name], low[of_pair == name], ties=ties)
+        for name in dict.fromkeys(categories)
+    }
+    return {**accuracies, "mean": float(np.mean([*accuracies.values()])) if accuracies else math.nan}
+
+
+def paragraph_means(scores: Sequence[Sequence[float]]) -> Doubles:
+    """The mean score of the sentences of each paragraph, as ActivityNet-FOIL compares paragraphs.
+
+    >>> paragraph_means([[0.5, 1.0], [0.25]])
+    array([0.75, 0.25])
+    """
+    return np.array([np.mean(sentences) if len(sentences) else math.nan for sentences in scores])
+
+
+def majority(votes: ArrayLike) -> Integers:
+    """The sign of the sum of votes of +1 and -1 in each row: 1, -1, or 0 where they are tied.
+
+    >>> majority([[1, 1, -1], [-1, -1, 1], [1, -1, 0]])
+    array([ 1, -1,  0])
+    """
+    signs: Integers = np.sign(np.asarray(votes).sum(axis=-1)).astype(np.int64)
+    return signs
+
+
+def average_precision(scores: ArrayLike, positive: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Mean of the precision at each distinct score, by the recall that it adds; high scores come first.
+
+    Rows of equal scores are one step. From 0 to 1; NaN without a positive row.
+
+    >>> average_precision([0.9, 0.8, 0.7], [True, False, True])
+    0.8333
+    """
+    x, hits = equally_many(scores, positive)
+    count = np.ones(len(x)) if weights is None else np.asarray(weights, dtype=np.float64)
+    order = np.argsort(-x, kind="stable")
+    found, ranked = np.cumsum(hits[order] * count[order]), np.cumsum(count[order])
+    if not len(x) or found[-1] == 0 or np.isnan(x).any():
+        return math.nan
+    last = np.append(np.flatnonzero(np.diff(x[order])), len(x) - 1)  # of each distinct score
+    last = last[ranked[last] > 0]
+    recall = found[last] / found[-1]
+    return float(np.sum(np.diff(recall, prepend=0.0) * found[last] / ranked[last]))
+
+
+def _kendall(variant: str, scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
+    from scipy.stats import kendalltau
+
+    return _coefficient(lambda x, y: kendalltau(x, y, variant=variant), scores, ratings)
+
+
+def _coefficient(
+    test: Callable[[Doubles, Doubles], Any], scores: ArrayLike, ratings: ArrayLike
+) -> Coefficient:
+    x, y = equally_many(scores, ratings)
+    reason = undefined(x, y)
+    if reason is not None:
+        return Coefficient(math.nan, math.nan, len(x), reason)
+    found = test(x, y)
+    value = float(found.statistic)
+    if not math.isfinite(value):  # values so close together that their variance is 0
+        return Coefficient(math.nan, math.nan, len(x), "the values differ by less than rounding")
+    return Coefficient(value, float(found.pvalue), len(x))
+
+
+def equally_many(first: ArrayLike, second: ArrayLike) -> tuple[Doubles, Doubles]:
+    """Two lists of equally many numbers.
+
+    Raises:
+        ValueError: they are not equally many, or not lists of numbers.
+    """
+    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(f"expected two lists of equally many numbers, found shapes {x.shape} and {y.shape}")
+    return x, y

@@ -1,0 +1,185 @@
+"""Files of judged sets: JSON, JSON lines and CSV whose rows are checked as they are read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from capeval_core.errors import SHOWN, FileError, Problems, did_you_mean, file_problem
+from capeval_core.inputs.json_files import contents, decoded, load_json
+from capeval_core.values import described
+
+Kinds = Mapping[str, type | tuple[type, ...]]
+NUMBER = (int, float)
+_FORMS = (".json", ".jsonl", ".ndjson", ".csv")
+
+
+class Rows:
+    """The rows of a file, each a dictionary whose fields have the expected types.
+
+    Args:
+        path: a file of JSON lines, or a JSON list of objects.
+        fields: that every row must have, with their types.
+
+    Raises:
+        FileError: the file cannot be read, or rows lack fields; all problems at once.
+    """
+
+    def __init__(self, path: Path, fields: Kinds) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        problems = Problems()
+        for name, row in named_rows(path):
+            if not isinstance(row, dict):
+                fix = f"expected an object with {', '.join(fields)}"
+                problems.add(file_problem(path, described(row, none="null"), fix, index=name, verb="is"))
+                continue
+            for field, kind in fields.items():
+                if field not in row:
+                    hint = did_you_mean(field, row)
+                    problems.add(file_problem(path, f"no {field!r}{hint}", index=name, verb="has"))
+                elif not isinstance(row[field], kind) or (isinstance(row[field], bool) and kind is NUMBER):
+                    found = f"{field}: {described(row[field], none='null')}"
+                    problems.add(file_problem(path, found, f"expected {_name(kind)}", index=name))
+            self.rows.append(row)
+            if len(problems) >= SHOWN:
+                break
+        problems.raise_if_any()
+        if not self.rows:
+            raise FileError(file_problem(path, "holds no rows"))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, field: str) -> list[Any]:
+        """The values of a field."""
+        return [row[field] for row in self.rows]
+
+
+class Dropped:
+    """Rows that are left out, counted by reason.
+
+    >>> dropped = Dropped()
+    >>> dropped.rating(2, "rating"), dropped.rating(None, "rating"), dropped.rating("x", "rating")
+    (2.0, nan, nan)
+    >>> dropped.counts
+    {'rating missing': 1, 'rating not a number': 1}
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self._counts)
+
+    def add(self, reason: str, count: int = 1) -> None:
+        """Count rows."""
+        if count:
+            self._counts[reason] += count
+
+    def rating(self, value: Any, name: str) -> float:
+        """A rating as a number; one that is missing or no finite number is counted, and NaN."""
+        if value is None or value == "":
+            self.add(f"{name} missing")
+            return math.nan
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            self.add(f"{name} not a number")
+            return math.nan
+        return number
+
+
+def mapping_of_lists(path: Path) -> dict[str, list[str]]:
+    """A JSON object of lists of texts, e.g. {image: [references]}.
+
+    Raises:
+        FileError: it cannot be read, or has another form.
+    """
+    content = load_json(path)
+    if not isinstance(content, dict) or not content:
+        found = f"{described(content, none='null')}, expected {{image: [references]}}"
+        raise FileError(file_problem(path, found))
+    problems = Problems()
+    for name, value in content.items():
+        if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+            found = f"{described(value, none='null')}, expected a list of texts"
+            problems.add(file_problem(path, found, index=f"key {name!r}"))
+    problems.raise_if_any()
+    return content
+
+
+def references_of(
+    path: Path, references: Mapping[str, Sequence[str]], images: Sequence[str]
+) -> list[list[str]]:
+    """The references of each image of a list; `path` is the file that `references` came from.
+
+    Raises:
+        FileError: images that have none there.
+    """
+    missing = sorted({image for image in images if image not in references})
+    if missing:
+        found = f"{len(missing):,} of {len(set(images)):,} images ({', '.join(map(repr, missing[:3]))})"
+        raise FileError(file_problem(path, f"{found} have no references"))
+    return [list(references[image]) for image in images]
+
+
+def csv_rows(path: Path, fields: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a CSV file with a header.
+
+    Raises:
+        FileError: it cannot be read, or lacks columns.
+    """
+    rows = [row for _, row in named_rows(path)]
+    header = list(rows[0]) if rows else []
+    for field in fields:
+        if field not in header:
+            found = (
+                f"no column {field!r}{did_you_mean(field, header)} (it has {', '.join(header) or 'no rows'})"
+            )
+            raise FileError(file_problem(path, found, verb="has"))
+    return rows
+
+
+def named_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file of CSV, JSON (a list) or JSON lines, each with its name in messages.
+
+    Raises:
+        FileError: it cannot be read, or is not what its extension says.
+    """
+    kind = path.suffix.lower()
+    if kind not in _FORMS:
+        found = f"extension {path.suffix!r}, expected one of {', '.join(_FORMS)}"
+        raise FileError(file_problem(path, found))
+    text = decoded(path, contents(path))
+    try:
+        if kind == ".csv":
+            for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True), start=1):
+                yield f"row {number}", row
+        elif kind == ".json":
+            content = json.loads(text)
+            if not isinstance(content, list):
+                found = f"{described(content, none='null')}, expected a list of objects"
+                raise FileError(file_problem(path, found))
+            for index, row in enumerate(content):
+                yield f"entry {index}", row
+        else:
+            for number, line in enumerate(text.split("\n"), start=1):  # a text may hold other ends of lines
+                if line.strip():
+                    yield f"line {number}", json.loads(line)
+    except (json.JSONDecodeError, csv.Error, RecursionError) as error:
+        raise FileError(file_problem(path, f"is not {kind[1:]} ({error})")) from error
+
+
+def _name(kind: type | tuple[type, ...]) -> str:
+    names = {str: "a text", list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
+    return "a number" if isinstance(kind, tuple) else names.get(kind, kind.__name__)

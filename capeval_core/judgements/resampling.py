@@ -1,0 +1,205 @@
+"""Intervals of correlations and accuracies by bootstrap over images, exact and fast.
+
+Ratings of one image are not independent, so a resample draws images with replacement, each with all its rows.
+A resample is then a weight for each row: how often its image was drawn. Kendall's tau needs only how many
+rows have each pair of values, so the counts of a resample give it without sorting:
+
+    C(x, y)     weighted rows of score x and rating y
+    P - Q       sum over x, y of C(x, y) (sum of C(x', y') over x' < x, y' < y, less that over x' < x, y' > y)
+
+which is exact: it equals the coefficient of the rows, repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from capeval_core.judgements.correlation import Doubles, Integers, equally_many
+from capeval_core.judgements.correlation import kendall_tau_b as scipy_tau_b
+from capeval_core.judgements.correlation import kendall_tau_c as scipy_tau_c
+from capeval_core.statistics import LEAST_IMAGES, Interval, check_level
+
+DRAWS = 1_000
+"""Resamples of an interval."""
+_MOST_CELLS = 4_000_000  # of a table of counts; beyond, both sides have many values and scipy sorts
+
+
+class Resamples:
+    """Resamples of images with replacement, the same for everything that is compared on these rows.
+
+    Args:
+        groups: (n,) the image of each row.
+        draws: how many resamples.
+        seed: of the random numbers; equal seeds draw equal images.
+    """
+
+    def __init__(self, groups: Sequence[str], *, draws: int = DRAWS, seed: int = 0) -> None:
+        names, self._of_row = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
+        self.images = len(names)
+        generator, share = np.random.default_rng(seed), 1 / max(self.images, 1)
+        drawn = generator.multinomial(self.images, np.full(self.images, share), size=draws)
+        self._counts = drawn.astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def weights(self, draw: int) -> Integers:
+        """(n,) how often each row is in a resample."""
+        drawn: Integers = self._counts[draw][self._of_row].astype(np.int64)
+        return drawn
+
+    def sums(self, values: ArrayLike) -> Doubles:
+        """(draws,) the sum of the rows' values in each resample."""
+        rows = np.asarray(values, dtype=np.float64)
+        per_image = np.bincount(self._of_row, rows, self.images)
+        sums: Doubles = np.asarray(self._counts @ per_image, dtype=np.float64)
+        return sums
+
+    def means(self, values: ArrayLike) -> Doubles:
+        """(draws,) the mean of the finite values in each resample; NaN in one without any."""
+        rows = np.asarray(values, dtype=np.float64)
+        finite = np.isfinite(rows)
+        total, count = self.sums(np.where(finite, rows, 0.0)), self.sums(finite)
+        with np.errstate(invalid="ignore"):
+            return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+
+    def each(self, statistic: Callable[[Integers], float]) -> Doubles:
+        """(draws,) a statistic of the rows' weights, resample by resample."""
+        return np.array([statistic(self.weights(draw)) for draw in range(len(self))])
+
+    def interval(self, values: Doubles, *, level: float = 0.95) -> Interval | None:
+        """The percentile interval of a statistic's values over the resamples.
+
+        None with fewer images than `LEAST_IMAGES`, and where the statistic is undefined in more than one
+        resample of a hundred.
+        """
+        check_level(level)
+        finite = values[np.isfinite(values)]
+        if self.images < LEAST_IMAGES or len(finite) < 0.99 * len(values):
+            return None
+        low, high = np.quantile(finite, [(1 - level) / 2, (1 + level) / 2])
+        return Interval(float(low), float(high), level, self.images)
+
+
+@dataclass(frozen=True)
+class Taus:
+    """Kendall's tau-b and tau-c of the same rows; NaN where undefined."""
+
+    b: float
+    c: float
+
+
+class WeightedRows:
+    """Scores with ratings whose coefficients are asked for under many weights.
+
+    Args:
+        scores, ratings: (n,) finite numbers.
+
+    >>> rows = WeightedRows([0.1, 0.4, 0.3], [1, 2, 3])
+    >>> rows.taus(np.array([2, 1, 1]))  # as of the scores 0.1, 0.1, 0.4, 0.3
+    Taus(b=0.6, c=0.5)
+    """
+
+    def __init__(self, scores: ArrayLike, ratings: ArrayLike) -> None:
+        self.scores, self.ratings = equally_many(scores, ratings)
+        self._scores = _Values.of(self.scores)
+        self._ratings = _Values.of(self.ratings)
+
+    @cached_property
+    def _cells(self) -> tuple[_Values, _Values, Integers] | None:
+        """The side with more values, the other one, and each row's cell; None if there are too many."""
+        many, few = self._scores, self._ratings
+        if many.count < few.count:
+            many, few = few, many
+        if many.count * few.count > _MOST_CELLS:
+            return None
+        return many, few, many.codes * few.count + few.codes
+
+    def taus(self, weights: Integers) -> Taus:
+        """Kendall's tau-b and tau-c of rows repeated so often."""
+        if self._cells is None:
+            repeated = [np.repeat(side, weights) for side in (self.scores, self.ratings)]
+            return Taus(scipy_tau_b(*repeated).value, scipy_tau_c(*repeated).value)
+        many, few, cells = self._cells
+        counts = np.bincount(cells, weights, many.count * few.count).reshape(many.count, few.count)
+        of_many, of_few = counts.sum(axis=1), counts.sum(axis=0)
+        rows = float(of_few.sum())
+        pairs = rows * (rows - 1) / 2
+        many_tied = float(np.sum(of_many * (of_many - 1))) / 2
+        few_tied = float(np.sum(of_few * (of_few - 1))) / 2
+        if pairs in (many_tied, few_tied):
+            return Taus(math.nan, math.nan)
+        below = np.cumsum(counts, axis=0) - counts  # rows of a smaller value of the many, by the few
+        upto = np.cumsum(below, axis=1)
+        surplus = float(np.sum(counts * (2 * upto - below - upto[:, -1:])))
+        levels = min(np.count_nonzero(of_many), np.count_nonzero(of_few))
+        return Taus(
+            b=_bounded(surplus / math.sqrt(pairs - many_tied) / math.sqrt(pairs - few_tied)),
+            c=_bounded(2 * surplus / (rows**2 * (levels - 1) / levels)),
+        )
+
+    def pearson(self, weights: Integers) -> float:
+        """Pearson's correlation of rows repeated so often."""
+        return _weighted_pearson(self.scores, self.ratings, weights)
+
+    def spearman(self, weights: Integers) -> float:
+        """Spearman's rho of rows repeated so often."""
+        return _weighted_pearson(self._scores.ranks(weights), self._ratings.ranks(weights), weights)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The distinct values of a side: the rank of each row's value, from 0, and how many there are."""
+
+    codes: Integers
+    count: int
+
+    @staticmethod
+    def of(values: Doubles) -> _Values:
+        distinct, codes = np.unique(values, return_inverse=True)
+        return _Values(codes.astype(np.int64), len(distinct))
+
+    def ranks(self, weights: Integers) -> Doubles:
+        """Each row's mean rank among the repeated rows."""
+        counts = np.bincount(self.codes, weights, self.count)
+        mean_ranks: Doubles = np.cumsum(counts) - (counts - 1) / 2
+        return mean_ranks[self.codes]
+
+
+def coefficient_draws(name: str, rows: WeightedRows, resamples: Resamples) -> Doubles:
+    """(draws,) a coefficient in each resample: `kendall_tau_b`, `kendall_tau_c`, `spearman` or `pearson`."""
+    of_weights: dict[str, Callable[[Integers], float]] = {
+        "kendall_tau_b": lambda weights: rows.taus(weights).b,
+        "kendall_tau_c": lambda weights: rows.taus(weights).c,
+        "spearman": rows.spearman,
+        "pearson": rows.pearson,
+    }
+    return resamples.each(of_weights[name])
+
+
+def tau_draws(rows: WeightedRows, resamples: Resamples) -> tuple[Doubles, Doubles]:
+    """(draws,) tau-b and (draws,) tau-c of each resample, from the same counts."""
+    both = [rows.taus(resamples.weights(draw)) for draw in range(len(resamples))]
+    return np.array([taus.b for taus in both]), np.array([taus.c for taus in both])
+
+
+def _weighted_pearson(x: Doubles, y: Doubles, weights: Integers) -> float:
+    total = float(weights.sum())
+    if total < 2:
+        return math.nan
+    x, y = x - x @ weights / total, y - y @ weights / total
+    inside = weights > 0
+    if not (np.ptp(x[inside]) > 0 and np.ptp(y[inside]) > 0):
+        return math.nan
+    return _bounded(float(x * weights @ y) / math.sqrt(float(x * weights @ x) * float(y * weights @ y)))
+
+
+def _bounded(value: float) -> float:
+    """A coefficient without what rounding adds beyond 1."""
+    return min(1.0, max(-1.0, value))

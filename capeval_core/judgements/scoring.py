@@ -1,0 +1,224 @@
+"""Metrics over the items of a judged set: scored once, and aggregated again for each choice of references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from capeval_core.errors import Problem, Problems
+from capeval_core.inputs.media import argument_of
+from capeval_core.judgements.correlation import Doubles
+from capeval_core.judgements.judged_set import Items, JudgedSet, Scored, Scoring
+from capeval_core.metric import CaptionMetric
+from capeval_core.options import CorpusOptions
+from capeval_core.reranking import Reranker
+from capeval_core.result import Result
+
+
+def labels_of(metric: type[CaptionMetric]) -> dict[str, str]:
+    """The rows that a metric gets in a table, and the key of each: BLEU has one per length of n-grams.
+
+    >>> from capeval_core.registry import metric_class
+    >>> labels_of(metric_class("pacs")), list(labels_of(metric_class("bleu")))
+    ({'PAC-S': 'pac_s'}, ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4'])
+    """
+    formula = metric.formula
+    if formula is None:
+        return {metric.title: metric.key}
+    return {name.upper().replace("_", "-"): name for name in sorted(formula.names)}
+
+
+class SetScorer:
+    """Scores a judged set with metrics.
+
+    Args:
+        judged: the set.
+        visuals: by id, the images or videos that are there; captions of others have no score. None: there are
+            none, which metrics on texts alone do not need.
+        rows: folder that keeps rows, so that a run that was stopped goes on; None: nothing is kept.
+        progress: show progress bars, on a terminal only.
+    """
+
+    def __init__(
+        self,
+        judged: JudgedSet,
+        visuals: Mapping[str, Any] | None = None,
+        *,
+        rows: Path | None = None,
+        progress: bool = False,
+    ) -> None:
+        self.judged, self.visuals, self.rows, self.progress = judged, visuals, rows, progress
+
+    def score(self, metric: CaptionMetric) -> dict[str, list[Scored]]:
+        """By label, the scores of each scoring of the set.
+
+        Raises:
+            ValueError: the metric needs images or references that are not there.
+        """
+        labels = labels_of(type(metric))
+        scorings = self.judged.scorings
+        if not metric.needs_references:
+            shared = {id(s.items): self._scored(metric, s.items, None) for s in reversed(scorings)}
+            results = [shared[id(scoring.items)] for scoring in scorings]
+        elif self._can_choose(metric):
+            results = self._chosen(metric, scorings)
+        else:
+            results = [self._scored(metric, s.items, s.references(), s.name) for s in scorings]
+        return {
+            label: [
+                _scored_by(key, result, kept, len(scoring.items))
+                for (result, kept), scoring in zip(results, scorings, strict=True)
+            ]
+            for label, key in labels.items()
+        }
+
+    def _can_choose(self, metric: CaptionMetric) -> bool:
+        """Whether other references are another aggregation of the same rows."""
+        scorings = self.judged.scorings
+        shared = len({id(scoring.items) for scoring in scorings}) == 1 and len(scorings) > 1
+        options = metric.options
+        corpus = isinstance(options, CorpusOptions) and getattr(options, "idf", True) is not None
+        return shared and bool(metric.reference_columns) and not corpus
+
+    def _chosen(
+        self, metric: CaptionMetric, scorings: Sequence[Scoring]
+    ) -> list[tuple[Result | None, list[int]]]:
+        """Results of scorings that share their items, from one run over all references that any of them
+        takes."""
+        items = scorings[0].items
+        references = items.references or []
+        used = [
+            sorted({position for scoring in scorings for position in _positions(scoring, row)})
+            for row in range(len(items))
+        ]
+        union = [[references[row][position] for position in own] for row, own in enumerate(used)]
+        kept, samples = self._samples(metric, items, union)
+        if samples is None:
+            return [(None, [])] * len(scorings)
+        table = metric.encode_all(samples, rows=self._folder(metric), progress=self.progress)
+        results: list[tuple[Result | None, list[int]]] = []
+        for scoring in scorings:
+            places = [[used[row].index(position) for position in _positions(scoring, row)] for row in kept]
+            if not all(places):
+                results.append((None, []))
+                continue
+            results.append((metric.combine(with_references(table, metric.reference_columns, places)), kept))
+        return results
+
+    def _scored(
+        self, metric: CaptionMetric, items: Items, references: list[list[str]] | None, name: str = ""
+    ) -> tuple[Result | None, list[int]]:
+        """The result of items, and which of them it is of; None where none can be scored."""
+        kept, samples = self._samples(metric, items, references)
+        if samples is None:
+            return None, []
+        folder = self._folder(metric, name)
+        prepared = metric.prepared(samples)
+        result = prepared.combine(prepared.encode_all(samples, rows=folder, progress=self.progress))
+        return result, _of_pools(metric, result, kept, samples)
+
+    def _samples(
+        self, metric: CaptionMetric, items: Items, references: list[list[str]] | None
+    ) -> tuple[list[int], Any]:
+        """Checked samples of the items that can be scored, and their positions."""
+        kept = list(range(len(items)))
+        if metric.needs_references:
+            if references is None:
+                raise ValueError(f"{metric.name} needs references, and {self.judged.name} has none")
+            kept = [row for row in kept if references[row]]
+        visuals = None
+        argument = argument_of(metric.media)
+        if argument is not None:
+            if self.visuals is None:
+                found = f"missing: {metric.name} needs the {argument} of {self.judged.name}"
+                fix = f"pass {{id: path}}, for ids such as {items.images[0]!r}"
+                raise Problems([Problem("visuals", None, found, fix)]).error()
+            kept = [row for row in kept if items.images[row] in self.visuals]
+            visuals = [self.visuals[items.images[row]] for row in kept]
+        if not kept:
+            return [], None
+        captions: Any = [items.captions[row] for row in kept]
+        if isinstance(metric, Reranker):
+            captions, visuals = _pools(items, kept, self.visuals or {})
+        chosen = None if references is None else [references[row] for row in kept]
+        return kept, metric.check(captions, visuals, chosen if metric.needs_references else None)
+
+    def _folder(self, metric: CaptionMetric, name: str = "") -> Path | None:
+        if self.rows is None:
+            return None
+        folder = self.rows / metric.name
+        return folder / name.replace(" ", "-") if name else folder
+
+
+def with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Sequence[int]]) -> pa.Table:
+    """Rows that hold only some of their references.
+
+    Args:
+        rows: in any order; a row's index says which list of `chosen` it takes.
+        columns: those with one entry per reference.
+        chosen: of each index, the positions of the references that stay.
+
+    >>> table = pa.table({"index": [1, 0], "references": [2, 2], "cosines": [[0.1, 0.2], [0.3, 0.4]]})
+    >>> with_references(table, ["cosines"], [[1], [0]])["cosines"].to_pylist()
+    [[0.1], [0.4]]
+    """
+    places = [chosen[index] for index in rows["index"].to_pylist()]
+    for name in columns:
+        lists = [
+            None if entries is None else [entries[place] for place in own]
+            for entries, own in zip(rows[name].to_pylist(), places, strict=True)
+        ]
+        field = rows.schema.field(name)
+        rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(lists, field.type))
+    field = rows.schema.field("references")
+    counts = pa.array([len(own) for own in places], field.type)
+    return rows.set_column(rows.schema.get_field_index("references"), field, counts)
+
+
+def _positions(scoring: Scoring, row: int) -> Sequence[int]:
+    references = scoring.items.references or []
+    return range(len(references[row])) if scoring.chosen is None else scoring.chosen[row]
+
+
+def _pools(
+    items: Items, kept: Sequence[int], visuals: Mapping[str, Any]
+) -> tuple[list[list[str]], list[Any]]:
+    """Consecutive items of one image as a pool, and the image of each pool."""
+    pools: dict[str, list[str]] = {}
+    for row in kept:
+        pools.setdefault(items.images[row], []).append(items.captions[row])
+    return list(pools.values()), [visuals[image] for image in pools]
+
+
+def _of_pools(metric: CaptionMetric, result: Result, kept: list[int], samples: Any) -> list[int]:
+    """The items that scores are of: of a reranker, the chosen candidate of each pool."""
+    if not isinstance(metric, Reranker):
+        return kept
+    return [
+        kept[start + choice] for start, choice in zip(samples.starts, result.parts["choice"], strict=True)
+    ]
+
+
+def _scored_by(key: str, result: Result | None, kept: list[int], count: int) -> Scored:
+    """The scores of all items by a result of some; `key` is its number, or a part of a corpus metric's."""
+    if result is None:
+        return Scored(np.full(count, math.nan))
+    own = result.scores if key == result.key else result.parts[key]
+    parts = {name: _spread(part, kept, count) for name, part in result.parts.items() if _is_numeric(part)}
+    corpus = None if result.formula is None else result.numbers[key]
+    return Scored(_spread(own, kept, count), parts, corpus)
+
+
+def _spread(values: Sequence[Any], kept: Sequence[int], count: int) -> Doubles:
+    spread = np.full(count, math.nan)
+    spread[np.asarray(kept, dtype=np.int64)] = np.asarray(values, dtype=np.float64)
+    return spread
+
+
+def _is_numeric(part: Sequence[Any]) -> bool:
+    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in part)

@@ -1,0 +1,123 @@
+"""Scores that were computed elsewhere, of the items of a judged set: files of `.npz` or `.json`."""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capeval_core.errors import FileError, Problems, file_problem
+from capeval_core.inputs.json_files import load_json
+from capeval_core.judgements.correlation import Doubles
+from capeval_core.judgements.judged_set import JudgedSet, Scored
+from capeval_core.judgements.pairs import PairedSet
+from capeval_core.values import described
+
+FORMS = (
+    "a .npz or .json with an array of numbers per metric, one per caption in the order of the set; of pairs "
+    "two columns, or NAME__a and NAME__b; NAME__refs4 is of the scoring with 4 references"
+)
+_NOT_SCORES = ("rating", "ratings", "human_score")
+
+
+def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
+    """By label, the scores of each scoring of a set; those that do not name a scoring are of all.
+
+    Raises:
+        FileError: the file cannot be read, or holds another number of scores than the set has captions.
+    """
+    arrays = _arrays(path)
+    problems = Problems()
+    found: dict[str, dict[str | None, Doubles]] = {}
+    names = {scoring.name for scoring in judged.scorings}
+    for name, values in _joined(arrays).items():
+        label, scoring = _label(name, names)
+        if label in _NOT_SCORES:
+            continue
+        counts = {len(s.items) for s in judged.scorings if scoring in (None, s.name)}
+        flat = _flat(values, judged)
+        if flat is None or counts != {flat.size}:
+            expected = " or ".join(f"{count:,}" for count in sorted(counts))
+            shape = " x ".join(f"{extent:,}" for extent in np.shape(values)) or "no list"
+            problems.add(
+                file_problem(path, f"{shape} scores", f"{judged.name} has {expected} captions", index=name)
+            )
+            continue
+        found.setdefault(label, {})[scoring] = flat
+    problems.raise_if_any()
+    if not found:
+        raise FileError(file_problem(path, "holds no scores", f"expected {FORMS}"))
+    return {label: _of_scorings(by_scoring, judged) for label, by_scoring in found.items()}
+
+
+def _of_scorings(by_scoring: Mapping[str | None, Doubles], judged: JudgedSet) -> list[Scored]:
+    """The scores of every scoring; NaN for one that the file does not have."""
+    return [
+        Scored(by_scoring.get(s.name, by_scoring.get(None, np.full(len(s.items), math.nan))))
+        for s in judged.scorings
+    ]
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    if path.suffix == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: np.asarray(file[name]) for name in file.files}
+        except FileNotFoundError:
+            raise FileError(file_problem(path, "there is no such file")) from None
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise FileError(file_problem(path, f"cannot be read ({error})")) from error
+    if path.suffix != ".json":
+        found = f"extension {path.suffix!r}" if path.suffix else "no extension"
+        raise FileError(file_problem(path, found, f"expected {FORMS}"))
+    content = load_json(path)
+    if isinstance(content, dict) and isinstance(content.get("scores"), list):  # of `capeval score --json`
+        return {str(content.get("metric", path.stem)): content["scores"]}
+    if isinstance(content, list):
+        return {path.stem: content}
+    if not isinstance(content, dict):
+        raise FileError(file_problem(path, described(content, none="null"), f"expected {FORMS}"))
+    return content
+
+
+def _joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays, of which NAME__a and NAME__b become two columns of NAME."""
+    joined = {}
+    for name, values in arrays.items():
+        if name.endswith("__a") and f"{name[:-3]}__b" in arrays:
+            sides = values, arrays[f"{name[:-3]}__b"]
+            same = len({np.shape(side) for side in sides}) == 1
+            joined[name[:-3]] = np.stack(sides, axis=-1) if same else values
+        elif not (name.endswith("__b") and f"{name[:-3]}__a" in arrays):
+            joined[name] = values
+    return joined
+
+
+def _label(name: str, scorings: set[str]) -> tuple[str, str | None]:
+    """A row's label and the scoring that an array is of."""
+    label, separator, suffix = name.rpartition("__")
+    if not separator:
+        return name, None
+    match = re.fullmatch(r"refs(\d+)", suffix)
+    suffix = suffix if match is None else f"{match[1]} reference{'' if match[1] == '1' else 's'}"
+    return (label, suffix) if suffix in scorings else (name, None)
+
+
+def _flat(values: Any, judged: JudgedSet) -> Doubles | None:
+    """The scores one after the other; None where they are no numbers, or have two columns of a set without
+    pairs."""
+    try:
+        array = np.asarray(
+            [math.nan if v is None else v for v in values] if isinstance(values, list) else values
+        )
+        array = array.astype(np.float64)
+    except (TypeError, ValueError):
+        return None
+    if array.ndim == 2 and array.shape[1] == 2 and isinstance(judged, PairedSet):
+        return np.asarray(array.reshape(-1))
+    return array if array.ndim == 1 else None

@@ -1,0 +1,1 @@
+"""Metrics of n-grams shared by a caption and its references, which need no image: BLEU, ROUGE-L and CIDEr."""

@@ -1,0 +1,71 @@
+"""What metrics of n-grams share: captions and references as words, without images or weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from capeval_core.inputs.samples import Samples
+from capeval_core.metric import CaptionMetric, Model
+from capeval_core.options import CorpusOptions, option
+from capeval_core.options import Options as CommonOptions
+from capeval_core.phrases.ptb import REVISION
+from capeval_core.rows import common_columns
+from capeval_core.scores.ngram.compared import Compared, words_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramOptions(CommonOptions):
+    """Options of metrics of n-grams: the common ones, of which those about networks have no effect."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32", "no effect: words are counted exactly, and the rest is float64"
+    )
+    empty: Literal["error", "score"] = option(
+        "error", "what an empty caption is: an `error`, or scored 0 (and counted)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramCorpusOptions(NgramOptions, CorpusOptions):
+    """Options of metrics that weight n-grams by the documents that hold them."""
+
+
+class NgramMetric(CaptionMetric):
+    """A metric of the words that a caption shares with its references.
+
+    Words are those of the Penn Treebank tokenizer in lower case, without punctuation, as in COCO's evaluation
+    (`capeval_core.phrases.ptb`). Images are not needed; rows of one image are those with equal references.
+    """
+
+    needs_references = True
+    media = ()
+    crops = False
+    Options: ClassVar[type[CommonOptions]] = NgramOptions
+
+    def open_models(self) -> dict[str, Model]:
+        return {"tokenizer": Model(f"ptb@{REVISION}", f"ptb@{REVISION}")}
+
+    @abstractmethod
+    def columns(self, compared: Compared) -> dict[str, Any]:
+        """The metric's own columns of captions beside their references."""
+
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
+        if len(batch):
+            yield self.table(batch, Compared(words_of(batch)))
+
+    def table(self, batch: Samples, compared: Compared) -> pa.Table:
+        """The rows of samples, whose words several metrics may share."""
+        common = common_columns(
+            batch,
+            slice(None),
+            groups=[visual.key for visual in batch.images],
+            errors=[None] * len(batch),
+            truncated=np.zeros(len(batch), dtype=np.int32),
+        )
+        return pa.table({**common, **self.columns(compared)}, schema=self.ROW)

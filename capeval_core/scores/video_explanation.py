@@ -1,0 +1,101 @@
+"""Explanations of PAC-S for videos: a caption's cosine with each frame, and the best frame of each word."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capeval_core.inputs.frames import EVERY
+from capeval_core.inputs.sampling import Sampling
+from capeval_core.matching.cosine import unit
+from capeval_core.reports.frames import DESIGNED, FrameMatch, best_frames, draw_frames
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from capeval_core.inputs.visual import InputVisual
+
+Floats = NDArray[np.float32]
+
+
+class VideoExplanation(dict[str, Any]):
+    """The explanation of a score, by `result.explain(i)`: plain values, and `plot()`, which draws them.
+
+    Keys: `caption`; `image`, the name of the video; the parts of the score; `frame_cosines`, the cosine of
+    the caption as a whole with each frame that was compared; `words`, a `FrameMatch` of each token id; with
+    references, `references`, the score and components of each; `incomplete`, why decoding stopped early, None
+    where it did not; and `error`, the reason where there is no score.
+
+    >>> note = VideoExplanation({"caption": "a red circle", "frame_cosines": [0.1, 0.3], "words": []})
+    >>> note.plot(720).size[0]
+    720
+    """
+
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        video: InputVisual[Any] | None = None,
+        sampling: Sampling = EVERY,
+    ) -> None:
+        super().__init__(content)
+        self._video, self._sampling = video, sampling
+
+    def plot(self, width: int = 2 * DESIGNED) -> Image:
+        """The caption's cosine with each frame as a curve, and the best frames of its words, read again.
+
+        Raises:
+            ValueError: there is no score, or the width is below 320 pixels.
+            ImageError: the video can no longer be read.
+        """
+        if "error" in self:
+            raise ValueError(f"there is no score to draw: {self['error']}")
+        return draw_frames(self["caption"], self["frame_cosines"], self["words"], self._frames(), width)
+
+    overlay = plot
+
+    def _frames(self) -> dict[int, Image]:
+        """The frames that are drawn, by their position among those that were compared."""
+        wanted = best_frames(self["words"])
+        if self._video is None or not wanted:
+            return {}
+        video = self._video.load()
+        positions: dict[int, list[int]] = {}  # of each number, in a video of which frames are repeated
+        if self._sampling.max_frames is not None:
+            counted = video.read(self._sampling)
+            deque(counted, maxlen=0)
+            for position in wanted:
+                positions.setdefault(counted.sampled.indices[position], []).append(position)
+        found: dict[int, Image] = {}
+        for position, (number, image) in enumerate(video.read(self._sampling)):
+            own = positions.get(number, []) if positions else [position] if position in wanted else []
+            found |= dict.fromkeys(own, image)
+            if len(found) == len(wanted):
+                break
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VideoExplanation, (dict(self), self._video, self._sampling)
+
+
+def explain(
+    words: Sequence[str], weights: Sequence[float], tokens: Floats, frames: Floats, error: str | None
+) -> dict[str, Any]:
+    """The evidence of a caption: its cosine as a whole with each frame, and the best frame of each word.
+
+    Args:
+        words, weights: of each token id. tokens: (words, d) their features.
+        frames: (frames, d) features.
+        error: why there is no score.
+    """
+    if error is not None:
+        return {"frame_cosines": [], "words": [], "error": error}
+    cosines = np.clip(unit(tokens) @ unit(frames).T, -1, 1)
+    matches: list[FrameMatch] = [
+        {"word": word, "weight": weight, "frame": int(own.argmax()), "cosine": float(own.max())}
+        for word, weight, own in zip(words, weights, cosines, strict=True)
+    ]
+    return {"frame_cosines": cosines[-1].tolist(), "words": matches}

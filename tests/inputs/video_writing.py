@@ -1,0 +1,103 @@
+"""Small video files to test with, made on the spot."""
+
+from __future__ import annotations
+
+import tempfile
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Frames = NDArray[np.uint8]
+
+LOSSLESS = {"fmt": "matroska", "codec": "ffv1", "pix_fmt": "bgr0"}
+FORMS: dict[str, dict[str, Any]] = {
+    "mp4": {"fmt": "mp4", "codec": "libx264", "pix_fmt": "yuv420p", "container": {"movflags": "faststart"}},
+    "webm": {"fmt": "webm", "codec": "libvpx-vp9", "pix_fmt": "yuv420p", "stream": {"cpu-used": "8"}},
+    "avi": {"fmt": "avi", "codec": "mpeg4", "pix_fmt": "yuv420p"},
+    "gif": {"fmt": "gif", "codec": "gif", "pix_fmt": "rgb8"},
+    "mkv": LOSSLESS,
+}
+
+
+def drawn(count: int = 12, width: int = 48, height: int = 32) -> Frames:
+    """(count, height, width, 3): the level of red counts the frames; the top right is green."""
+    frames = np.zeros((count, height, width, 3), np.uint8)
+    frames[..., 0] = np.linspace(0, 240, count).astype(np.uint8)[:, None, None]
+    frames[:, : height // 2, width // 2 :] = (20, 200, 20)
+    return frames
+
+
+def numbers(images: Any, count: int = 12) -> list[int]:
+    """Which frame of `drawn(count)` each image is."""
+    return [round(float(np.asarray(image)[-8:, :8, 0].mean()) * (count - 1) / 240) for image in images]
+
+
+def written(
+    frames: Any,
+    *,
+    fmt: str,
+    codec: str,
+    pix_fmt: str,
+    rate: int = 10,
+    times: list[int] | None = None,
+    container: dict[str, str] | None = None,
+    stream: dict[str, str] | None = None,
+) -> bytes:
+    """A video file of frames (T, H, W, 3), at a rate, or at `times` in milliseconds."""
+    import av
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "video")
+        with av.open(str(path), "w", format=fmt, options=container or {}) as file:
+            out = file.add_stream(codec, rate=rate, options={"threads": "1", **(stream or {})})
+            out.height, out.width, out.pix_fmt = *frames[0].shape[:2], pix_fmt
+            if times is not None:
+                out.codec_context.time_base = Fraction(1, 1000)
+            for i, frame in enumerate(frames):
+                one = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), "rgb24")
+                if times is not None:
+                    one.pts, one.time_base = times[i], Fraction(1, 1000)
+                file.mux(out.encode(one))
+            file.mux(out.encode())
+        return path.read_bytes()
+
+
+@cache
+def video(form: str = "mkv", count: int = 12) -> bytes:
+    """A file of `drawn` frames, ten a second."""
+    return written(drawn(count), **FORMS[form])
+
+
+def with_sound(*, cover: bool = False) -> bytes:
+    """Sound in MP4, on its own or with the picture of a cover."""
+    import av
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "sound.mp4")
+        with av.open(str(path), "w", format="mp4") as file:
+            sound = file.add_stream("aac", rate=8000)
+            picture = file.add_stream("mjpeg", rate=1) if cover else None
+            if picture is not None:
+                picture.width, picture.height, picture.pix_fmt = 16, 16, "yuvj420p"
+                picture.disposition = type(picture.disposition).attached_pic.value
+            quiet = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+            quiet.sample_rate = 8000
+            file.mux(sound.encode(quiet))
+            file.mux(sound.encode())
+            if picture is not None:
+                file.mux(picture.encode(av.VideoFrame(16, 16, "yuvj420p")))
+                file.mux(picture.encode())
+        return path.read_bytes()
+
+
+def turned(data: bytes, degrees: int) -> bytes:
+    """An MP4 whose display matrix says that it is to be turned clockwise."""
+    a, b, c, d = {90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}[degrees]
+    matrix = [a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30]
+    start = data.index(b"tkhd") + 4 + 40  # behind version, times, ids, layer and volume
+    assert data[start : start + 4] == (1 << 16).to_bytes(4, "big")
+    return data[:start] + b"".join(n.to_bytes(4, "big", signed=True) for n in matrix) + data[start + 36 :]
