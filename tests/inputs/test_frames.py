@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,8 @@ def test_equal_samplings_are_equal() -> None:
     assert Sampling(fps=2) == Sampling(fps=np.float32(2)) and hash(Sampling(fps=2)) == hash(Sampling(fps=2.0))
     assert str(Sampling(max_frames=np.int64(3))) == "max_frames=3"
     assert len({str(Sampling()), str(Sampling(fps=1)), str(Sampling(max_frames=1))}) == 3
+
+
+def test_slots_are_exact() -> None:
+    for fps, seconds, slot in ((5, 100, 500), (5, Fraction(99_999, 1000), 499), (0.3, Fraction(10, 3), 1)):
+        assert Sampling(fps=fps).slot(Fraction(seconds)) == slot
