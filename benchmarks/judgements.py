@@ -2,10 +2,10 @@
 
     python -m benchmarks.judgements --data FOLDER [--sets NAMES] [--out benchmarks/judgements.md]
 
-FOLDER holds a folder per set with its `expected.json`, which was made by pycocoevalcap 1.2 and scipy (BLEU, ROUGE-L and
-CIDEr of its Java tokeniser). BLEU, ROUGE-L and CIDEr-D are computed here; METEOR, FLEUR and UMIC are scores that lie
-beside the sets. A difference above 0.01 on the scale of 100 (1e-5 on the scale of 1 for systems) is a FAIL, and exit
-status 1. The output holds numbers only.
+FOLDER holds a folder per set with its `expected.json`, which was made by pycocoevalcap 1.2 and scipy (BLEU,
+ROUGE-L and CIDEr of its Java tokeniser). BLEU, ROUGE-L and CIDEr-D are computed here; METEOR, FLEUR and UMIC
+are scores that lie beside the sets. A difference above 0.01 on the scale of 100 (1e-5 on the scale of 1 for
+systems) is a FAIL, and exit status 1. The output holds numbers only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ TOLERANCE, OF_SYSTEMS = 0.01, 1e-3
 
 @dataclass(frozen=True)
 class Line:
-    """A number of ours, what is expected, what is published, and the distance to that in deviations of draws."""
+    """A number of ours, what is expected, what is published, and the distance to that in deviations of
+    draws."""
 
     name: str
     label: str
@@ -130,7 +131,9 @@ def abstract(name: str, folder: Path, expected: Mapping[str, Any]) -> Iterator[L
     judged = load_set(name, folder)
     for label, runs in scored(judged).items():
         for column, cell in judged.cells(runs, None).items():
-            for number, (value, draw) in enumerate(zip(cell.runs, expected["recomputed_per_draw"], strict=True), 1):
+            for number, (value, draw) in enumerate(
+                zip(cell.runs, expected["recomputed_per_draw"], strict=True), 1
+            ):
                 yield Line(f"{name}, draw {number}", label, column, 100 * value, draw[label]["strict"])
             mean = expected["recomputed_mean"][label]["strict"]
             yield Line(name, label, column, 100 * cell.value, mean, deviation=100 * cell.deviation)
@@ -204,9 +207,9 @@ def main() -> int:
     options = parser.parse_args()
     header = ["set", "metric", "column", "ours", "expected", "difference", "", "published", "distance", "z"]
     text = [
-        f"`python -m benchmarks.judgements --data FOLDER`, {datetime.now(timezone.utc):%Y-%m-%d}, coefficients and",
-        "accuracies times 100. Expected: recomputed with pycocoevalcap 1.2 and scipy; published: see",
-        "`capeval_core/judgements/published.py`; z: distance in standard deviations over the draws of references.\n",
+        f"`python -m benchmarks.judgements --data FOLDER`, {datetime.now(timezone.utc):%Y-%m-%d}, times 100.",
+        "Expected: recomputed with pycocoevalcap 1.2 and scipy; published: see",
+        "`capeval_core/judgements/published.py`; z: distance in deviations over the draws of references.\n",
         f"| {' | '.join(header)} |",
         "| " + " | ".join(["---"] * len(header)) + " |",
     ]
@@ -223,7 +226,9 @@ def main() -> int:
         wrong = [line for line in of_set if not line.ok]
         failed, compared = failed + len(wrong), compared + len(of_set)
         seconds = time.perf_counter() - start
-        print(f"{name}: {len(of_set)} compared, {len(wrong)} FAIL, {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(
+            f"{name}: {len(of_set)} compared, {len(wrong)} FAIL, {seconds:.0f} s", file=sys.stderr, flush=True
+        )
     text.append(f"\n{compared} numbers compared, {failed} FAIL.")
     output = "\n".join(text) + "\n"
     print(output) if options.out is None else options.out.write_text(output, encoding="utf-8")

@@ -52,6 +52,7 @@ def run(arguments: list[str]) -> int:
     if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
         raise FileError(file_problem(flags.out, "is a file: choose a folder for --out"))
     judged = _with_evaluators(_load(entry, flags))
+    _check_references(metrics, judged)
     notes = _check_visuals(metrics, flags)
     scores: dict[str, list[Scored]] = {}
     signatures: dict[str, str] = {}
@@ -72,7 +73,9 @@ def run(arguments: list[str]) -> int:
     if flags.out is not None:
         _write(flags.out, entry, result, shown.markdown(), shown.latex(), signatures, flags, outputs)
     outputs.finish()
-    return 0 if any(cell.undefined is None for cells in result.cells.values() for cell in cells.values()) else 1
+    return (
+        0 if any(cell.undefined is None for cells in result.cells.values() for cell in cells.values()) else 1
+    )
 
 
 def _metrics(entry: SetEntry, names: Sequence[str]) -> list[type[CaptionMetric]]:
@@ -82,7 +85,9 @@ def _metrics(entry: SetEntry, names: Sequence[str]) -> list[type[CaptionMetric]]
         media = entry.media if (name, entry.media) in MEDIA_VARIANTS else None
         class_ = metric_class(name, media)
         if class_.media and entry.media not in class_.media:
-            raise ValueError(f"{name} is about {' or '.join(class_.media)}s, and {entry.title} about {entry.media}s")
+            raise ValueError(
+                f"{name} is about {' or '.join(class_.media)}s, and {entry.title} about {entry.media}s"
+            )
         classes.append(class_)
     return classes
 
@@ -165,9 +170,24 @@ def _array(values: Sequence[float]) -> Any:
     return np.asarray(values, dtype=np.float64)
 
 
-def _check_visuals(metrics: Sequence[tuple[type[CaptionMetric], Any]], flags: argparse.Namespace) -> list[str]:
+def _check_references(metrics: Sequence[tuple[type[CaptionMetric], Any]], judged: JudgedSet) -> None:
+    """Refuse metrics that need references where the set has none."""
+    if all(scoring.items.references is not None for scoring in judged.scorings):
+        return
+    if needing := [class_.name for class_, _ in metrics if class_.needs_references]:
+        verb = "needs" if len(needing) == 1 else "need"
+        raise ValueError(
+            f"{', '.join(needing)} {verb} references: put references.json beside judgements.jsonl"
+        )
+
+
+def _check_visuals(
+    metrics: Sequence[tuple[type[CaptionMetric], Any]], flags: argparse.Namespace
+) -> list[str]:
     """Refuse metrics whose images are not named; notes on weights that are not the published ones."""
-    needing = [class_.name for class_, options in metrics if class_.media and not class_.images_are_ids(options)]
+    needing = [
+        class_.name for class_, options in metrics if class_.media and not class_.images_are_ids(options)
+    ]
     if needing and flags.visuals is None:
         raise ValueError(
             f"{flags.visuals_flag} is missing: {', '.join(needing)} need{'s' if len(needing) == 1 else ''} "
@@ -181,7 +201,7 @@ def _check_visuals(metrics: Sequence[tuple[type[CaptionMetric], Any]], flags: ar
 
 def _score_files(given: Sequence[str]) -> list[tuple[str | None, Path]]:
     """Label and path of each file of `--scores`: `FILE`, or `LABEL=FILE` for one that holds one metric."""
-    files = []
+    files: list[tuple[str | None, Path]] = []
     for text in given:
         name, equals, path = text.partition("=")
         files.append((name, Path(path)) if equals and not Path(text).exists() else (None, Path(text)))
@@ -274,7 +294,9 @@ def _parser(entry: SetEntry) -> Parser:
     )
     parser.set_defaults(visuals_flag=flag)
     files = parser.add_argument_group("files")
-    files.add_argument("--data", metavar="FOLDER", help="the set, or a folder of sets; or a Hub data set's id")
+    files.add_argument(
+        "--data", metavar="FOLDER", help="the set, or a folder of sets; or a Hub data set's id"
+    )
     files.add_argument(
         flag,
         dest="visuals",
@@ -296,7 +318,9 @@ def _parser(entry: SetEntry) -> Parser:
         help="tables (Markdown, LaTeX, CSV), charts, .eval_results, and rows, from which a run goes on",
     )
     group = parser.add_argument_group("metrics")
-    group.add_argument("--metrics", metavar="NAMES", type=_names, default=[], help="with commas, e.g. pacs,bleu")
+    group.add_argument(
+        "--metrics", metavar="NAMES", type=_names, default=[], help="with commas, e.g. pacs,bleu"
+    )
     group.add_argument(
         "--weights",
         metavar="[METRIC=]WEIGHTS",

@@ -55,7 +55,9 @@ def _parser(name: str) -> Parser:
             "published weights the numbers that papers print."
         ),
     )
-    parser.add_argument("--weights", metavar="WEIGHTS", help="folder, Hub id or tiny; default: the published ones")
+    parser.add_argument(
+        "--weights", metavar="WEIGHTS", help="folder, Hub id or tiny; default: the published ones"
+    )
     parser.add_argument("--device", metavar="NAME", help="torch device; default: CUDA where there is a GPU")
     parser.add_argument(
         "--data", metavar="FOLDER", type=Path, help="folder of pacscore/ or clipscore/ and flickr8k_expert/"

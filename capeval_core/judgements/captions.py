@@ -14,6 +14,7 @@ from capeval_core.judgements.correlation import kendall_tau_c
 from capeval_core.judgements.files import named_rows
 from capeval_core.values import described
 
+
 @dataclass(frozen=True)
 class Judgements:
     """Captions of images, and the score that people gave each."""

@@ -51,9 +51,10 @@ def paired_bootstrap(
 def williams(first: float, second: float, between: float, rows: int) -> float:
     """The two-sided p-value of Williams' test that two correlations with the same ratings are equal.
 
-    Williams, The Comparison of Regression Variables, JRSS B 21, 1959; for metrics: Graham and Baldwin, Testing
-    for Significance of Increased Correlation with Human Judgment, EMNLP 2014. It is for Pearson's correlation of
-    independent rows; rows of one image are not, so it is beside the bootstrap, not in its place.
+    Williams, The Comparison of Regression Variables, JRSS B 21, 1959; for metrics: Graham and Baldwin,
+    Testing for Significance of Increased Correlation with Human Judgment, EMNLP 2014. It is for Pearson's
+    correlation of independent rows; rows of one image are not, so it is beside the bootstrap, not in its
+    place.
 
     Args:
         first, second: Pearson's correlation of each metric with the ratings.

@@ -118,7 +118,9 @@ def mapping_of_lists(path: Path) -> dict[str, list[str]]:
     return content
 
 
-def references_of(path: Path, references: Mapping[str, Sequence[str]], images: Sequence[str]) -> list[list[str]]:
+def references_of(
+    path: Path, references: Mapping[str, Sequence[str]], images: Sequence[str]
+) -> list[list[str]]:
     """The references of each image of a list; `path` is the file that `references` came from.
 
     Raises:
@@ -141,7 +143,9 @@ def csv_rows(path: Path, fields: Sequence[str]) -> list[dict[str, str]]:
     header = list(rows[0]) if rows else []
     for field in fields:
         if field not in header:
-            found = f"no column {field!r}{did_you_mean(field, header)} (it has {', '.join(header) or 'no rows'})"
+            found = (
+                f"no column {field!r}{did_you_mean(field, header)} (it has {', '.join(header) or 'no rows'})"
+            )
             raise FileError(file_problem(path, found, verb="has"))
     return rows
 

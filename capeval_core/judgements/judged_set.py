@@ -51,8 +51,8 @@ class Scoring:
 class Scored:
     """The scores of a scoring's items; NaN where there is none.
 
-    parts: components by name, one value per item. corpus: the value to report for all items, where that is not
-    the mean of the scores.
+    parts: components by name, one value per item. corpus: the value to report for all items, where that is
+    not the mean of the scores.
     """
 
     scores: Doubles

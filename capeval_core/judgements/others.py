@@ -87,7 +87,9 @@ class SystemSet(JudgedSet):
         cells = {}
         for name, run in zip(self.columns, scored, strict=True):
             finite = run.scores[np.isfinite(run.scores)]
-            value = run.corpus if run.corpus is not None else float(finite.mean()) if len(finite) else math.nan
+            value = (
+                run.corpus if run.corpus is not None else float(finite.mean()) if len(finite) else math.nan
+            )
             # A corpus value is no mean of rows, so resampled means are not its interval.
             draws = None if resamples is None or run.corpus is not None else resamples.means(run.scores)
             reason = None if len(finite) else "no caption has a score"
@@ -99,8 +101,8 @@ class SystemSet(JudgedSet):
 class PoolSet(JudgedSet):
     """Pools of candidates: how good the captions are that a metric chooses, by metrics on references.
 
-    scored: all candidates, pool after pool. evaluators: by column, what scores the chosen captions as those of a
-    system; `judge` puts the n-gram metrics here.
+    scored: all candidates, pool after pool. evaluators: by column, what scores the chosen captions as those
+    of a system; `judge` puts the n-gram metrics here.
     """
 
     scored: Scoring

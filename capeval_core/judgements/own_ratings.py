@@ -54,13 +54,15 @@ def read_score_file(path: Path) -> ScoreFile:
     else:
         values = content
     if not isinstance(values, list) or not values:
-        found = f"{described(values, none='null')}, expected a file of `capeval score --json`, {{id: score}}, or a list"
-        raise FileError(file_problem(path, found))
+        fix = "expected a file of `capeval score --json`, {id: score}, or a list"
+        raise FileError(file_problem(path, described(values, none="null"), fix))
     problems, scores = Problems(), []
     for index, value in enumerate(values):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             name = f"id {ids[index]!r}" if ids is not None and index < len(ids) else f"score {index}"
-            problems.add(file_problem(path, described(value), "scores are numbers, or null", index=name, verb="is"))
+            problems.add(
+                file_problem(path, described(value), "scores are numbers, or null", index=name, verb="is")
+            )
             value = None
         scores.append(math.nan if value is None else float(value))
     for name, column in (("ids", ids), ("captions", captions)):
@@ -73,9 +75,10 @@ def read_score_file(path: Path) -> ScoreFile:
 def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
     """The ratings of a file (CSV, JSON, JSON lines) with these scores; each row is one rating.
 
-    A row has an image's id (`image_id`, `image`, `id` ...) and a rating (`rating`, `score`, `human_score`), and a
-    caption where an image has several. Without ids in the scores' file, rows are taken in order. Ratings that are
-    missing or no numbers, and rows whose id or caption has no score, are left out and counted.
+    A row has an image's id (`image_id`, `image`, `id` ...) and a rating (`rating`, `score`, `human_score`),
+    and a caption where an image has several. Without ids in the scores' file, rows are taken in order.
+    Ratings that are missing or no numbers, and rows whose id or caption has no score, are left out and
+    counted.
 
     Raises:
         FileError: the file cannot be read, has no column of ratings, or nothing of it has a score.
@@ -103,9 +106,10 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
             item.append(position)
             ratings.append(rating)
     if not item:
-        have = f"; scores have {some_of(scores.ids or [])}" if unknown else ""
-        found = f"no rating of a scored caption (of {len(rows):,} rows{': ' + some_of(unknown) if unknown else ''})"
-        raise FileError(file_problem(path, found + have, verb="has"))
+        found = f"no rating of a scored caption, in {len(rows):,} rows"
+        if unknown:
+            found += f" ({some_of(unknown)}; scores are of {some_of(scores.ids or [])})"
+        raise FileError(file_problem(path, found, verb="has"))
     images = scores.ids or [str(index) for index in range(len(scores.scores))]
     items = Items(scores.captions or [""] * len(images), images)
     table = {name: RatingColumn(name) for name in STATISTICS}

@@ -1,7 +1,8 @@
-"""What papers print for each judged set, to stand beside our own numbers; coefficients times 100, accuracies in %.
+"""What papers print for each judged set, to stand beside our own numbers; coefficients times 100, accuracies
+in %.
 
-Values that a paper cites from elsewhere are left out where their protocol is another one. `CIDEr` of the papers is
-what pycocoevalcap computes, CIDEr-D.
+Values that a paper cites from elsewhere are left out where their protocol is another one. `CIDEr` of the
+papers is what pycocoevalcap computes, CIDEr-D.
 """
 
 from __future__ import annotations

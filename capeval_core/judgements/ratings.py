@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -92,12 +92,13 @@ class RatedSet(JudgedSet):
         first = next(iter(self.table.values()))
         names = list(dict.fromkeys((c.ratings, c.scoring, c.part, c.subset) for c in self.table.values()))
         table = {
-            " ".join(filter(None, [statistic, ratings if ratings != first.ratings else "", scoring, subset])):
-            RatingColumn(statistic, ratings, scoring, part, subset)
+            " ".join(
+                filter(None, [statistic, ratings if ratings != first.ratings else "", scoring, subset])
+            ): RatingColumn(statistic, ratings, scoring, part, subset)
             for ratings, scoring, part, subset in names
             for statistic in statistics
         }
-        return RatedSet(**{**vars_of(self), "table": table})
+        return replace(self, table=table)
 
     def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
         values = self.ratings[next(iter(self.table.values())).ratings]
@@ -178,7 +179,8 @@ class _Rows:
         """(draws, 2): tau-b and tau-c of each resample."""
         assert self.resamples is not None
         found = [
-            self._weighted.taus(self.resamples.weights(draw)[self.kept]) for draw in range(len(self.resamples))
+            self._weighted.taus(self.resamples.weights(draw)[self.kept])
+            for draw in range(len(self.resamples))
         ]
         return np.array([(taus.b, taus.c) for taus in found])
 
@@ -189,11 +191,6 @@ class _Rows:
             return self._taus[:, TAUS.index(statistic)]
         coefficient = {"spearman": self._weighted.spearman, "pearson": self._weighted.pearson}[statistic]
         return self.resamples.each(lambda weights: coefficient(weights[self.kept]))
-
-
-def vars_of(judged: JudgedSet) -> dict[str, object]:
-    """The fields of a judged set, without what it remembers."""
-    return {name: getattr(judged, name) for name in judged.__dataclass_fields__}
 
 
 def tau_columns(**settings: str) -> dict[str, RatingColumn]:

@@ -1,4 +1,5 @@
-"""A judged set as tables and charts: ours beside the published values, and the differences between metrics."""
+"""A judged set as tables and charts: ours beside the published values, and the differences between
+metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import PurePath
 from PIL import Image
 
 from capeval_core.judgements.judging import Entry, Judged
+from capeval_core.judgements.others import PoolSet
 from capeval_core.judgements.published import sources
 from capeval_core.judgements.sets import SETS
 from capeval_core.reports.charts import Bar, Spread, draw_bars, draw_spreads
@@ -48,7 +50,7 @@ def judged_notes(judged: Judged, labels: list[str]) -> list[str]:
         notes[0] += f"; intervals: {judged.level:.0%}, {len(resamples):,} bootstrap resamples of images"
     notes += [f"left out: {count:,} {reason}" for reason, count in the_set.dropped.items()]
     for label in labels:
-        if count := judged.failed(label):
+        if (count := judged.failed(label)) and not isinstance(the_set, PoolSet):  # of pools one is chosen
             notes.append(f"{label}: {count:,} captions have no score")
         reasons = [c.undefined for c in judged.cells[label].values() if c.undefined]
         notes += [f"{label}: undefined where {UNDEFINED}: {reason}" for reason in dict.fromkeys(reasons)]
@@ -56,7 +58,9 @@ def judged_notes(judged: Judged, labels: list[str]) -> list[str]:
     if "CIDEr-D" in labels:
         notes.append("CIDEr-D is what the papers and pycocoevalcap call CIDEr")
     if any(entry.z_score is not None for entry in judged.entries()):
-        notes.append("z: distance in standard deviations over the draws of references; the published draws are unknown")
+        notes.append(
+            "z: distance in standard deviations over the draws of references; the published draws are unknown"
+        )
     return notes
 
 

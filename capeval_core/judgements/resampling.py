@@ -1,8 +1,8 @@
 """Intervals of correlations and accuracies by bootstrap over images, exact and fast.
 
-Ratings of one image are not independent, so a resample draws images with replacement, each with all its rows. A
-resample is then a weight for each row: how often its image was drawn. Kendall's tau needs only how many rows have
-each pair of values, so the counts of a resample give it without sorting:
+Ratings of one image are not independent, so a resample draws images with replacement, each with all its rows.
+A resample is then a weight for each row: how often its image was drawn. Kendall's tau needs only how many
+rows have each pair of values, so the counts of a resample give it without sorting:
 
     C(x, y)     weighted rows of score x and rating y
     P - Q       sum over x, y of C(x, y) (sum of C(x', y') over x' < x, y' < y, less that over x' < x, y' > y)
@@ -51,12 +51,15 @@ class Resamples:
 
     def weights(self, draw: int) -> Integers:
         """(n,) how often each row is in a resample."""
-        return self._counts[draw][self._of_row].astype(np.int64)
+        drawn: Integers = self._counts[draw][self._of_row].astype(np.int64)
+        return drawn
 
     def sums(self, values: ArrayLike) -> Doubles:
         """(draws,) the sum of the rows' values in each resample."""
-        per_image = np.bincount(self._of_row, np.asarray(values, dtype=np.float64), self.images)
-        return self._counts @ per_image
+        rows = np.asarray(values, dtype=np.float64)
+        per_image = np.bincount(self._of_row, rows, self.images)
+        sums: Doubles = np.asarray(self._counts @ per_image, dtype=np.float64)
+        return sums
 
     def means(self, values: ArrayLike) -> Doubles:
         """(draws,) the mean of the finite values in each resample; NaN in one without any."""

@@ -19,14 +19,27 @@ from capeval_core.metric import CaptionMetric
 Verdict = Literal["ok", "FAIL", "not checked"]
 EXAMPLES: Mapping[str, tuple[str, Mapping[str, float], str]] = {
     "pacs": ("pacscore", {"good_captions": 0.8264, "bad_captions": 0.5772}, "README of PAC-S's repository"),
-    "refpacs": ("pacscore", {"good_captions": 0.8393, "bad_captions": 0.6357}, "README of PAC-S's repository"),
+    "refpacs": (
+        "pacscore",
+        {"good_captions": 0.8393, "bad_captions": 0.6357},
+        "README of PAC-S's repository",
+    ),
     "bleu": ("pacscore", {"good_captions": 0.3503, "bad_captions": 0.0}, "README of PAC-S's repository"),
     "rougel": ("pacscore", {"good_captions": 0.5012, "bad_captions": 0.3268}, "README of PAC-S's repository"),
     "ciderd": ("pacscore", {"good_captions": 1.4918, "bad_captions": 0.4259}, "README of PAC-S's repository"),
-    "clips": ("clipscore", {"good_captions": 0.8584, "bad_captions": 0.7153}, "README of CLIPScore's repository"),
-    "refclips": ("clipscore", {"good_captions": 0.8450, "bad_captions": 0.7253}, "README of CLIPScore's repository"),
+    "clips": (
+        "clipscore",
+        {"good_captions": 0.8584, "bad_captions": 0.7153},
+        "README of CLIPScore's repository",
+    ),
+    "refclips": (
+        "clipscore",
+        {"good_captions": 0.8450, "bad_captions": 0.7253},
+        "README of CLIPScore's repository",
+    ),
 }
-"""Published means over two photographs: the folder of the set, the mean of each file of captions, the source."""
+"""Published means over two photographs: the folder of the set, the mean of each file of captions, the
+source."""
 _TOLERANCE = {"pacscore": 5e-4, "clipscore": 1e-3}  # CLIPScore's were computed in half precision
 _SET = "flickr8k_expert"
 _SET_TOLERANCE = 0.15  # of tau times 100: decoders of JPEG differ in the last bits
@@ -41,7 +54,9 @@ class Check:
     found: str
 
 
-def verify(metric: CaptionMetric, data: Path | None, images: Path | None, *, published_weights: bool) -> Iterator[Check]:
+def verify(
+    metric: CaptionMetric, data: Path | None, images: Path | None, *, published_weights: bool
+) -> Iterator[Check]:
     """Check an open metric, whose weights were checked as they were opened.
 
     Args:
@@ -50,7 +65,9 @@ def verify(metric: CaptionMetric, data: Path | None, images: Path | None, *, pub
     """
     yield from _weights(metric)
     if not published_weights:
-        yield Check("published values", "not checked", "they are for the published weights, and these are others")
+        yield Check(
+            "published values", "not checked", "they are for the published weights, and these are others"
+        )
         return
     yield from _examples(metric, data)
     yield from _flickr(metric, data, images)
@@ -81,7 +98,9 @@ def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
     places = [] if data is None else [data / "example_dogs" / name, data / name]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
-        found = f"name a folder with {name}/ by --data (image1.jpg, image2.jpg, refs.json, {', '.join(means)})"
+        found = (
+            f"name a folder with {name}/ by --data (image1.jpg, image2.jpg, refs.json, {', '.join(means)})"
+        )
         yield Check("two photographs", "not checked", found)
         return
     for captions_name, expected in means.items():

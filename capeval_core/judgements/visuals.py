@@ -38,6 +38,8 @@ def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
                 break
     if not found:
         have = "it is empty" if not listed[""].entries else f"it has {some_of(listed[''].entries)}"
-        problem = file_problem(folder, f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {have}")
+        problem = file_problem(
+            folder, f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {have}"
+        )
         raise FileError(problem)
     return found

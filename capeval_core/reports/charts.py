@@ -30,7 +30,8 @@ class Bar:
 
 
 def draw_bars(panels: Mapping[str, Sequence[Bar]], note: str = "") -> Image.Image:
-    """Panels one below the other: a line per value, a dot with its interval, and a tick where one is published.
+    """Panels one below the other: a line per value, a dot with its interval, and a tick where one is
+    published.
 
     Values that are NaN are named and not drawn.
 
@@ -52,7 +53,8 @@ def draw_bars(panels: Mapping[str, Sequence[Bar]], note: str = "") -> Image.Imag
 
 def _draw_bars(canvas: Canvas, top: float, left: float, title: str, bars: Sequence[Bar]) -> None:
     right = _WIDTH - _MARGIN - 150
-    extents = [x for bar in bars for x in (bar.value, bar.low, bar.high, bar.published) if _finite(x)]
+    drawn = (x for bar in bars for x in (bar.value, bar.low, bar.high, bar.published))
+    extents = [x for x in drawn if x is not None and math.isfinite(x)]
     low, high, step = _axis(extents)
 
     def place(x: float) -> float:
@@ -67,7 +69,7 @@ def _draw_bars(canvas: Canvas, top: float, left: float, title: str, bars: Sequen
         y = top + _TITLE + _ROW * index + 6
         colour = REGIONS[index % len(REGIONS)]
         canvas.text(left - 14, y + 4, bar.name, _SIZE, INK, anchor="rs")
-        if not _finite(bar.value):
+        if not math.isfinite(bar.value):
             canvas.text(place(low) + 8, y + 4, "undefined", _SIZE - 1, FAINT)
             continue
         if bar.low is not None and bar.high is not None:
@@ -95,7 +97,8 @@ class Spread:
 def draw_spreads(panels: Mapping[str, Sequence[Spread]], axis: str = "rating") -> Image.Image:
     """A chart per metric: boxes from the lower to the upper quartile of the scores at each level.
 
-    The line in a box is the median, whiskers reach from the 5th to the 95th percentile, and a line joins the means.
+    The line in a box is the median, whiskers reach from the 5th to the 95th percentile, and a line joins the
+    means.
 
     >>> draw_spreads({"PAC-S": [Spread("1", [0.1, 0.2]), Spread("2", [0.4])]}).width
     960
@@ -166,7 +169,3 @@ def _axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, float]
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough - 1e-12)
     first, last = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     return first, last if last > first else first + step, step
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
