@@ -368,8 +368,9 @@ def test_far_too_large_frames_are_not_decoded_to_learn_their_size(
     assert not sizes
 
 
-def test_containers_that_are_not_opened() -> None:
-    data = written(drawn(3), fmt="mpegts", codec="mpeg2video", pix_fmt="yuv420p", rate=25)
+@pytest.mark.parametrize(("fmt", "codec"), [("flv", "flv1"), ("nut", "mpeg4"), ("mpegts", "mpeg2video")])
+def test_containers_that_are_not_opened(fmt: str, codec: str) -> None:
+    data = written(drawn(30), fmt=fmt, codec=codec, pix_fmt="yuv420p", rate=25)
     assert "is not a video that can be read: expected MP4" in str(refusal([data], "video"))
 
 
