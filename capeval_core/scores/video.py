@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from capeval_core.errors import Detail, InputWarning, wrong_option
+from capeval_core.inputs.frames import check_samplings
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.metric import CaptionMetric, Model
@@ -123,6 +124,13 @@ class VideoPacS(CaptionMetric):
             raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
         if given is not None and not options.idf:
             raise wrong_option("statistics", given, "given, but idf=False", "leave one of them out")
+
+    @classmethod
+    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
+        samples = super().check_input(options, *inputs)
+        if options.on_error == "raise" and isinstance(options, VideoOptions) and options.fps is not None:
+            check_samplings(samples.images, Sampling(options.fps))
+        return samples
 
     def open_models(self) -> dict[str, Model]:
         folder = self.weights_folder()
