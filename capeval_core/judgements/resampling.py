@@ -87,6 +87,20 @@ class Resamples:
         return Interval(float(low), float(high), level, self.images)
 
 
+def centred(draws: Doubles, value: float) -> Doubles:
+    """Draws of a coefficient from -1 to 1, moved so that their mean is its value on all rows.
+
+    An image that is drawn twice makes pairs of its rows with themselves, which moves coefficients of pairs in
+    every resample alike: with few images by more than an interval's width.
+
+    >>> centred(np.array([0.5, 0.7, 0.9]), 0.6)
+    array([0.4, 0.6, 0.8])
+    """
+    finite = draws[np.isfinite(draws)]
+    moved: Doubles = np.clip(draws - (finite.mean() - value if len(finite) else 0.0), -1.0, 1.0)
+    return moved
+
+
 @dataclass(frozen=True)
 class Taus:
     """Kendall's tau-b and tau-c of the same rows; NaN where undefined."""
