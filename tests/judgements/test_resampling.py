@@ -125,6 +125,6 @@ def test_intervals_of_few_images_are_about_the_value() -> None:
     resamples = Resamples([str(image) for image in np.repeat(np.arange(6), 2)])
     value = kendalltau(scores, ratings).statistic
     draws, _ = tau_draws(WeightedRows(scores, ratings), resamples)
-    assert draws.mean() > value + 0.05
+    assert draws.mean() > value + 0.03
     interval = resamples.interval(centred(draws, value))
     assert interval is not None and interval.low < value < interval.high
