@@ -1,6 +1,7 @@
 """Positive-augmented training in the small: does a CLIP tuned with generated positives find more foils?
 
-    python -m benchmarks.positive_augmentation --work FOLDER [--seeds 5] [--pairs 500 4000]
+    python -m benchmarks.positive_augmentation --work FOLDER --pairs 500 --seeds 5
+    python -m benchmarks.positive_augmentation --work FOLDER --pairs 4000 --seeds 3 --variants 0 3
 
 The base is a small dual encoder that learnt from noisy pairs of drawn scenes, written as web texts are
 (`python -m tools.tiny.web`; made unless FOLDER/base holds it). Each seed draws its own clean pairs of a scene
@@ -8,7 +9,8 @@ and a true caption, and positives as a captioner and a generator of images give 
 scene, and another scene of which the caption is true, one in ten of each wrong in one thing. Its projections
 are tuned by `train_pacs` with the paper's settings, stopped by the loss on 300 other pairs. Every model then
 compares the true captions of the same fresh scenes with one-word foils. Gains over the base, in points, are
-means over the seeds with 95% intervals of Student's t. Output: benchmarks/positive_augmentation.md.
+means over the seeds with 95% intervals of Student's t. What FOLDER/results.jsonl holds is not run again, and
+the table shows all of it. Output: benchmarks/positive_augmentation.md.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import io
+import json
 import shutil
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -112,7 +114,9 @@ def draw_pairs(count: int, name: str, rng: np.random.Generator) -> tuple[list[Sc
     return scenes, CaptionedImages(ids, [describe(scene, rng) for scene in scenes], ids, visuals)
 
 
-def tune(work: Path, base: Path, pairs: int, seed: int) -> Iterator[tuple[str, Path]]:
+def tune(
+    work: Path, base: Path, pairs: int, seed: int, variants: Sequence[str]
+) -> Iterator[tuple[str, Path]]:
     """Each variant and the weights tuned by it, on the pairs of a seed."""
     rng = np.random.default_rng([seed, 5, pairs])
     scenes, captioned = draw_pairs(pairs, "t", rng)
@@ -120,21 +124,17 @@ def tune(work: Path, base: Path, pairs: int, seed: int) -> Iterator[tuple[str, P
     folder = work / f"seed-{seed}-{pairs}"
     shutil.rmtree(folder, ignore_errors=True)
     with PositiveWriter(folder / "positives", {"by": "drawn scenes", "seed": seed}) as writer:
-        for scene, image_id, caption in zip(
-            scenes + more,
-            captioned.ids + validation.ids,
-            captioned.captions + validation.captions,
-            strict=True,
-        ):
+        ids, captions = captioned.ids + validation.ids, captioned.captions + validation.captions
+        for scene, image_id, caption in zip(scenes + more, ids, captions, strict=True):
             writer.add(Positive(CAPTION, image_id, caption=generated_caption(scene, rng)))
             if (image := generated_image(scene, caption, rng)) is not None:
                 writer.add(Positive(IMAGE, image_id, caption, image=image))
     positives = read_positives(folder / "positives")
-    for number, (name, weights) in enumerate(VARIANTS.items()):
+    for name in variants:
         settings: dict[str, Any] = {"start": base, "device": "cpu", "seed": seed, "prompt": PROMPT}
-        training = PacsTraining(towers=work / "towers", **settings, **weights)
+        training = PacsTraining(towers=work / "towers", **settings, **VARIANTS[name])
         data = PairData(training, captioned, positives, validation)
-        out = folder / str(number)
+        out = folder / str(list(VARIANTS).index(name))
         out.mkdir()
         yield name, train_pacs(training, data, out)
 
@@ -185,41 +185,53 @@ def interval(values: Floats) -> str:
     return f"{values.mean():+.1f} ± {half:.1f}"
 
 
+def table(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown lines of what `main` has noted."""
+    columns = ["all", *KINDS]
+    head = ["clean pairs", "seeds", "tuned on", *columns, "all, less clean pairs only"]
+    base = {column: next(r for r in results)["before"][column] for column in columns}
+    lines = [head, ["---"] * len(head), ["-", "-", "the base", *(f"{base[c]:.1%}" for c in columns), ""]]
+    first = next(iter(VARIANTS))
+    for pairs in sorted({result["pairs"] for result in results}):
+        plain = {r["seed"]: r["after"]["all"] for r in results if (r["pairs"], r["name"]) == (pairs, first)}
+        for name in VARIANTS:
+            runs = [r for r in results if (r["pairs"], r["name"]) == (pairs, name)]
+            if len(runs) < 2:
+                continue
+            gains = [interval(np.array([100 * (r["after"][c] - base[c]) for r in runs])) for c in columns]
+            beside = np.array([100 * (r["after"]["all"] - plain[r["seed"]]) for r in runs])
+            less = "" if name == first else interval(beside)
+            lines.append([f"{pairs:,}", str(len(runs)), name, *gains, less])
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tuning with and without generated positives.")
     parser.add_argument("--work", type=Path, required=True, help="folder of the base and the trainings")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--pairs", type=int, nargs="+", default=[500, 4000])
+    parser.add_argument("--pairs", type=int, default=500)
+    parser.add_argument("--variants", type=int, nargs="+", default=list(range(len(VARIANTS))))
     options = parser.parse_args()
     torch.set_num_threads(1)
     base = options.work / "base"
     if not base.exists():
         WEB.main(["--out", str(base)])
+    notes = options.work / "results.jsonl"
+    results = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+    done = {(result["pairs"], result["seed"], result["name"]) for result in results}
     started = time.process_time()
     foils = Foils(open_weights(base, metric="pacs", tiny="pacs"), options.work / "towers")
     before = foils.accuracy(base)
-    gains: dict[tuple[int, str], list[dict[str, float]]] = {}
-    for pairs in options.pairs:
-        for seed in range(options.seeds):
-            for name, weights in tune(options.work, base, pairs, seed):
-                after = foils.accuracy(weights)
-                gains.setdefault((pairs, name), []).append({k: 100 * (after[k] - before[k]) for k in after})
-                print(pairs, seed, name, f"{gains[pairs, name][-1]['all']:+.2f}", file=sys.stderr, flush=True)
-    columns = ["all", *KINDS]
-    command = f"--work FOLDER --seeds {options.seeds} --pairs {' '.join(map(str, options.pairs))}"
-    print(f"`python -m benchmarks.positive_augmentation {command}`, {datetime.now(timezone.utc):%Y-%m-%d},")
-    print(f"{time.process_time() - started:.0f} s of one core beside the base:\n")
-    print(f"| clean pairs | tuned on | {' | '.join(columns)} | all, less that of clean pairs only |")
-    print(f"| --- | --- |{' --- |' * (len(columns) + 1)}")
-    shares = " | ".join(f"{before[name]:.1%}" for name in columns)
-    print(f"| - | nothing: the base | {shares} | |")
-    first = next(iter(VARIANTS))
-    for (pairs, name), runs in gains.items():
-        values = {column: np.array([run[column] for run in runs]) for column in columns}
-        plain = np.array([run["all"] for run in gains[pairs, first]])
-        beside = "" if name == first else interval(values["all"] - plain)
-        cells = " | ".join(interval(values[column]) for column in columns)
-        print(f"| {pairs:,} | {name} | {cells} | {beside} |")
+    names = [list(VARIANTS)[number] for number in options.variants]
+    for seed in range(options.seeds):
+        missing = [name for name in names if (options.pairs, seed, name) not in done]
+        for name, weights in tune(options.work, base, options.pairs, seed, missing) if missing else ():
+            result = {"pairs": options.pairs, "seed": seed, "name": name, "before": before}
+            results.append(result | {"after": foils.accuracy(weights)})
+            with notes.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(results[-1]) + "\n")
+    print(f"{datetime.now(timezone.utc):%Y-%m-%d}, {time.process_time() - started:.0f} s of one core:\n")
+    print("\n".join(table(results)))
 
 
 if __name__ == "__main__":

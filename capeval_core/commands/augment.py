@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,21 +77,15 @@ def _generate(settings: Augmentation, sources: Sources[Any], out: Path, part: tu
     from capeval_core.training.text_to_image import TextToImage, find_text_to_image
 
     PositiveShards.check_folder(out)
-    find = find_captioner if isinstance(settings, CaptionAugmentation) else find_text_to_image
-    found = find(str(settings.model), settings.revision)
-
-    def open_generator() -> Generator[Any]:
-        if isinstance(settings, ImageAugmentation):
-            return TextToImage(found, settings)
-        assert isinstance(settings, CaptionAugmentation)
-        return Captioner(found, settings)
-
+    open_generator: Callable[[], Generator[Any]]
+    if isinstance(settings, ImageAugmentation):
+        found = find_text_to_image(str(settings.model), settings.revision)
+        open_generator = partial(TextToImage, found, settings)
+    elif isinstance(settings, CaptionAugmentation):
+        found = find_captioner(str(settings.model), settings.revision)
+        open_generator = partial(Captioner, found, settings)
     shards = PositiveShards(out, settings.kind, settings.stamp(found, sources))
-    try:
-        return AugmentationRun(settings, sources, open_generator, shards, part).run()
-    except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"--out {out} cannot be written ({reason}); shards that are there stay") from error
+    return AugmentationRun(settings, sources, open_generator, shards, part).run()
 
 
 def _text(counts: Counts) -> str:

@@ -26,6 +26,8 @@ from capeval_core.inputs.decoding import Refused, image_format, refuse_size
 FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")
 """Containers that are opened, in FFmpeg's names."""
 OPENED = "MP4 or MOV, WebM or Matroska, AVI and GIF"
+EXTENSIONS = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
+"""Of files that can only be videos; what a file is shows in its content."""
 _INSTALL = 'pip install "capeval[video]"'
 _TURNED = {
     90: Image.Transpose.ROTATE_90,
@@ -102,6 +104,7 @@ class OpenVideo:
             return self._av.open(
                 _Nameless(self._file),
                 container_options=allowed,
+                metadata_errors="replace",  # titles may be in any encoding
                 options=self._limits(),  # of the decoders that look for the frames' size, too
             )
         except self._av.FFmpegError:

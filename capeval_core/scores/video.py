@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.errors import wrong_option
+from capeval_core.errors import Detail, InputWarning, wrong_option
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.metric import CaptionMetric, Model
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
 
 Doubles = NDArray[np.float64]
 
-TEXTS_AT_ONCE = 4096
+TEXTS_AT_ONCE = 2048
 """Captions and references whose token features are held together, which bounds memory."""
+_SHOWN = 3
+"""Of damaged videos in a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +174,7 @@ class VideoPacS(CaptionMetric):
     def aggregate(self, rows: pa.Table) -> Values:
         found, unweighted = self._of_video(rows, self.table(rows))
         _warn_of_texts_without_weight(unweighted)
+        _warn_of_incomplete_videos(rows)
         return Values(found.score, {**found.parts(), "unweighted_texts": unweighted})
 
     def documents(self, rows: pa.Table) -> pa.Array:
@@ -211,7 +215,8 @@ class VideoPacS(CaptionMetric):
                     words = self.encoder.tokenizer.pieces(caption[0])
                     note = explain(words, of_row[row].tolist(), caption[1], frames, error)
                     explained[row] = {**numbers[row], **note, "incomplete": incomplete}
-        return {row: VideoExplanation(note) for row, note in explained.items()}
+        sampling = Sampling(self.options.fps, self.options.max_frames)
+        return {row: VideoExplanation(note, samples.images[row], sampling) for row, note in explained.items()}
 
     def _table(self, documents: Sequence[Sequence[int]]) -> TokenIdf:
         tokenizer = self.encoder.tokenizer
@@ -245,6 +250,7 @@ class VideoRefPacS(VideoPacS):
     needs_references = True
     corpus_texts = "references"
     free_key = RefPacS.free_key
+    reference_columns = ("reference_ids", "reference_caption_maxima", "reference_maxima", "reference_cosines")
     ROW = row_schema(
         *_OF_VIDEO,
         column("reference_ids", pa.list_(pa.list_(pa.int32())), "token ids of each reference"),
@@ -279,6 +285,7 @@ class VideoRefPacS(VideoPacS):
         nearest = references.largest(counts) if released else references.best(counts)
         unweighted += Ragged(of_references.astype(np.float64), counts).sum().astype(np.int64)
         _warn_of_texts_without_weight(unweighted)
+        _warn_of_incomplete_videos(rows)
         parts: dict[str, Any] = {self.free_key: found.score, **found.parts()}
         parts |= {"reference_score": nearest.score, **nearest.parts("reference_")}
         parts["unweighted_texts"] = unweighted
@@ -313,9 +320,21 @@ class VideoRefPacS(VideoPacS):
 
 def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
     if texts := int(unweighted.sum()):
+        of_texts = "1 text" if texts == 1 else f"{texts:,} texts"
+        found = (
+            f"the words of {of_texts} all occur in every text of the corpus, so that none has an idf weight, "
+            "and count alike (a corpus of one text has no idf)"
+        )
+        fix = Detail(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
+        warnings.warn(InputWarning((found, fix)), stacklevel=5)
+
+
+def _warn_of_incomplete_videos(rows: pa.Table) -> None:
+    whole = pc.is_null(rows["incomplete"])
+    if found := rows.filter(pc.invert(whole)).select(["index", "incomplete"]).to_pylist():
+        shown = "; ".join(f"videos[{row['index']}]: {row['incomplete']}" for row in found[:_SHOWN])
+        more = f"; and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
         warnings.warn(
-            f"the words of {texts:,} texts all occur in every text of the corpus, so that none has an idf "
-            "weight, and count alike (a corpus of one text has no idf): pass the statistics that "
-            "prepare(texts) makes of a larger corpus, or idf=False",
+            f"{len(found):,} captions are compared with the beginning of a damaged video: {shown}{more}",
             stacklevel=5,
         )

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capeval_core.inputs.frames import EVERY
+from capeval_core.inputs.sampling import Sampling
 from capeval_core.matching.cosine import unit
-from capeval_core.reports.curves import Curve, draw_curves
+from capeval_core.reports.frames import DESIGNED, FrameMatch, best_frames, draw_frames
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from capeval_core.inputs.visual import InputVisual
+
 Floats = NDArray[np.float32]
 
 
-class FrameMatch(TypedDict):
-    """A word, its weight, and its cosine with the most similar frame, which is counted from 0."""
-
-    word: str
-    weight: float
-    frame: int
-    cosine: float
-
-
 class VideoExplanation(dict[str, Any]):
-    """The explanation of a score, by `result.explain(i)`: plain values, and `plot()`, which draws the curve.
+    """The explanation of a score, by `result.explain(i)`: plain values, and `plot()`, which draws them.
 
     Keys: `caption`; `image`, the name of the video; the parts of the score; `frame_cosines`, the cosine of
     the caption as a whole with each frame that was compared; `words`, a `FrameMatch` of each token id; with
@@ -35,23 +31,54 @@ class VideoExplanation(dict[str, Any]):
     where it did not; and `error`, the reason where there is no score.
 
     >>> note = VideoExplanation({"caption": "a red circle", "frame_cosines": [0.1, 0.3], "words": []})
-    >>> note.plot().size
-    (960, 284)
+    >>> note.plot(720).size[0]
+    720
     """
 
-    def plot(self) -> Image:
-        """The caption's cosine with each frame, as a curve over frames.
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        video: InputVisual[Any] | None = None,
+        sampling: Sampling = EVERY,
+    ) -> None:
+        super().__init__(content)
+        self._video, self._sampling = video, sampling
+
+    def plot(self, width: int = 2 * DESIGNED) -> Image:
+        """The caption's cosine with each frame as a curve, and the best frames of its words, read again.
 
         Raises:
-            ValueError: there is no score.
+            ValueError: there is no score, or the width is below 320 pixels.
+            ImageError: the video can no longer be read.
         """
         if "error" in self:
             raise ValueError(f"there is no score to draw: {self['error']}")
-        points = [(float(frame), cosine) for frame, cosine in enumerate(self["frame_cosines"])]
-        return draw_curves({f"cosine of each frame with: {self['caption']}": [Curve("", points)]})
+        return draw_frames(self["caption"], self["frame_cosines"], self["words"], self._frames(), width)
+
+    overlay = plot
+
+    def _frames(self) -> dict[int, Image]:
+        """The frames that are drawn, by their position among those that were compared."""
+        wanted = best_frames(self["words"])
+        if self._video is None or not wanted:
+            return {}
+        video = self._video.load()
+        positions: dict[int, list[int]] = {}  # of each number, in a video of which frames are repeated
+        if self._sampling.max_frames is not None:
+            counted = video.read(self._sampling)
+            deque(counted, maxlen=0)
+            for position in wanted:
+                positions.setdefault(counted.sampled.indices[position], []).append(position)
+        found: dict[int, Image] = {}
+        for position, (number, image) in enumerate(video.read(self._sampling)):
+            own = positions.get(number, []) if positions else [position] if position in wanted else []
+            found |= dict.fromkeys(own, image)
+            if len(found) == len(wanted):
+                break
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return VideoExplanation, (dict(self),)
+        return VideoExplanation, (dict(self), self._video, self._sampling)
 
 
 def explain(

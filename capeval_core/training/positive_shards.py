@@ -87,8 +87,9 @@ class PositiveShards:
         """
         if self._claimed:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder):
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with self._writing(), _locked(self.folder):
             stored = self._stored()
             if (own := stored.get(PLURAL[self.kind])) is not None:
                 self._refuse_other(own, self.folder)
@@ -171,7 +172,18 @@ class PositiveShards:
         dropped = {str(i): shard.dropped[i] for i in sorted(shard.dropped)}
         note: dict[str, Any] = {"settings": self.settings, "dropped": dropped}
         note["digest"] = _digest(note, positives)
-        write_whole(self.path(number), shard_bytes(positives, {_NOTE: json.dumps(note, sort_keys=True)}))
+        content = shard_bytes(positives, {_NOTE: json.dumps(note, sort_keys=True)})
+        with self._writing():
+            write_whole(self.path(number), content)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let an error say which folder it is about, and that nothing is lost."""
+        try:
+            yield
+        except OSError as error:
+            found = f"{self.folder} cannot be written ({error.strerror or error}): what is there stays"
+            raise OSError(f"{found}, and the same command goes on where there is room") from error
 
 
 class _DamagedError(ValueError):

@@ -395,3 +395,30 @@ def test_the_example_of_emscore() -> None:
     yolk, green, pink, table = frame[115, 325], frame[70, 330], frame[150, 190], frame[20, 20]
     assert yolk[0] > yolk[1] + 30 > yolk[2] + 60
     assert green[1] > green[0] + 10 and pink[0] > pink[1] + 10 and table.min() > 220
+
+
+def test_notes_in_a_file_may_be_in_any_encoding() -> None:
+    data = video("mkv").replace(b"Lavf", b"L\xe9vf")
+    assert data != video("mkv")
+    assert numbers(read(data)[0]) == list(range(12))
+
+
+def test_damage_anywhere_is_refused_or_reported_or_harmless() -> None:
+    """Random bytes changed, lost and added in files of every container."""
+    random = np.random.default_rng(5)
+    found = {"refused": 0, "frames": 0}
+    for _ in range(250):
+        data = bytearray(video(list(FORMS)[random.integers(len(FORMS))]))
+        for _ in range(random.integers(1, 6)):
+            place = random.integers(len(data) if random.random() < 0.6 else 700)
+            length = random.integers(0, 20)
+            data[place : place + length] = random.bytes(random.integers(0, 20))
+        sampling = [{}, {"fps": 3}, {"max_frames": 6}][random.integers(3)]
+        try:
+            images, reading = read(bytes(data), **sampling)
+        except ImageError:
+            found["refused"] += 1
+            continue
+        found["frames"] += 1
+        assert images and (len(reading.sampled.indices) == 6 or "max_frames" not in sampling)
+    assert min(found.values()) > 20

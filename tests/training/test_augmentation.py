@@ -211,6 +211,20 @@ def test_a_shard_of_other_sources_is_made_again(
     assert "00001.parquet holds positives of other sources" in capsys.readouterr().err
 
 
+def test_a_shard_of_other_settings_is_refused(captioner: Path, drawn: Path, tmp_path: Path) -> None:
+    from capeval_core.cli import main
+
+    first, second = (
+        generated("captions", drawn, captioner, tmp_path / seed, "--seed", seed, "--decoding", "nucleus")
+        for seed in ("1", "2")
+    )
+    shard = "positives-captions-00001.parquet"
+    assert (first / shard).read_bytes() != (second / shard).read_bytes()
+    shutil.copy(first / shard, second / shard)
+    flags = ["--seed", "2", "--decoding", "nucleus"]
+    assert main([*arguments("captions", drawn, captioner, second), *flags]) == 2
+
+
 def test_lost_settings_are_written_again_and_kept_to(
     captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,10 +314,16 @@ def test_a_full_disk_leaves_what_was_written(
 
     folder = generated("captions", drawn, captioner, small_disk / "out", "--shard", "1/3")
     before = contents(folder)
+    settings = CaptionAugmentation(model=captioner, device="cpu")
+    sources, found = images_of_files(drawn / "images", None), find_captioner(str(captioner), None)
+    shards = PositiveShards(folder, CAPTION, settings.stamp(found, sources))
     fill(small_disk)
     assert main(arguments("captions", drawn, captioner, folder)) == 2
-    message = capsys.readouterr().err
-    assert f"{folder}" in message and "cannot be written (No space left on device)" in message
+    assert f"{folder}: cannot be written (No space left on device)" in capsys.readouterr().err
+    there = f"{folder} cannot be written .No space left on device.: what is there stays"
+    run = AugmentationRun(settings, sources, lambda: Captioner(found, settings), shards)
+    with pytest.raises(OSError, match=there):  # where the disk fills up while it runs
+        run.run()
     assert contents(folder) == before
     (small_disk / "filler").unlink()
     generated("captions", drawn, captioner, folder)
