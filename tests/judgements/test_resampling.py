@@ -9,7 +9,14 @@ import pytest
 from scipy.stats import kendalltau, pearsonr, spearmanr
 
 from capeval_core.judgements import resampling
-from capeval_core.judgements.resampling import Resamples, Taus, WeightedRows, coefficient_draws, tau_draws
+from capeval_core.judgements.resampling import (
+    Resamples,
+    Taus,
+    WeightedRows,
+    centred,
+    coefficient_draws,
+    tau_draws,
+)
 
 
 @pytest.mark.parametrize(("scores_of", "ratings_of"), [(50, 4), (4, 50), (3, 3), (1000, 1000)])
@@ -106,3 +113,18 @@ def test_rows_of_one_image_widen_the_interval() -> None:
         widths.append(interval.high - interval.low)
     assert widths[0] > 2 * widths[1]
     assert widths[0] == pytest.approx(2 * 1.96 * image.std() / math.sqrt(30), rel=0.15)
+
+
+def test_intervals_of_few_images_are_about_the_value() -> None:
+    values = np.array([0.2, np.nan, 0.4])
+    assert centred(values, 0.5).tolist()[::2] == pytest.approx([0.4, 0.6])
+    assert centred(np.array([0.2, 0.9]), 0.9).max() == 1.0  # no coefficient is beyond
+    rng = np.random.default_rng(7)
+    ratings = np.tile([1.0, 5.0], 6)
+    scores = ratings + np.repeat(5 * rng.normal(size=6), 2)  # right within each image, at random between
+    resamples = Resamples([str(image) for image in np.repeat(np.arange(6), 2)])
+    value = kendalltau(scores, ratings).statistic
+    draws, _ = tau_draws(WeightedRows(scores, ratings), resamples)
+    assert draws.mean() > value + 0.03
+    interval = resamples.interval(centred(draws, value))
+    assert interval is not None and interval.low < value < interval.high

@@ -17,7 +17,15 @@ from capeval_core.judgements.sets import load_set
 from capeval_core.judgements.visuals import find_visuals
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
-from tests.judgements.data import SHARED, needs_shared, write_expert, write_foil, write_json, write_pascal
+from tests.judgements.data import (
+    SHARED,
+    needs_shared,
+    write_expert,
+    write_foil,
+    write_json,
+    write_lines,
+    write_pascal,
+)
 from tools.scenes import Scene, SceneObject, draw
 
 
@@ -207,3 +215,27 @@ def test_corpus_values_of_a_system_are_those_of_cocos_evaluation(tmp_path: Path)
     for label, runs in scores.items():
         value = judged.cells(runs, None)["m2_transformer"].value
         assert value == numbers[label.lower().replace("-", "_")] != float(np.mean(runs[0].scores))
+
+
+def test_captions_of_videos_are_scored_by_the_metrics_for_videos(tmp_path: Path) -> None:
+    texts = ["a red circle", "two blue stars", "a green heart"]
+    rows = [{"video": f"v{i}", "candidate": text, "ratings": [i, i + 1]} for i, text in enumerate(texts)]
+    write_lines(tmp_path / "judgements.jsonl", rows)
+    references = {f"v{i}": [f"{text} {j}" for j in range(9)] for i, text in enumerate(texts)}
+    write_json(tmp_path / "references.json", references)
+    judged = load_set("vatex_eval", tmp_path)
+    rng = np.random.default_rng(0)
+    visuals = {f"v{i}": rng.integers(0, 255, (3, 40, 40, 3), dtype=np.uint8) for i in range(3)}
+    for name, label in (("pacs", "PAC-S for videos"), ("refpacs", "RefPAC-S for videos")):
+        metric = capeval_core.load(name, media="video", weights="tiny")
+        runs = SetScorer(judged, visuals).score(metric)[label]
+        for scoring, run in zip(judged.scorings, runs, strict=True):
+            if name == "refpacs" and scoring.name == "no reference":
+                assert np.isnan(run.scores).all()
+                continue
+            given = scoring.references() if name == "refpacs" else None
+            expected = metric.score(texts, videos=list(visuals.values()), references=given).scores
+            assert run.scores.tolist() == pytest.approx(expected, abs=1e-7)
+        entries = {entry.column: entry for entry in Judged(judged, {label: runs}, draws=0).entries()}
+        assert (entries["tau_b no reference"].published is None) == (name == "refpacs")
+        assert (entries["tau_b 1 reference"].published is None) == (name == "pacs")

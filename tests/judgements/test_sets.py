@@ -16,6 +16,7 @@ from capeval_core.judgements.pairs import PairedSet
 from capeval_core.judgements.published import PUBLISHED
 from capeval_core.judgements.ratings import RatedSet
 from capeval_core.judgements.sets import SETS, load_set, set_entry
+from tests.hub import Repository, ask, serving
 from tests.judgements.data import REFERENCES, write_expert, write_foil, write_json, write_lines, write_pascal
 
 
@@ -302,3 +303,25 @@ def test_published_tables_name_columns_and_sets_that_exist(tmp_path: Path) -> No
     for tables in PUBLISHED.values():
         for table in tables:
             assert {len(values) for values in table.values.values()} == {len(table.columns)}
+
+
+def test_a_set_comes_from_the_hub_by_its_id(tmp_path: Path) -> None:
+    folder = write_expert(tmp_path / "set")
+    (tmp_path / "home").mkdir()
+    code = """
+import json
+from capeval_core.judgements.sets import load_set
+answers = []
+for name in ("org/judged", "org/judged@v1", "org/none"):
+    try:
+        judged = load_set("flickr8k_expert", name)
+        answers.append([len(judged.clusters), judged.dropped])
+    except ValueError as error:
+        answers.append(str(error))
+print(json.dumps(answers))
+"""
+    repositories = {"datasets/org/judged": Repository.of({"main": folder, "v1": folder})}
+    with serving(repositories) as hub:
+        newest, tagged, missing = ask(code, hub.address, tmp_path / "home")
+    assert newest == tagged == [9, load_set("flickr8k_expert", folder).dropped]
+    assert missing.startswith("org/none: the data set could not be loaded from the Hub (")
