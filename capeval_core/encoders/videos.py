@@ -79,8 +79,8 @@ class VideoFeatures:
         could not be read.
     keys: content key of each video, '' where it could not be read.
     errors: why a video could not be read, None where it could.
-    incomplete: why frames are missing at the end of a video, which is scored by those before; None where none
-        are.
+    incomplete: why frames of a video are missing, where it is damaged and the others are used; None where
+        none are.
     """
 
     features: list[Floats]

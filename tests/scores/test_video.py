@@ -383,12 +383,12 @@ def test_of_a_damaged_video_the_beginning_is_compared_and_it_is_said(name: str, 
     captions, references = ["a dog", "a cat", "snow"], [["a cat"], ["a dog"], ["a bird"]]
     given: dict[str, Any] = {"references": references} if metric.needs_references else {}
     with pytest.warns(
-        UserWarning, match=r"1 caption is .* damaged video; videos\[1\]: only the first"
+        UserWarning, match=r"1 caption is .* damaged video; videos\[1\]: frames end after"
     ) as caught:
         found = metric.score(captions, videos=[whole, cut, whole], **given)
     assert caught[0].filename == __file__ and found.errors == {}
     frames = len(found.explain(1)["frame_cosines"])
-    assert f"only the first {frames:,} frames" in found.explain(1)["incomplete"]
+    assert f"frames end after {frames:,}: " in found.explain(1)["incomplete"]
     assert len(found.explain(0)["frame_cosines"]) == 12 > frames and found.explain(0)["incomplete"] is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
