@@ -9,7 +9,7 @@ and a true caption, and positives as a captioner and a generator of images give 
 scene, and another scene of which the caption is true, one in ten of each wrong in one thing. Its projections
 are tuned by `train_pacs` with the paper's settings, stopped by the loss on 300 other pairs. Every model then
 compares the true captions of the same fresh scenes with one-word foils. Gains over the base, in points, are
-means over the seeds with 95% intervals of Student's t. What FOLDER/results.jsonl holds already is not run again;
+means over the seeds with 95% intervals of Student's t. What FOLDER/results.jsonl holds is not run again, and
 the table shows all of it. Output: benchmarks/positive_augmentation.md.
 """
 
@@ -21,7 +21,7 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.samples import check_samples
 from capeval_core.inputs.sampling import Sampling
+from capeval_core.inputs.video_file import OpenVideo
 from capeval_core.inputs.visual import ImageError
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_media import refusal
@@ -140,8 +142,6 @@ def test_so_many_frames_in_all(form: str) -> None:
 @pytest.mark.parametrize("stated", [1, 5, 11, 40, 2**31 - 1])
 def test_the_number_of_frames_is_that_which_is_there(stated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a header or a count of packets says."""
-    from capeval_core.inputs.video_file import OpenVideo
-
     monkeypatch.setattr(OpenVideo, "stated_frames", lambda self: stated)
     given = {}
     reading = InputFrames.of(video()).load().read(Sampling(max_frames=5))
@@ -355,16 +355,32 @@ def test_sizes_within_the_stream_are_bounded_too(monkeypatch: pytest.MonkeyPatch
     assert len(images) == 1 and "damaged" in str(reading.sampled.incomplete)
 
 
-def test_far_too_large_frames_are_not_decoded_to_learn_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = written(drawn(1, 640, 480), **LOSSLESS)
+@pytest.mark.parametrize("form", FORMS)
+def test_far_too_large_frames_are_not_decoded_to_learn_their_size(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = written(drawn(1, 640, 480), **FORMS[form])
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2_000)
+    sizes: list[tuple[int, int]] = []
+    monkeypatch.setattr(OpenVideo, "image", lambda self, frame: sizes.append((frame.width, frame.height)))
     text = str(refusal([data], "video"))
-    assert "640x480" in text or "too large to trust" in text
+    assert "640x480 = 307,200 pixels" in text or "too large to trust" in text
+    assert not sizes
+
+
+@pytest.mark.parametrize(("fmt", "codec"), [("flv", "flv1"), ("nut", "mpeg4"), ("mpegts", "mpeg2video")])
+def test_containers_that_are_not_opened(fmt: str, codec: str) -> None:
+    data = written(drawn(30), fmt=fmt, codec=codec, pix_fmt="yuv420p", rate=25)
+    assert "is not a video that can be read: expected MP4" in str(refusal([data], "video"))
+
+
+def test_a_name_may_be_of_any_bytes(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/\xff%d.mkv"
+    Path(os.fsdecode(path)).write_bytes(video())
+    assert numbers(InputFrames.of(os.fsdecode(path)).load()) == list(range(12))
 
 
 def test_the_check_of_a_long_file_decodes_its_first_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    from capeval_core.inputs.video_file import OpenVideo
-
     counts: list[int] = []
     image = OpenVideo.image
 

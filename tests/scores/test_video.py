@@ -490,6 +490,26 @@ def test_explanations_show_frames_and_words(name: str, weights: str) -> None:
         assert found.parts["reference_score"][0] == note["references"][0]["score"]
 
 
+@NAMES
+def test_explanations_belong_to_their_rows(
+    name: str, seeded_weights: Path, videos: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several windows, and of rows with different numbers of references."""
+    whole = score(opened(name, seeded_weights, evidence=True), videos)
+    monkeypatch.setattr(video_module, "TEXTS_AT_ONCE", 4)
+    found = score(opened(name, seeded_weights, evidence=True), videos)
+    for row, number in enumerate(VIDEO_OF):
+        note, expected = found.explain(row), whole.explain(row)
+        assert note["caption"] == CAPTIONS[row] and len(note["frame_cosines"]) == FRAMES[number]
+        assert len(note["words"]) == len(encoder().tokenizer.encode(CAPTIONS[row : row + 1]).ids[0])
+        cosines, weights = ([match[key] for match in note["words"]] for key in ("cosine", "weight"))
+        assert found.parts["precision"][row] == pytest.approx(np.average(cosines, weights=weights), abs=1e-5)
+        assert note["frame_cosines"] == pytest.approx(expected["frame_cosines"], abs=CLOSE)
+        best = [each["score"] for each in note.get("references", [])]
+        assert [each["reference"] for each in note.get("references", [])] == (REFERENCES[row] if best else [])
+        assert not best or max(best) == found.parts["reference_score"][row]
+
+
 def test_explanations_of_failures_say_why(seeded_weights: Path, videos: list[Any], tmp_path: Path) -> None:
     metric = opened("pacs", seeded_weights, evidence=True, on_error="nan")
     found = metric.score(["a", "b"], videos=[tmp_path / "none.mp4", videos[1]])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ import torch
 from PIL import Image
 
 import capeval_core
+from capeval_core.cli import main
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.models.batching import count_forwards
+from capeval_core.training.log import TrainingLog
 from capeval_core.weights.folder import TINY
 from tests.seeded import encoder
 from tests.training.pac_pairs import arguments, train, write_pairs
@@ -187,14 +190,17 @@ def test_adapters_are_trained_in_place_of_projections(pairs: Path, tmp_path: Pat
     capeval_core.load("pacs", weights=out / "weights", device="cpu")
 
 
-def test_adapters_resume_exactly(pairs: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"lora": 2, "steps": 6, "save_every": 2, "evaluate_every": 6}
+def test_adapters_resume_exactly(pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"lora": 2, "steps": 6, "save_every": 2, "evaluate_every": 6, "patience": 0}
     whole = train(pairs, tmp_path / "whole", **settings)
-    run_until_killed(arguments(pairs, tmp_path / "killed", **settings), saves=2)
-    train(pairs, tmp_path / "killed", **settings)
-    assert log_of(whole) == log_of(tmp_path / "killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLog, "draw", Mock(side_effect=[None, ConnectionAbortedError]))
+        assert main(arguments(pairs, tmp_path / "stopped", **settings)) == 2
+    assert not (tmp_path / "stopped" / "weights").exists()
+    train(pairs, tmp_path / "stopped", **settings)
+    assert log_of(whole) == log_of(tmp_path / "stopped")
     for name, tensor in tensors_of(whole).items():
-        np.testing.assert_array_equal(tensor, tensors_of(tmp_path / "killed")[name], err_msg=name)
+        np.testing.assert_array_equal(tensor, tensors_of(tmp_path / "stopped")[name], err_msg=name)
 
 
 def test_curves_go_to_trackers(pairs: Path, tmp_path: Path) -> None:
@@ -211,10 +217,8 @@ def test_curves_go_to_trackers(pairs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [0, 2])
-def test_two_processes_train_as_one(pairs: Path, tmp_path: Path, lora: int) -> None:
+def test_two_processes_train_as_one(pairs: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
-        "lora": lora,
         "steps": 4,
         "learning_rate": 1e-3,
         "evaluate_every": 2,
