@@ -2,8 +2,8 @@
 
     python -m benchmarks.judge [--rows 17000] [--images 1000] [--draws 1000] [--levels 4] [--compared 1000]
 
-Rows like those of Flickr8k-Expert: every caption has three ratings of `--levels` levels, about six captions an
-image. `--compared`: how many of the resamples scipy computes; its time is scaled to all of them.
+Rows like those of Flickr8k-Expert: every caption has three ratings of `--levels` levels, about six captions
+an image. `--compared`: how many of the resamples scipy computes; its time is scaled to all of them.
 """
 
 from __future__ import annotations

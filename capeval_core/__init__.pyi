@@ -21,8 +21,12 @@ from capeval_core.result import Result as Result
 from capeval_core.scores.clips import ClipS, RefClipS
 from capeval_core.scores.eco.metric import Eco
 from capeval_core.scores.hice.metric import HiceS, RefHiceS
+from capeval_core.scores.ngram.bleu import Bleu
+from capeval_core.scores.ngram.cider import Cider, CiderD
+from capeval_core.scores.ngram.rouge import RougeL
 from capeval_core.scores.pac import PacS, RefPacS
 from capeval_core.scores.umic import Umic
+from capeval_core.scores.video import VideoPacS, VideoRefPacS
 from capeval_core.scores.vilbert import VilbertScore
 
 __all__ = ["Result", "__version__", "list_metrics", "load"]
@@ -135,6 +139,20 @@ class _EcoOptions(_Options, total=False):
     """what a document is where CIDEr weighs n-grams by rarity: a caption, all captions of an image, or the
     other captions; within a pool or over all pools"""
 
+class _NgramOptions(_Options, total=False): ...
+class _NgramCorpusOptions(_NgramOptions, _CorpusOptions, total=False): ...
+
+class _VideoOptions(_Options, total=False):
+    fps: float | None
+    """frames per second to take of each video; None: every frame"""
+    max_frames: int | None
+    """frames to take of each video, evenly spread; None: every frame. A shorter video repeats some"""
+    idf: bool
+    """weigh words by their inverse document frequency among the references, or among the captions where there
+    are none, or in `statistics`; False: all words count alike"""
+    statistics: CorpusStatistics | None
+    """inverse document frequencies of a corpus, made by `prepare`; None: of the texts scored together"""
+
 class UnknownOptionOrWrongType(Generic[_T]): ...
 
 _Known: TypeAlias = Literal[
@@ -147,8 +165,20 @@ _Known: TypeAlias = Literal[
     "umic",
     "vilbertscore",
     "eco",
+    "bleu",
+    "rougel",
+    "cider",
+    "ciderd",
 ]
 
+@overload
+def load(
+    name: Literal["pacs"], *, media: Literal["video"], **options: Unpack[_VideoOptions]
+) -> VideoPacS: ...
+@overload
+def load(
+    name: Literal["refpacs"], *, media: Literal["video"], **options: Unpack[_VideoOptions]
+) -> VideoRefPacS: ...
 @overload
 def load(
     name: Literal["pacs"], *, media: Literal["image", None] = None, **options: Unpack[_PacOptions]
@@ -188,6 +218,20 @@ def load(
 def load(
     name: Literal["eco"], *, media: Literal["image", None] = None, **options: Unpack[_EcoOptions]
 ) -> Eco: ...
+@overload
+def load(name: Literal["bleu"], *, media: Literal[None] = None, **options: Unpack[_NgramOptions]) -> Bleu: ...
+@overload
+def load(
+    name: Literal["rougel"], *, media: Literal[None] = None, **options: Unpack[_NgramOptions]
+) -> RougeL: ...
+@overload
+def load(
+    name: Literal["cider"], *, media: Literal[None] = None, **options: Unpack[_NgramCorpusOptions]
+) -> Cider: ...
+@overload
+def load(
+    name: Literal["ciderd"], *, media: Literal[None] = None, **options: Unpack[_NgramCorpusOptions]
+) -> CiderD: ...
 @overload
 @deprecated("the metric has no such option, or the value is of the wrong type")
 def load(name: _Known, **options: Any) -> UnknownOptionOrWrongType[_T]: ...

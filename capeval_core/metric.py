@@ -80,8 +80,8 @@ class CaptionMetric(ABC):
     """How its number comes from sums over captions (BLEU), its values' names in `evaluate` included; None:
     it is the mean of the scores."""
     reference_columns: ClassVar[tuple[str, ...]] = ()
-    """List columns of `ROW` with one entry per reference, in their order. Where all that depends on references stands
-    in them, the score with fewer references is another aggregation of the same rows."""
+    """List columns of `ROW` with one entry per reference, in their order. Where all that depends on
+    references stands in them, the score with fewer references is another aggregation of the same rows."""
     corpus_texts: ClassVar[str] = "captions + references"
     """What `corpus` gives, in messages."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions

@@ -58,9 +58,10 @@ class Ragged:
         return np.divide(sums, total, out=np.zeros_like(total), where=total > 0)
 
     def max(self) -> Doubles:
-        """(n,) maxima, minus infinity of an empty list."""
+        """(n,) maxima, minus infinity of an empty list, NaN of one that holds NaN."""
         maxima = np.full(len(self.lengths), -np.inf)
-        np.maximum.at(maxima, self.owner, self.values)
+        with np.errstate(invalid="ignore"):
+            np.maximum.at(maxima, self.owner, self.values)
         return maxima
 
     def argmax(self) -> Integers:

@@ -197,9 +197,8 @@ class Result:
         """
         _check_types(saved)
         columns = {"scores": saved["scores"], "groups": saved["groups"], **saved["parts"]}
-        summands, formula = saved.get("summands"), None
+        summands, formula = saved.get("summands"), _formula_of(saved)
         if summands is not None:
-            formula = _formula_of(saved["metric"])
             columns["summands"] = summands
         if len({len(column) for column in columns.values()}) != 1:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
@@ -228,13 +227,26 @@ class Result:
         return Clusters.of(self.scores, self.groups, self.formula, np.asarray(self.summands))
 
 
-def _formula_of(metric: str) -> CorpusFormula:
-    """The formula of a corpus metric, by which the sums in a file are read."""
-    from capeval_core.registry import metric_class
+def _formula_of(saved: Mapping[str, Any]) -> CorpusFormula | None:
+    """The formula of a corpus metric, by which the sums in a file are read; None for any other metric.
 
+    Raises:
+        ValueError: the file has sums of another metric, or none of a corpus metric.
+    """
+    from capeval_core.registry import METRICS, metric_class
+
+    metric, summands = saved["metric"], saved.get("summands")
+    if summands is None and metric not in METRICS:  # of a package that need not be installed to read it
+        return None
     formula = metric_class(metric).formula
-    if formula is None:
+    if formula is None and summands is not None:
         raise ValueError(f"it has summands, and {metric} has no formula of sums")
+    if formula is not None and summands is None:
+        raise ValueError(f"it has no summands, which the number of {metric} is made of")
+    if formula is not None and summands and len(summands[0]) != len(formula.sums):
+        raise ValueError(
+            f"its summands have {len(summands[0])} numbers, those of {metric} {len(formula.sums)}"
+        )
     return formula
 
 

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 
 from capeval_core.errors import folder_path, wrong_option
 from capeval_core.rows import COMMON, canonical
-from capeval_core.writing import PARTIAL, write_whole
+from capeval_core.writing import PARTIAL, try_writing, write_whole
 
 STAMP = "stamp.json"
 _CHECKSUM = "checksum"  # of the other entries of stamp.json
@@ -40,7 +39,7 @@ def check_folder(path: str | PathLike[str]) -> Path:
             written.
     """
     folder = folder_path("rows", path)
-    rows, existing = str(folder), folder
+    rows = str(folder)
     try:
         if folder.is_dir():
             if is_foreign(folder):
@@ -53,11 +52,9 @@ def check_folder(path: str | PathLike[str]) -> Path:
                 return folder
         elif folder.exists() and not folder.is_dir():  # another run may have made it at this moment
             raise wrong_option("rows", rows, "a file", "pass a folder for the rows")
-        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-        with tempfile.TemporaryFile(dir=existing) as probe:
-            probe.write(bytes(4096))
+        try_writing(folder)
     except OSError as error:
-        problem = "nothing can be written there" if existing == folder else "no folder can be made there"
+        problem = "nothing can be written there" if folder.exists() else "no folder can be made there"
         found = f"{problem} ({error.strerror})"
         raise wrong_option("rows", rows, found, "pass another folder", verb="") from error
     return folder

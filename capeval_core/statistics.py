@@ -122,15 +122,17 @@ class CorpusFormula:
     """The number of a set as a formula of sums over its captions, such as BLEU; most numbers are means.
 
     names: of its values; the first is the number to report.
+    sums: names of the k sums.
     function: (..., k) sums, float64, none negative -> (..., len(names)) values. Sums twice as large, of a set
         twice as large, give the same values.
 
-    >>> words_per_caption = CorpusFormula(("words",), lambda sums: sums[..., :1] / sums[..., 1:])
-    >>> words_per_caption.values(np.array([[8.0, 1.0], [12.0, 1.0]]))
-    {'words': 10.0}
+    >>> length = CorpusFormula(("length",), ("words", "captions"), lambda sums: sums[..., :1] / sums[..., 1:])
+    >>> length.values(np.array([[8.0, 1.0], [12.0, 1.0]]))
+    {'length': 10.0}
     """
 
     names: tuple[str, ...]
+    sums: tuple[str, ...]
     function: Callable[[Doubles], Doubles]
 
     def values(self, summands: Doubles) -> dict[str, float]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,13 @@ def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bo
             partial.unlink(missing_ok=True)
         raise
     _sync_names(target.parent)
+
+
+def try_writing(folder: Path) -> None:
+    """Write some bytes into a folder, or where it would be made, and remove them. Raises OSError."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    with tempfile.TemporaryFile(dir=existing) as probe:
+        probe.write(bytes(4096))
 
 
 @contextlib.contextmanager

@@ -81,6 +81,31 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+@pytest.fixture(scope="session")
+def captioner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random BLIP captioner; not to be changed."""
+    from tests.training.generative import write_captioner
+
+    return write_captioner(tmp_path_factory.mktemp("models") / "captioner")
+
+
+@pytest.fixture(scope="session")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Stable Diffusion; not to be changed."""
+    pytest.importorskip("diffusers")
+    from tests.training.generative import write_pipeline
+
+    return write_pipeline(tmp_path_factory.mktemp("models") / "pipeline")
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`images`, a folder of seven small images, and `captions.json`, two of each; not to be changed."""
+    from tests.training.generative import write_drawn
+
+    return write_drawn(tmp_path_factory.mktemp("drawn"))
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder that is a disk of 64 KB of its own."""

@@ -11,8 +11,8 @@ import capeval_core
 
 PACKAGE = Path(capeval_core.__file__).parent
 ORDER = (
-    "inputs", "weights", "models", "regions", "phrases", "encoders", "matching", "reports", "scores", "judgements",
-    "publishing", "training", "integrations", "commands",
+    "inputs", "weights", "models", "regions", "phrases", "encoders", "matching", "reports", "scores",
+    "judgements", "publishing", "training", "integrations", "commands",
 )  # fmt: skip
 SIDE_BY_SIDE = {"regions": {"phrases"}, "phrases": {"regions"}}
 SHARED = {"errors", "values", "options", "cache", "writing", "ragged", "demo", "_version"}

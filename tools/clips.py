@@ -1,8 +1,8 @@
 """Clips of coloured shapes: a scene whose objects move, appear, vanish or change, in two moments.
 
 What happens is one event for one group of objects. In frames between the moments an object that moves is on
-its way, and one that changes does so from one frame to the next. A caption names both moments in order, "a red
-star on the left, then a red star on the right", in the language of `tools.captions`.
+its way, and one that changes does so from one frame to the next. A caption names both moments in order, "a
+red star on the left, then a red star on the right", in the language of `tools.captions`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,11 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.outputs import tell_reasons
 from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.errors import did_you_mean
 
 if TYPE_CHECKING:
     from capeval_core.training.augmentation import Augmentation, Counts
-    from capeval_core.training.augmentation_sources import Sources
+    from capeval_core.training.augmentation_sources import CaptionDataset, ImageDataset, Sources
 
 CAPTIONS, IMAGES = "captions", "images"
 _ABOUT = {
@@ -33,7 +36,9 @@ def run(arguments: list[str]) -> int:
         return _introduce(arguments)
     what, *rest = arguments
     if what not in _ABOUT:
-        raise ValueError(f"{what!r} cannot be generated (known: {', '.join(_ABOUT)})")
+        raise ValueError(
+            f"{what!r} cannot be generated{did_you_mean(what, _ABOUT)} (known: {', '.join(_ABOUT)})"
+        )
     flags = _parser(what).read(rest)
     part = _part(flags.shard)
     settings_class = _settings_of(what)
@@ -57,10 +62,22 @@ def run(arguments: list[str]) -> int:
             "show their beginnings only"
         )
     tell_reasons(counts.failed, len(sources), IMAGES)
-    if not counts.made and not counts.found:
+    if not counts.made and not counts.found and (counts.failed or counts.dropped):
         return 1
-    print(f"train with them:\n  capeval train pacs --positives {shlex.quote(str(flags.out))} ...")
+    print(f"train with them, when there are captions and images:\n  {_train_command(flags)}")
     return 0
+
+
+def _train_command(flags: argparse.Namespace) -> str:
+    """The training that takes these positives."""
+    if "dataset" in flags:
+        columns = ["--id-column", flags.id_column] if "id_column" in flags else []
+        data = ["--dataset", flags.dataset, *columns]
+    else:
+        images = getattr(flags, "images", None)
+        data = ["--captions", str(flags.captions or "captions.json"), "--images", str(images or "images")]
+    given = [*data, "--positives", str(flags.out), "--start", "WEIGHTS", "--out", "FOLDER"]
+    return shlex.join(["capeval", "train", "pacs", *given])
 
 
 def _generate(settings: Augmentation, sources: Sources[Any], out: Path, part: tuple[int, int]) -> Counts:
@@ -72,21 +89,15 @@ def _generate(settings: Augmentation, sources: Sources[Any], out: Path, part: tu
     from capeval_core.training.text_to_image import TextToImage, find_text_to_image
 
     PositiveShards.check_folder(out)
-    find = find_captioner if isinstance(settings, CaptionAugmentation) else find_text_to_image
-    found = find(str(settings.model), settings.revision)
-
-    def open_generator() -> Generator[Any]:
-        if isinstance(settings, ImageAugmentation):
-            return TextToImage(found, settings)
-        assert isinstance(settings, CaptionAugmentation)
-        return Captioner(found, settings)
-
+    open_generator: Callable[[], Generator[Any]]
+    if isinstance(settings, ImageAugmentation):
+        found = find_text_to_image(str(settings.model), settings.revision)
+        open_generator = partial(TextToImage, found, settings)
+    elif isinstance(settings, CaptionAugmentation):
+        found = find_captioner(str(settings.model), settings.revision)
+        open_generator = partial(Captioner, found, settings)
     shards = PositiveShards(out, settings.kind, settings.stamp(found, sources))
-    try:
-        return AugmentationRun(settings, sources, open_generator, shards, part).run()
-    except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"--out {out} cannot be written ({reason}); shards that are there stay") from error
+    return AugmentationRun(settings, sources, open_generator, shards, part).run()
 
 
 def _text(counts: Counts) -> str:
@@ -98,23 +109,28 @@ def _text(counts: Counts) -> str:
 
 
 def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
-    from capeval_core.training import augmentation_sources as of
+    from capeval_core.training.augmentation_sources import captions_of_file, images_of_files
 
-    needed = IMAGES if what == CAPTIONS else CAPTIONS
-    if (getattr(flags, needed) is None) == (flags.dataset is None):
-        name = "FOLDER" if needed == IMAGES else "FILE"
-        raise ValueError(f"pass either --{needed} {name} or --dataset NAME")
-    if flags.dataset is None:
+    dataset_class = _dataset_of(what)
+    with in_words_of_the_user(dataset_class):
+        dataset = dataset_class.of(f"capeval augment {what}", chosen(flags, dataset_class))
+        needed = IMAGES if what == CAPTIONS else CAPTIONS
+        if (getattr(flags, needed) is None) == (dataset.dataset is None):
+            name = "FOLDER" if needed == IMAGES else "FILE"
+            raise ValueError(f"pass either --{needed} {name} or --dataset DATASET")
+        if dataset.dataset is not None:
+            if flags.captions is not None:
+                raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
+            return dataset.read(dataset.dataset)
         if what == CAPTIONS:
-            return of.images_of_files(flags.images, flags.captions)
-        return of.captions_of_file(flags.captions)
-    if what == CAPTIONS and flags.captions is not None:
-        raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
-    dataset = {"split": flags.split, "id_column": flags.id_column}
-    with in_words_of_the_user(_settings_of(what)):
-        if what == CAPTIONS:
-            return of.images_of_dataset(flags.dataset, image_column=flags.image_column, **dataset)
-        return of.captions_of_dataset(flags.dataset, caption_column=flags.caption_column, **dataset)
+            return images_of_files(flags.images, flags.captions)
+        return captions_of_file(flags.captions)
+
+
+def _dataset_of(what: str) -> type[ImageDataset] | type[CaptionDataset]:
+    from capeval_core.training.augmentation_sources import CaptionDataset, ImageDataset
+
+    return ImageDataset if what == CAPTIONS else CaptionDataset
 
 
 def _settings_of(what: str) -> type[Augmentation]:
@@ -146,27 +162,18 @@ def _parser(what: str) -> Parser:
             "device and batch size change nothing but rounding. " + FILES
         ),
     )
-    files = parser.add_argument_group("captions and images")
+    files = parser.add_argument_group("files")
     if what == CAPTIONS:
         files.add_argument("--images", metavar="FOLDER", type=Path, help="the images to caption")
     text = "the captions to draw" if what == IMAGES else "only the images of these captions, by their ids"
     files.add_argument("--captions", metavar="FILE", type=Path, help=text)
-    files.add_argument("--dataset", metavar="NAME", help="or: a dataset's folder (`save_to_disk`) or Hub id")
-    files.add_argument("--split", metavar="NAME", default="train", help="part of it (default: train)")
-    column = "image" if what == CAPTIONS else "caption"
-    files.add_argument(
-        f"--{column}-column",
-        metavar="NAME",
-        default=column,
-        help=f"of its {column}s (default: {column})",
-    )
-    files.add_argument("--id-column", metavar="NAME", help="its rows with equal values there show one image")
     files.add_argument(
         "--out", metavar="FOLDER", type=Path, required=True, help="folder to make, or one to go on with"
     )
     files.add_argument(
         "--shard", metavar="I/N", default="1/1", help="part of the work of this process (default: all of it)"
     )
+    add_flags(parser, _dataset_of(what), title="or a dataset of Hugging Face")
     add_flags(parser, _settings_of(what), title="options of the generation")
     return parser
 

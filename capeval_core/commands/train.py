@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import Parser, complain, paragraph
 from capeval_core.errors import FileError, file_problem
-from capeval_core.training.settings import RegionTraining
+from capeval_core.training.pacs import PacsTraining
+from capeval_core.training.settings import RegionTraining, Training
 from capeval_core.training.umic import UmicTraining
 from capeval_core.training.vilbert import VilbertTraining
 
@@ -20,11 +22,16 @@ if TYPE_CHECKING:
     from capeval_core.judgements.captions import Judgements
     from capeval_core.training.captioned import CaptionedImages
 
-TRAINED: dict[str, type[RegionTraining]] = {"umic": UmicTraining, "vilbert": VilbertTraining}
+TRAINED: dict[str, type[Training]] = {
+    "pacs": PacsTraining,
+    "umic": UmicTraining,
+    "vilbert": VilbertTraining,
+}
 """What can be trained, and the class of its settings."""
-METRIC_OF = {"umic": "umic", "vilbert": "vilbertscore"}
+METRIC_OF = {"pacs": "pacs", "umic": "umic", "vilbert": "vilbertscore"}
 """The metric that opens the weights of a training."""
 _ABOUT = {
+    "pacs": "Tune the projections of a CLIP on images and captions, with generated ones as extra positives.",
     "umic": "Train UNITER to rank captions of people above negatives made of them.",
     "vilbert": "Pre-train ViLBERT on images and captions: masked words, masked boxes, image-text matching.",
 }
@@ -44,16 +51,46 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _train(training: RegionTraining, flags: argparse.Namespace) -> None:
-    from capeval_core.registry import metric_class
+def _train(training: Training, flags: argparse.Namespace) -> None:
+    from capeval_core.weights.folder import open_unless_on_the_hub
+
+    metric = METRIC_OF[training.name]
+    _check_out(flags.out)
+    open_unless_on_the_hub(training.start, metric=metric, tiny=metric)
+    if isinstance(training, PacsTraining):
+        _train_on_images(training, flags)
+    elif isinstance(training, RegionTraining):
+        _train_on_regions(training, flags)
+
+
+def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
+    from capeval_core.training.captioned import read_captioned
+    from capeval_core.training.pacs_run import PairData, train_pacs
+    from capeval_core.training.positives import read_positives
+
+    captioned = _captioned(flags, None)
+    positives = None if flags.positives is None else read_positives(flags.positives)
+    validation = None
+    if flags.validation_captions is not None:
+        folder = flags.validation_images or flags.images
+        if folder is None:
+            raise ValueError(
+                "--validation-images is missing: pass the folder of the images that are held out"
+            )
+        validation = read_captioned(flags.validation_captions, folder)
+    data = PairData(training, captioned, positives, validation)
+    flags.out.mkdir(parents=True, exist_ok=True)
+    with _resumable(flags.out):
+        weights = train_pacs(training, data, flags.out, report=complain)
+    _conclude(training, captioned, flags.out, weights, "validation loss")
+
+
+def _train_on_regions(training: RegionTraining, flags: argparse.Namespace) -> None:
     from capeval_core.scores.box_source import box_source_opener, store_of
     from capeval_core.training.run import train_umic, train_vilbert
     from capeval_core.training.tags import open_tagger
-    from capeval_core.weights.folder import open_unless_on_the_hub
 
-    out, metric = flags.out, METRIC_OF[training.name]
-    _check_out(out)
-    open_unless_on_the_hub(training.start, metric=metric, tiny=metric)
+    out = flags.out
     if training.regions is not None:
         box_source_opener(training.regions)
     store = store_of(training.regions)
@@ -61,19 +98,33 @@ def _train(training: RegionTraining, flags: argparse.Namespace) -> None:
     judged = _judged(flags, store) if isinstance(training, UmicTraining) else None
     tagger = open_tagger(training.tagger)
     out.mkdir(parents=True, exist_ok=True)
-    with interruptible(f"the training is kept in {out}: run the same command again to go on"):
+    with _resumable(out):
         if isinstance(training, UmicTraining):
             weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
         elif isinstance(training, VilbertTraining):
             weights = train_vilbert(training, captioned, tagger, out, report=complain)
+    _conclude(training, captioned, out, weights, "correlations where there are judgements")
+
+
+def _resumable(out: Path) -> AbstractContextManager[None]:
+    return interruptible(f"the training is kept in {out}: run the same command again to go on")
+
+
+def _conclude(
+    training: Training, captioned: CaptionedImages, out: Path, weights: Path, judged_by: str
+) -> None:
+    """Say what came out, and how to use it."""
     from accelerate import PartialState
 
+    from capeval_core.registry import metric_class
+
+    metric = METRIC_OF[training.name]
     if not PartialState().is_main_process:
         return
     counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
     class_ = metric_class(metric)
     print(f"{weights}: weights of {class_.title}, trained on {counts}")
-    print(f"{out / 'curves.png'}: losses and learning rate, and correlations where there are judgements")
+    print(f"{out / 'curves.png'}: losses and learning rate, and {judged_by}")
     references = " --references references.json" if class_.needs_references else ""
     files = f"--candidates captions.json{references} --images images"
     print(f"score with it:\n  capeval score {metric} {files} --weights {weights}")
@@ -114,13 +165,13 @@ def _judged(
 
 def _check_out(out: Path) -> None:
     """Refuse a file, and a folder that holds anything but a training."""
-    from capeval_core.training.state import CURVES, LOG, REGIONS, STATE, WEIGHTS
+    from capeval_core.training.state import CURVES, LOG, REGIONS, STATE, TOWERS, TRACKED, WEIGHTS
 
     if out.exists() and not out.is_dir():
         raise FileError(file_problem(out, "is a file: choose a folder for --out"))
     entries = out.iterdir() if out.is_dir() else ()
     names = {entry.name for entry in entries if not entry.name.startswith(".")}  # less unfinished files
-    others = sorted(names - {CURVES, LOG, REGIONS, STATE, WEIGHTS})
+    others = sorted(names - {CURVES, LOG, REGIONS, STATE, TOWERS, TRACKED, WEIGHTS})
     if others and STATE not in names:
         found = f"holds more than a training ({others[0]})"
         raise FileError(file_problem(out, found, "choose another folder for --out"))
@@ -156,6 +207,8 @@ def _parser(name: str) -> Parser:
     )
     if name == "umic":
         _add_judgements(files)
+    if name == "pacs":
+        _add_positives(files)
     files.add_argument(
         "--out",
         metavar="FOLDER",
@@ -177,6 +230,21 @@ def _introduce(arguments: list[str]) -> int:
         ),
     )
     parser.introduce(arguments, f"the metric comes first: capeval train {{{','.join(TRAINED)}}} ...")
+
+
+def _add_positives(files: argparse._ArgumentGroup) -> None:
+    files.add_argument(
+        "--positives", metavar="FOLDER", type=Path, help="generated captions and images: of `capeval augment`"
+    )
+    files.add_argument(
+        "--validation-captions",
+        metavar="FILE",
+        type=Path,
+        help="captions of images that are held out (default: --validation is their share)",
+    )
+    files.add_argument(
+        "--validation-images", metavar="FOLDER", type=Path, help="their images (default: --images)"
+    )
 
 
 def _add_judgements(files: argparse._ArgumentGroup) -> None:

@@ -12,28 +12,34 @@ T = TypeVar("T")
 
 
 class ReadAhead(Iterator[Sequence[T]]):
-    """The groups of an iterator, made by threads: the first one now, more once someone begins to take them.
+    """The groups of an iterator, made by threads: the first one at once, in the thread that calls.
 
-    What waits is one group, then at most so many as two batches of `size` elements. No thread waits: making a
-    group is a task, which submits the next one. An error of the iterator is raised where its group would be.
+    Groups of at most `size` elements wait, or one group; twice as many when someone has begun to take them.
+    No thread waits: making a group is a task, which submits the next one. An error of the iterator is raised
+    where its group would be, that of the first one at once.
     """
 
     def __init__(self, groups: Iterator[Sequence[T]], threads: ThreadPoolExecutor, size: int) -> None:
         self._groups = groups
         self._threads = threads
-        self._size = size
+        self._most = size
         self._made: deque[Sequence[T]] = deque()
         self._waiting = 0  # elements in `_made`
         self._error: BaseException | None = None
         self._ended = False
+        self._taken = False
         self._busy = False  # a task is making a group
         self._change = threading.Condition()
         self._make()
         if self._error is not None:
             raise self._error
+        with self._change:
+            self._submit()
 
     def __next__(self) -> Sequence[T]:
         with self._change:
+            if not self._taken:
+                self._taken, self._most = True, 2 * self._most
             self._submit()
             while not self._made and not self._ended:
                 self._change.wait()
@@ -48,18 +54,19 @@ class ReadAhead(Iterator[Sequence[T]]):
 
     def _submit(self) -> None:
         """Have the next group made, if there is room for it and nobody makes it."""
-        if not self._busy and not self._ended and self._waiting < 2 * self._size:
-            self._busy = True
-            self._threads.submit(self._task)
+        if not self._busy and not self._ended and self._waiting < self._most:
+            try:
+                self._threads.submit(self._task)
+            except RuntimeError:  # the threads are shut down: nobody takes what would be made
+                self._ended = True
+            else:
+                self._busy = True
 
     def _task(self) -> None:
         self._make()
         with self._change:
             self._busy = False
-            try:
-                self._submit()
-            except RuntimeError:  # the threads are shut down: nobody takes what would be made
-                self._ended = True
+            self._submit()
             self._change.notify_all()
 
     def _make(self) -> None:

@@ -26,6 +26,7 @@ from capeval_core.inputs.sequences import (
     shape_of,
 )
 from capeval_core.inputs.sources import OnDisk, Source
+from capeval_core.inputs.video_file import EXTENSIONS
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.values import described
 
@@ -127,7 +128,9 @@ def _medium_of(value: Any) -> str:
             path = os.fsdecode(value)
         except Exception:  # a path of the user's own, which its source refuses
             return "image"
-        return "boxes" if path.endswith(".npz") else "video" if Path(path).is_dir() else "image"
+        if path.endswith(".npz"):
+            return "boxes"
+        return "video" if path.lower().endswith(EXTENSIONS) or Path(path).is_dir() else "image"
     if isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == _AXES["video"]:
         return "video"
     return "image"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from capeval_core.errors import FileError, file_problem
 from capeval_core.inputs.json_files import load_json
 from capeval_core.judgements.correlation import Doubles, Integers
-from capeval_core.judgements.files import NUMBER, Dropped, Rows, mapping_of_lists, references_of
+from capeval_core.judgements.files import Dropped, Rows, mapping_of_lists, references_of
 from capeval_core.judgements.flickr8k import add_item, rated_set
 from capeval_core.judgements.judged_set import Items, Scoring
-from capeval_core.judgements.ratings import RatedSet, RatingColumn, tau_columns
+from capeval_core.judgements.ratings import RatedSet, RatingColumn
 
 _RATED: dict[str, type | tuple[type, ...]] = {"image": str, "candidate": str}
 WITHOUT_PEOPLE = "without human captions"
@@ -25,8 +24,8 @@ def load_composite(folder: Path) -> RatedSet:
     """Composite (Aditya et al., 2015): ratings from 1 to 5 of three captions of each image.
 
     `judgements.jsonl` (subset, image, slot, candidate, rating) and `references.json` ({subset/image:
-    {references, human_candidate_index}}). The candidate of slot 0 is one of the image's references; it is taken out
-    of the references of all three candidates.
+    {references, human_candidate_index}}). The candidate of slot 0 is one of the image's references; it is
+    taken out of the references of all three candidates.
     """
     file = Rows(folder / "judgements.jsonl", {**_RATED, "subset": str})
     path = folder / "references.json"
@@ -65,6 +64,25 @@ def load_nebula(folder: Path) -> RatedSet:
     return _scored_set("nebula", file, file.column("references"))
 
 
+def load_own(folder: Path) -> RatedSet:
+    """A set of your own: `judgements.jsonl` (image, candidate, ratings: one or several numbers).
+
+    `references.json` ({image: references}) is for metrics that need references. Every rating is a row.
+    """
+    file = Rows(folder / "judgements.jsonl", _RATED)
+    path = folder / "references.json"
+    texts: Sequence[list[str]] = [[]] * len(file)
+    if path.exists():
+        texts = references_of(path, mapping_of_lists(path), file.column("image"))
+    dropped, items, rated = Dropped(), Items([], [], [] if path.exists() else None), []
+    for row, own in zip(file.rows, texts, strict=True):
+        given = row.get("ratings", row.get("rating"))
+        for rating in given if isinstance(given, list) else [given]:
+            rated.append((len(items), dropped.rating(rating, "rating")))
+        add_item(items, row["candidate"], row["image"], own)
+    return rated_set("own", items, rated, dropped)
+
+
 def _scored_set(name: str, file: Rows, references: Sequence[list[str]]) -> RatedSet:
     dropped, items, rated = Dropped(), Items([], [], []), []
     for row, texts in zip(file.rows, references, strict=True):
@@ -74,11 +92,13 @@ def _scored_set(name: str, file: Rows, references: Sequence[list[str]]) -> Rated
 
 
 def load_thumb(folder: Path) -> RatedSet:
-    """THumB 1.0 (Kasai et al., NAACL 2022): precision P and recall R from 1 to 5, and the total with penalties.
+    """THumB 1.0 (Kasai et al., NAACL 2022): precision P and recall R from 1 to 5, and the total with
+    penalties.
 
-    `captions.jsonl` (SYS, seg_id, hyp, image, P, R, human_score) and `references.json` ({seg_id: references}).
-    Pearson's correlation of the score with each of them; of a metric's own precision with P and its recall with R,
-    where it has them, as figure 4 of HICE-S (Zeng et al., ACM MM 2024) does with ratings that are not public.
+    `captions.jsonl` (SYS, seg_id, hyp, image, P, R, human_score) and `references.json` ({seg_id:
+    references}). Pearson's correlation of the score with each of them; of a metric's own precision with P and
+    its recall with R, where it has them, as figure 4 of HICE-S (Zeng et al., ACM MM 2024) does with ratings
+    that are not public.
     """
     file = Rows(folder / "captions.jsonl", {"SYS": str, "seg_id": str, "hyp": str, "image": str})
     path = folder / "references.json"
@@ -113,8 +133,8 @@ def load_vatex(folder: Path) -> RatedSet:
     """VATEX-EVAL (Shi et al., CVPR 2022): three annotators rate captions of videos from 1 to 5.
 
     `judgements.jsonl` (video, candidate, ratings: three) and `references.json` ({video: references}, at least
-    nine). Without references, with the first one and with the first nine. Scores are rounded to four decimals, and a
-    coefficient is its mean over the annotators, rounded to four decimals.
+    nine). Without references, with the first one and with the first nine. Scores are rounded to four
+    decimals, and a coefficient is its mean over the annotators, rounded to four decimals.
     """
     fields: dict[str, type | tuple[type, ...]] = {"video": str, "candidate": str, "ratings": list}
     file = Rows(folder / "judgements.jsonl", fields)
@@ -140,7 +160,11 @@ def load_vatex(folder: Path) -> RatedSet:
     item: Integers = np.array([item for item, _ in rated], dtype=np.int64)
     ratings: Doubles = np.array([values for _, values in rated], dtype=np.float64).reshape(-1, annotators)
     return RatedSet(
-        "vatex_eval", tuple(scorings), item, {"rating": ratings}, table, by_annotator=True, dropped=dropped.counts
+        "vatex_eval",
+        tuple(scorings),
+        item,
+        {"rating": ratings},
+        table,
+        by_annotator=True,
+        dropped=dropped.counts,
     )
-
-

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
 from capeval_core.inputs.file_texts import ID_FIELDS
-from capeval_core.inputs.json_files import contents, decoded
 from capeval_core.judgements.correlation import kendall_tau_c
+from capeval_core.judgements.files import named_rows
 from capeval_core.values import described
-
-_FORMS = (".json", ".jsonl", ".ndjson", ".csv")
 
 
 @dataclass(frozen=True)
@@ -44,11 +39,9 @@ def read_judgements(path: Path) -> Judgements:
     Raises:
         FileError: it cannot be read; a row lacks something, or its score is no finite number; too few rows.
     """
-    if path.suffix.lower() not in _FORMS:
-        raise FileError(file_problem(path, f"extension {path.suffix!r}, expected one of {', '.join(_FORMS)}"))
     problems = Problems()
     images, captions, scores = [], [], []
-    for name, row in _rows(path, decoded(path, contents(path))):
+    for name, row in named_rows(path):
         if not isinstance(row, dict):
             fix = "expected an object with image_id, caption and score"
             problems.add(file_problem(path, described(row), fix, index=name, verb="is"))
@@ -70,26 +63,6 @@ def read_judgements(path: Path) -> Judgements:
         found = f"{len(scores)} judgements with {len(set(scores))} different scores"
         raise FileError(file_problem(path, found, "a correlation needs at least two", verb="has"))
     return Judgements(images, captions, scores)
-
-
-def _rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    kind = path.suffix.lower()
-    try:
-        if kind == ".csv":
-            for index, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True)):
-                yield f"row {index + 1}", row
-        elif kind == ".json":
-            content = json.loads(text)
-            if not isinstance(content, list):
-                raise FileError(file_problem(path, f"{described(content)}, expected a list of objects"))
-            for index, row in enumerate(content):
-                yield f"entry {index}", row
-        else:
-            for index, line in enumerate(text.splitlines()):
-                if line.strip():
-                    yield f"line {index + 1}", json.loads(line)
-    except (json.JSONDecodeError, csv.Error, RecursionError) as error:
-        raise FileError(file_problem(path, f"is not {kind[1:]} ({error})")) from error
 
 
 def _number(value: Any) -> float | None:

@@ -1,7 +1,7 @@
 """Agreement of scores with human ratings: correlation coefficients, and accuracies over pairs.
 
-Coefficients are scipy's. A coefficient that does not exist (fewer than two rows, equal scores, equal ratings, a
-value that is no finite number) is NaN, and `undefined` says why; it is never a number.
+Coefficients are scipy's. A coefficient that does not exist (fewer than two rows, equal scores, equal ratings,
+a value that is no finite number) is NaN, and `undefined` says why; it is never a number.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: Ties = "wrong") -> D
     high, low = equally_many(better, worse)
     with np.errstate(invalid="ignore"):
         won = (high > low) + (0.5 if ties == "half" else 0.0) * (high == low)
-    won[~(np.isfinite(high) & np.isfinite(low))] = math.nan
-    return won
+    finite = np.isfinite(high) & np.isfinite(low)
+    return np.where(finite, won, math.nan)
 
 
 def accuracy_by_category(
@@ -178,7 +178,8 @@ def majority(votes: ArrayLike) -> Integers:
     >>> majority([[1, 1, -1], [-1, -1, 1], [1, -1, 0]])
     array([ 1, -1,  0])
     """
-    return np.sign(np.asarray(votes).sum(axis=-1)).astype(np.int64)
+    signs: Integers = np.sign(np.asarray(votes).sum(axis=-1)).astype(np.int64)
+    return signs
 
 
 def average_precision(scores: ArrayLike, positive: ArrayLike, weights: ArrayLike | None = None) -> float:

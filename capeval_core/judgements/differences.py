@@ -51,9 +51,10 @@ def paired_bootstrap(
 def williams(first: float, second: float, between: float, rows: int) -> float:
     """The two-sided p-value of Williams' test that two correlations with the same ratings are equal.
 
-    Williams, The Comparison of Regression Variables, JRSS B 21, 1959; for metrics: Graham and Baldwin, Testing
-    for Significance of Increased Correlation with Human Judgment, EMNLP 2014. It is for Pearson's correlation of
-    independent rows; rows of one image are not, so it is beside the bootstrap, not in its place.
+    Williams, The Comparison of Regression Variables, JRSS B 21, 1959; for metrics: Graham and Baldwin,
+    Testing for Significance of Increased Correlation with Human Judgment, EMNLP 2014. It is for Pearson's
+    correlation of independent rows; rows of one image are not, so it is beside the bootstrap, not in its
+    place.
 
     Args:
         first, second: Pearson's correlation of each metric with the ratings.
@@ -64,7 +65,7 @@ def williams(first: float, second: float, between: float, rows: int) -> float:
         NaN with fewer than four rows, or where a correlation is undefined.
 
     >>> williams(0.5, 0.4, 0.6, 100)
-    0.191...
+    0.2048...
     """
     if rows < 4 or not all(map(math.isfinite, (first, second, between))):
         return math.nan

@@ -1,8 +1,8 @@
 """Pascal-50S and Abstract-50S (Vedantam, Zitnick and Parikh, CVPR 2015): which of two captions people prefer.
 
-Five of about fifty references are drawn for each pair, five times; an accuracy is the mean over the draws. The label
-is the majority of the votes; a tied vote is decided at random, so the labels are part of a draw. A pair counts where
-the labelled caption has the strictly higher score.
+Five of about fifty references are drawn for each pair, five times; an accuracy is the mean over the draws.
+The label is the majority of the votes; a tied vote is decided at random, so the labels are part of a draw. A
+pair counts where the labelled caption has the strictly higher score.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def load_pascal(folder: Path, labels: str = "label", draws: str = "draws") -> Pa
         found = f"no pair has {labels!r} a or b"
         raise FileError(file_problem(folder / "pairs.jsonl", found))
     if draws == "fixed":
-        all_draws = [_indices(folder / "references5.json", load_json(folder / "references5.json"), references)]
+        all_draws = [
+            _indices(folder / "references5.json", load_json(folder / "references5.json"), references)
+        ]
     elif (folder / "draws.json").exists():
         content = load_json(folder / "draws.json")
         all_draws = [_indices(folder / "draws.json", draw, references) for draw in content]

@@ -7,16 +7,17 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import SHOWN, FileError, Problems, did_you_mean, file_problem
-from capeval_core.inputs.json_files import contents, decoded, load_json, parse_json
+from capeval_core.inputs.json_files import contents, decoded, load_json
 from capeval_core.values import described
 
 Kinds = Mapping[str, type | tuple[type, ...]]
 NUMBER = (int, float)
+_FORMS = (".json", ".jsonl", ".ndjson", ".csv")
 
 
 class Rows:
@@ -34,7 +35,7 @@ class Rows:
         self.path = path
         self.rows: list[dict[str, Any]] = []
         problems = Problems()
-        for name, row in _named_rows(path):
+        for name, row in named_rows(path):
             if not isinstance(row, dict):
                 fix = f"expected an object with {', '.join(fields)}"
                 problems.add(file_problem(path, described(row, none="null"), fix, index=name, verb="is"))
@@ -117,7 +118,9 @@ def mapping_of_lists(path: Path) -> dict[str, list[str]]:
     return content
 
 
-def references_of(path: Path, references: Mapping[str, Sequence[str]], images: Sequence[str]) -> list[list[str]]:
+def references_of(
+    path: Path, references: Mapping[str, Sequence[str]], images: Sequence[str]
+) -> list[list[str]]:
     """The references of each image of a list; `path` is the file that `references` came from.
 
     Raises:
@@ -136,35 +139,45 @@ def csv_rows(path: Path, fields: Sequence[str]) -> list[dict[str, str]]:
     Raises:
         FileError: it cannot be read, or lacks columns.
     """
-    text = decoded(path, contents(path))
-    try:
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        rows = [dict(row) for row in reader]
-    except csv.Error as error:
-        raise FileError(file_problem(path, f"is not CSV ({error})")) from error
-    header = list(reader.fieldnames or ())
+    rows = [row for _, row in named_rows(path)]
+    header = list(rows[0]) if rows else []
     for field in fields:
         if field not in header:
-            found = f"no column {field!r}{did_you_mean(field, header)} (it has {', '.join(header)})"
+            found = (
+                f"no column {field!r}{did_you_mean(field, header)} (it has {', '.join(header) or 'no rows'})"
+            )
             raise FileError(file_problem(path, found, verb="has"))
     return rows
 
 
-def _named_rows(path: Path) -> list[tuple[str, Any]]:
+def named_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file of CSV, JSON (a list) or JSON lines, each with its name in messages.
+
+    Raises:
+        FileError: it cannot be read, or is not what its extension says.
+    """
+    kind = path.suffix.lower()
+    if kind not in _FORMS:
+        found = f"extension {path.suffix!r}, expected one of {', '.join(_FORMS)}"
+        raise FileError(file_problem(path, found))
     text = decoded(path, contents(path))
-    if path.suffix.lower() == ".json":
-        content = parse_json(path, text)
-        if not isinstance(content, list):
-            raise FileError(file_problem(path, f"{described(content, none='null')}, expected a list of objects"))
-        return [(f"entry {index}", row) for index, row in enumerate(content)]
-    rows = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                rows.append((f"line {number}", json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                raise FileError(file_problem(path, f"not JSON ({error})", index=f"line {number}")) from error
-    return rows
+    try:
+        if kind == ".csv":
+            for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True), start=1):
+                yield f"row {number}", row
+        elif kind == ".json":
+            content = json.loads(text)
+            if not isinstance(content, list):
+                found = f"{described(content, none='null')}, expected a list of objects"
+                raise FileError(file_problem(path, found))
+            for index, row in enumerate(content):
+                yield f"entry {index}", row
+        else:
+            for number, line in enumerate(text.split("\n"), start=1):  # a text may hold other ends of lines
+                if line.strip():
+                    yield f"line {number}", json.loads(line)
+    except (json.JSONDecodeError, csv.Error, RecursionError) as error:
+        raise FileError(file_problem(path, f"is not {kind[1:]} ({error})")) from error
 
 
 def _name(kind: type | tuple[type, ...]) -> str:

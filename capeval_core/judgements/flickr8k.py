@@ -1,8 +1,8 @@
 """Flickr8k-Expert and Flickr8k-CF (Hodosh, Young and Hockenmaier, JAIR 47, 2013).
 
-Expert: three experts rate each caption from 1 to 4. Every rating is a row, nothing is averaged; candidates that are
-a reference of their image are left out. CF: the rating is the share of CrowdFlower's votes that say yes; a candidate
-that is a reference of an image is taken out of the references of that image.
+Expert: three experts rate each caption from 1 to 4. Every rating is a row, nothing is averaged; candidates
+that are a reference of their image are left out. CF: the rating is the share of CrowdFlower's votes that say
+yes; a candidate that is a reference of an image is taken out of the references of that image.
 """
 
 from __future__ import annotations
@@ -39,24 +39,23 @@ def load_expert(folder: Path) -> RatedSet:
 
 
 def load_cf(folder: Path) -> RatedSet:
-    """`judgements.csv` (image, caption_id, n_yes, n_no), `captions.json` and `references.json`."""
+    """`judgements.csv` (image, caption_id, n_yes, n_no), `captions.json` and `references.json`.
+
+    The references are those that are left when each candidate was taken out of its own image's once, as the
+    published table has them. One image has a candidate twice among its five: the other one stays.
+    """
     rows = csv_rows(folder / "judgements.csv", ["image", "caption_id", "n_yes", "n_no"])
     path, captions_path = folder / "references.json", folder / "captions.json"
     captions = load_json(captions_path)
-    unknown = sorted({row["caption_id"] for row in rows} - set(captions)) if isinstance(captions, dict) else []
+    unknown = (
+        sorted({row["caption_id"] for row in rows} - set(captions)) if isinstance(captions, dict) else []
+    )
     if unknown or not isinstance(captions, dict):
         found = f"no caption of {', '.join(map(repr, unknown[:3])) or 'any id'}"
         raise FileError(file_problem(captions_path, found, "expected {caption_id: caption}", verb="has"))
     images = [row["image"] for row in rows]
-    candidates: dict[str, set[str]] = {}
-    for row in rows:
-        candidates.setdefault(row["image"], set()).add(captions[row["caption_id"]])
     dropped = Dropped()
-    kept = {}
-    for image, texts in mapping_of_lists(path).items():
-        others = [collapsed(text) for text in texts if text not in candidates.get(image, ())]
-        dropped.add("references that are a candidate of their image", len(texts) - len(others))
-        kept[image] = others
+    kept = {image: [collapsed(text) for text in texts] for image, texts in mapping_of_lists(path).items()}
     items = Items([], [], [])
     rated = []
     for row, texts in zip(rows, references_of(path, kept, images), strict=True):

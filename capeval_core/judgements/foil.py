@@ -1,8 +1,8 @@
 """FOIL, nocaps-FOIL and ActivityNet-FOIL: a right caption against the same one with a wrong word.
 
-FOIL (Shekhar et al., ACL 2017) and nocaps-FOIL (Petryk et al., NAACL 2024) compare captions of an image, with the
-first 1, 4 or 9 references. ActivityNet-FOIL (Shi et al., CVPR 2022) compares paragraphs about a video: the scores of
-a paragraph's sentences are averaged first. The right one has to have the strictly higher score.
+FOIL (Shekhar et al., ACL 2017) and nocaps-FOIL (Petryk et al., NAACL 2024) compare captions of an image, with
+the first 1, 4 or 9 references. ActivityNet-FOIL (Shi et al., CVPR 2022) compares paragraphs about a video:
+the scores of a paragraph's sentences are averaged first. The right one has to have the strictly higher score.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def load_nocaps_foil(folder: Path) -> PairedSet:
 
 
 def load_activitynet_foil(folder: Path) -> PairedSet:
-    """`pairs.jsonl` (video, paragraph, true_caption, foil_caption, references): a row is a pair of sentences."""
+    """`pairs.jsonl` (video, paragraph, true_caption, foil_caption, references): a row is a pair of
+    sentences."""
     file = Rows(folder / "pairs.jsonl", {"video": str, "paragraph": str, **_PAIR})
     items = _items(file, "video")
     paragraphs = [f"{row['video']}/{row['paragraph']}" for row in file.rows]

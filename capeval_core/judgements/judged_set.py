@@ -51,8 +51,8 @@ class Scoring:
 class Scored:
     """The scores of a scoring's items; NaN where there is none.
 
-    parts: components by name, one value per item. corpus: the value to report for all items, where that is not
-    the mean of the scores.
+    parts: components by name, one value per item. corpus: the value to report for all items, where that is
+    not the mean of the scores.
     """
 
     scores: Doubles
@@ -78,7 +78,10 @@ class Cell:
     @property
     def deviation(self) -> float:
         """The standard deviation over the scorings, NaN for fewer than two."""
-        return float(np.std(self.runs, ddof=1)) if len(self.runs) > 1 else math.nan
+        if len(self.runs) < 2:
+            return math.nan
+        # Of equal values rounding may leave a deviation, by which a distance would be thousands of them.
+        return float(np.std(self.runs, ddof=1)) if min(self.runs) < max(self.runs) else 0.0
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,8 @@ class JudgedSet(ABC):
         ids = (image for scoring in self.scorings for image in scoring.items.images)
         return list(dict.fromkeys(ids))
 
-    def ratings_of_items(self) -> Doubles | None:
-        """The mean rating of each item, to be drawn against its score; None where items have none."""
+    def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
+        """Ratings and the scores of what they are about, to be drawn; None where there are no ratings."""
         return None
 
 

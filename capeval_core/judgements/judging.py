@@ -1,4 +1,5 @@
-"""A judged set's table: cells of each metric with intervals, beside what papers print, and tests between metrics."""
+"""A judged set's table: cells of each metric with intervals, beside what papers print, and tests between
+metrics."""
 
 from __future__ import annotations
 
@@ -138,24 +139,27 @@ class Judged:
         kept = np.isfinite(sides[0]) & np.isfinite(sides[1])
         x, y = sides[0][kept], sides[1][kept]
         correlations = [pearson(x, ratings[kept]), pearson(y, ratings[kept]), pearson(x, y)]
-        return williams(*(one.value for one in correlations), rows=int(kept.sum()))
+        first_one, second_one, between = (one.value for one in correlations)
+        return williams(first_one, second_one, between, int(kept.sum()))
 
     def failed(self, label: str) -> int:
         """Captions that have no score of a metric."""
         return sum(int(np.count_nonzero(~np.isfinite(run.scores))) for run in self.scores[label])
 
     def levels(self, label: str, most: int = 7) -> list[tuple[str, list[float]]]:
-        """Scores by rating, to be drawn: of pairs by preference, of many ratings in ranges of equal counts."""
-        judged, scores = self.judged, self.scores[label][0].scores
+        """Scores by rating, to be drawn: of pairs by preference, of many ratings in ranges of equal
+        counts."""
+        judged, run = self.judged, self.scores[label][0]
         if isinstance(judged, PairedSet):
             first = np.asarray(judged.preferred[0]) == 0
-            sides = scores.reshape(-1, 2)
+            sides = run.scores.reshape(-1, 2)
             chosen = {"preferred": np.where(first, sides[:, 0], sides[:, 1])}
             chosen["other"] = np.where(first, sides[:, 1], sides[:, 0])
             return [(name, values[np.isfinite(values)].tolist()) for name, values in chosen.items()]
-        ratings = judged.ratings_of_items()
-        if ratings is None:
+        rated = judged.rated(run)
+        if rated is None:
             return []
+        ratings, scores = rated
         kept = np.isfinite(ratings) & np.isfinite(scores)
         ratings, scores = ratings[kept], scores[kept]
         distinct = np.unique(ratings)

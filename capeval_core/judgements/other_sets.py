@@ -34,7 +34,8 @@ def load_hat(folder: Path) -> MarkedSet:
 
 
 def load_systems(folder: Path) -> SystemSet:
-    """COCO's Karpathy test split: `reference_captions.json`, and a file {image id: caption} of each system."""
+    """COCO's Karpathy test split: `reference_captions.json`, and a file {image id: caption} of each
+    system."""
     path = folder / REFERENCES
     references = mapping_of_lists(path)
     systems = []
@@ -58,8 +59,8 @@ def load_systems(folder: Path) -> SystemSet:
 def load_pools(folder: Path) -> PoolSet:
     """NICE 2024's caption re-ranking: `pools.json` ({image: candidates}) and `references.json`.
 
-    A metric chooses the candidate with the highest score of each image; the chosen captions are compared with the
-    references, as the captions of a system are.
+    A metric chooses the candidate with the highest score of each image; the chosen captions are compared with
+    the references, as the captions of a system are.
     """
     pools, path = mapping_of_lists(folder / "pools.json"), folder / "references.json"
     images = [image for image, candidates in pools.items() for _ in candidates]

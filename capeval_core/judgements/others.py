@@ -10,7 +10,7 @@ import numpy as np
 
 from capeval_core.judgements.correlation import Doubles, average_precision
 from capeval_core.judgements.judged_set import Cell, Items, JudgedSet, Scored, Scoring
-from capeval_core.judgements.resampling import Resamples
+from capeval_core.judgements.resampling import Resamples, centred
 
 PRECISION = "AP"
 
@@ -41,8 +41,8 @@ class MarkedSet(JudgedSet):
     def unit(self) -> str:
         return "captions"
 
-    def ratings_of_items(self) -> Doubles:
-        return 1.0 - np.asarray(self.marked, dtype=np.float64)
+    def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
+        return 1.0 - np.asarray(self.marked, dtype=np.float64), run.scores
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         scores, marks = -scored[0].scores, np.asarray(self.marked, dtype=np.float64)
@@ -57,7 +57,8 @@ class MarkedSet(JudgedSet):
             value, reason = math.nan, f"all {len(scores):,} scores are equal"
         draws = None
         if resamples is not None and reason is None:
-            draws = resamples.each(lambda weights: average_precision(scores, marks, weights[kept]))
+            found = resamples.each(lambda weights: average_precision(scores, marks, weights[kept]))
+            draws = centred(found, value)
         return {PRECISION: Cell(value, len(scores), draws, undefined=reason)}
 
 
@@ -87,7 +88,9 @@ class SystemSet(JudgedSet):
         cells = {}
         for name, run in zip(self.columns, scored, strict=True):
             finite = run.scores[np.isfinite(run.scores)]
-            value = run.corpus if run.corpus is not None else float(finite.mean()) if len(finite) else math.nan
+            value = (
+                run.corpus if run.corpus is not None else float(finite.mean()) if len(finite) else math.nan
+            )
             # A corpus value is no mean of rows, so resampled means are not its interval.
             draws = None if resamples is None or run.corpus is not None else resamples.means(run.scores)
             reason = None if len(finite) else "no caption has a score"
@@ -99,8 +102,8 @@ class SystemSet(JudgedSet):
 class PoolSet(JudgedSet):
     """Pools of candidates: how good the captions are that a metric chooses, by metrics on references.
 
-    scored: all candidates, pool after pool. evaluators: by column, what scores the chosen captions as those of a
-    system; `judge` puts the n-gram metrics here.
+    scored: all candidates, pool after pool. evaluators: by column, what scores the chosen captions as those
+    of a system; `judge` puts the n-gram metrics here.
     """
 
     scored: Scoring

@@ -65,9 +65,7 @@ class PairedSet(JudgedSet):
             return {name: run["accuracy"] for name, run in zip(names, runs, strict=True)}
         return {name: mean_of_runs([run[name] for run in runs]) for name in self.columns}
 
-    def _run(
-        self, scores: Doubles, preferred: Sequence[int], resamples: Resamples | None
-    ) -> dict[str, Cell]:
+    def _run(self, scores: Doubles, preferred: Sequence[int], resamples: Resamples | None) -> dict[str, Cell]:
         """The cells of one scoring: of each category and their mean, or `accuracy`."""
         sides = scores.reshape(-1, 2)
         first = np.asarray(preferred) == 0

@@ -1,7 +1,8 @@
-"""What papers print for each judged set, to stand beside our own numbers; coefficients times 100, accuracies in %.
+"""What papers print for each judged set, to stand beside our own numbers; coefficients times 100, accuracies
+in %.
 
-Values that a paper cites from elsewhere are left out where their protocol is another one. `CIDEr` of the papers is
-what pycocoevalcap computes, CIDEr-D.
+Values that a paper cites from elsewhere are left out where their protocol is another one. `CIDEr` of the
+papers is what pycocoevalcap computes, CIDEr-D.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ HICES = "Zeng et al., ACM MM 2024 (HICE-S)"
 FLEUR = "Lee et al., ACL 2024 (FLEUR)"
 UMIC = "Lee et al., ACL 2021 (UMIC)"
 VILBERT = "Lee et al., Eval4NLP 2020 (ViLBERTScore)"
-_ALIASES = {"CIDEr": "CIDEr-D", "ROUGE": "ROUGE-L"}
+_ALIASES = {
+    "CIDEr": "CIDEr-D",
+    "ROUGE": "ROUGE-L",
+    "PAC-S for videos": "PAC-S",
+    "RefPAC-S for videos": "RefPAC-S",
+}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,7 @@ from capeval_core.judgements.correlation import (
     undefined,
 )
 from capeval_core.judgements.judged_set import Cell, Items, JudgedSet, Scored, Scoring, mean_of_runs
-from capeval_core.judgements.resampling import Resamples, WeightedRows
+from capeval_core.judgements.resampling import Resamples, WeightedRows, centred
 from capeval_core.judgements.ties import tie_calibrated_accuracy
 
 COEFFICIENTS: dict[str, Callable[..., Coefficient]] = {
@@ -92,20 +92,17 @@ class RatedSet(JudgedSet):
         first = next(iter(self.table.values()))
         names = list(dict.fromkeys((c.ratings, c.scoring, c.part, c.subset) for c in self.table.values()))
         table = {
-            " ".join(filter(None, [statistic, ratings if ratings != first.ratings else "", scoring, subset])):
-            RatingColumn(statistic, ratings, scoring, part, subset)
+            " ".join(
+                filter(None, [statistic, ratings if ratings != first.ratings else "", scoring, subset])
+            ): RatingColumn(statistic, ratings, scoring, part, subset)
             for ratings, scoring, part, subset in names
             for statistic in statistics
         }
-        return RatedSet(**{**vars_of(self), "table": table})
+        return replace(self, table=table)
 
-    def ratings_of_items(self) -> Doubles | None:
-        name = next(iter(self.table.values())).ratings
-        values = self.ratings[name] if self.ratings[name].ndim == 1 else self.ratings[name].mean(axis=1)
-        count = np.bincount(self.item, minlength=len(self.items))
-        total = np.bincount(self.item, values, len(self.items))
-        with np.errstate(invalid="ignore"):
-            return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+    def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
+        values = self.ratings[next(iter(self.table.values())).ratings]
+        return values if values.ndim == 1 else values.mean(axis=1), run.scores[self.item]
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         by_name = dict(zip((scoring.name for scoring in self.scored), scored, strict=True))
@@ -171,7 +168,9 @@ class _Rows:
             found = None if calibrated.pairs else "no image has two rated captions"
             return Cell(calibrated.accuracy, len(first), undefined=found)
         value = COEFFICIENTS[statistic](self.scores, self.ratings)
-        return Cell(value.value, count, self._draws(statistic), undefined=value.undefined)
+        draws = self._draws(statistic)
+        moved = None if draws is None else centred(draws, value.value)
+        return Cell(value.value, count, moved, undefined=value.undefined)
 
     @cached_property
     def _weighted(self) -> WeightedRows:
@@ -182,7 +181,8 @@ class _Rows:
         """(draws, 2): tau-b and tau-c of each resample."""
         assert self.resamples is not None
         found = [
-            self._weighted.taus(self.resamples.weights(draw)[self.kept]) for draw in range(len(self.resamples))
+            self._weighted.taus(self.resamples.weights(draw)[self.kept])
+            for draw in range(len(self.resamples))
         ]
         return np.array([(taus.b, taus.c) for taus in found])
 
@@ -193,11 +193,6 @@ class _Rows:
             return self._taus[:, TAUS.index(statistic)]
         coefficient = {"spearman": self._weighted.spearman, "pearson": self._weighted.pearson}[statistic]
         return self.resamples.each(lambda weights: coefficient(weights[self.kept]))
-
-
-def vars_of(judged: JudgedSet) -> dict[str, object]:
-    """The fields of a judged set, without what it remembers."""
-    return {name: getattr(judged, name) for name in judged.__dataclass_fields__}
 
 
 def tau_columns(**settings: str) -> dict[str, RatingColumn]:

@@ -1,8 +1,8 @@
 """Intervals of correlations and accuracies by bootstrap over images, exact and fast.
 
-Ratings of one image are not independent, so a resample draws images with replacement, each with all its rows. A
-resample is then a weight for each row: how often its image was drawn. Kendall's tau needs only how many rows have
-each pair of values, so the counts of a resample give it without sorting:
+Ratings of one image are not independent, so a resample draws images with replacement, each with all its rows.
+A resample is then a weight for each row: how often its image was drawn. Kendall's tau needs only how many
+rows have each pair of values, so the counts of a resample give it without sorting:
 
     C(x, y)     weighted rows of score x and rating y
     P - Q       sum over x, y of C(x, y) (sum of C(x', y') over x' < x, y' < y, less that over x' < x, y' > y)
@@ -51,12 +51,15 @@ class Resamples:
 
     def weights(self, draw: int) -> Integers:
         """(n,) how often each row is in a resample."""
-        return self._counts[draw][self._of_row].astype(np.int64)
+        drawn: Integers = self._counts[draw][self._of_row].astype(np.int64)
+        return drawn
 
     def sums(self, values: ArrayLike) -> Doubles:
         """(draws,) the sum of the rows' values in each resample."""
-        per_image = np.bincount(self._of_row, np.asarray(values, dtype=np.float64), self.images)
-        return self._counts @ per_image
+        rows = np.asarray(values, dtype=np.float64)
+        per_image = np.bincount(self._of_row, rows, self.images)
+        sums: Doubles = np.asarray(self._counts @ per_image, dtype=np.float64)
+        return sums
 
     def means(self, values: ArrayLike) -> Doubles:
         """(draws,) the mean of the finite values in each resample; NaN in one without any."""
@@ -84,6 +87,20 @@ class Resamples:
         return Interval(float(low), float(high), level, self.images)
 
 
+def centred(draws: Doubles, value: float) -> Doubles:
+    """Draws of a coefficient from -1 to 1, moved so that their mean is its value on all rows.
+
+    An image that is drawn twice makes pairs of its rows with themselves, which moves coefficients of pairs in
+    every resample alike: with few images by more than an interval's width.
+
+    >>> centred(np.array([0.5, 0.7, 0.9]), 0.6)
+    array([0.4, 0.6, 0.8])
+    """
+    finite = draws[np.isfinite(draws)]
+    moved: Doubles = np.clip(draws - (finite.mean() - value if len(finite) else 0.0), -1.0, 1.0)
+    return moved
+
+
 @dataclass(frozen=True)
 class Taus:
     """Kendall's tau-b and tau-c of the same rows; NaN where undefined."""
@@ -100,7 +117,7 @@ class WeightedRows:
 
     >>> rows = WeightedRows([0.1, 0.4, 0.3], [1, 2, 3])
     >>> rows.taus(np.array([2, 1, 1]))  # as of the scores 0.1, 0.1, 0.4, 0.3
-    Taus(b=0.6, c=0.5)
+    Taus(b=0.6, c=0.5625)
     """
 
     def __init__(self, scores: ArrayLike, ratings: ArrayLike) -> None:
@@ -135,7 +152,7 @@ class WeightedRows:
         below = np.cumsum(counts, axis=0) - counts  # rows of a smaller value of the many, by the few
         upto = np.cumsum(below, axis=1)
         surplus = float(np.sum(counts * (2 * upto - below - upto[:, -1:])))
-        levels = min(np.count_nonzero(of_many), np.count_nonzero(of_few))
+        levels = int(min(np.count_nonzero(of_many), np.count_nonzero(of_few)))
         return Taus(
             b=_bounded(surplus / math.sqrt(pairs - many_tied) / math.sqrt(pairs - few_tied)),
             c=_bounded(2 * surplus / (rows**2 * (levels - 1) / levels)),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.media import argument_of
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.judged_set import Items, JudgedSet, Scored, Scoring
@@ -62,8 +63,13 @@ class SetScorer:
         labels = labels_of(type(metric))
         scorings = self.judged.scorings
         if not metric.needs_references:
-            shared = {id(s.items): self._scored(metric, s.items, None) for s in reversed(scorings)}
-            results = [shared[id(scoring.items)] for scoring in scorings]
+            of_items: dict[int, tuple[Result | None, list[int]]] = {}
+            for scoring in scorings:
+                if id(scoring.items) not in of_items:
+                    # Items that all scorings share have no name of one of them.
+                    name = scoring.name if any(s.items is not scoring.items for s in scorings) else ""
+                    of_items[id(scoring.items)] = self._scored(metric, scoring.items, None, name)
+            results = [of_items[id(scoring.items)] for scoring in scorings]
         elif self._can_choose(metric):
             results = self._chosen(metric, scorings)
         else:
@@ -87,7 +93,8 @@ class SetScorer:
     def _chosen(
         self, metric: CaptionMetric, scorings: Sequence[Scoring]
     ) -> list[tuple[Result | None, list[int]]]:
-        """Results of scorings that share their items, from one run over all references that any of them takes."""
+        """Results of scorings that share their items, from one run over all references that any of them
+        takes."""
         items = scorings[0].items
         references = items.references or []
         used = [
@@ -101,9 +108,7 @@ class SetScorer:
         table = metric.encode_all(samples, rows=self._folder(metric), progress=self.progress)
         results: list[tuple[Result | None, list[int]]] = []
         for scoring in scorings:
-            places = [
-                [used[row].index(position) for position in _positions(scoring, row)] for row in kept
-            ]
+            places = [[used[row].index(position) for position in _positions(scoring, row)] for row in kept]
             if not all(places):
                 results.append((None, []))
                 continue
@@ -135,10 +140,9 @@ class SetScorer:
         argument = argument_of(metric.media)
         if argument is not None:
             if self.visuals is None:
-                raise ValueError(
-                    f"{metric.name} needs the {argument} of {self.judged.name}, such as {items.images[0]!r}: pass "
-                    f"--{argument} FOLDER"
-                )
+                found = f"missing: {metric.name} needs the {argument} of {self.judged.name}"
+                fix = f"pass {{id: path}}, for ids such as {items.images[0]!r}"
+                raise Problems([Problem("visuals", None, found, fix)]).error()
             kept = [row for row in kept if items.images[row] in self.visuals]
             visuals = [self.visuals[items.images[row]] for row in kept]
         if not kept:
@@ -186,7 +190,9 @@ def _positions(scoring: Scoring, row: int) -> Sequence[int]:
     return range(len(references[row])) if scoring.chosen is None else scoring.chosen[row]
 
 
-def _pools(items: Items, kept: Sequence[int], visuals: Mapping[str, Any]) -> tuple[list[list[str]], list[Any]]:
+def _pools(
+    items: Items, kept: Sequence[int], visuals: Mapping[str, Any]
+) -> tuple[list[list[str]], list[Any]]:
     """Consecutive items of one image as a pool, and the image of each pool."""
     pools: dict[str, list[str]] = {}
     for row in kept:
@@ -198,7 +204,9 @@ def _of_pools(metric: CaptionMetric, result: Result, kept: list[int], samples: A
     """The items that scores are of: of a reranker, the chosen candidate of each pool."""
     if not isinstance(metric, Reranker):
         return kept
-    return [kept[start + choice] for start, choice in zip(samples.starts, result.parts["choice"], strict=True)]
+    return [
+        kept[start + choice] for start, choice in zip(samples.starts, result.parts["choice"], strict=True)
+    ]
 
 
 def _scored_by(key: str, result: Result | None, kept: list[int], count: int) -> Scored:

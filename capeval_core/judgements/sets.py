@@ -16,9 +16,9 @@ from capeval_core.judgements.judged_set import JudgedSet
 class SetEntry:
     """A judged set of the field.
 
-    summary: what people judged, and what is computed. files: that a folder of it must hold. source: where it comes
-    from, and under which terms. loader: `module:function` of the function that reads a folder.
-    folders: names that its folder may have inside of a folder of sets. media: of what is described.
+    summary: what people judged, and what is computed. files: that a folder of it must hold. source: where it
+    comes from, and under which terms. loader: `module:function` of the function that reads a folder. folders:
+    names that its folder may have inside of a folder of sets. media: of what is described.
     """
 
     name: str
@@ -65,7 +65,8 @@ SETS: dict[str, SetEntry] = {
             "Flickr8k-CF",
             "share of yes votes of CrowdFlower; Kendall's tau-b and tau-c",
             ("judgements.csv", "captions.json", "references.json"),
-            "CrowdFlowerAnnotations.txt and Flickr8k.token.txt of the Flickr8k corpus (Hodosh et al., JAIR 2013)",
+            "CrowdFlowerAnnotations.txt and Flickr8k.token.txt of the Flickr8k corpus (Hodosh et al., JAIR "
+            "2013)",
             "flickr8k:load_cf",
         ),
         SetEntry(
@@ -73,8 +74,8 @@ SETS: dict[str, SetEntry] = {
             "Composite",
             "ratings of three captions of each image; Kendall's tau-b and tau-c",
             ("judgements.jsonl", "references.json"),
-            f"Aditya et al., 2015; ratings and candidates in {_UMIC} (MIT), references of Flickr8k, Flickr30k "
-            "and COCO",
+            f"Aditya et al., 2015; ratings and candidates in {_UMIC} (MIT), references of Flickr8k, "
+            "Flickr30k and COCO",
             "caption_ratings:load_composite",
         ),
         SetEntry(
@@ -99,7 +100,8 @@ SETS: dict[str, SetEntry] = {
             "FOIL",
             "right captions against foils of one word; accuracy with 1 and 4 references",
             ("pairs.jsonl",),
-            "Shekhar et al., ACL 2017, foilunitn.github.io, joined with the other COCO captions of each image",
+            "Shekhar et al., ACL 2017, foilunitn.github.io, joined with the other COCO captions of each "
+            "image",
             "foil:load_foil",
         ),
         SetEntry(
@@ -116,7 +118,8 @@ SETS: dict[str, SetEntry] = {
             "HAT",
             "captions with and without a hallucination; average precision of low scores",
             ("captions.jsonl",),
-            "Petryk et al., NAACL 2024; data/hat-trainval.json of github.com/DavidMChan/aloha (no licence stated)",
+            "Petryk et al., NAACL 2024; data/hat-trainval.json of github.com/DavidMChan/aloha (no licence "
+            "stated)",
             "other_sets:load_hat",
         ),
         SetEntry(
@@ -141,8 +144,8 @@ SETS: dict[str, SetEntry] = {
             "Nebula",
             "a mean rating of captions; Kendall's tau-b and tau-c",
             ("test.jsonl",),
-            "Matsuda et al., ACCV 2024; annotations/nebula_test.json of github.com/hjkim811/EXPERT (no licence "
-            "stated)",
+            "Matsuda et al., ACCV 2024; annotations/nebula_test.json of github.com/hjkim811/EXPERT (no "
+            "licence stated)",
             "caption_ratings:load_nebula",
             ("nebula_test",),
         ),
@@ -151,7 +154,8 @@ SETS: dict[str, SetEntry] = {
             "COCO systems",
             "the value of each captioning system on COCO's Karpathy test split",
             ("reference_captions.json",),
-            "test_captions/ of github.com/aimagelab/awesome-captioning-evaluation (references: COCO, CC BY 4.0)",
+            "test_captions/ of github.com/aimagelab/awesome-captioning-evaluation (references: COCO, CC BY "
+            "4.0)",
             "other_sets:load_systems",
         ),
         SetEntry(
@@ -161,6 +165,14 @@ SETS: dict[str, SetEntry] = {
             ("pools.json", "references.json"),
             "the caption re-ranking track of NICE 2024 workshop (CVPR 2024), whose references are not public",
             "other_sets:load_pools",
+        ),
+        SetEntry(
+            "own",
+            "Own set",
+            "ratings of your own, each a row; Kendall's tau-b and tau-c",
+            ("judgements.jsonl",),
+            "you",
+            "caption_ratings:load_own",
         ),
         SetEntry(
             "vatex_eval",
@@ -204,7 +216,8 @@ def folder_of(entry: SetEntry, data: Path) -> Path:
     """The folder of a set: `data` itself, or the folder of its name in it.
 
     Raises:
-        FileError: none of them holds its files; the message says where the set comes from and in which form to
+        FileError: none of them holds its files; the message says where the set comes from and in which form
+        to
             put it.
     """
     candidates = [data, *(data / name for name in (entry.name, *entry.folders))]

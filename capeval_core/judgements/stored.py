@@ -19,8 +19,8 @@ from capeval_core.judgements.pairs import PairedSet
 from capeval_core.values import described
 
 FORMS = (
-    "a .npz or .json with an array of numbers per metric, one per caption in the order of the set; of pairs two "
-    "columns, or NAME__a and NAME__b; NAME__refs4 is of the scoring with 4 references"
+    "a .npz or .json with an array of numbers per metric, one per caption in the order of the set; of pairs "
+    "two columns, or NAME__a and NAME__b; NAME__refs4 is of the scoring with 4 references"
 )
 _NOT_SCORES = ("rating", "ratings", "human_score")
 
@@ -44,7 +44,9 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         if flat is None or counts != {flat.size}:
             expected = " or ".join(f"{count:,}" for count in sorted(counts))
             shape = " x ".join(f"{extent:,}" for extent in np.shape(values)) or "no list"
-            problems.add(file_problem(path, f"{shape} scores", f"{judged.name} has {expected} captions", index=name))
+            problems.add(
+                file_problem(path, f"{shape} scores", f"{judged.name} has {expected} captions", index=name)
+            )
             continue
         found.setdefault(label, {})[scoring] = flat
     problems.raise_if_any()
@@ -107,9 +109,12 @@ def _label(name: str, scorings: set[str]) -> tuple[str, str | None]:
 
 
 def _flat(values: Any, judged: JudgedSet) -> Doubles | None:
-    """The scores one after the other; None where they are no numbers, or have two columns of a set without pairs."""
+    """The scores one after the other; None where they are no numbers, or have two columns of a set without
+    pairs."""
     try:
-        array = np.asarray([math.nan if v is None else v for v in values] if isinstance(values, list) else values)
+        array = np.asarray(
+            [math.nan if v is None else v for v in values] if isinstance(values, list) else values
+        )
         array = array.astype(np.float64)
     except (TypeError, ValueError):
         return None

@@ -5,9 +5,9 @@ Calibration, EMNLP 2023, https://arxiv.org/abs/2305.14324.
 
     acc_eq = (C + T_hm) / (C + D + T_h + T_m + T_hm)
 
-over all pairs of captions of an image: C ordered by score as by people, D the other way round, T_h tied by people
-only, T_m by scores only, T_hm by both. Scores that differ by at most epsilon are tied; `tie_calibrated_accuracy`
-takes the epsilon with the highest accuracy on the set itself.
+over all pairs of captions of an image: C ordered by score as by people, D the other way round, T_h tied by
+people only, T_m by scores only, T_hm by both. Scores that differ by at most epsilon are tied;
+`tie_calibrated_accuracy` takes the epsilon with the highest accuracy on the set itself.
 """
 
 from __future__ import annotations

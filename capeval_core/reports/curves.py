@@ -51,7 +51,9 @@ def _draw_panel(canvas: Canvas, top: float, title: str, curves: Sequence[Curve],
         (_, height) = place(0, y)
         canvas.line([(left, height), (right, height)], LINE, 1)
         canvas.text(left - 8, height + 4, f"{y:.3g}", _SIZE - 2, FAINT, anchor="rs")
-        x = last * part / 4
+    ticks = int(last) if last in (1, 2, 3) else 4  # steps are whole numbers
+    for part in range(ticks + 1):
+        x = last * part / ticks
         canvas.text(place(x, low)[0], below + 18, f"{x:,.0f}", _SIZE - 2, FAINT, anchor="ms")
     for index, curve in enumerate(curves):
         colour = REGIONS[index % len(REGIONS)]

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.errors import Detail, InputWarning, wrong_option
+from capeval_core.errors import Argument, Detail, InputWarning, Piece, wrong_option
+from capeval_core.inputs.frames import check_samplings
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.metric import CaptionMetric, Model
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
 
 Doubles = NDArray[np.float64]
 
-TEXTS_AT_ONCE = 4096
+TEXTS_AT_ONCE = 2048
 """Captions and references whose token features are held together, which bounds memory."""
+_SHOWN = 3
+"""Of damaged videos in a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,13 @@ class VideoPacS(CaptionMetric):
         if given is not None and not options.idf:
             raise wrong_option("statistics", given, "given, but idf=False", "leave one of them out")
 
+    @classmethod
+    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
+        samples = super().check_input(options, *inputs)
+        if options.on_error == "raise" and isinstance(options, VideoOptions) and options.fps is not None:
+            check_samplings(samples.images, Sampling(options.fps))
+        return samples
+
     def open_models(self) -> dict[str, Model]:
         folder = self.weights_folder()
         self.encoder: ClipEncoder = self.encoder_class().open(
@@ -171,6 +182,7 @@ class VideoPacS(CaptionMetric):
     def aggregate(self, rows: pa.Table) -> Values:
         found, unweighted = self._of_video(rows, self.table(rows))
         _warn_of_texts_without_weight(unweighted)
+        _warn_of_incomplete_videos(rows)
         return Values(found.score, {**found.parts(), "unweighted_texts": unweighted})
 
     def documents(self, rows: pa.Table) -> pa.Array:
@@ -246,6 +258,7 @@ class VideoRefPacS(VideoPacS):
     needs_references = True
     corpus_texts = "references"
     free_key = RefPacS.free_key
+    reference_columns = ("reference_ids", "reference_caption_maxima", "reference_maxima", "reference_cosines")
     ROW = row_schema(
         *_OF_VIDEO,
         column("reference_ids", pa.list_(pa.list_(pa.int32())), "token ids of each reference"),
@@ -280,6 +293,7 @@ class VideoRefPacS(VideoPacS):
         nearest = references.largest(counts) if released else references.best(counts)
         unweighted += Ragged(of_references.astype(np.float64), counts).sum().astype(np.int64)
         _warn_of_texts_without_weight(unweighted)
+        _warn_of_incomplete_videos(rows)
         parts: dict[str, Any] = {self.free_key: found.score, **found.parts()}
         parts |= {"reference_score": nearest.score, **nearest.parts("reference_")}
         parts["unweighted_texts"] = unweighted
@@ -321,3 +335,15 @@ def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
         )
         fix = Detail(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
         warnings.warn(InputWarning((found, fix)), stacklevel=5)
+
+
+def _warn_of_incomplete_videos(rows: pa.Table) -> None:
+    damaged = pc.invert(pc.is_null(rows["incomplete"]))
+    if found := rows.filter(damaged).select(["index", "incomplete"]).to_pylist():
+        captions = "1 caption is" if len(found) == 1 else f"{len(found):,} captions are"
+        pieces: list[Piece] = [f"{captions} compared with the beginning of a damaged video"]
+        for row in found[:_SHOWN]:
+            pieces += ["; ", Argument("videos", row["index"]), f": {row['incomplete']}"]
+        if len(found) > _SHOWN:
+            pieces.append(f"; and {len(found) - _SHOWN:,} more")
+        warnings.warn(InputWarning(tuple(pieces)), stacklevel=5)

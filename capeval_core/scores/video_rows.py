@@ -31,7 +31,8 @@ def video_feature(frames: Floats) -> Floats:
     """
     lengths = np.sqrt(np.einsum("td,td->t", frames, frames))  # a copy of an hour's frames is 200 MB
     scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    return np.asarray(scale @ frames / np.float32(len(frames)), dtype=np.float32)
+    with np.errstate(invalid="ignore"):  # features that are no numbers have no mean
+        return np.asarray(scale @ frames / np.float32(len(frames)), dtype=np.float32)
 
 
 def text_feature(tokens: Floats) -> Floats:

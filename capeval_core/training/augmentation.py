@@ -64,10 +64,13 @@ class Augmentation(Settings):
         if not str(self.model):
             raise wrong_option("model", "", "missing", "pass a Hub repository id or a folder")
 
+    def free(self) -> set[str]:
+        """Settings that positives do not depend on, but for rounding."""
+        return {"model", "revision", "device", "batch_size"}
+
     def stamp(self, found: FoundModel, sources: Sources[Any]) -> dict[str, object]:
         """What positives depend on, beside what is recorded only."""
-        free = ("model", "revision", "device", "batch_size")
-        settings = {name: value for name, value in vars(self).items() if name not in free}
+        settings = {name: value for name, value in vars(self).items() if name not in self.free()}
         given = {"weights": found.digest, "sources": f"{len(sources)} {sources.fingerprint}"}
         software = {name: version(name) for name in (*self.libraries, "torch")}
         return {**given, **settings, MADE_WITH: {"model": found.name, **software}}
@@ -79,7 +82,7 @@ class CaptionAugmentation(Augmentation):
 
     kind: ClassVar = CAPTION
     libraries: ClassVar = ("transformers",)
-    shard: ClassVar = 1024
+    shard: ClassVar = 256
     batch: ClassVar = 16
 
     model: str | PathLike[str] = option(
@@ -104,6 +107,9 @@ class CaptionAugmentation(Augmentation):
             found = f"more than the {self.max_length} of max_length"
             problems.extend(wrong_option("min_length", self.min_length, found, "pass less").problems)
         problems.raise_if_any()
+
+    def free(self) -> set[str]:
+        return {*super().free(), "top_p" if self.decoding == "beam" else "beams"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +205,6 @@ class AugmentationRun:
             OSError: the folder cannot be written; shards that are written stay.
             ValueError: the model could not be opened.
         """
-        self.shards.claim()
         stretches = list(self._stretches())
         total = sum(len(stretch) for _, stretch in stretches)
         unit = "image" if self.settings.kind == CAPTION else "caption"

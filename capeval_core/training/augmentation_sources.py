@@ -18,6 +18,7 @@ from capeval_core.inputs.file_texts import REFERENCE_FIELDS, Texts
 from capeval_core.inputs.folder import Names, match_images, names_in, paths_by_id
 from capeval_core.inputs.sources import InRgb
 from capeval_core.inputs.visual import InputImage
+from capeval_core.options import Settings, option
 from capeval_core.training.captioned import captions_of_rows, ids_of_rows, load_rows, pictures_of_rows
 from capeval_core.training.positives import CAPTION, IMAGE, Source
 
@@ -77,27 +78,50 @@ def captions_of_file(captions: Path) -> Sources[str]:
     return _caption_sources(rows)
 
 
-def images_of_dataset(
-    name: str, *, split: str, image_column: str, id_column: str | None
-) -> Sources[Image.Image]:
-    """The images of a dataset of Hugging Face; arguments and errors are those of `open_dataset`."""
-    loaded = load_rows(name, split, {"image_column": image_column, "id_column": id_column})
-    first: dict[str, int] = {}
-    for row, image_id in enumerate(ids_of_rows(loaded, id_column)):
-        first.setdefault(image_id, row)
-    if not first:
-        raise FileError(file_problem(name, f"has no rows in {split}"))
-    pictures, rows = pictures_of_rows(loaded, image_column), list(first.values())
-    return _image_sources(list(first), lambda i: pictures[rows[i]][image_column])
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(Settings):
+    """A dataset of Hugging Face."""
+
+    dataset: str | None = option(None, "a dataset's folder (`save_to_disk`) or Hub id")
+    split: str = option("train", "part of it")
+    id_column: str | None = option(
+        None, "its rows with equal values there show one image; None: each row's number is its id"
+    )
 
 
-def captions_of_dataset(name: str, *, split: str, caption_column: str, id_column: str | None) -> Sources[str]:
-    """The captions of a dataset of Hugging Face; arguments and errors are those of `open_dataset`."""
-    loaded = load_rows(name, split, {"caption_column": caption_column, "id_column": id_column})
-    _, captions, images = captions_of_rows(loaded, Path(name), caption_column, id_column)
-    if not captions:
-        raise FileError(file_problem(name, f"has no captions in {split}"))
-    return _caption_sources(list(zip(images, captions, strict=True)))
+@dataclass(frozen=True, kw_only=True)
+class ImageDataset(DatasetOptions):
+    """A dataset whose images get captions."""
+
+    image_column: str = option("image", "of its images")
+
+    def read(self, name: str) -> Sources[Image.Image]:
+        """The images of the dataset of that name; errors are those of `load_rows`."""
+        columns = {"image_column": self.image_column, "id_column": self.id_column}
+        loaded = load_rows(name, self.split, columns)
+        first: dict[str, int] = {}
+        for row, image_id in enumerate(ids_of_rows(loaded, self.id_column)):
+            first.setdefault(image_id, row)
+        if not first:
+            raise FileError(file_problem(name, f"has no rows in {self.split}"))
+        pictures, rows = pictures_of_rows(loaded, self.image_column), list(first.values())
+        return _image_sources(list(first), lambda i: pictures[rows[i]][self.image_column])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionDataset(DatasetOptions):
+    """A dataset whose captions get images."""
+
+    caption_column: str = option("caption", "of its captions")
+
+    def read(self, name: str) -> Sources[str]:
+        """The captions of the dataset of that name; errors are those of `load_rows`."""
+        columns = {"caption_column": self.caption_column, "id_column": self.id_column}
+        loaded = load_rows(name, self.split, columns)
+        _, captions, images = captions_of_rows(loaded, Path(name), self.caption_column, self.id_column)
+        if not captions:
+            raise FileError(file_problem(name, f"has no captions in {self.split}"))
+        return _caption_sources(list(zip(images, captions, strict=True)))
 
 
 def _image_sources(ids: list[str], value: Callable[[int], object]) -> Sources[Image.Image]:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from capeval_core.errors import Problems, did_you_mean, file_problem, wrong_option
@@ -16,6 +17,7 @@ from capeval_core.inputs.file_texts import REFERENCE_FIELDS
 from capeval_core.inputs.folder import Names, match_images, names_in
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.scores.box_source import boxes_by_id
+from capeval_core.values import shown
 
 Visuals = Callable[[], Iterator[InputVisual[Any]]]
 
@@ -169,11 +171,9 @@ def captions_of_rows(
     for row, (image_id, texts) in enumerate(zip(names, loaded[caption_column], strict=True)):
         for text in list(texts) if isinstance(texts, (list, tuple)) else [texts]:
             if not isinstance(text, str) or not text.strip():
-                problems.add(
-                    file_problem(
-                        name, f"{text!r}", "leave it out", index=f"row {row}: {caption_column}", verb="is"
-                    )
-                )
+                fix = "leave it out" if isinstance(text, (str, NoneType)) else "pass a column of texts"
+                where = f"row {row}: {caption_column}"
+                problems.add(file_problem(name, shown(text), fix, index=where, verb="is"))
                 continue
             ids.setdefault(image_id, row)
             captions.append(text)

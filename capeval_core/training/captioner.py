@@ -23,6 +23,7 @@ from capeval_core.training.generators import (
     Generator,
     failure,
     find_model,
+    quiet,
     refuse_incomplete,
 )
 from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, read_config
@@ -77,17 +78,18 @@ class Captioner(Generator[Image.Image]):
 
         what = f"{_WHAT} {found.name!r}"
         try:
-            self._processor: Any = BlipProcessor.from_pretrained(found.path, local_files_only=True)
-            config: Any = BlipConfig.from_pretrained(found.path, local_files_only=True)
-            self._check_length(settings, config.text_config.max_position_embeddings)
-            captioner: Any = BlipForConditionalGeneration
-            model, info = captioner.from_pretrained(
-                found.path,
-                dtype=DTYPES[settings.dtype],
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-            )
+            with quiet("transformers"):
+                self._processor: Any = BlipProcessor.from_pretrained(found.path, local_files_only=True)
+                config: Any = BlipConfig.from_pretrained(found.path, local_files_only=True)
+                self._check_length(settings, config.text_config.max_position_embeddings)
+                captioner: Any = BlipForConditionalGeneration
+                model, info = captioner.from_pretrained(
+                    found.path,
+                    dtype=DTYPES[settings.dtype],
+                    use_safetensors=True,
+                    local_files_only=True,
+                    output_loading_info=True,
+                )
         except InputError:
             raise
         except Exception as error:  # whatever a damaged file leads its reader to
@@ -101,8 +103,8 @@ class Captioner(Generator[Image.Image]):
         """Refuse captions that the text decoder cannot hold, or that end within the prompt."""
         prompt = len(self._processor.tokenizer(settings.prompt)["input_ids"]) - 1
         if not prompt < settings.max_length <= positions:
-            found = f"not more than the {prompt} tokens of the prompt, and at most the model's {positions}"
-            raise wrong_option("max_length", settings.max_length, found)
+            expected = f"expected more than the prompt's {prompt} and at most the model's {positions} tokens"
+            raise wrong_option("max_length", settings.max_length, "", expected, verb="")
 
     def generate(self, contents: Sequence[Image.Image], seeds: Sequence[int]) -> list[Generated | Dropped]:
         """A caption of each image, without the prompt."""
@@ -113,7 +115,7 @@ class Captioner(Generator[Image.Image]):
         search: dict[str, Any] = {"num_beams": settings.beams}
         if settings.decoding == "nucleus":
             search = {"num_beams": 1, "logits_processor": _nucleus(settings.top_p, seeds)}
-        with torch.inference_mode():
+        with torch.inference_mode(), quiet("transformers"):
             tokens = self._model.generate(
                 pixel_values=inputs["pixel_values"],
                 input_ids=inputs["input_ids"],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -78,11 +80,9 @@ def find_model(
     path, name, commit = open_foreign(pinned, what, files, (), default=default, tensors=needed)
     tensors = needed(path)
     if missing := [file for file in tensors if not (path / file).is_file()]:
-        pickles = any(path.rglob("*.bin")) or any(path.rglob("*.ckpt"))
-        only = " (there are pickled weights, which are not opened)" if pickles else ""
         raise WeightsError(
-            f"{what} {name!r} has no {missing[0]} in {path}{only}: pass a model with safetensors, "
-            f"such as {default} from the Hub"
+            f"{what} {name!r} has no {missing[0]} in {path}, and pickled weights are not opened: pass a "
+            f"model with safetensors, such as {default} from the Hub"
         )
     configs = [file for file in sorted(path.rglob("*")) if file.is_file() and _matches(file, files)]
     digest = _digest(path, [*configs, *(path / file for file in tensors)])
@@ -106,6 +106,23 @@ def refuse_incomplete(what: str, info: dict[str, Any]) -> None:
     for key, found in (("missing_keys", "missing"), ("mismatched_keys", "of another shape")):
         if names := sorted(map(str, info.get(key) or ())):
             raise WeightsError(f"{what}: {len(names):,} tensors are {found}, such as {names[0]}")
+
+
+@contextmanager
+def quiet(*libraries: str) -> Iterator[None]:
+    """Keep to errors what diffusers and transformers print: bars beside ours, and each truncated caption."""
+    loggings: list[Any] = [import_module(f"{library}.utils.logging") for library in libraries]
+    before = [(logging, logging.get_verbosity(), logging.is_progress_bar_enabled()) for logging in loggings]
+    for logging in loggings:
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logging, level, bars in before:
+            logging.set_verbosity(level)
+            if bars:
+                logging.enable_progress_bar()
 
 
 def failure(what: str, error: Exception) -> WeightsError:

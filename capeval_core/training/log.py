@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.reports.curves import Curve, draw_curves
+from capeval_core.training.objective import CORRELATION, VALIDATION
 from capeval_core.training.state import CURVES, LOG
 from capeval_core.writing import write_whole
+
+_JUDGED = {
+    CORRELATION: "correlation with human judgements (Kendall's tau-c)",
+    VALIDATION: "loss on images that are held out",
+}
 
 
 class TrainingLog:
@@ -30,9 +36,10 @@ class TrainingLog:
             file.write(_written(line))
 
     def draw(self) -> None:
-        """Draw the curves: losses by kind, learning rate, and the correlation with judgements."""
+        """Draw the curves: losses by kind, learning rate, and what the training is judged by."""
         losses: dict[str, dict[str, list[tuple[float, float]]]] = {}
-        rates, correlations = [], []
+        rates: list[tuple[float, float]] = []
+        judged: dict[str, list[tuple[float, float]]] = {name: [] for name in _JUDGED}
         for line in self.lines:
             step = float(line["step"])
             for name, value in line.get("losses", {}).items():
@@ -40,13 +47,14 @@ class TrainingLog:
                 kinds.setdefault(name.replace("_", " "), []).append((step, value))
             if "learning_rate" in line:
                 rates.append((step, line["learning_rate"]))
-            if "correlation" in line:
-                correlations.append((step, line["correlation"]))
+            for name, points in judged.items():
+                if name in line:
+                    points.append((step, line[name]))
         panels = {
             title: [Curve(name, points) for name, points in kinds.items()] for title, kinds in losses.items()
         }
         panels["learning rate"] = [Curve("", rates)]
-        panels["correlation with human judgements (Kendall's tau-c)"] = [Curve("", correlations)]
+        panels |= {_JUDGED[name]: [Curve("", points)] for name, points in judged.items()}
         image = draw_curves(
             {title: curves for title, curves in panels.items() if any(c.points for c in curves)}
         )

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+CORRELATION, VALIDATION = "correlation", "validation_loss"
+"""What trainings are judged by: correlation with human judgements, loss on images that are held out."""
 Terms = dict[str, tuple[float, int]]
 """For the log: sum and number of the losses of each kind."""
 
@@ -32,22 +34,32 @@ class Objective(Protocol):
     def losses(self, phase: str, batch: Any) -> tuple[Tensor, Terms]:
         """The loss of a batch, and its terms."""
 
+    def end_step(self) -> None:
+        """Bring back into its bounds what a step has moved out of them."""
+
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the model's state that are written at the end."""
 
 
 @dataclass(frozen=True)
 class Looks:
-    """Looks at human judgements, which choose the weights and end a training early.
+    """Looks at what a training is judged by, which choose the weights and end it early.
 
-    first: steps before them. every: steps between two. patience: looks without a better correlation that end
-    the training; 0: none. correlation: of the model as it is.
+    first: steps before them. every: steps between two. patience: steps without a better value that end the
+    training; 0: none. measure: the value of the model as it is. name: of the value in the log. lowest:
+    whether a lower value is better.
     """
 
     first: int
     every: int
     patience: int
-    correlation: Callable[[], float]
+    measure: Callable[[], float]
+    name: str = CORRELATION
+    lowest: bool = False
+
+    def better(self, value: float, best: float) -> bool:
+        """Whether a value is better than the best one so far."""
+        return value < best if self.lowest else value > best
 
 
 def terms_of(losses: Tensor, kinds: NDArray[Any]) -> Terms:

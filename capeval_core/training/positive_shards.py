@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, file_problem
 from capeval_core.training.positives import CAPTION, IMAGE, SETTINGS, Positive, Source, shard_bytes
-from capeval_core.writing import write_whole
+from capeval_core.writing import try_writing, write_whole
 
 PLURAL = {CAPTION: "captions", IMAGE: "images"}
 """Kinds of positive, as file names and settings call them."""
@@ -58,6 +58,7 @@ class PositiveShards:
 
     def __init__(self, folder: Path, kind: Literal["caption", "image"], settings: Mapping[str, Any]) -> None:
         self.folder, self.kind = folder, kind
+        self._claimed = False
         self.settings: dict[str, Any] = json.loads(json.dumps(settings))
         self.check_folder(folder)
         if (stored := self._stored().get(PLURAL[kind])) is not None:
@@ -65,7 +66,7 @@ class PositiveShards:
 
     @staticmethod
     def check_folder(folder: Path) -> None:
-        """Raise FileError for a file, and for a folder of something else."""
+        """Raise FileError for a file, for a folder of something else, and for one that cannot be written."""
         if folder.exists() and not folder.is_dir():
             raise FileError(file_problem(folder, "is a file: choose a folder for the positives"))
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -73,21 +74,29 @@ class PositiveShards:
         if visible and not any(name == SETTINGS or name.startswith("positives-") for name in visible):
             found = f"holds something else ({visible[0]})"
             raise FileError(file_problem(folder, found, "choose another folder for the positives"))
+        try:
+            try_writing(folder)
+        except OSError as error:
+            found = f"cannot be written ({error.strerror})"
+            raise FileError(file_problem(folder, found, "choose another folder")) from error
 
-    def claim(self) -> None:
+    def _claim(self) -> None:
         """Make the folder, and note the settings in it beside those of the other kind.
 
-        Raises:
-            FileError: other settings. OSError: it cannot be written.
+        Not before there is a shard, so that a run which comes to nothing claims nothing.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder):
+        if self._claimed:
+            return
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with self._writing(), _locked(self.folder):
             stored = self._stored()
             if (own := stored.get(PLURAL[self.kind])) is not None:
                 self._refuse_other(own, self.folder)
             if own is None or not (self.folder / SETTINGS).is_file():
-                content = dict(sorted({**stored, PLURAL[self.kind]: own or self.settings}.items()))
-                write_whole(self.folder / SETTINGS, json.dumps(content, indent=1) + "\n")
+                content = {**stored, PLURAL[self.kind]: own or self.settings}
+                write_whole(self.folder / SETTINGS, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        self._claimed = True
 
     def _stored(self) -> dict[str, Any]:
         """The settings of each kind in the folder; where their file is lost, those that shards carry."""
@@ -133,11 +142,12 @@ class PositiveShards:
         sources: of the shard, each once.
 
         Raises:
-            FileError: it was made with other settings.
+            FileError: it was made with other settings. OSError: the folder cannot be written.
         """
         path = self.path(number)
         if not path.exists():
             return Shard()
+        self._claim()
         try:
             note, positives = _read(path)
             self._refuse_other(note["settings"], path)
@@ -152,12 +162,28 @@ class PositiveShards:
         return Shard()
 
     def write(self, number: int, shard: Shard) -> None:
-        """Write a shard as a whole, which need not be complete. Raises OSError."""
+        """Write a shard as a whole, which need not be complete.
+
+        Raises:
+            FileError: the folder has got other settings meanwhile. OSError: it cannot be written.
+        """
+        self._claim()
         positives = [shard.made[i] for i in sorted(shard.made)]
         dropped = {str(i): shard.dropped[i] for i in sorted(shard.dropped)}
         note: dict[str, Any] = {"settings": self.settings, "dropped": dropped}
         note["digest"] = _digest(note, positives)
-        write_whole(self.path(number), shard_bytes(positives, {_NOTE: json.dumps(note, sort_keys=True)}))
+        content = shard_bytes(positives, {_NOTE: json.dumps(note, sort_keys=True)})
+        with self._writing():
+            write_whole(self.path(number), content)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let an error say which folder it is about, and that nothing is lost."""
+        try:
+            yield
+        except OSError as error:
+            found = f"{self.folder} cannot be written ({error.strerror or error}): what is there stays"
+            raise OSError(f"{found}, and the same command goes on where there is room") from error
 
 
 class _DamagedError(ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from capeval_core.training.settings import RegionTraining
 from capeval_core.training.similar_images import similar_by_captions, similar_by_features
 from capeval_core.training.state import REGIONS, WEIGHTS
 from capeval_core.training.tags import Tagger
+from capeval_core.training.trained import as_stored, save_trained
 from capeval_core.training.trainer import Trainer, open_accelerator
 from capeval_core.training.umic import UmicTraining
 from capeval_core.training.umic_objective import Judged, UmicObjective
@@ -125,7 +125,7 @@ class Run(Generic[Regions]):
     ) -> None:
         self.training, self.network, self.captioned = training, network, captioned
         self.out, self.report = out, report
-        self.accelerator = open_accelerator(training)
+        self.accelerator = open_accelerator(training, out)
         self.tagged = tagger.tags(captioned.captions)
         self.start = open_weights(training.start, metric=network.metric, tiny=network.metric)
         named = self.start.config.get("constants", {}).get("regions", FASTER_RCNN_VG.repository)
@@ -185,23 +185,11 @@ class Run(Generic[Regions]):
         return self.out / WEIGHTS
 
     def _save(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write the folder of weights, whose config records data and settings."""
-        config = {
-            name: value
-            for name, value in self.network.encoder.read_config(self.start).items()
-            if name not in ("canary", "checksum")
-        }
-        source = dict(config.get("source") or {})
-        note = f"Trained by `capeval train {self.training.name}`; see `training`."
-        source["notes"] = [*source.get("notes", []), note]
-        config |= {"source": source, "training": json.loads(json.dumps(self.stamp))}
+        constants = {}
         if self.made_before is None and not Path(self.regions).exists():
-            config["constants"] = {**config.get("constants", {}), "regions": str(self.regions)}
-        stored = {
-            name: tensor.half() if self.training.stored == "float16" else tensor.float()
-            for name, tensor in weights.items()
-        }
-        self.network.encoder(config, stored, device="cpu").save_pretrained(folder)
+            constants["regions"] = str(self.regions)
+        stored = {name: as_stored(tensor, self.training) for name, tensor in weights.items()}
+        save_trained(folder, self.network.encoder, self.start, stored, self.training, self.stamp, constants)
 
 
 def _found(source: BoxSource, training: RegionTraining, images: CaptionedImages) -> Iterable[FoundBoxes]:

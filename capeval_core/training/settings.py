@@ -1,4 +1,4 @@
-"""What the trainings of networks on regions share: options, and phases with their learning rates."""
+"""What trainings share: options, and phases with their learning rates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar, Literal, NamedTuple
 
-from capeval_core.errors import Problems, wrong_option
+from capeval_core.errors import Problems, ProblemsError, did_you_mean, wrong_option
 from capeval_core.models.device import resolve_device
 from capeval_core.options import Settings, option
 
@@ -21,43 +21,31 @@ class Phase(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegionTraining(Settings):
-    """How a network over captions and boxes is trained."""
+class Training(Settings):
+    """How a network is trained."""
 
     name: ClassVar[str]
     """Of the training in `capeval train`."""
     lengths: ClassVar[dict[str, tuple[str, str]]]
     """Of each phase, in order: the options that are its steps and its highest learning rate."""
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.98)
+    """Of AdamW."""
 
     start: str | PathLike[str] = option(
         "", "weights to start from: a folder made by `capeval convert`, a Hub repository id, or `tiny`"
     )
-    regions: str | PathLike[str] | None = option(
-        None,
-        "box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made "
-        "before (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv); None: the region "
-        "encoder that the start's config names",
-    )
-    selection: Literal["bua10_100", "lxmert36"] = option(
-        "bua10_100", "boxes of an image: those more confident than 0.2, 10 to 100 of them, or LXMERT's 36"
-    )
     data: str = option("", "name of the captions, for the record: e.g. `COCO train2014, Karpathy`")
-    tagger: str = option("spacy", "part-of-speech tagger: `spacy`, `spacy:PIPELINE`, `nltk` or `scenes`")
-    hard: Literal["both", "features", "captions", "none"] = option(
-        "both", "similar images for hard negatives: by region features, by CIDEr of captions, or both"
-    )
-    random_negatives: int = option(1, "captions of any other image per caption", minimum=0)
-    masked: float = option(0.3, "share of the words that are masked", minimum=0)
     warmup: int = option(4_000, "steps over which the learning rate rises", minimum=0)
     batch_size: int = option(32, "captions, each with its negatives, per forward pass", minimum=1)
     accumulation: int = option(16, "forward passes per step", minimum=1)
-    clip: float = option(0.25, "the longest gradient", minimum=1e-6)
-    weight_decay: float = option(0.0, "decay of the weights", minimum=0)
-    dropout: float = option(0.1, "share of the states that are dropped", minimum=0)
-    caption_length: int = option(60, "tokens that are read of a caption", minimum=3)
-    seed: int = option(42, "of negatives, order and dropout", minimum=0)
+    clip: float = option(0.25, "the longest gradient; 0: any", minimum=0)
+    weight_decay: float = option(0.0, "decay of the matrices", minimum=0)
+    seed: int = option(42, "of all that is drawn at random", minimum=0)
     save_every: int = option(500, "steps between two saved states", minimum=1)
     log_every: int = option(50, "steps of a line of the log", minimum=1)
+    tracker: str | None = option(
+        None, "one of accelerate's trackers that curves are sent to, e.g. `tensorboard`; None: none"
+    )
     device: str | None = option(None, "torch device, e.g. `cpu`, `cuda`; None: CUDA where there is a GPU")
     precision: Literal["float32", "bfloat16"] = option(
         "float32", "numeric type of the forward passes of training"
@@ -78,12 +66,14 @@ class RegionTraining(Settings):
         for name in self.shares():
             if not (share := getattr(self, name)) < 1:
                 problems.extend(wrong_option(name, share, "", "expected less than 1", verb="").problems)
+        if self.tracker is not None and (error_ := tracker_problem(self.tracker)) is not None:
+            problems.extend(error_.problems)
         problems.raise_if_any()
 
     @classmethod
     def shares(cls) -> tuple[str, ...]:
         """Options that are shares of a whole."""
-        return ("masked", "dropout")
+        return ()
 
     @property
     def all_steps(self) -> int:
@@ -113,5 +103,55 @@ class RegionTraining(Settings):
 
     def stamp(self) -> dict[str, object]:
         """The settings that the trained weights depend on."""
-        free = ("save_every", "log_every", "device", "start", "regions")
+        free = ("save_every", "log_every", "tracker", "device", "start", *self.sources())
         return {name: value for name, value in vars(self).items() if name not in free}
+
+    @classmethod
+    def sources(cls) -> tuple[str, ...]:
+        """Options that name files or models, whose fingerprints stamps have instead."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionTraining(Training):
+    """How a network over captions and boxes is trained."""
+
+    regions: str | PathLike[str] | None = option(
+        None,
+        "box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made "
+        "before (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv); None: the region "
+        "encoder that the start's config names",
+    )
+    selection: Literal["bua10_100", "lxmert36"] = option(
+        "bua10_100", "boxes of an image: those more confident than 0.2, 10 to 100 of them, or LXMERT's 36"
+    )
+    tagger: str = option("spacy", "part-of-speech tagger: `spacy`, `spacy:PIPELINE`, `nltk` or `scenes`")
+    hard: Literal["both", "features", "captions", "none"] = option(
+        "both", "similar images for hard negatives: by region features, by CIDEr of captions, or both"
+    )
+    random_negatives: int = option(1, "captions of any other image per caption", minimum=0)
+    masked: float = option(0.3, "share of the words that are masked", minimum=0)
+    dropout: float = option(0.1, "share of the states that are dropped", minimum=0)
+    caption_length: int = option(60, "tokens that are read of a caption", minimum=3)
+
+    @classmethod
+    def shares(cls) -> tuple[str, ...]:
+        return ("masked", "dropout")
+
+    @classmethod
+    def sources(cls) -> tuple[str, ...]:
+        return ("regions",)
+
+
+def tracker_problem(name: str) -> ProblemsError | None:
+    """What is wrong with the name of a tracker: accelerate does not know it, or its package is missing."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    if name not in LOGGER_TYPE_TO_CLASS:
+        found = f"no tracker of accelerate{did_you_mean(name, LOGGER_TYPE_TO_CLASS)}"
+        return wrong_option("tracker", name, found, f"known: {', '.join(LOGGER_TYPE_TO_CLASS)}")
+    if name not in map(str, get_available_trackers()):
+        return wrong_option(
+            "tracker", name, "a package that is not installed", f"pip install {name}", verb="needs"
+        )
+    return None

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from capeval_core.errors import FileError, file_problem
 from capeval_core.writing import PARTIAL
 
-STATE, LOG, CURVES, WEIGHTS, REGIONS = "state.safetensors", "log.jsonl", "curves.png", "weights", "regions"
+STATE, LOG, CURVES, WEIGHTS = "state.safetensors", "log.jsonl", "curves.png", "weights"
+REGIONS, TOWERS, TRACKED = "regions", "towers", "tracked"
 """Names in a training's folder."""
 _MODEL, _BEST, _OPTIMISER = "model.", "best.", "optimiser."
 
@@ -24,13 +25,12 @@ class Progress:
     """Numbers of a training between two steps.
 
     step: steps done. window: sums and counts of the losses since the last line of the log. best: the best
-    correlation and its step. looks: looks at the judgements since. finished: whether no step is left.
+    value that chooses the weights, and its step. finished: whether no step is left.
     """
 
     step: int = 0
     window: dict[str, list[float]] = field(default_factory=dict)
     best: list[float] | None = None
-    looks: int = 0
     finished: bool = False
 
     def add(self, terms: dict[str, tuple[float, int]]) -> None:

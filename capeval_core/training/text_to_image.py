@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from capeval_core.training.generators import (
     Generator,
     failure,
     find_model,
+    quiet,
     refuse_incomplete,
 )
 from capeval_core.weights.folder import CONFIG, WeightsError, read_config
@@ -45,17 +45,17 @@ _STEMS = {"diffusers": "diffusion_pytorch_model"}
 
 
 def require_diffusers() -> None:
-    """Raise ImportError, which says what to install, where diffusers is not."""
+    """Raise WeightsError, which says what to install, where diffusers is not."""
     if find_spec("diffusers") is None:
-        raise ImportError('generated images need diffusers: pip install "capeval[augment]"')
+        raise WeightsError('generated images need diffusers: pip install "capeval[augment]"')
 
 
 def find_text_to_image(model: str, revision: str | None) -> FoundModel:
     """The files of a text-to-image pipeline of diffusers.
 
     Raises:
-        ImportError: diffusers is not installed.
-        WeightsError: there is none, it is another model, or it has code or components of its own.
+        WeightsError: diffusers is not installed; there is no such model, it is another one, or it has code or
+            components of its own.
     """
     require_diffusers()
 
@@ -157,7 +157,7 @@ class TextToImage(Generator[str]):
         refuse_code(found.name, found.path)
         dtype = DTYPES[settings.dtype]
         try:
-            with _quiet():
+            with quiet("diffusers", "transformers"):
                 modules = {
                     name: _opened(what, found.path / name, _class_of(library, class_name), dtype)
                     for name, (library, class_name) in _components(found.name, found.path).items()
@@ -167,23 +167,22 @@ class TextToImage(Generator[str]):
                 self._pipeline = pipeline.from_pretrained(
                     found.path,
                     **modules,
-                    torch_dtype=dtype,
+                    dtype=dtype,
                     use_safetensors=True,
                     trust_remote_code=False,
                     local_files_only=True,
-                )
+                ).to(resolve_device(settings.device))
         except InputError:
             raise
         except Exception as error:  # whatever a damaged file leads its reader to
             raise failure(what, error) from error
         self._pipeline.set_progress_bar_config(disable=True)
-        self._pipeline.to(resolve_device(settings.device))
         self._settings = settings
 
     def generate(self, contents: Sequence[str], seeds: Sequence[int]) -> list[Generated | Dropped]:
         """A PNG of each caption. Noise is drawn on the CPU, so that it is the same on every device."""
         settings = self._settings
-        with torch.inference_mode(), _quiet():
+        with torch.inference_mode(), quiet("diffusers", "transformers"):
             made = self._pipeline(
                 list(contents),
                 num_inference_steps=settings.steps,
@@ -205,11 +204,8 @@ class TextToImage(Generator[str]):
 
 def _opened(what: str, path: Path, class_: Any, dtype: torch.dtype) -> Any:
     """A component with all of its tensors."""
-    from transformers import PreTrainedModel
-
-    named = "dtype" if issubclass(class_, PreTrainedModel) else "torch_dtype"
     model, info = class_.from_pretrained(
-        path, **{named: dtype}, use_safetensors=True, local_files_only=True, output_loading_info=True
+        path, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
     )
     refuse_incomplete(f"{what}: {path.name}", info)
     return model
@@ -221,24 +217,3 @@ def _png(image: Image.Image) -> bytes | Dropped:
     file = io.BytesIO()
     image.convert("RGB").save(file, format="PNG")
     return file.getvalue()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep to errors what diffusers and transformers print: bars beside ours, and each truncated caption."""
-    from diffusers.utils import logging as of_diffusers
-    from transformers.utils import logging as of_transformers
-
-    levels = [(module, module.get_verbosity()) for module in (of_diffusers, of_transformers)]
-    bars = [(module, module.is_progress_bar_enabled()) for module in (of_diffusers, of_transformers)]
-    for module, _ in levels:
-        module.set_verbosity_error()
-        module.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for module, level in levels:
-            module.set_verbosity(level)
-        for module, enabled in bars:
-            if enabled:
-                module.enable_progress_bar()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from capeval_core.errors import FileError, file_problem
 from capeval_core.models.device import resolve_device
 from capeval_core.training.log import TrainingLog
-from capeval_core.training.objective import Looks, Objective
-from capeval_core.training.settings import Phase, RegionTraining
+from capeval_core.training.objective import CORRELATION, VALIDATION, Looks, Objective
+from capeval_core.training.settings import Phase, Training
 from capeval_core.training.state import Progress, SavedState, save_state
 
 
@@ -25,7 +25,7 @@ class Trainer:
     Args:
         training: the settings.
         objective: model, batches and losses.
-        looks: at human judgements.
+        looks: at what the training is judged by.
         out: the folder of state, log and curves.
         stamp: everything that the result depends on; a state with another one is refused.
         accelerator: of `accelerate`.
@@ -36,7 +36,7 @@ class Trainer:
 
     def __init__(
         self,
-        training: RegionTraining,
+        training: Training,
         objective: Objective,
         looks: Looks | None,
         out: Path,
@@ -64,7 +64,7 @@ class Trainer:
         return self.progress.finished or self.progress.step >= self.training.all_steps
 
     def run(self, report: Callable[[str], None]) -> dict[str, Tensor]:
-        """Train to the end; the weights: the best by judgements where there are any, else the last.
+        """Train to the end; the weights: the best where they are judged, else the last.
 
         report: takes a line for the user now and then.
         """
@@ -75,6 +75,8 @@ class Trainer:
         if self.log is not None:
             self._save()
             self.log.draw()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
         weights = self.objective.weights(self.best or self.model.state_dict())
         return {name: tensor.detach().cpu() for name, tensor in weights.items()}
 
@@ -118,8 +120,10 @@ class Trainer:
             (loss / training.accumulation).backward()  # type: ignore[no-untyped-call]
             progress.add(terms)
         self._average_gradients()
-        nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
+        if training.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
         self.optimiser.step()
+        self.objective.end_step()
         progress.step += 1
         self._look_and_keep(phase, rate, report)
 
@@ -132,17 +136,18 @@ class Trainer:
                 gradient.copy_(part.view_as(gradient))
 
     def _look_and_keep(self, phase: Phase, rate: float, report: Callable[[str], None]) -> None:
-        """What comes after a step: a look at the judgements, a line of the log, the state."""
+        """What comes after a step: a look at what judges it, a line of the log, the state."""
         training, progress = self.training, self.progress
         line: dict[str, Any] = {"step": progress.step, "phase": phase.name}
         if progress.step % training.log_every == 0 or progress.step == phase.start + phase.steps:
             line |= {"learning_rate": rate, "losses": progress.take()}
         if self.looks is not None and self._due(self.looks):
-            line["correlation"] = self._look(self.looks)
+            line[self.looks.name] = self._look(self.looks)
         if self.log is None:
             return
         if len(line) > 2:
             self.log.add(line)
+            self.accelerator.log(_values(line), step=progress.step)
             report(_in_words(line, training.all_steps))
         if progress.step % training.save_every == 0 or progress.finished:
             self._save()
@@ -154,33 +159,39 @@ class Trainer:
         return looked > 0 and (looked % looks.every == 0 or step == self.training.all_steps)
 
     def _look(self, looks: Looks) -> float:
-        """The correlation with human judgements; notes the best weights, and whether to go on."""
+        """The value by which weights are chosen; notes the best ones, and whether to go on."""
         progress = self.progress
-        tau = torch.tensor(looks.correlation(), device=self.accelerator.device)
+        measured = torch.tensor(looks.measure(), device=self.accelerator.device)
         if self._world > 1:  # processes round differently on some devices, but must decide alike
-            tau = self.accelerator.reduce(tau, "mean")
-        correlation = float(tau)
-        if progress.best is None or correlation > progress.best[0]:
-            progress.best, progress.looks = [correlation, progress.step], 0
+            measured = self.accelerator.reduce(measured, "mean")
+        value = float(measured)
+        if progress.best is None or looks.better(value, progress.best[0]):
+            progress.best = [value, progress.step]
             self.best = {
                 name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()
             }
         else:
-            progress.looks += 1
-            progress.finished = 0 < looks.patience <= progress.looks
-        return correlation
+            progress.finished = 0 < looks.patience <= progress.step - progress.best[1]
+        return value
 
     def _optimiser(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            self.model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=self.training.weight_decay
-        )
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        decay = self.training.weight_decay
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        chosen = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(chosen, lr=0.0, betas=self.training.betas)
 
     def _save(self) -> None:
         save_state(self.out, self.stamp, self.progress, self.model, self.optimiser, self.best)
 
 
-def open_accelerator(training: RegionTraining) -> Any:
-    """`accelerate`'s accelerator for these settings.
+def open_accelerator(training: Training, out: Path) -> Any:
+    """`accelerate`'s accelerator for these settings, with the tracker that they name.
+
+    out: the folder of the training, where trackers that write files do so.
 
     Raises:
         ImportError: the package is missing.
@@ -189,7 +200,14 @@ def open_accelerator(training: RegionTraining) -> Any:
         from accelerate import Accelerator
     except ImportError as error:
         raise ImportError('training needs accelerate: pip install "capeval[train]"') from error
-    return Accelerator(cpu=resolve_device(training.device).type == "cpu")
+    accelerator = Accelerator(
+        cpu=resolve_device(training.device).type == "cpu", log_with=training.tracker, project_dir=str(out)
+    )
+    if training.tracker is not None:
+        settings = {name: value for name, value in vars(training).items() if value is not None}
+        plain = {n: v if isinstance(v, (int, float, str)) else str(v) for n, v in settings.items()}
+        accelerator.init_trackers("tracked", config=plain)
+    return accelerator
 
 
 def _seed(seed: int, number: int) -> int:
@@ -197,7 +215,15 @@ def _seed(seed: int, number: int) -> int:
     return int.from_bytes(digest, "little")
 
 
+def _values(line: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a line of the log by name, as trackers take them."""
+    values = {f"loss/{name}": value for name, value in line.get("losses", {}).items()}
+    return values | {name: value for name, value in line.items() if isinstance(value, float)}
+
+
 def _in_words(line: dict[str, Any], steps: int) -> str:
     losses = "  ".join(f"{name} {value:.3f}" for name, value in line.get("losses", {}).items())
-    tau = f"  correlation {line['correlation']:.3f}" if "correlation" in line else ""
-    return f"step {line['step']:,} of {steps:,}, {line['phase']}: {losses}{tau}"
+    judged = "".join(
+        f"  {name.replace('_', ' ')} {line[name]:.3f}" for name in (CORRELATION, VALIDATION) if name in line
+    )
+    return f"step {line['step']:,} of {steps:,}, {line['phase']}: {losses}{judged}"

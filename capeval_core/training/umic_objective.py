@@ -80,6 +80,9 @@ class UmicObjective:
             loss = losses[:, 0].mean() + losses[:, 1:].mean()
         return loss, terms_of(losses, kinds)
 
+    def end_step(self) -> None:
+        """Nothing has bounds."""
+
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         return state
 
@@ -91,7 +94,8 @@ class UmicObjective:
             return judged.judgements.correlation(logits)
 
         training = self.training
-        return Looks(training.pretraining_steps, training.evaluate_every, training.patience, correlation)
+        every = training.evaluate_every
+        return Looks(training.pretraining_steps, every, every * training.patience, correlation)
 
     @torch.no_grad()
     def ranking_logits(

@@ -166,6 +166,9 @@ class VilbertObjective:
         right = functional.cross_entropy(word, truth, ignore_index=UNKNOWN_TRUTH)
         return loss + right, {**terms_of(by_word, groups.kinds), "right_words": (right.item(), 1)}
 
+    def end_step(self) -> None:
+        """Nothing has bounds."""
+
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """ViLBERT's own, without the heads."""
         return {name[len(_PART) :]: tensor for name, tensor in state.items() if name.startswith(_PART)}

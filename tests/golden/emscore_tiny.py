@@ -116,7 +116,11 @@ def expected_quantities(folder: Path) -> set[str]:
         for name in outputs
         if name.startswith(("refs", "ragged_", "norefs_", "sampled10_corpusidf"))
     }
-    return {*outputs, *batched, *(f"{name}, by default" for name in outputs if name.startswith("paper_idf"))}
+    return {
+        *outputs,
+        *batched,
+        *(f"{name}, by default" for name in outputs if name.startswith(("paper_idf", "paper_noidf"))),
+    }
 
 
 def run_case(folder: Path) -> Iterator[Comparison]:

@@ -22,6 +22,7 @@ from capeval_core.inputs.frames import InputFrames
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.visual import InputImage, Visual
 from tests.inputs.photographs import encoded, photograph
+from tests.inputs.video_writing import video
 
 GREY = np.full((4, 6), 128, "uint8")
 CLIP = [photograph(seed=i) for i in range(3)]
@@ -268,12 +269,14 @@ def test_a_metric_may_take_several_media(tmp_path: Path) -> None:
         folder_of(tmp_path / "clip", "0.png"),
         npz(tmp_path / "a.npz", **{k: np.asarray(v) for k, v in FOUND.items()}),
     )
-    values = [GREY, [GREY], clip, path, FOUND, clip / "0.png", np.zeros((2, 4, 6, 3), "uint8")]
+    film = tmp_path / "film.MP4"
+    film.write_bytes(video())
+    values = [GREY, [GREY], clip, path, FOUND, clip / "0.png", np.zeros((2, 4, 6, 3), "uint8"), film]
     visuals: list[Visual[Any]] = list(checked(values, "image", "video", "boxes").images)
     assert [type(visual) for visual in visuals] == [
-        InputImage, InputFrames, InputFrames, InputBoxes, InputBoxes, InputImage, InputFrames
+        InputImage, InputFrames, InputFrames, InputBoxes, InputBoxes, InputImage, InputFrames, InputFrames
     ]  # fmt: skip
-    assert [visual.where for visual in visuals] == [f"images[{i}]" for i in range(7)]
+    assert [visual.where for visual in visuals] == [f"images[{i}]" for i in range(8)]
     assert visuals[3].key == visuals[4].key
     assert str(refusal([FOUND], "image", "video")).startswith(
         "images[0] is boxes: this metric takes images or videos"
@@ -286,6 +289,8 @@ def test_a_metric_may_take_several_media(tmp_path: Path) -> None:
         (np.zeros((2, 4, 6, 3), "uint8"), "video", "pass a list, videos=[video]"),
         (FOUND, "boxes", "pass a list, images=[boxes]"),
         ("clip", "video", "pass a list, videos=[video]"),
+        (b"clip", "video", "is a single video: pass a list, videos=[video]"),
+        ({"bytes": b"clip", "path": None}, "video", "is a single video: pass a list, videos=[video]"),
     ],
 )
 def test_a_single_visual_gets_the_fix(values: Any, medium: str, fix: str) -> None:

@@ -73,7 +73,7 @@ def video(form: str = "mkv", count: int = 12) -> bytes:
 
 
 def with_sound(*, cover: bool = False) -> bytes:
-    """A WAV-like sound in MP4, on its own or with the picture of a cover."""
+    """Sound in MP4, on its own or with the picture of a cover."""
     import av
 
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ def with_sound(*, cover: bool = False) -> bytes:
             picture = file.add_stream("mjpeg", rate=1) if cover else None
             if picture is not None:
                 picture.width, picture.height, picture.pix_fmt = 16, 16, "yuvj420p"
-                picture.disposition = type(picture.disposition).attached_pic
+                picture.disposition = type(picture.disposition).attached_pic.value
             quiet = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
             quiet.sample_rate = 8000
             file.mux(sound.encode(quiet))

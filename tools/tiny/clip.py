@@ -94,11 +94,22 @@ class TinyRecipe(Recipe):
     few_until: float = 0.34
 
 
-def train(recipe: TinyRecipe = TinyRecipe(), seed: int = 0) -> tuple[CLIP, list[float]]:
-    """Train on freshly drawn scenes; the model (float32) and the loss of every step."""
+def train(
+    recipe: TinyRecipe = TinyRecipe(),
+    seed: int = 0,
+    encode: Callable[[str], list[int]] | None = None,
+    change: Callable[[Lessons, np.random.Generator], None] | None = None,
+) -> tuple[CLIP, list[float]]:
+    """Train on freshly drawn scenes; the model (float32) and the loss of every step.
+
+    encode: the token ids of a caption; by default with the prompt. change: changes what is learnt from, in
+    place, e.g. to add noise.
+    """
     rng = np.random.default_rng([seed, 1])
     with timed(f"{recipe.scenes} scenes drawn and described"):
-        lessons = make_lessons(recipe.scenes, rng, CaptionCodec(), SIDE, CELLS)
+        lessons = make_lessons(recipe.scenes, rng, encode or CaptionCodec(), SIDE, CELLS)
+        if change is not None:
+            change(lessons, rng)
     model = build(seed)
     model.logit_scale.requires_grad_(False).fill_(math.log(recipe.scale))
     words = UsedWords(model, lessons.tokens)

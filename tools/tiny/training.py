@@ -170,7 +170,7 @@ def scene_contrast(
     batch, count = captions.foils.shape
     first, second, foils = torch.split(texts, [batch, batch, batch * count])
     present, alike = torch.from_numpy(captions.present), torch.from_numpy(captions.alike)
-    loss = caption_contrast(images, first, foils.view(batch, count, -1), present, alike, scale)
+    loss = caption_contrast(images, first, foils.view(batch, count, images.shape[1]), present, alike, scale)
     return loss + wording_weight * wording_contrast(first, second, alike, scale)
 
 

@@ -19,6 +19,11 @@ from capeval_core.scores.ngram.compared import Compared
 from capeval_core.scores.ngram.metric import NgramMetric
 from capeval_core.statistics import CorpusFormula
 
+SUMS = (
+    *(f"{name}_{n}" for name in ("matches", "totals") for n in range(1, LONGEST + 1)),
+    "length",
+    "reference_length",
+)
 FOUR = pa.list_(pa.int32(), LONGEST)
 TINY, SMALL = 1e-15, 1e-9
 """What COCO's evaluation adds to counts and to what they are divided by, so that nothing is divided by 0."""
@@ -104,7 +109,7 @@ class Bleu(NgramMetric):
         "https://aclanthology.org/P02-1040"
     )
     range = (0.0, 1.0)
-    formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), bleu_of_sums)
+    formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), SUMS, bleu_of_sums)
     ROW = row_schema(
         column("matches", FOUR, "for 1 to 4 words, its n-grams that a reference has, clipped"),
         column("totals", FOUR, "for 1 to 4 words, its n-grams"),

@@ -73,6 +73,7 @@ class RougeL(NgramMetric):
         "Branches Out, https://aclanthology.org/W04-1013"
     )
     range = (0.0, 1.0)
+    reference_columns = ("common", "reference_lengths")
     ROW = row_schema(
         column(
             "common", pa.list_(pa.int32()), "per reference, words of the longest subsequence it has in common"

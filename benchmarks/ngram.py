@@ -1,0 +1,180 @@
+"""BLEU, ROUGE-L, CIDEr and CIDEr-D beside pycocoevalcap on the same captions in one run: how fast, how equal.
+
+    python -m benchmarks.ngram [REFERENCES.json CANDIDATES.json ...] [--repeats 3] [--meteor] [--out FILE.md]
+
+REFERENCES is {image id: [references]}, each CANDIDATES {image id: caption} of one system; without them, drawn
+scenes are described. Needs Java (`apt install default-jre-headless`) and pycocoevalcap (`pip install
+'capeval[ngram]'`). Ours: texts are tokenised once, and BLEU, ROUGE-L, CIDEr and CIDEr-D computed with their
+`Result`s. The baseline: pycocoevalcap's tokeniser (Java) and its Bleu, Rouge and Cider. Times are seconds on
+the clock, the least of the repeats, each repeat one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import io
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.eco import timed
+from capeval_core.inputs.samples import check_samples
+from capeval_core.integrations import CocoScores
+from capeval_core.integrations.coco_java import check_java
+from capeval_core.registry import load
+from capeval_core.scores.ngram.together import score_together
+from tools.captions import describe
+from tools.scenes import sample_scene
+
+Texts = Mapping[str, Sequence[str]]
+METRICS = ("bleu", "rougel", "ciderd", "cider")
+PARTS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
+
+
+def described_scenes(images: int, seed: int = 0) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Five references and a caption of each of so many drawn scenes."""
+    rng = np.random.default_rng(seed)
+    scenes = [sample_scene(rng) for _ in range(images)]
+    texts = {str(i): [describe(scene, rng) for _ in range(6)] for i, scene in enumerate(scenes)}
+    return {key: row[1:] for key, row in texts.items()}, {key: row[0] for key, row in texts.items()}
+
+
+ODD = {
+    "equal": (["A dog runs on the grass."], "a dog runs on the grass"),
+    "empty": (["two cats", "a cat"], ""),
+    "marks alone": (["two cats!", "..."], "?!"),
+    "no words at all": (["...", "!"], "."),
+    "one word": (["dog", "a dog"], "Dog."),
+    "repeated": (["a red dog", "the dog is red"], "red red red red dog dog"),
+    "long": (["a dog"], "a dog " * 40),
+    "short of both": (["a b c d e f g h", "a b c d"], "a b c d e f"),
+    "treebank": (["the man's dog can't run (fast)", "gonna run"], "a man's dog cannot run, it's 5.30 p.m."),
+}
+"""Captions at the edges, with their references."""
+
+
+def theirs(gts: Texts, res: Texts) -> dict[str, Any]:
+    """Tokens, values and scores by pycocoevalcap."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    tokenize = PTBTokenizer().tokenize
+    references, captions = (
+        tokenize({k: [{"caption": t} for t in row] for k, row in d.items()}) for d in (gts, res)
+    )
+    values, scores = Bleu(4).compute_score(references, captions, verbose=0)
+    found = {name: (values[n], np.array(scores[n])) for n, name in enumerate(PARTS[:4])}
+    found["ROUGE_L"] = Rouge().compute_score(references, captions)
+    found["CIDEr"] = Cider().compute_score(references, captions)
+    return {"references": references, "captions": captions, "found": found}
+
+
+def ours(gts: Texts, res: Texts) -> None:
+    """All four metrics, from texts to results."""
+    samples = check_samples(
+        [row[0] for row in res.values()], None, list(gts.values()), needs_references=True, media=()
+    )
+    for result in score_together([load(name) for name in METRICS], samples):
+        _ = result.mean
+
+
+def report(system: str, gts: Texts, res: Texts, repeats: int, meteor: bool) -> list[str]:
+    """Lines of Markdown about one system."""
+    times: list[tuple[float, float]] = []
+    given: dict[str, Any] = {}
+    for _ in range(repeats):  # in turn, since other programs may run beside
+        with Path(os.devnull).open("w") as nowhere, silent(nowhere.fileno()):
+            seconds, given = timed(lambda: theirs(gts, res), 1)
+        times.append((seconds, timed(lambda: ours(gts, res), 1)[0]))
+    seconds, own = (min(column) for column in zip(*times, strict=True))
+    scores = CocoScores(gts, res, metrics=["BLEU", "ROUGE_L", "CIDEr", *(["METEOR"] if meteor else [])])
+    found: dict[str, tuple[float, Any]] = given["found"]
+    lines = [
+        f"## {system}: {len(res):,} captions, {sum(map(len, gts.values())):,} references",
+        "",
+        f"pycocoevalcap {seconds:.2f} s, ours {own:.2f} s: **{seconds / own:.1f} times**",
+        "",
+        "| | pycocoevalcap | ours | difference of the value | largest of one caption |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name in PARTS:
+        value, each = found[name]
+        apart = float(np.abs(scores.arrays[name] - each).max())
+        mine = scores.eval[name]
+        lines.append(f"| {name} | {value:.5f} | {mine:.5f} | {abs(mine - value):.1e} | {apart:.1e} |")
+    if meteor:
+        lines.append(f"| METEOR | | {scores.eval['METEOR']:.5f} (by pycocoevalcap, from our tokens) | | |")
+    interval = scores.results["BLEU"].interval()
+    lines += ["", f"BLEU-4 with its interval: {interval.low:.4f} to {interval.high:.4f} (95%).", ""]
+    return lines
+
+
+@contextlib.contextmanager
+def silent(nowhere: int) -> Any:
+    """Without what programs in Java write to the terminal."""
+    kept = os.dup(2)
+    os.dup2(nowhere, 2)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ngram", description=__doc__.splitlines()[0])
+    parser.add_argument("references", nargs="?", type=Path)
+    parser.add_argument("candidates", nargs="*", type=Path)
+    parser.add_argument("--images", type=int, default=5000, help="drawn scenes, where no files are given")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--meteor", action="store_true", help="METEOR too, which is not timed")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--write", type=Path, help="scores of some drawn scenes and odd captions, for the tests"
+    )
+    given = parser.parse_args()
+    check_java(["METEOR"])
+    if given.write:
+        gts, captions = described_scenes(20)
+        gts |= {key: references for key, (references, _) in ODD.items()}
+        captions |= {key: caption for key, (_, caption) in ODD.items()}
+        found = theirs(gts, {key: [captions[key]] for key in gts})["found"]
+        content = {"references": gts, "captions": captions}
+        content["values"] = {name: float(value) for name, (value, _) in found.items()}
+        content["scores"] = {name: np.asarray(each).tolist() for name, (_, each) in found.items()}
+        given.write.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
+        return
+    read: Callable[[Path], Any] = lambda path: json.loads(path.read_text(encoding="utf-8"))  # noqa: E731
+    if given.references is None:
+        gts, captions = described_scenes(given.images)
+        systems = {"drawn scenes": captions}
+    else:
+        gts = read(given.references)
+        systems = {path.stem: read(path) for path in given.candidates}
+    lines = [
+        "# BLEU, ROUGE-L and CIDEr beside pycocoevalcap",
+        "",
+        f"{datetime.date.today()}, Python {platform.python_version()}, numpy {np.__version__}; "
+        "see `benchmarks/ngram.py` for what is timed.",
+        "",
+    ]
+    for system, captions in systems.items():
+        lines += report(system, gts, {key: [captions[key]] for key in gts}, given.repeats, given.meteor)
+    text = "\n".join(lines).rstrip() + "\n"
+    print(text, end="")
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""`capeval correlate`: how well scores agree with ratings of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capeval_core.commands.outputs import check_output, write
+from capeval_core.commands.terminal import Parser, paragraph
+from capeval_core.errors import did_you_mean
+from capeval_core.judgements.judging import Judged
+from capeval_core.judgements.own_ratings import join_ratings, read_score_file
+from capeval_core.judgements.ratings import STATISTICS
+from capeval_core.judgements.report import judged_table, long_table
+
+
+def run(arguments: list[str]) -> int:
+    flags = _parser().read(arguments)
+    check_output("--csv", flags.csv, flags, ("scores", "human"))
+    statistics = [name.strip() for name in flags.statistics.split(",") if name.strip()]
+    for name in statistics:
+        if name not in STATISTICS:
+            hint = did_you_mean(name, STATISTICS)
+            raise ValueError(f"--statistics {name!r}: unknown{hint} (known: {', '.join(STATISTICS)})")
+    scores = read_score_file(flags.scores)
+    judged, scored = join_ratings(scores, flags.human)
+    judged = judged.with_statistics(statistics)
+    result = Judged(
+        judged, {scores.label: [scored]}, draws=flags.resamples, level=flags.level, seed=flags.seed
+    )
+    print(judged_table(result).text(), flush=True)
+    if flags.csv is not None:
+        write("--csv", flags.csv, long_table(result, {}).csv())
+    cells = result.cells[scores.label].values()
+    return 0 if any(cell.undefined is None for cell in cells) else 1
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="capeval correlate",
+        usage="capeval correlate SCORES.json HUMAN.csv [options]",
+        description="Agreement of scores with ratings of your own, with the statistics of the papers.",
+        epilog=paragraph(
+            "SCORES.json is a file of `capeval score --json`, or {image id: score}, or a list. HUMAN is CSV, "
+            "JSON or JSON lines, a rating per row: image_id and rating, and caption where an image has "
+            "several; without ids in SCORES, rows are in its order. Several ratings of a caption are several "
+            "rows. Intervals resample images, each with all its rows."
+        ),
+    )
+    parser.add_argument("scores", metavar="SCORES.json", type=Path, help="the scores of a metric")
+    parser.add_argument("human", metavar="HUMAN.csv", type=Path, help="the ratings")
+    known = ",".join(STATISTICS)
+    parser.add_argument("--statistics", metavar="NAMES", default=known, help=f"of {known} (default: all)")
+    parser.add_argument("--csv", metavar="OUT", type=Path, help="write every number to this file")
+    parser.add_argument("--resamples", metavar="N", type=int, default=1_000, help="of intervals; 0: none")
+    parser.add_argument("--level", metavar="X", type=float, default=0.95, help="of intervals (default: 0.95)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the resamples (default: 0)")
+    return parser

@@ -1,0 +1,167 @@
+"""A user's own ratings, joined with the scores of a file: the statistics of the papers for any data."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
+from capeval_core.inputs.file_texts import ID_FIELDS
+from capeval_core.inputs.folder import bare, some_of
+from capeval_core.inputs.json_files import load_json
+from capeval_core.judgements.files import Dropped, named_rows
+from capeval_core.judgements.judged_set import Items, Scored, Scoring
+from capeval_core.judgements.ratings import STATISTICS, RatedSet, RatingColumn
+from capeval_core.values import described
+
+RATING_FIELDS = ("rating", "score", "human_score", "judgement")
+NAME = "own ratings"
+
+
+@dataclass(frozen=True)
+class ScoreFile:
+    """The scores of a file, with the ids of their images and their captions where the file has them.
+
+    label: the metric. ids: None: scores are joined by their order. captions: None: by id alone.
+    """
+
+    label: str
+    scores: list[float]
+    ids: list[str] | None = None
+    captions: list[str] | None = None
+
+
+def read_score_file(path: Path) -> ScoreFile:
+    """Scores of a file of `capeval score --json`, of {image id: score}, or of a list of numbers.
+
+    Raises:
+        FileError: it cannot be read, or has another form; all values that are no numbers at once.
+    """
+    content = load_json(path, "write each id once")
+    label, ids, captions = path.stem, None, None
+    if isinstance(content, dict) and "scores" in content:
+        label = str(content.get("metric", label))
+        ids, captions = content.get("ids"), content.get("captions")
+        values: Any = content["scores"]
+    elif isinstance(content, dict):
+        ids, values = list(content), list(content.values())
+    else:
+        values = content
+    if not isinstance(values, list) or not values:
+        fix = "expected a file of `capeval score --json`, {id: score}, or a list"
+        raise FileError(file_problem(path, described(values, none="null"), fix))
+    problems, scores = Problems(), []
+    for index, value in enumerate(values):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            name = f"id {ids[index]!r}" if ids is not None and index < len(ids) else f"score {index}"
+            problems.add(
+                file_problem(path, described(value), "scores are numbers, or null", index=name, verb="is")
+            )
+            value = None
+        scores.append(math.nan if value is None else float(value))
+    for name, column in (("ids", ids), ("captions", captions)):
+        if column is not None and (not isinstance(column, list) or len(column) != len(scores)):
+            problems.add(file_problem(path, f"{name} and scores are not equally many"))
+    problems.raise_if_any()
+    return ScoreFile(label, scores, None if ids is None else list(map(str, ids)), captions)
+
+
+def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
+    """The ratings of a file (CSV, JSON, JSON lines) with these scores; each row is one rating.
+
+    A row has an image's id (`image_id`, `image`, `id` ...) and a rating (`rating`, `score`, `human_score`),
+    and a caption where an image has several. Without ids in the scores' file, rows are taken in order.
+    Ratings that are missing or no numbers, and rows whose id or caption has no score, are left out and
+    counted.
+
+    Raises:
+        FileError: the file cannot be read, has no column of ratings, or nothing of it has a score.
+    """
+    dropped = Dropped()
+    rows = [(name, row) for name, row in named_rows(path) if isinstance(row, dict)]
+    if not rows:
+        raise FileError(file_problem(path, "holds no rows"))
+    rating_field = _field(path, rows, RATING_FIELDS, "rating")
+    by_key = _positions(scores)
+    item, ratings, unknown = [], [], []
+    if scores.ids is None and len(rows) != len(scores.scores):
+        found = f"{len(rows):,} rows for {len(scores.scores):,} scores without ids"
+        raise FileError(file_problem(path, found, "give as many, or scores with ids", verb="has"))
+    id_field = None if scores.ids is None else _field(path, rows, ID_FIELDS, "image id")
+    for number, (_, row) in enumerate(rows):
+        rating = dropped.rating(row.get(rating_field), "rating")
+        position: int | None = number
+        if id_field is not None:
+            key = str(row.get(id_field))
+            position = _position(by_key, key, row.get("caption"), dropped)
+            if position is None:
+                unknown.append(key)
+        if position is not None and math.isfinite(rating):
+            item.append(position)
+            ratings.append(rating)
+    if not item:
+        found = f"no rating of a scored caption, in {len(rows):,} rows"
+        if unknown:
+            found += f" ({some_of(unknown)}; scores are of {some_of(scores.ids or [])})"
+        raise FileError(file_problem(path, found, verb="has"))
+    images = scores.ids or [str(index) for index in range(len(scores.scores))]
+    items = Items(scores.captions or [""] * len(images), images)
+    table = {name: RatingColumn(name) for name in STATISTICS}
+    judged = RatedSet(
+        NAME,
+        (Scoring("", items),),
+        np.array(item, dtype=np.int64),
+        {"rating": np.array(ratings)},
+        table,
+        dropped=dropped.counts,
+    )
+    return judged, Scored(np.array(scores.scores))
+
+
+def _field(path: Path, rows: Sequence[tuple[str, dict[str, Any]]], names: Sequence[str], what: str) -> str:
+    """The first of these fields that a row has."""
+    known = list(dict.fromkeys(field for _, row in rows for field in row if isinstance(field, str)))
+    for name in names:
+        if name in known:
+            return name
+    found = f"no column of the {what} ({', '.join(names)}){did_you_mean(names[0], known)}"
+    raise FileError(file_problem(path, found, f"it has {', '.join(known)}", verb="has"))
+
+
+def _positions(scores: ScoreFile) -> dict[str, dict[str | None, list[int]]]:
+    """By id and by file name without extension, by caption, the positions of scores."""
+    found: dict[str, dict[str | None, list[int]]] = {}
+    names = Counter(bare(image) for image in dict.fromkeys(scores.ids or []))
+    for position, image in enumerate(scores.ids or []):
+        caption = None if scores.captions is None else " ".join(str(scores.captions[position]).split())
+        keys = {image, bare(image)} if names[bare(image)] == 1 else {image}
+        for key in keys:
+            found.setdefault(key, {}).setdefault(caption, []).append(position)
+    return found
+
+
+def _position(
+    by_key: Mapping[str, Mapping[str | None, Sequence[int]]], key: str, caption: Any, dropped: Dropped
+) -> int | None:
+    """The score that a row is about, None where there is none or it is not clear which."""
+    of_image = by_key.get(key) or by_key.get(bare(key))
+    if of_image is None:
+        dropped.add("ratings of an unknown image id")
+        return None
+    if isinstance(caption, str) and None not in of_image:
+        positions = of_image.get(" ".join(caption.split()))
+        if positions is None:
+            dropped.add("ratings of a caption that has no score")
+            return None
+        return positions[0]
+    positions = [position for own in of_image.values() for position in own]
+    if len(positions) > 1:
+        dropped.add("ratings without a caption of an image with several scores")
+        return None
+    return positions[0]

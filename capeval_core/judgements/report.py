@@ -1,0 +1,205 @@
+"""A judged set as tables and charts: ours beside the published values, and the differences between
+metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from PIL import Image
+
+from capeval_core.judgements.judging import Entry, Judged
+from capeval_core.judgements.others import PoolSet
+from capeval_core.judgements.published import sources
+from capeval_core.judgements.sets import SETS
+from capeval_core.reports.charts import Bar, Spread, draw_bars, draw_spreads
+from capeval_core.reports.tables import Table
+from capeval_core.statistics import LEAST_IMAGES, signed
+
+UNDEFINED = "n/a"
+_LONG = (
+    "set", "metric", "column", "value", "low", "high", "level", "rows", "deviation", "published", "distance",
+    "z_score", "source", "undefined", "signature",
+)  # fmt: skip
+
+
+def judged_table(judged: Judged, notes: Sequence[str] = ()) -> Table:
+    """A line per metric with its values and intervals, and a line of what is published with our distance."""
+    columns = judged.judged.columns
+    by_label: dict[str, dict[str, Entry]] = {}
+    for entry in judged.entries():
+        by_label.setdefault(entry.label, {})[entry.column] = entry
+    rows = []
+    for label, entries in by_label.items():
+        rows.append([label, *(_ours(entries[column]) for column in columns)])
+        if any(entry.published for entry in entries.values()):
+            rows.append(["  published", *(_published(entries[column]) for column in columns)])
+    title = SETS[judged.judged.name].title if judged.judged.name in SETS else judged.judged.name
+    return Table(title, ["metric", *columns], rows, [*judged_notes(judged, list(by_label)), *notes])
+
+
+def judged_notes(judged: Judged, labels: list[str]) -> list[str]:
+    """What has to be known beside the numbers: rows, what was left out, what is undefined, sources."""
+    the_set = judged.judged
+    resamples = judged.resamples
+    notes = [f"times 100; {len(the_set.clusters):,} {the_set.unit} of {len(set(the_set.clusters)):,} images"]
+    if resamples is not None and resamples.images < LEAST_IMAGES:
+        notes[0] += f"; no intervals, which need at least {LEAST_IMAGES} images"
+    elif resamples is not None:
+        notes[0] += f"; intervals: {judged.level:.0%}, {len(resamples):,} bootstrap resamples of images"
+    notes += [f"left out: {count:,} {reason}" for reason, count in the_set.dropped.items()]
+    for label in labels:
+        if (count := judged.failed(label)) and not isinstance(the_set, PoolSet):  # of pools one is chosen
+            notes.append(f"{label}: {count:,} captions have no score")
+        reasons = [c.undefined for c in judged.cells[label].values() if c.undefined]
+        notes += [f"{label}: undefined where {UNDEFINED}: {reason}" for reason in dict.fromkeys(reasons)]
+    notes += [f"published: {source}" for source in sources(the_set.name, labels)]
+    if "CIDEr-D" in labels:
+        notes.append("CIDEr-D is what the papers and pycocoevalcap call CIDEr")
+    if any(entry.z_score is not None for entry in judged.entries()):
+        notes.append(
+            "z: distance in standard deviations over the draws of references; the published draws are unknown"
+        )
+    return notes
+
+
+def long_table(judged: Judged, signatures: Mapping[str, str]) -> Table:
+    """A line per cell with everything that is known of it, for programs."""
+    rows = []
+    for entry in judged.entries():
+        interval, published = entry.interval, entry.published
+        rows.append(
+            [
+                judged.judged.name,
+                entry.label,
+                entry.column,
+                _digits(entry.value),
+                _digits(None if interval is None else 100 * interval.low),
+                _digits(None if interval is None else 100 * interval.high),
+                "" if interval is None else f"{interval.level:g}",
+                str(entry.cell.rows),
+                _digits(100 * entry.cell.deviation),
+                "" if published is None else f"{published.value:.{published.digits}f}",
+                _digits(entry.distance),
+                _digits(entry.z_score),
+                "" if published is None else published.source,
+                entry.cell.undefined or "",
+                signatures.get(entry.label, ""),
+            ]
+        )
+    return Table(judged.judged.name, _LONG, rows)
+
+
+def contest_table(judged: Judged) -> Table:
+    """Every two metrics in each column: the difference, its interval, and two tests."""
+    rows = []
+    for contest in judged.contests():
+        interval = contest.difference.interval
+        bounds = UNDEFINED
+        if interval is not None:
+            bounds = f"{signed(100 * interval.low)} to {signed(100 * interval.high)}"
+        difference = contest.difference.value
+        rows.append(
+            [
+                contest.first,
+                contest.second,
+                contest.column,
+                signed(100 * difference) if math.isfinite(difference) else UNDEFINED,
+                bounds,
+                _p(contest.difference.p_value),
+                _p(contest.williams),
+            ]
+        )
+    header = ["first", "second", "column", "difference", "interval", "p, bootstrap", "p, Williams"]
+    notes = ["Williams' test is of Pearson's correlations, and takes rows for independent"] if rows else []
+    return Table("Differences between metrics", header, rows, notes)
+
+
+def draw_agreement(judged: Judged) -> Image.Image:
+    """Every cell with its interval, a panel per column."""
+    panels: dict[str, list[Bar]] = {column: [] for column in judged.judged.columns}
+    for entry in judged.entries():
+        low, high = (None, None) if entry.interval is None else (entry.interval.low, entry.interval.high)
+        panels[entry.column].append(
+            Bar(
+                entry.label,
+                entry.value,
+                None if low is None else 100 * low,
+                None if high is None else 100 * high,
+                None if entry.published is None else entry.published.value,
+            )
+        )
+    note = "dot: ours, with its interval; red tick: published"
+    return draw_bars(panels, note if any(bar.published for bars in panels.values() for bar in bars) else "")
+
+
+def draw_scores(judged: Judged) -> Image.Image | None:
+    """Scores by rating, a chart per metric; None for a set whose captions have no ratings."""
+    panels = {label: [Spread(*level) for level in judged.levels(label)] for label in judged.scores}
+    return draw_spreads(panels) if any(panels.values()) else None
+
+
+def eval_results(
+    judged: Judged, label: str, *, dataset: str, date: str, signature: str, revision: str | None = None
+) -> str:
+    """The `.eval_results` YAML of one metric, for the repository of its weights on the Hub.
+
+    Args:
+        dataset: id of the judged set's repository on the Hub. date: of the run, ISO 8601.
+        revision: commit of the data set.
+    """
+    import yaml
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+    entries = [
+        EvalResultEntry(
+            dataset_id=dataset,
+            task_id=entry.column.replace(" ", "_"),
+            value=round(entry.value, 4),
+            dataset_revision=revision,
+            date=date,
+            notes=f"{label}, times 100, {entry.cell.rows:,} {judged.judged.unit}, {signature}",
+        )
+        for entry in judged.entries()
+        if entry.label == label and math.isfinite(entry.value)
+    ]
+    return str(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True))
+
+
+def file_name(text: str) -> str:
+    """A label as a part of a file's name.
+
+    >>> file_name("ROUGE-L (a/b)")
+    'rouge-l-a-b'
+    """
+    words = "".join(c if c.isalnum() else " " for c in PurePath(text).as_posix().lower()).split()
+    return "-".join(words)
+
+
+def _ours(entry: Entry) -> str:
+    if not math.isfinite(entry.value):
+        return UNDEFINED
+    if entry.interval is None:
+        return f"{entry.value:.2f}"
+    return f"{entry.value:.2f} [{100 * entry.interval.low:.1f}, {100 * entry.interval.high:.1f}]"
+
+
+def _published(entry: Entry) -> str:
+    if entry.published is None:
+        return ""
+    shown = f"{entry.published.value:.{entry.published.digits}f}"
+    if entry.distance is None:
+        return shown
+    z_score = "" if entry.z_score is None else f", z {entry.z_score:+.1f}"
+    return f"{shown} ({entry.distance:+.{max(entry.published.digits, 2)}f}{z_score})"
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None or not math.isfinite(value) else f"{value:.6f}"
+
+
+def _p(value: float) -> str:
+    if not math.isfinite(value):
+        return UNDEFINED
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,150 @@
+"""Whether weights are the published ones: their checksum, their canary, and the numbers that papers print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from capeval_core.errors import FileError, file_problem
+from capeval_core.judgements.judging import Judged
+from capeval_core.judgements.published import published
+from capeval_core.judgements.scoring import SetScorer
+from capeval_core.judgements.sets import load_set, set_entry
+from capeval_core.judgements.visuals import find_visuals
+from capeval_core.metric import CaptionMetric
+
+Verdict = Literal["ok", "FAIL", "not checked"]
+EXAMPLES: Mapping[str, tuple[str, Mapping[str, float], str]] = {
+    "pacs": ("pacscore", {"good_captions": 0.8264, "bad_captions": 0.5772}, "README of PAC-S's repository"),
+    "refpacs": (
+        "pacscore",
+        {"good_captions": 0.8393, "bad_captions": 0.6357},
+        "README of PAC-S's repository",
+    ),
+    "bleu": ("pacscore", {"good_captions": 0.3503, "bad_captions": 0.0}, "README of PAC-S's repository"),
+    "rougel": ("pacscore", {"good_captions": 0.5012, "bad_captions": 0.3268}, "README of PAC-S's repository"),
+    "ciderd": ("pacscore", {"good_captions": 1.4918, "bad_captions": 0.4259}, "README of PAC-S's repository"),
+    "clips": (
+        "clipscore",
+        {"good_captions": 0.8584, "bad_captions": 0.7153},
+        "README of CLIPScore's repository",
+    ),
+    "refclips": (
+        "clipscore",
+        {"good_captions": 0.8450, "bad_captions": 0.7253},
+        "README of CLIPScore's repository",
+    ),
+}
+"""Published means over two photographs: the folder of the set, the mean of each file of captions, the
+source."""
+_TOLERANCE = {"pacscore": 5e-4, "clipscore": 1e-3}  # CLIPScore's were computed in half precision
+_SET = "flickr8k_expert"
+_SET_TOLERANCE = 0.15  # of tau times 100: decoders of JPEG differ in the last bits
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was verified: what, the verdict, and what was found."""
+
+    what: str
+    verdict: Verdict
+    found: str
+
+
+def verify(
+    metric: CaptionMetric, data: Path | None, images: Path | None, *, published_weights: bool
+) -> Iterator[Check]:
+    """Check an open metric, whose weights were checked as they were opened.
+
+    Args:
+        data: folder with `example_dogs` (or `pacscore` and `clipscore`) and sets; None: there is none.
+        images: of Flickr8k. published_weights: whether the published numbers are of these weights.
+    """
+    yield from _weights(metric)
+    if not published_weights:
+        yield Check(
+            "published values", "not checked", "they are for the published weights, and these are others"
+        )
+        return
+    yield from _examples(metric, data)
+    yield from _flickr(metric, data, images)
+
+
+def _weights(metric: CaptionMetric) -> Iterator[Check]:
+    if metric.default_weights is None:
+        yield Check("weights", "not checked", f"{metric.name} has none")
+        return
+    folder = metric.weights_folder()
+    recorded = folder.tensor_file.name in folder.config.get("checksum", {})
+    found = f"sha256 {folder.checksum[:16]}... of {folder.tensor_file.name}"
+    if recorded:
+        yield Check("checksum", "ok", found)
+    else:
+        yield Check("checksum", "not checked", f"{found}; the config records none")
+    if folder.config.get("canary"):
+        yield Check("canary", "ok", "the outputs that are stored with the weights came out again")
+    else:
+        yield Check("canary", "not checked", "the config stores none")
+
+
+def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
+    if metric.name not in EXAMPLES:
+        yield Check("two photographs", "not checked", f"no values are published for {metric.title}")
+        return
+    name, means, source = EXAMPLES[metric.name]
+    places = [] if data is None else [data / "example_dogs" / name, data / name]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        found = (
+            f"name a folder with {name}/ by --data (image1.jpg, image2.jpg, refs.json, {', '.join(means)})"
+        )
+        yield Check("two photographs", "not checked", found)
+        return
+    for captions_name, expected in means.items():
+        captions, references = (_texts(folder / f"{file}.json") for file in (captions_name, "refs"))
+        paths = find_visuals(folder, list(captions)) if metric.media else {}
+        chosen = [references[image] for image in captions] if metric.needs_references else None
+        visuals = [paths[image] for image in captions] if metric.media else None
+        mean = metric.score(list(captions.values()), visuals, chosen).mean
+        agrees = abs(mean - expected) <= _TOLERANCE[name]
+        found = f"{mean:.4f}, published {expected:.4f} ({mean - expected:+.4f}; {source})"
+        yield Check(f"two photographs, {captions_name.replace('_', ' ')}", "ok" if agrees else "FAIL", found)
+
+
+def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> Iterator[Check]:
+    title = set_entry(_SET).title
+    cells = {column: published(_SET, metric.title, column) for column in ("tau_b", "tau_c")}
+    if not any(cells.values()):
+        yield Check(title, "not checked", f"no values are published for {metric.title}")
+        return
+    if data is None or (metric.media and images is None):
+        needed = "--data" if not metric.media else "--data and --images, the photographs of Flickr8k,"
+        yield Check(title, "not checked", f"name {needed} to compute its table")
+        return
+    try:
+        judged = load_set(_SET, data)
+    except FileError as error:
+        yield Check(title, "not checked", str(error))
+        return
+    visuals = None if images is None else find_visuals(images, judged.image_ids)
+    scores = SetScorer(judged, visuals, progress=True).score(metric)
+    for entry in Judged(judged, scores, draws=0).entries():
+        if entry.published is None or entry.distance is None:
+            continue
+        allowed = max(_SET_TOLERANCE, 0.5 * 10.0**-entry.published.digits)
+        found = f"{entry.value:.3f}, published {entry.published.value} ({entry.distance:+.3f})"
+        verdict: Verdict = "ok" if abs(entry.distance) <= allowed else "FAIL"
+        yield Check(f"{title}, {entry.column}", verdict, f"{found}; {entry.published.source}")
+
+
+def _texts(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(file_problem(path, f"cannot be read ({error})")) from error
+    if not isinstance(content, dict):
+        raise FileError(file_problem(path, "expected an object by image id"))
+    return content

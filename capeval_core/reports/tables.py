@@ -1,0 +1,89 @@
+"""Tables of plain texts: for a terminal, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_SPECIAL = "&%$#_{}"
+_TAU = re.compile(r"\btau_([bc])\b")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: a header, rows of as many cells, a title and notes below it.
+
+    >>> table = Table("Set", ["metric", "tau_b"], [["PAC-S", "53.92"]], ["17 rows"])
+    >>> print(table.text())
+    metric  tau_b
+    PAC-S   53.92
+    <BLANKLINE>
+    17 rows
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """Aligned columns, then the notes."""
+        lines = [list(self.header), *map(list, self.rows)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
+        aligned = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*aligned, *(["", *self.notes] if self.notes else [])])
+
+    def markdown(self) -> str:
+        """A section with the table, then the notes as a list.
+
+        >>> print(Table("Set", ["a", "b"], [["1", "x|y"]]).markdown())
+        ## Set
+        <BLANKLINE>
+        | a | b |
+        | --- | --- |
+        | 1 | x\\|y |
+        <BLANKLINE>
+        """
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        body = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        return "\n".join([f"## {self.title}", "", *body, *notes]) + "\n"
+
+    def latex(self) -> str:
+        """A `tabular` with booktabs' rules; the notes are comments."""
+        lines = [f"% {self.title}", *(f"% {note}" for note in self.notes)]
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}", r"\toprule"]
+        lines += [_latex_row(self.header), r"\midrule", *map(_latex_row, self.rows)]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def csv(self) -> str:
+        """The header and the rows."""
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
+        return text.getvalue()
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(_latex, cells)) + r" \\"
+
+
+def _latex(text: str) -> str:
+    r"""
+    >>> _latex("tau_b of 5% & more"), _latex("a~b")
+    ('$\\tau_b$ of 5\\% \\& more', 'a\\textasciitilde{}b')
+    """
+    parts = _TAU.split(text)  # texts at even places, the letters of taus at odd ones
+    escaped = [
+        rf"$\tau_{part}$"
+        if place % 2
+        else "".join(_LATEX.get(c, f"\\{c}" if c in _SPECIAL else c) for c in part)
+        for place, part in enumerate(parts)
+    ]
+    return "".join(escaped)
