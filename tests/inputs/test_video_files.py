@@ -270,6 +270,24 @@ def test_frames_that_the_decoder_holds_back_come_before_the_damage() -> None:
     assert 0 < sound < 40 and len(read(cut)[0]) == sound
 
 
+@pytest.mark.parametrize("form", ["webm", "mkv"])
+def test_two_lost_frames_show(form: str) -> None:
+    """The file is cut between frames, so nothing in it is damaged; it states how long it is."""
+    whole = video(form, 40)
+    for kept in range(len(whole) - 1, 0, -3):
+        images, reading = read(whole[:kept])
+        if len(images) == 38:
+            break
+    assert reading.sampled.incomplete == ("frames end after 38: the file states 4.0 s, and ends at 3.8 s")
+
+
+def test_a_length_that_only_the_container_states_counts() -> None:
+    whole = video("mkv", 40).replace(b"DURATION", b"NOTATION")
+    assert read(whole)[1].sampled.incomplete is None
+    why = str(read(whole[: len(whole) // 2])[1].sampled.incomplete)
+    assert "the file states 4.0 s, and ends at " in why
+
+
 def test_a_part_of_a_frame_is_not_used() -> None:
     """Half a JPEG gives a picture, too."""
     whole = written(
