@@ -161,10 +161,11 @@ def marks_of(metric: CaptionMetric) -> Marks:
         return published
     items = demo_set()
     values = [Mark(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
+    weighed = ", with these weights" if metric.default_weights else ""
     return Marks.of(
         type(metric),
         values,
-        f"Means over the {len(items)} drawn examples, with these weights: good captions are true, subtly "
+        f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly "
         "wrong ones have one word changed, unrelated ones are true of another image.",
     )
 
