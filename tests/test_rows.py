@@ -27,7 +27,7 @@ from tqdm import tqdm
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import check_samples
-from capeval_core.registry import METRICS
+from capeval_core.registry import METRICS, metric_class
 from capeval_core.row_store import RowStore, check_folder, read_shard, write_shard
 from capeval_core.rows import COMMON, RowCollector, canonical, content_key, row_schema
 from tests.small_disk import fill
@@ -521,7 +521,8 @@ def test_rows_of_other_weights_are_refused_by_the_name_of_the_model(
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_stamp_names_the_fingerprint_of_every_model(name: str) -> None:
-    metric = capeval_core.load(name, weights="tiny", device="cpu", **WITHOUT_DOWNLOADS.get(name, {}))
+    weights = {} if metric_class(name).default_weights is None else {"weights": "tiny"}
+    metric = capeval_core.load(name, **weights, device="cpu", **WITHOUT_DOWNLOADS.get(name, {}))
     stamp = metric.stamp()
     assert metric.models
     assert {model: stamp.get(model) for model in metric.models} == {

@@ -41,9 +41,9 @@ def _parser() -> Parser:
         description="Agreement of scores with ratings of your own, with the statistics of the papers.",
         epilog=paragraph(
             "SCORES.json is a file of `capeval score --json`, or {image id: score}, or a list. HUMAN is CSV, "
-            "JSON or JSON lines, a rating per row: image_id and rating, and caption where an image has several; "
-            "without ids in SCORES, rows are in its order. Several ratings of a caption are several rows. "
-            "Intervals resample images, each with all its rows."
+            "JSON or JSON lines, a rating per row: image_id and rating, and caption where an image has "
+            "several; without ids in SCORES, rows are in its order. Several ratings of a caption are several "
+            "rows. Intervals resample images, each with all its rows."
         ),
     )
     parser.add_argument("scores", metavar="SCORES.json", type=Path, help="the scores of a metric")

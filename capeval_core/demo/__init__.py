@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from capeval_core.inputs.samples import Samples
     from capeval_core.metric import CaptionMetric
     from capeval_core.result import Result
 
@@ -50,9 +51,18 @@ def demo_set() -> list[DemoItem]:
     ]
 
 
+def demo_samples(metric: CaptionMetric) -> Samples:
+    """The good captions and the references of the demo, for statistics of a small corpus; nothing is read."""
+    from capeval_core.inputs.samples import Samples
+
+    items = demo_set()
+    references = [list(item.references) for item in items] if metric.needs_references else None
+    return Samples([item.good for item in items], [], references, range(len(items)))
+
+
 def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
-    """One result per kind of caption, of the same images (and references)."""
-    images = [item.image for item in items]
+    """One result per kind of caption, of the same images (and references), or of texts alone."""
+    images = [item.image for item in items] if metric.media else None
     references = [item.references for item in items] if metric.needs_references else None
     return {
         kind: metric.score([getattr(item, field) for item in items], images, references)

@@ -65,7 +65,7 @@ def williams(first: float, second: float, between: float, rows: int) -> float:
         NaN with fewer than four rows, or where a correlation is undefined.
 
     >>> williams(0.5, 0.4, 0.6, 100)
-    0.191...
+    0.2048...
     """
     if rows < 4 or not all(map(math.isfinite, (first, second, between))):
         return math.nan

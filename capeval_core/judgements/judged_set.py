@@ -78,7 +78,10 @@ class Cell:
     @property
     def deviation(self) -> float:
         """The standard deviation over the scorings, NaN for fewer than two."""
-        return float(np.std(self.runs, ddof=1)) if len(self.runs) > 1 else math.nan
+        if len(self.runs) < 2:
+            return math.nan
+        # Of equal values rounding may leave a deviation, by which a distance would be thousands of them.
+        return float(np.std(self.runs, ddof=1)) if min(self.runs) < max(self.runs) else 0.0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from capeval_core.judgements.correlation import Doubles, average_precision
 from capeval_core.judgements.judged_set import Cell, Items, JudgedSet, Scored, Scoring
-from capeval_core.judgements.resampling import Resamples
+from capeval_core.judgements.resampling import Resamples, centred
 
 PRECISION = "AP"
 
@@ -57,7 +57,8 @@ class MarkedSet(JudgedSet):
             value, reason = math.nan, f"all {len(scores):,} scores are equal"
         draws = None
         if resamples is not None and reason is None:
-            draws = resamples.each(lambda weights: average_precision(scores, marks, weights[kept]))
+            found = resamples.each(lambda weights: average_precision(scores, marks, weights[kept]))
+            draws = centred(found, value)
         return {PRECISION: Cell(value, len(scores), draws, undefined=reason)}
 
 

@@ -16,7 +16,12 @@ HICES = "Zeng et al., ACM MM 2024 (HICE-S)"
 FLEUR = "Lee et al., ACL 2024 (FLEUR)"
 UMIC = "Lee et al., ACL 2021 (UMIC)"
 VILBERT = "Lee et al., Eval4NLP 2020 (ViLBERTScore)"
-_ALIASES = {"CIDEr": "CIDEr-D", "ROUGE": "ROUGE-L"}
+_ALIASES = {
+    "CIDEr": "CIDEr-D",
+    "ROUGE": "ROUGE-L",
+    "PAC-S for videos": "PAC-S",
+    "RefPAC-S for videos": "RefPAC-S",
+}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from capeval_core.judgements.correlation import (
     undefined,
 )
 from capeval_core.judgements.judged_set import Cell, Items, JudgedSet, Scored, Scoring, mean_of_runs
-from capeval_core.judgements.resampling import Resamples, WeightedRows
+from capeval_core.judgements.resampling import Resamples, WeightedRows, centred
 from capeval_core.judgements.ties import tie_calibrated_accuracy
 
 COEFFICIENTS: dict[str, Callable[..., Coefficient]] = {
@@ -168,7 +168,9 @@ class _Rows:
             found = None if calibrated.pairs else "no image has two rated captions"
             return Cell(calibrated.accuracy, len(first), undefined=found)
         value = COEFFICIENTS[statistic](self.scores, self.ratings)
-        return Cell(value.value, count, self._draws(statistic), undefined=value.undefined)
+        draws = self._draws(statistic)
+        moved = None if draws is None else centred(draws, value.value)
+        return Cell(value.value, count, moved, undefined=value.undefined)
 
     @cached_property
     def _weighted(self) -> WeightedRows:

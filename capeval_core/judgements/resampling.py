@@ -87,6 +87,20 @@ class Resamples:
         return Interval(float(low), float(high), level, self.images)
 
 
+def centred(draws: Doubles, value: float) -> Doubles:
+    """Draws of a coefficient from -1 to 1, moved so that their mean is its value on all rows.
+
+    An image that is drawn twice makes pairs of its rows with themselves, which moves coefficients of pairs in
+    every resample alike: with few images by more than an interval's width.
+
+    >>> centred(np.array([0.5, 0.7, 0.9]), 0.6)
+    array([0.4, 0.6, 0.8])
+    """
+    finite = draws[np.isfinite(draws)]
+    moved: Doubles = np.clip(draws - (finite.mean() - value if len(finite) else 0.0), -1.0, 1.0)
+    return moved
+
+
 @dataclass(frozen=True)
 class Taus:
     """Kendall's tau-b and tau-c of the same rows; NaN where undefined."""
@@ -103,7 +117,7 @@ class WeightedRows:
 
     >>> rows = WeightedRows([0.1, 0.4, 0.3], [1, 2, 3])
     >>> rows.taus(np.array([2, 1, 1]))  # as of the scores 0.1, 0.1, 0.4, 0.3
-    Taus(b=0.6, c=0.5)
+    Taus(b=0.6, c=0.5625)
     """
 
     def __init__(self, scores: ArrayLike, ratings: ArrayLike) -> None:
@@ -138,7 +152,7 @@ class WeightedRows:
         below = np.cumsum(counts, axis=0) - counts  # rows of a smaller value of the many, by the few
         upto = np.cumsum(below, axis=1)
         surplus = float(np.sum(counts * (2 * upto - below - upto[:, -1:])))
-        levels = min(np.count_nonzero(of_many), np.count_nonzero(of_few))
+        levels = int(min(np.count_nonzero(of_many), np.count_nonzero(of_few)))
         return Taus(
             b=_bounded(surplus / math.sqrt(pairs - many_tied) / math.sqrt(pairs - few_tied)),
             c=_bounded(2 * surplus / (rows**2 * (levels - 1) / levels)),

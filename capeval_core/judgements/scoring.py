@@ -63,8 +63,13 @@ class SetScorer:
         labels = labels_of(type(metric))
         scorings = self.judged.scorings
         if not metric.needs_references:
-            shared = {id(s.items): self._scored(metric, s.items, None) for s in reversed(scorings)}
-            results = [shared[id(scoring.items)] for scoring in scorings]
+            of_items: dict[int, tuple[Result | None, list[int]]] = {}
+            for scoring in scorings:
+                if id(scoring.items) not in of_items:
+                    # Items that all scorings share have no name of one of them.
+                    name = scoring.name if any(s.items is not scoring.items for s in scorings) else ""
+                    of_items[id(scoring.items)] = self._scored(metric, scoring.items, None, name)
+            results = [of_items[id(scoring.items)] for scoring in scorings]
         elif self._can_choose(metric):
             results = self._chosen(metric, scorings)
         else:

@@ -124,7 +124,11 @@ def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> It
         needed = "--data" if not metric.media else "--data and --images, the photographs of Flickr8k,"
         yield Check(title, "not checked", f"name {needed} to compute its table")
         return
-    judged = load_set(_SET, data)
+    try:
+        judged = load_set(_SET, data)
+    except FileError as error:
+        yield Check(title, "not checked", str(error))
+        return
     visuals = None if images is None else find_visuals(images, judged.image_ids)
     scores = SetScorer(judged, visuals, progress=True).score(metric)
     for entry in Judged(judged, scores, draws=0).entries():

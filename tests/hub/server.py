@@ -30,9 +30,9 @@ _ACCOUNTS = {
 }
 _ID = r"([^/]+/[^/?]+)"
 _API = re.compile(
-    rf"/api/(model|space)s/{_ID}(?:/(revision|tree|preupload|commit|branch|tag)/([^/?]+))?(?:\?|$)"
+    rf"/api/(model|space|dataset)s/{_ID}(?:/(revision|tree|preupload|commit|branch|tag)/([^/?]+))?(?:\?|$)"
 )
-_FILE = re.compile(rf"/(spaces/)?{_ID}/resolve/([^/]+)/(.+)")
+_FILE = re.compile(rf"/(spaces/|datasets/)?{_ID}/resolve/([^/]+)/(.+)")
 _LFS = re.compile(rf"/{_ID}\.git/info/lfs/objects/batch")
 
 
@@ -54,7 +54,10 @@ class Fault:
 
 @dataclass
 class Hub:
-    """A running server. `requests` lists what it was asked; Spaces are called `spaces/org/name`."""
+    """A running server. `requests` lists what it was asked.
+
+    Spaces are called `spaces/org/name`, data sets `datasets/org/name`.
+    """
 
     address: str
     repositories: dict[str, Repository]
@@ -167,7 +170,7 @@ class _Answer(BaseHTTPRequestHandler):
 
     def api(self, asked: re.Match[str], body: bytes) -> None:
         kind, name, what, revision = asked.groups()
-        key = f"spaces/{name}" if kind == "space" else name
+        key = f"{kind}s/{name}" if kind in ("space", "dataset") else name
         repository = self.repository(key)
         if repository is None:
             return self.refuse(401 if self.account is None else 404, "RepoNotFound")

@@ -21,8 +21,8 @@ import httpx
 
 from capeval_core.integrations import page as pages
 from capeval_core.integrations.page import blocks
+from capeval_core.integrations.page.media import LARGEST, MEDIA
 from capeval_core.integrations.page.scorer import Scorer
-from capeval_core.integrations.page.uploads import LARGEST, uploaded_image
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_many_parts import jpeg, png
 
@@ -52,9 +52,9 @@ def header_only(path: Path, width: int, height: int) -> None:
 def test_an_image_beyond_the_pages_limit_is_refused_by_its_header(uploads: Path) -> None:
     header_only(uploads / "large.png", 5001, 5000)
     with pytest.raises(ValueError, match=r"the image is 5001x5000 = 25\.0 megapixels, this page takes 25: "):
-        uploaded_image({"path": str(uploads / "large.png")})
+        MEDIA["image"].of({"path": str(uploads / "large.png")})
     header_only(uploads / "allowed.png", 5000, LARGEST // 5000)
-    assert uploaded_image({"path": str(uploads / "allowed.png")}) == str(uploads / "allowed.png")
+    assert MEDIA["image"].of({"path": str(uploads / "allowed.png")}) == str(uploads / "allowed.png")
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_files_that_would_hold_a_page_are_refused(
 ) -> None:
     (uploads / name).write_bytes(data)
     with pytest.raises(ValueError, match=re.escape(complaint)):
-        uploaded_image({"path": str(uploads / name)})
+        MEDIA["image"].of({"path": str(uploads / name)})
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO"])
 def test_usual_formats_are_taken(uploads: Path, form: str) -> None:
     (uploads / "a").write_bytes(encoded(photograph(), form))
-    assert uploaded_image({"path": str(uploads / "a")}) == str(uploads / "a")
+    assert MEDIA["image"].of({"path": str(uploads / "a")}) == str(uploads / "a")
 
 
 def test_only_what_lies_in_the_folder_of_uploads_is_taken(uploads: Path) -> None:
@@ -85,8 +85,8 @@ def test_only_what_lies_in_the_folder_of_uploads_is_taken(uploads: Path) -> None
     beside.mkdir()
     for folder in (uploads, beside):
         Image.new("L", (2, 2)).save(folder / "x.png")
-    assert uploaded_image({"path": str(uploads / "x.png")}) == str(uploads / "x.png")
-    assert uploaded_image(None) is uploaded_image({"path": None}) is None
+    assert MEDIA["image"].of({"path": str(uploads / "x.png")}) == str(uploads / "x.png")
+    assert MEDIA["image"].of(None) is MEDIA["image"].of({"path": None}) is None
     for given in (
         {"path": str(beside / "x.png")},
         {"path": f"{uploads}/../{beside.name}/x.png"},
@@ -95,7 +95,7 @@ def test_only_what_lies_in_the_folder_of_uploads_is_taken(uploads: Path) -> None
         str(beside / "x.png"),
     ):
         with pytest.raises(ValueError, match="not among the uploads of this page"):
-            uploaded_image(given)
+            MEDIA["image"].of(given)
 
 
 @pytest.mark.parametrize("name", ["refpacs", "eco"])
@@ -105,6 +105,7 @@ def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path
     (event,) = (fn for fn in page.fns.values() if fn.api_visibility == "public")
     shown = next(fn for fn in page.fns.values() if fn.name == "show")
     good = {"path": str(demo_set()[0].image)}
+    about = ["image", None] if name == "refpacs" else []
     wrong: list[tuple[Any, str, str, str]] = [
         (None, "a star", "a star", "The image is missing"),
         (good, "", "a star", "is empty"),
@@ -112,13 +113,14 @@ def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path
         (good, "x" * 20_001, "a star", "this page takes 20,000"),
     ]
     for image, caption, references, complaint in wrong:
+        given = [image, caption, references, str(tmp_path), *about]
         with pytest.raises(gr.Error) as refused:
-            event.fn(image, caption, references, str(tmp_path))
+            event.fn(*given)
         assert complaint in refused.value.message and "weights" not in refused.value.message
-        answers = [answer[0] for answer in shown.fn(image, caption, references, str(tmp_path))]
+        answers = [answer[0] for answer in shown.fn(*given)]
         assert len(answers) == 1 and complaint in answers[0]  # and never: one moment, weights are opened
     with pytest.raises(gr.Error, match=r"config\.json"):
-        event.fn(good, "a star", "a star", str(tmp_path))
+        event.fn(good, "a star", "a star", str(tmp_path), *about)
 
 
 def chosen(client: httpx.Client) -> str:
@@ -185,7 +187,7 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
     try:
         with httpx.Client(base_url=page.local_url) as client:
             events = client.get("config").json()["dependencies"]
-            number = next(e["id"] for e in events if e["backend_fn"] and len(e["inputs"]) == 4)
+            number = next(e["id"] for e in events if e["backend_fn"] and len(e["inputs"]) == 6)
             data = [{"path": str(demo_set()[0].image)}, "a star", "", "tiny"]
             for session in ("served", "waiting"):
                 body = {"data": data, "fn_index": number, "session_hash": session}

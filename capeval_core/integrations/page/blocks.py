@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, demo_set
 from capeval_core.integrations.page import views
-from capeval_core.integrations.page.scorer import Scorer, published_marks
-from capeval_core.integrations.page.uploads import KEPT, uploaded_image
+from capeval_core.integrations.page.media import media_on_page
+from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, published_marks
+from capeval_core.integrations.page.uploads import KEPT
 from capeval_core.integrations.page.words import lines_of, words_of
+from capeval_core.registry import metric_class
 from capeval_core.values import described
 from capeval_core.weights.folder import WeightsError
 
@@ -25,6 +28,8 @@ LARGEST_UPLOAD = "20mb"
 """Room for a JPEG of 25 megapixels at a high quality."""
 LOOKED_AFTER = 300
 """Seconds from one look for uploads that are old enough to be deleted to the next."""
+TEXTS_ALONE = "texts"
+"""What a page is about where only texts are compared."""
 WAITING = 64
 """Visitors in the queue; one is served at a time."""
 # The answer stands beside other input than it belongs to; it is dimmed until the next one.
@@ -48,14 +53,16 @@ def build(name: str, weights: str | os.PathLike[str] | None = None) -> gr.Blocks
     Raises:
         ValueError: unknown metric.
     """
-    scorer = Scorer(name, weights or os.environ.get("CAPEVAL_WEIGHTS") or None)
+    chosen = weights or os.environ.get("CAPEVAL_WEIGHTS") or None
+    media = media_on_page(name)
+    scorers = {medium.name: Scorer(name, chosen, medium.name) for medium in media}
     page = gr.Blocks(
-        title=f"{scorer.metric.title} of a caption",
+        title=f"{metric_class(name).title} of a caption",
         analytics_enabled=False,
         delete_cache=(LOOKED_AFTER, KEPT),
     )
     with page:
-        _Page(scorer)
+        _Page(scorers or {TEXTS_ALONE: Scorer(name, chosen)})
     return page
 
 
@@ -73,10 +80,12 @@ def launch(page: gr.Blocks, **settings: Any) -> None:
 class _Page:
     """The components of a page, made inside of a `gr.Blocks`, and what happens between them."""
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer = scorer
-        self.words = words_of(scorer.metric)
-        gr.HTML(views.heading(scorer.metric), apply_default_css=False)
+    def __init__(self, scorers: Mapping[str, Scorer]) -> None:
+        self.scorers = scorers
+        self.media = [scorer.medium for scorer in scorers.values() if scorer.medium is not None]
+        self.scorer = next(iter(scorers.values()))  # of what the page is about at first
+        self.words = words_of(self.scorer.metric)
+        self.heading = gr.HTML(views.heading(self.scorer.metric), apply_default_css=False)
         with gr.Row(elem_id="bench"):
             with gr.Column(elem_id="inputs"):
                 self._inputs()
@@ -88,27 +97,29 @@ class _Page:
         self._events()
 
     def _inputs(self) -> None:
-        self.image = gr.Image(
-            label="Image",
-            type="filepath",
-            sources=["upload", "clipboard"],
-            height=260,
-            placeholder="# Drop an image here\nor click to choose one",
-            elem_id="image",
+        self.about = gr.Radio(
+            [(medium.label, medium.name) for medium in self.media],
+            value=next(iter(self.scorers)),
+            label="The caption is about",
+            visible=len(self.media) > 1,
+            elem_id="about",
         )
+        self.visuals = {
+            medium.name: medium.component(visible=medium is self.scorer.medium) for medium in self.media
+        }
         lines, max_lines = self.words.lines
         self.caption = gr.Textbox(
             label=self.words.label,
             lines=lines,
             max_lines=max_lines,
-            placeholder="What the image shows",
+            placeholder=_placeholder(self.scorer),
             elem_id="caption",
         )
         self.references = gr.Textbox(
             label="References, one per line",
             lines=3,
             max_lines=10,
-            placeholder="What people wrote of the same image",
+            placeholder=f"What people wrote of the same {self.words.visual or 'image'}",
             visible=self.scorer.metric.needs_references,
             elem_id="references",
         )
@@ -140,7 +151,7 @@ class _Page:
             visible=self.words.has_kinds,
             elem_id="kind",
         )
-        with gr.Row(elem_id="examples"):
+        with gr.Row(elem_id="examples") as self.shelf:
             self.examples = [
                 gr.Button(
                     f"Example: {item.good}", icon=_icon(item.image), elem_classes="example", min_width=0
@@ -151,7 +162,7 @@ class _Page:
 
     def _weights(self) -> None:
         labels = {"tiny": "tiny (demonstration: knows drawn scenes only)"}
-        with gr.Accordion("Weights", open=False):
+        with gr.Accordion("Weights", open=False, visible=self.scorer.offered != (NO_WEIGHTS,)):
             self.weights = gr.Radio(
                 [(labels.get(weights, weights), weights) for weights in self.scorer.offered],
                 value=self.scorer.first,
@@ -162,44 +173,59 @@ class _Page:
             )
 
     def _events(self) -> None:
-        inputs = [self.image, self.caption, self.references, self.weights]
+        # What captions are about first is the first input, all others follow the texts.
+        first, *others = [*self.visuals.values(), None][: max(1, len(self.visuals))]
+        texts = [self.caption, self.references, self.weights]
+        inputs = [*filter(None, [first]), *texts, *([self.about, *others] if others else [])]
         outputs = [self.shown, self.signature, self.go_on]
-        # The image is handed over as its file: Gradio's own reading would turn and convert it.
+        # A file is handed over as it is: Gradio's own reading would turn and convert it.
         quiet: dict[str, Any] = {"preprocess": False, "api_visibility": "private"}
         presses = [self.press.click, self.caption.submit, self.references.submit]
-        gr.on(
-            [self.image.change, self.caption.change, self.references.change, self.weights.change],
-            js=_STALE,
-            api_visibility="private",
-        )
+        changes = [one.change for one in [*self.visuals.values(), *texts]]
+        gr.on(changes, js=_STALE, api_visibility="private")
         gr.on(presses, js=_FRESH, api_visibility="private")
         score: dict[str, Any] = {"show_progress": "minimal", **quiet}
         gr.on(presses, self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
         chosen = self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private")
         chosen.then(js=_FRESH, api_visibility="private")
         chosen.then(self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
-        filled = [self.image, self.caption, self.references, self.chosen]
+        shown = [medium for medium in self.media if medium.has_examples][:1]
+        filled = [
+            *(self.visuals[medium.name] for medium in shown),
+            self.caption,
+            self.references,
+            self.chosen,
+        ]
         for index, button in enumerate(self.examples):
             button.click(self._filled(index), self.kind, filled, api_visibility="private")
         self.kind.input(self.refill, [self.chosen, self.kind], self.caption, api_visibility="private")
+        if others:
+            changed = [*self.visuals.values(), self.heading, self.caption, self.kind, self.shelf, *outputs]
+            turned = self.about.input(self.turn, self.about, changed, show_progress="hidden", **quiet)
+            turned.then(js=_FRESH, api_visibility="private")
         # A result as data, for programs: buttons are pressed by people.
         answer, ask = gr.JSON(visible=False), gr.Button(visible=False)
-        ask.click(self.answer, inputs, answer, preprocess=False, api_name="score")
+        names = [*(medium.name for medium in self.media[:1]), "caption", "references", "weights"]
+        names += ["about", *(medium.name for medium in self.media[1:])] if others else []
+        self.names = names
+        ask.click(
+            _named(self.answer, names, self.about.value), inputs, answer, preprocess=False, api_name="score"
+        )
 
-    def show(
-        self, image: dict[str, Any] | None, caption: str, references: str, weights: str
-    ) -> Iterator[tuple[Any, Any, Any]]:
+    def show(self, *values: Any) -> Iterator[tuple[Any, Any, Any]]:
         """What a press of Score shows."""
         hidden = gr.update(visible=False)
+        words, weights = self.words, None
         try:
-            inputs = self._inputs_of(image, caption, references, weights)
-            if not self.scorer.is_open(weights):
-                self.scorer.check(*inputs)
+            scorer, inputs = self._inputs_of(values)
+            words, weights = words_of(scorer.metric), inputs[-1]
+            if not scorer.is_open(weights):
+                scorer.check(*inputs)
                 yield views.opening(weights), hidden, hidden
-            scored = self.scorer.score(*inputs)
+            scored = scorer.score(*inputs)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
-            yield views.problem(self.words.of(error)), hidden, gr.update(visible=way_out)
+            yield views.problem(words.of(error)), hidden, gr.update(visible=way_out)
             return
         except Exception:
             _LOG.exception("%s: scoring failed", self.scorer.metric.name)
@@ -208,39 +234,90 @@ class _Page:
         signature = gr.update(value=scored.result.signature, visible=True)
         yield views.score(scored, weights), signature, hidden
 
-    def answer(
-        self, image: dict[str, Any] | None, caption: str, references: str, weights: str
-    ) -> dict[str, Any]:
-        """Score one caption of one image; references one per line, for metrics that need them."""
+    def answer(self, *values: Any) -> dict[str, Any]:
+        """Score one caption of one image, or video; references one per line, for metrics that need them."""
+        words = self.words
         try:
-            return self.scorer.score(*self._inputs_of(image, caption, references, weights)).result.to_dict()
+            scorer, inputs = self._inputs_of(values)
+            words = words_of(scorer.metric)
+            return scorer.score(*inputs).result.to_dict()
         except (ValueError, TypeError, MemoryError) as error:
-            raise gr.Error(self.words.of(error), print_exception=False) from error
+            raise gr.Error(words.of(error), print_exception=False) from error
+
+    def turn(self, about: Any) -> list[Any]:
+        """The page about another medium: its component, examples if there are any, and an empty answer."""
+        scorer = self._scorer_of(about)
+        medium, metric = scorer.medium, scorer.metric
+        has_examples = medium is None or medium.has_examples
+        empty = views.empty(metric, published_marks(metric, [scorer.first]))
+        return [
+            *(gr.update(visible=one is medium) for one in self.media),
+            views.heading(metric),
+            gr.update(placeholder=_placeholder(scorer)),
+            gr.update(visible=has_examples and self.words.has_kinds),
+            gr.update(visible=has_examples),
+            empty,
+            *[gr.update(visible=False)] * 2,
+        ]
+
+    def _scorer_of(self, about: Any) -> Scorer:
+        if not isinstance(about, str) or about not in self.scorers:
+            raise ValueError(f"about: this page takes {' and '.join(map(repr, self.scorers))}")
+        return self.scorers[about]
 
     def _inputs_of(
-        self, image: Any, caption: Any, references: Any, weights: Any
-    ) -> tuple[str | None, str | list[str], list[str], str]:
-        """The arguments of `Scorer.score`, of values that may be anything: a request may be any."""
-        texts = {"caption": caption, "references": references, "weights": weights}
+        self, values: Sequence[Any]
+    ) -> tuple[Scorer, tuple[str | None, str | list[str], list[str], str]]:
+        """The scorer, and the arguments of its `score`, of values that may be anything, as requests may."""
+        given = dict(zip(self.names, values, strict=False))  # programs may leave the last ones out
+        scorer = self._scorer_of(given.get("about", next(iter(self.scorers))))
+        texts = {name: given[name] for name in ("caption", "references", "weights")}
         for name, value in texts.items():
             if not isinstance(value, str) and (value is not None or name == "weights"):
                 raise ValueError(f"{name}: expected a text, found {described(value)}")
-        return uploaded_image(image), self.words.captions(caption or ""), lines_of(references or ""), weights
+        visual = None if scorer.medium is None else scorer.medium.of(given.get(scorer.medium.name))
+        caption = self.words.captions(texts["caption"] or "")
+        return scorer, (visual, caption, lines_of(texts["references"] or ""), texts["weights"])
 
     def _filled(self, index: int) -> Any:
         """What a press of an example's button does."""
         item = demo_set()[index]
 
-        def fill(kind: str) -> tuple[str, str, str, int]:
+        def fill(kind: str) -> list[Any]:
+            texts = [self.refill(index, kind), "\n".join(item.references), index]
+            if not self.media:
+                return texts
             # A copy among the uploads, again if that was deleted: Gradio tells a browser the path.
-            copy = save_file_to_cache(item.image, get_upload_folder())
-            return copy, self.refill(index, kind), "\n".join(item.references), index
+            return [save_file_to_cache(item.image, get_upload_folder()), *texts]
 
         return fill
 
     def refill(self, index: int | None, kind: str) -> Any:
         """The caption of that kind of the example that was chosen, or its captions of all kinds."""
         return gr.skip() if index is None else self.words.example(demo_set()[index], kind)
+
+
+def _named(function: Callable[..., Any], names: Sequence[str], about: str) -> Callable[..., Any]:
+    """The function with these parameters, by which Gradio describes it to programs.
+
+    What stands behind `weights` may be left out: the medium is then `about`, and its upload the first one.
+    """
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    later = names.index("weights") + 1
+    defaults = {name: about if name == "about" else None for name in names[later:]}
+
+    def call(*values: Any) -> Any:
+        return function(*values)
+
+    call.__doc__ = function.__doc__
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
+    )
+    return call
+
+
+def _placeholder(scorer: Scorer) -> str:
+    return f"What the {'image' if scorer.medium is None else scorer.medium.name} shows"
 
 
 def _icon(image: Path) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from capeval_core.integrations.page.scorer import Scored
 from capeval_core.registry import metric_classes
 from capeval_core.reports.canvas import region_colour
+from capeval_core.reports.frames import shown_word
 from capeval_core.scores.hice.card import outside_text, threshold_text
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from capeval_core.reports.matches import MatchExplanation
     from capeval_core.scores.hice.card import PhraseNote
     from capeval_core.scores.hice.explanation import HiceExplanation
+    from capeval_core.scores.video_explanation import VideoExplanation
 
 DIGITS = 3
 """As papers report these metrics."""
@@ -47,7 +49,11 @@ def parts(scored: Scored) -> str:
 
 def references(scored: Scored) -> str:
     """The cosine of the caption with each reference, nearest first."""
-    cosines: Mapping[str, float] = scored.evidence["references"]
+    found = scored.evidence["references"]
+    if isinstance(found, list):
+        rows = {f"{number + 1}. {escape(one['reference'])}": one["score"] for number, one in enumerate(found)}
+        return table("How the caption fits each reference", rows)
+    cosines: Mapping[str, float] = found
     nearest = sorted(cosines.items(), key=lambda item: item[1], reverse=True)
     marked = {escape(text): value for text, value in nearest[:_NEAREST]}
     further = {escape(text): value for text, value in nearest[_NEAREST:]}
@@ -104,7 +110,9 @@ def regions(scored: Scored) -> str:
     )
 
 
-def _data_address(explanation: HiceExplanation | BoxExplanation | MatchExplanation) -> str:
+def _data_address(
+    explanation: HiceExplanation | BoxExplanation | MatchExplanation | VideoExplanation,
+) -> str:
     written = BytesIO()
     explanation.overlay(_OVERLAY).save(written, "JPEG", quality=90, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()
@@ -218,6 +226,22 @@ def matches(scored: Scored) -> str:
     return f'{figure}<p class="note">{text}</p>{shown}{words}'
 
 
+def frames(scored: Scored) -> str:
+    """The caption's cosine with each frame, and the frame that each word fits best."""
+    explanation = cast("VideoExplanation", scored.evidence)
+    text = (
+        "Cosines of the whole caption with the frames of the video, and the frames that its words fit best."
+    )
+    figure = f'<figure><img src="{_data_address(explanation)}" alt="{text}"></figure>'
+    if explanation["incomplete"]:
+        figure += f'<p class="warning">{escape(explanation["incomplete"])}</p>'
+    words = {
+        f"{number + 1}. {escape(shown_word(match))} <small>frame {match['frame']}</small>": match["cosine"]
+        for number, match in enumerate(explanation["words"])
+    }
+    return f"{figure}{table('Each word of the caption, and the frame that it fits best', words)}"
+
+
 _BEST = " <small>best</small>"
 
 OF_EVIDENCE: dict[str, Panel] = {
@@ -225,6 +249,7 @@ OF_EVIDENCE: dict[str, Panel] = {
     "regions": regions,
     "boxes": boxes,
     "matches": matches,
+    "frame_cosines": frames,
     "compared": compared,
     "candidates": candidates,
 }

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from capeval_core.demo import demo_set, score_kinds
+from capeval_core.demo import demo_samples, demo_set, score_kinds
 from capeval_core.inputs.samples import Samples
-from capeval_core.integrations.page.uploads import notes_on
+from capeval_core.integrations.page.media import MEDIA
+from capeval_core.integrations.page.words import words_of
 from capeval_core.metric import CaptionMetric
+from capeval_core.options import CorpusOptions
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
 from capeval_core.weights.folder import TINY
 
 LONGEST_TEXT = 20_000
 """Characters of a caption and its references together: strangers use a page, and encoding takes its time."""
+RARE = (
+    "Words weigh by how rare they are among the references of the packaged examples, as one caption is no "
+    "corpus."
+)
 NO_WEIGHTS = "none"
 """The only choice of weights where a metric has none."""
 
@@ -67,10 +74,14 @@ class Scorer:
     """A metric with the weights that a page offers; each is opened when it is first used, and once.
 
     weights: those that are chosen at first, as `load` takes them; None: the metric's published ones.
+    media: what captions are about; None: the metric's first.
     """
 
-    def __init__(self, name: str, weights: str | os.PathLike[str] | None = None) -> None:
-        self.metric = metric_class(name)
+    def __init__(
+        self, name: str, weights: str | os.PathLike[str] | None = None, media: str | None = None
+    ) -> None:
+        self.metric = metric_class(name, media)
+        self.medium = MEDIA[self.metric.media[0]] if self.metric.media else None
         if weights is not None:
             self.metric.check_options(self.metric.Options(weights=weights))
         entry, tiny = self.metric.default_weights, self.metric.tiny
@@ -79,15 +90,15 @@ class Scorer:
         demonstration = ["tiny"] if tiny is not None and (TINY / tiny).is_dir() else []
         self.offered = tuple(dict.fromkeys([self.first, published, *demonstration]))
         """Nothing else is opened: a page is open to people whom its owner does not know."""
-        self._opened: dict[str, tuple[CaptionMetric, Marks]] = {}
+        self._opened: dict[tuple[Any, ...], tuple[CaptionMetric, Marks]] = {}
         self._busy = threading.Lock()
 
     def is_open(self, weights: str) -> bool:
         """Whether `score` with these weights needs to open nothing."""
-        return weights in self._opened
+        return any(weights == opened for opened, *_ in self._opened)
 
     def check(
-        self, image: str | None, caption: str | Sequence[str], references: Sequence[str], weights: str
+        self, visual: str | None, caption: str | Sequence[str], references: Sequence[str], weights: str
     ) -> Samples:
         """What `score` is to score; it opens no weights."""
         if weights not in self.offered:
@@ -98,32 +109,44 @@ class Scorer:
             raise ValueError(f"the texts have {length:,} characters, this page takes {LONGEST_TEXT:,}")
         compared = [list(references)] if self.metric.needs_references else None
         # Not the path, which tells where the server keeps uploads.
-        content = None if image is None else {"bytes": Path(image).read_bytes(), "path": Path(image).name}
+        content = None if visual is None else {"bytes": Path(visual).read_bytes(), "path": Path(visual).name}
         samples = self.metric.check_input(self.metric.Options(), [caption], [content], compared)
-        return replace(samples, images=[sample.at("the image") for sample in samples.images])
+        noun = "references" if self.medium is None else self.medium.name
+        return replace(samples, images=[sample.at(f"the {noun}") for sample in samples.images])
 
     def score(
         self,
-        image: str | None,
+        visual: str | None,
         caption: str | Sequence[str],
         references: Sequence[str],
         weights: str | None = None,
     ) -> Scored:
-        """One caption, or one list of candidates, of the image at a path, scored; one call at a time."""
+        """One caption, or one list of candidates, of the file at a path, scored; one call at a time."""
         weights = self.first if weights is None else weights
-        samples = self.check(image, caption, references, weights)
-        with self._busy:
-            metric, marks = self._open(weights)
+        samples = self.check(visual, caption, references, weights)
+        options, notes = {}, []
+        if visual is not None and self.medium is not None:
+            options = self.medium.options(Path(visual).read_bytes())
+            notes = self.medium.notes(visual, crops=self.metric.crops, options=options)
+        with self._busy, warnings.catch_warnings(record=True) as caught:
+            metric, marks = self._open(weights, options)
             result = metric.combine(metric.encode_all(samples), samples=samples)
-        notes = [] if image is None else notes_on(image, square=self.metric.crops)
+        words, told = words_of(self.metric), [one for one in caught if issubclass(one.category, UserWarning)]
+        notes += dict.fromkeys(words.of(one.message) for one in told if isinstance(one.message, Warning))
+        notes += [RARE] if issubclass(self.metric.Options, CorpusOptions) else []
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(self.metric, scored, result, result.explain(0), marks, notes)
 
-    def _open(self, weights: str) -> tuple[CaptionMetric, Marks]:
-        if weights not in self._opened:
-            metric = load(self.metric.name, weights=None if weights == NO_WEIGHTS else weights, evidence=True)
-            self._opened[weights] = metric, marks_of(metric)
-        return self._opened[weights]
+    def _open(self, weights: str, options: Mapping[str, Any]) -> tuple[CaptionMetric, Marks]:
+        key = (weights, *sorted(options.items()))
+        if key not in self._opened:
+            chosen = None if weights == NO_WEIGHTS else weights
+            metric = load(
+                self.metric.name, media=self.metric.variant, weights=chosen, evidence=True, **options
+            )
+            metric = metric.prepared(demo_samples(metric))  # one caption is no corpus
+            self._opened[key] = metric, marks_of(metric)
+        return self._opened[key]
 
 
 def marks_of(metric: CaptionMetric) -> Marks:
@@ -131,17 +154,18 @@ def marks_of(metric: CaptionMetric) -> Marks:
 
     The demo's captions are scored now, with the metric's own weights.
     """
-    if metric.relative:
+    if metric.relative or not (metric.media[:1] == ("image",) or not metric.media):
         return Marks()
     published = published_marks(type(metric), [model.label for model in metric.models.values()])
     if published.values:
         return published
     items = demo_set()
     values = [Mark(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
+    weighed = ", with these weights" if metric.default_weights else ""
     return Marks.of(
         type(metric),
         values,
-        f"Means over the {len(items)} drawn examples, with these weights: good captions are true, subtly "
+        f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly "
         "wrong ones have one word changed, unrelated ones are true of another image.",
     )
 

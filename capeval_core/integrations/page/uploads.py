@@ -1,23 +1,17 @@
-"""The images of a page: uploads and packaged examples, no other file; notes on what a metric sees of them."""
+"""The files of a page: uploads and packaged examples, no other; notes on what a metric sees of an image."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from io import BytesIO
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gradio.utils import get_upload_folder
-from PIL import ExifTags, Image
+from PIL import ExifTags
 
 from capeval_core.demo import FOLDER
-from capeval_core.inputs.decoding import Refused, open_image, readable_formats, refuse_crowded
+from capeval_core.inputs.decoding import open_image
 
-LARGEST = 25_000_000
-"""Pixels of an image at most: a photograph of 24 megapixels; larger ones hold a page for a minute."""
-TAKEN = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""Formats, in Pillow's names: what browsers and cameras save. The library opens some more, of which a small
-file of a stranger can take minutes."""
 KEPT = 3600
 """Seconds that an upload stays on the server."""
 NARROWEST = 0.6
@@ -35,16 +29,14 @@ TRANSPARENT = (
     "page shows through: put it onto a background if that is not what you mean."
 )
 CUT = "The metric sees the square in the image's centre only, {:.0%} of it."
-_NOT_HERE = (
-    "the image is not among the uploads of this page, which are deleted after an hour: upload it (again)"
-)
+_NOT_HERE = "the {} is not among the uploads of this page, which are deleted after an hour: upload it (again)"
 
 
-def uploaded_image(value: Any) -> str | None:
-    """The resolved path of the image that an event handed in, None where it has none.
+def uploaded(value: Any, noun: str, refuse_costly: Callable[[bytes], None]) -> str | None:
+    """The resolved path of the file that an event handed in, None where it has none.
 
     Gradio checks a path only where the request itself says, by its `meta`, that there is one. The message
-    about an image that was not uploaded to this page is the same whether there is such a file or not.
+    about a file that was not uploaded to this page is the same whether there is such a file or not.
     """
     if value is None:
         return None
@@ -53,8 +45,8 @@ def uploaded_image(value: Any) -> str | None:
         return None
     resolved = _resolved(path)
     if resolved is None or not resolved.is_file():
-        raise ValueError(_NOT_HERE)
-    _refuse_costly(resolved)
+        raise ValueError(_NOT_HERE.format(noun))
+    refuse_costly(resolved.read_bytes())
     return str(resolved)
 
 
@@ -68,31 +60,6 @@ def _resolved(path: Any) -> Path | None:
         return None
     folders = (Path(get_upload_folder()), FOLDER)
     return resolved if any(resolved.is_relative_to(folder.resolve()) for folder in folders) else None
-
-
-def _refuse_costly(path: Path) -> None:
-    """By format, parts and header; what has no readable one is for the metric to refuse, which says why."""
-    data = path.read_bytes()
-    for form in set(readable_formats()) - set(TAKEN):
-        accepts = Image.OPEN[form][1]
-        if accepts and accepts(data[:16]):
-            raise ValueError(
-                f"the image is in the format {form}, which this page does not take: save it as JPEG or PNG"
-            )
-    try:
-        refuse_crowded(data, "the image")
-    except Refused as refused:
-        raise ValueError(str(refused)) from None
-    try:
-        with open_image(BytesIO(data)) as image:
-            width, height = image.size
-    except Exception:
-        return
-    if width * height > LARGEST:
-        raise ValueError(
-            f"the image is {width}x{height} = {width * height / 1e6:,.1f} megapixels, this page takes "
-            f"{LARGEST / 1e6:.0f}: scale it down, or use the library, which takes more"
-        )
 
 
 def notes_on(image: str, *, square: bool = True) -> list[str]:

@@ -11,15 +11,20 @@ from typing import ClassVar
 from capeval_core.demo import KINDS, DemoItem
 from capeval_core.description import describe_metric
 from capeval_core.errors import Detail, Index, Piece, Problem, Setting, Words
+from capeval_core.inputs.media import ARGUMENTS
 from capeval_core.metric import CaptionMetric
 
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 
 
 class PageWords(Words):
-    """The words of a page, of one image and one caption.
+    """The words of a page, of one image or video and one caption.
+
+    visual: what captions are about; None for texts alone. references: whether they are compared with any.
 
     >>> words = PageWords()
+    >>> words.needs, PageWords("video", references=True).needs
+    ('an image and a caption', 'a video, a caption and references')
     >>> fix = ("write a caption", Setting("empty", "score", " or pass "))
     >>> words.line(Problem("captions", 0, "empty", fix))
     'The caption is empty: write a caption'
@@ -30,12 +35,23 @@ class PageWords(Words):
     label: ClassVar = "Caption"
     lines: ClassVar = (2, 6)
     """Of the box for captions, at first and at most."""
-    needs: ClassVar = "an image and a caption"
+    compared: ClassVar = "a caption"
+    """What is given beside the visual."""
     truncated: ClassVar = "The caption"
     verb: ClassVar = "of"
     """Between the metric's name and the caption that has the score."""
     has_kinds: ClassVar = True
     """Whether an example shows one of its captions, of a kind that can be chosen."""
+
+    def __init__(self, visual: str | None = "image", *, references: bool = False) -> None:
+        self.visual, self.references = visual, references
+
+    @property
+    def needs(self) -> str:
+        """What a press of Score needs."""
+        seen = [] if self.visual is None else [f"a{'n' * (self.visual[0] in 'aeiou')} {self.visual}"]
+        needed = [*seen, self.compared, *(["references"] if self.references else [])]
+        return " and ".join(filter(None, [", ".join(needed[:-1]), needed[-1]]))
 
     def captions(self, text: str) -> str | list[str]:
         """What is to be scored, of the text in the box."""
@@ -49,7 +65,7 @@ class PageWords(Words):
         inner = index[1] if isinstance(index, tuple) and len(index) > 1 else None
         if argument == "references":
             return "the list of references" if inner is None else f"reference {int(inner) + 1}"
-        names = {"captions": "the caption", "images": "the image"}
+        names = {"captions": "the caption", **{name: f"the {name.removesuffix('s')}" for name in ARGUMENTS}}
         return names.get(argument) or super().argument(argument, index)
 
     def line(self, problem: Problem, indices: Sequence[Index] = ()) -> str:
@@ -83,7 +99,7 @@ class PoolWords(PageWords):
 
     label = "Captions to choose from, one per line"
     lines = (6, 20)
-    needs = "an image and captions to choose from"
+    compared = "captions to choose from"
     truncated = "A caption"
     verb = "chooses"
     has_kinds = False
@@ -106,7 +122,8 @@ _OF_COMMAND = {"score": PageWords, "rerank": PoolWords}
 
 def words_of(metric: type[CaptionMetric]) -> PageWords:
     """The words of a metric's page."""
-    return _OF_COMMAND[describe_metric(metric).command]()
+    described = describe_metric(metric)
+    return _OF_COMMAND[described.command](described.visual, references=metric.needs_references)
 
 
 def lines_of(text: str) -> list[str]:
