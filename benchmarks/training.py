@@ -4,8 +4,8 @@
 
 Seeded full-size weights tune their projections on drawn JPEGs with captions and generated positives, as
 `capeval train pacs` does, twice from the same start and over the same batches: once with the outputs that
-`TowerOutputs` keeps on the disk, once with towers that run in every step, on pixels that were prepared before,
-so that neither side decodes images. Printed are the time of an epoch of both, their ratio, the largest
+`TowerOutputs` keeps on the disk, once with towers that run in every step, on pixels prepared beforehand, so
+that neither side decodes images. Printed are the time of an epoch of both, their ratio, the largest
 difference between their losses, and what computing the outputs once has cost.
 """
 

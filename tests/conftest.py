@@ -113,3 +113,23 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
     with mounted(tmp_path / "disk") as place:
         yield place
+
+
+@pytest.fixture(scope="session")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of five videos of 3 to 7 frames, clip1.mp4 to clip5.gif, clip3 as frames; not to be changed."""
+    from tests.inputs.video_writing import FORMS, written
+
+    folder = tmp_path_factory.mktemp("videos")
+    rng = np.random.default_rng(8)
+    for number, form in enumerate(["mp4", "mkv", "frames", "avi", "gif"]):
+        blocks = rng.integers(0, 256, (3 + number, 4, 6, 3), dtype=np.uint8)
+        frames = [Image.fromarray(one).resize((48, 32), Image.Resampling.NEAREST) for one in blocks]
+        if form == "frames":
+            (folder / "clip3").mkdir()
+            for i, frame in enumerate(frames):
+                frame.save(folder / "clip3" / f"{i}.png")
+        else:
+            data = written([np.asarray(frame) for frame in frames], **FORMS[form])
+            (folder / f"clip{number + 1}.{form}").write_bytes(data)
+    return folder

@@ -19,6 +19,7 @@ from capeval_core.statistics import (
     TEST,
     Clusters,
     Comparison,
+    CorpusFormula,
     Interval,
     mean_interval,
     p_in_words,
@@ -455,3 +456,45 @@ def test_an_interval_of_any_scores_is_finite_and_holds_the_mean(scores: list[flo
     assert math.isfinite(result.low) and math.isfinite(result.high)
     close = 1e-9 * max(map(abs, scores))
     assert result.low - close <= float(np.mean(scores)) <= result.high + close
+
+
+@pytest.mark.parametrize("images", [5, 30, 400])
+def test_a_formula_of_sums_gives_the_interval_of_a_mean_that_it_is(images: int) -> None:
+    """A mean over captions is a ratio of two sums, whose error and bends the closed form has, too."""
+    rng = np.random.default_rng(images)
+    counts = rng.integers(1, 6, images)
+    groups = [str(i) for i, count in enumerate(counts) for _ in range(count)]
+    scores = rng.beta(2, 8, len(groups)) + np.repeat(rng.beta(1, 5, images), counts)
+    other = scores + rng.normal(0.02, 0.1, len(groups))
+    mean = CorpusFormula(("mean",), ("total", "captions"), lambda sums: sums[..., :1] / sums[..., 1:])
+
+    def summed(values: Any) -> Clusters:
+        return Clusters.of(values, groups, mean, np.stack([values, np.ones(len(values))], axis=-1))
+
+    plain = mean_interval(Clusters.of(scores, groups), level=0.95)
+    resampled = mean_interval(summed(scores), level=0.95)
+    assert summed(scores).value == pytest.approx(np.mean(scores))
+    width = plain.high - plain.low
+    assert (resampled.low, resampled.high) == pytest.approx((plain.low, plain.high), abs=0.01 * width)
+    expected = paired_comparison(Clusters.of(scores, groups), Clusters.of(other, groups), level=0.9)
+    found = paired_comparison(summed(scores), summed(other), level=0.9)
+    assert found.p_value == pytest.approx(expected.p_value, rel=1e-9)
+    assert (found.interval.low, found.interval.high) == pytest.approx(
+        (expected.interval.low, expected.interval.high), rel=1e-9
+    )
+
+
+def test_a_caption_without_a_score_adds_nothing_to_sums() -> None:
+    mean = CorpusFormula(("mean",), ("total", "captions"), lambda sums: sums[..., :1] / sums[..., 1:])
+    summands = np.array([[1.0, 1.0], [np.nan, np.nan], [3.0, 1.0]])
+    assert mean.values(summands) == {"mean": 2.0}
+    assert np.isnan(mean.values(summands[1:2])["mean"]) and np.isnan(mean.values(summands[:0])["mean"])
+    clusters = Clusters.of([1.0, np.nan, 3.0], ["a", "b", "c"], mean, summands)
+    assert clusters.names == ["a", "c"] and clusters.value == 2.0
+
+
+def test_equal_images_have_no_error_under_a_formula() -> None:
+    mean = CorpusFormula(("mean",), ("total", "captions"), lambda sums: sums[..., :1] / sums[..., 1:])
+    summands = np.tile([0.3, 1.0], (6, 1))
+    interval = mean_interval(Clusters.of([0.3] * 6, list("abcdef"), mean, summands), level=0.95)
+    assert interval.low == interval.high == pytest.approx(0.3)

@@ -62,10 +62,22 @@ def run(arguments: list[str]) -> int:
             "show their beginnings only"
         )
     tell_reasons(counts.failed, len(sources), IMAGES)
-    if not counts.made and not counts.found:
+    if not counts.made and not counts.found and (counts.failed or counts.dropped):
         return 1
-    print(f"train with them:\n  capeval train pacs --positives {shlex.quote(str(flags.out))} ...")
+    print(f"train with them, when there are captions and images:\n  {_train_command(flags)}")
     return 0
+
+
+def _train_command(flags: argparse.Namespace) -> str:
+    """The training that takes these positives."""
+    if "dataset" in flags:
+        columns = ["--id-column", flags.id_column] if "id_column" in flags else []
+        data = ["--dataset", flags.dataset, *columns]
+    else:
+        images = getattr(flags, "images", None)
+        data = ["--captions", str(flags.captions or "captions.json"), "--images", str(images or "images")]
+    given = [*data, "--positives", str(flags.out), "--start", "WEIGHTS", "--out", "FOLDER"]
+    return shlex.join(["capeval", "train", "pacs", *given])
 
 
 def _generate(settings: Augmentation, sources: Sources[Any], out: Path, part: tuple[int, int]) -> Counts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -48,11 +48,13 @@ class Units:
     detail: what `Encoding.arrays` must know of the item.
     decoded: whether making a group takes long, as it does for frames of a video: threads then make the next
         groups while one runs. ImageError where it fails.
+    values: where the values of units that have run are kept, by label.
     """
 
     groups: Iterable[Sequence[tuple[int, Any]]]
     detail: Any = None
     decoded: bool = False
+    values: MutableMapping[int, Any] = field(default_factory=dict)
 
 
 def _one_unit(item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
@@ -161,7 +163,6 @@ class _Entry:
     item: Item
     keys: tuple[str, ...]
     arrays: dict[str, Floats] = field(default_factory=dict)
-    values: dict[int, Any] = field(default_factory=dict)
     units: Units | None = None
     expected: int = 0
     complete: bool = False
@@ -292,17 +293,19 @@ class _Flight:
     def keep(self, batch: _Batch, values: Iterable[Any]) -> None:
         """Note the values of units that have run."""
         for (entry, label, _), value in zip(batch, values, strict=True):
-            entry.values[label] = value
+            if entry.units is not None:  # None: a later unit could not be made
+                entry.units.values[label] = value
         for entry in dict.fromkeys(entry for entry, _, _ in batch):
             self._finish(entry)
 
     def _finish(self, entry: _Entry) -> None:
         """Keep the arrays of an item whose units have all run."""
-        if entry.complete and entry.units is not None and len(entry.values) == entry.expected:
-            arrays = self.encoding.arrays(entry.keys, entry.units, entry.values)
+        units = entry.units
+        if entry.complete and units is not None and len(units.values) == entry.expected:
+            arrays = self.encoding.arrays(entry.keys, units, units.values)
             self.cache.put(arrays)
             entry.arrays.update(arrays)
-            entry.units, entry.values = None, {}
+            entry.units = None
 
     def done(self) -> list[Encoded]:
         """The items at the front that are done."""

@@ -49,6 +49,9 @@ class FrameSource(Source["FrameSource"]):
     def check(self) -> None:
         """Raise Refused unless there are frames."""
 
+    def refuse_sampling(self, sampling: Sampling) -> None:
+        """Raise Refused for a sampling that frames of this source cannot have."""
+
     def decode(self, reduced: bool = False) -> FrameSource:
         if reduced:
             self.check()
@@ -76,10 +79,8 @@ class FrameList(FrameSource):
         return f"frames:{digest.hexdigest()}"
 
     def frames(self, sampling: Sampling, sampled: Sampled) -> Iterator[tuple[int, Image.Image]]:
+        self.refuse_sampling(sampling)
         images = self.listed()
-        if sampling.fps is not None:
-            fix = "pass a video file, or take max_frames, or choose the frames yourself"
-            raise Refused(f"{self.name} does not say when they are shown, which fps needs", fix)
         if sampling.max_frames is not None:
             sampled.indices = sampling.evenly(len(images))
         else:
@@ -88,6 +89,11 @@ class FrameList(FrameSource):
         for i in dict.fromkeys(sampled.indices):
             with within(i):
                 yield i, images[i].decode()
+
+    def refuse_sampling(self, sampling: Sampling) -> None:
+        if sampling.fps is not None:
+            fix = "pass a video file, or take max_frames, or choose the frames yourself"
+            raise Refused(f"{self.name} does not say when frames are shown, which fps needs", fix)
 
     def check(self) -> None:
         """Every frame is decoded, one after the other, as `InputImage.check` does."""
@@ -226,6 +232,9 @@ class VideoPath(FrameSource):
 
     def check(self) -> None:
         self.there().check()
+
+    def refuse_sampling(self, sampling: Sampling) -> None:
+        self.there().refuse_sampling(sampling)
 
     def frames(self, sampling: Sampling, sampled: Sampled) -> Iterator[tuple[int, Image.Image]]:
         return self.there().frames(sampling, sampled)

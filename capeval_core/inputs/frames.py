@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from PIL import Image
 
-from capeval_core.inputs.decoding import Refused, within
+from capeval_core.errors import Problems
+from capeval_core.inputs.decoding import ImageError, Refused, within
 from capeval_core.inputs.frame_sources import FrameList, FrameSource, Sampled, VideoBytes, VideoPath
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.sequences import as_list, is_tensor, shape_of
@@ -145,6 +146,11 @@ class InputFrames(InputVisual[Any]):
         with self.named():
             return Video(self, self.source.decode())
 
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise ImageError for a sampling that these frames cannot have: by fps where they have no times."""
+        with self.named():
+            self.source.decode().refuse_sampling(sampling)
+
     def check(self) -> None:
         """Raise ImageError unless there are frames.
 
@@ -152,3 +158,24 @@ class InputFrames(InputVisual[Any]):
         which is reported with the features. Of a list or a folder every frame is looked at.
         """
         super().check()
+
+
+def check_samplings(videos: Iterable[InputFrames], sampling: Sampling) -> None:
+    """Refuse a sampling that frames of some of these videos cannot have.
+
+    Raises:
+        ImageError: with all of them.
+
+    >>> import numpy as np
+    >>> check_samplings([InputFrames.of(np.zeros((5, 4, 6, 3), dtype="uint8"))], Sampling(fps=2))
+    Traceback (most recent call last):
+    capeval_core.inputs.decoding.ImageError: video: the video of 5 frames does not say when frames are shown,
+    which fps needs: pass a video file, or take max_frames, or choose the frames yourself
+    """
+    problems = Problems()
+    for video in videos:
+        try:
+            video.check_sampling(sampling)
+        except ImageError as error:
+            problems.extend(error.problems)
+    problems.raise_if_any()

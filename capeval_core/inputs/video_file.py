@@ -102,7 +102,7 @@ class OpenVideo:
         allowed = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
         try:
             return self._av.open(
-                _Nameless(self._file),
+                self._file,
                 container_options=allowed,
                 metadata_errors="replace",  # titles may be in any encoding
                 options=self._limits(),  # of the decoders that look for the frames' size, too
@@ -150,18 +150,22 @@ class OpenVideo:
     def frames(self) -> Iterator[Any]:
         """PyAV's frames in the order in which they are shown, up to the first that is damaged."""
         refuse_size(self._stream.codec_context.width or 2, self._stream.codec_context.height or 2, self.name)
-        why = None
+        why, left_out = None, 0
         for frame in self._decoded():
             if frame is None or (frame.is_corrupt and self.count):
-                why = "the file is damaged or cut off behind them"
+                why = "the file is damaged or cut off there"
                 break
-            if not frame.is_corrupt:  # a clip may begin with frames whose reference was cut away
-                self.count += 1
-                yield frame
+            if frame.is_corrupt:  # a clip may begin with frames whose reference was cut away
+                left_out += 1
+                continue
+            self.count += 1
+            yield frame
         if not self.count:
             raise Refused(f"cannot decode {self.name} (its frames are damaged, or too large to trust)")
+        notes = [f"damaged frames at its start are left out: {left_out:,}"] if left_out else []
         if why := why or self._missing():
-            self.incomplete = f"only the first {self.count:,} frames could be decoded: {why}"
+            notes.append(f"frames end after {self.count:,}: {why}")
+        self.incomplete = "; ".join(notes) or None
 
     def _decoded(self) -> Iterator[Any]:
         """Frames, None where something is damaged: what was read before it comes first."""
@@ -232,28 +236,6 @@ class OpenVideo:
         image = Image.fromarray(np.ascontiguousarray(rgb.to_ndarray()))
         turn = _TURNED.get(round(frame.rotation / 90) * 90 % 360)
         return image if turn is None else image.transpose(turn)
-
-
-class _Nameless(io.RawIOBase):
-    """A file object without its name, which FFmpeg would take as a hint at what is in it."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._of = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        return self._of.read(size)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return self._of.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._of.tell()
 
 
 def _is_cover(stream: Any) -> bool:

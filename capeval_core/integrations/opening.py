@@ -41,7 +41,7 @@ def choose_metrics(
     """Metrics in their order, each with `empty="score"`: a young captioner may write nothing.
 
     metrics: a name, a dict with `name` and options, a metric that is open already, or a list of those.
-    options: of every metric that is given by name; a dict's own come first.
+    options: of every metric that is given by name, weights of those that have any; a dict's own come first.
     cache: for the metrics that have no other one.
     media: of the metrics that are given by name and are about visuals, unless a dict has its own `media`.
     has_references: whether all references will be at hand before a caption is encoded, so that statistics can
@@ -105,7 +105,9 @@ def _chosen(
         own = {"name": metric} if isinstance(metric, str) else dict(metric)
         class_, name = _class_of(metric, media), own.pop("name")
         own.pop("media", None)
-        chosen = class_.Options.of(name, {"empty": "score", **options, **own})
+        has_none = {"weights"} if class_.default_weights is None else set()
+        shared = {option: value for option, value in options.items() if option not in has_none}
+        chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
     defaults = {"cache": cache, "device": own_device()}
     missing: dict[str, Any] = {
         name: value for name, value in defaults.items() if getattr(chosen, name) is None

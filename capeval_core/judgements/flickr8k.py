@@ -39,7 +39,11 @@ def load_expert(folder: Path) -> RatedSet:
 
 
 def load_cf(folder: Path) -> RatedSet:
-    """`judgements.csv` (image, caption_id, n_yes, n_no), `captions.json` and `references.json`."""
+    """`judgements.csv` (image, caption_id, n_yes, n_no), `captions.json` and `references.json`.
+
+    The references are those that are left when each candidate was taken out of its own image's once, as the
+    published table has them. One image has a candidate twice among its five: the other one stays.
+    """
     rows = csv_rows(folder / "judgements.csv", ["image", "caption_id", "n_yes", "n_no"])
     path, captions_path = folder / "references.json", folder / "captions.json"
     captions = load_json(captions_path)
@@ -50,15 +54,8 @@ def load_cf(folder: Path) -> RatedSet:
         found = f"no caption of {', '.join(map(repr, unknown[:3])) or 'any id'}"
         raise FileError(file_problem(captions_path, found, "expected {caption_id: caption}", verb="has"))
     images = [row["image"] for row in rows]
-    candidates: dict[str, set[str]] = {}
-    for row in rows:
-        candidates.setdefault(row["image"], set()).add(captions[row["caption_id"]])
     dropped = Dropped()
-    kept = {}
-    for image, texts in mapping_of_lists(path).items():
-        others = [collapsed(text) for text in texts if text not in candidates.get(image, ())]
-        dropped.add("references that are a candidate of their image", len(texts) - len(others))
-        kept[image] = others
+    kept = {image: [collapsed(text) for text in texts] for image, texts in mapping_of_lists(path).items()}
     items = Items([], [], [])
     rated = []
     for row, texts in zip(rows, references_of(path, kept, images), strict=True):

@@ -12,15 +12,16 @@ from PIL import Image
 from capeval_core.reports.canvas import FAINT, INK, LINE, PAPER, REGIONS, Canvas, check_width
 from capeval_core.reports.text import FINER, Piece, lines_of, shortened
 
-DESIGNED = 720
-"""Width for which sizes are given."""
+DESIGNED, NARROW = 720, 440
+"""Widths for which sizes are given: of a sheet by itself, and of one inside of a page."""
 _MARGIN, _LEFT = 24.0, 68.0
 _CURVE = 150.0
 _TITLE, _TEXT, _SMALL = 16.0, 12.0, 10.5
 _ROW = 15.0
 _GAP = 10.0
-_ACROSS = 6
-"""Frames that are shown beside each other, and the most that are shown."""
+_MOST_FRAMES = 6
+_LEAST_WIDTH = 90.0
+"""Of a frame, by which fewer are shown on a narrow sheet."""
 _MOST_LINES = 8
 """Of words below a frame."""
 
@@ -34,7 +35,7 @@ class FrameMatch(TypedDict):
     cosine: float
 
 
-def best_frames(words: Sequence[FrameMatch], most: int = _ACROSS) -> dict[int, list[FrameMatch]]:
+def best_frames(words: Sequence[FrameMatch], most: int = _MOST_FRAMES) -> dict[int, list[FrameMatch]]:
     """The words that each frame is the best of, by frame: of the frames with most words, in time's order.
 
     >>> frames = {"a": 7, "red": 2, "star": 7}
@@ -49,12 +50,23 @@ def best_frames(words: Sequence[FrameMatch], most: int = _ACROSS) -> dict[int, l
     return {frame: of_frame[frame] for frame in sorted(kept)}
 
 
+def shown_word(match: FrameMatch) -> str:
+    """A word for readers; the markers around a text are `start` and `end`.
+
+    >>> shown_word(FrameMatch(word="<|endoftext|>", weight=1.0, frame=0, cosine=0.5))
+    'end'
+    """
+    word = match["word"]
+    return word[2:-2].removesuffix("oftext") if word.startswith("<|") and word.endswith("|>") else word
+
+
 def draw_frames(
     caption: str,
     cosines: Sequence[float],
     words: Sequence[FrameMatch],
     frames: Mapping[int, Image.Image],
     width: int = 2 * DESIGNED,
+    designed: int = DESIGNED,
 ) -> Image.Image:
     """The cosine of a caption with each frame as a curve, and below it the best frames of its words.
 
@@ -64,6 +76,7 @@ def draw_frames(
         words: the best frame of each word.
         frames: the images of `best_frames(words)`; those that are not there are drawn empty.
         width: of the result, in pixels.
+        designed: the width in which texts have their usual size, `DESIGNED` or `NARROW`.
 
     Raises:
         ValueError: the width is below 320 pixels.
@@ -73,16 +86,17 @@ def draw_frames(
     720
     """
     check_width(width)
-    inner = DESIGNED - 2 * _MARGIN
+    inner = designed - 2 * _MARGIN
+    across = min(_MOST_FRAMES, int((inner + _GAP) // (_LEAST_WIDTH + _GAP)))
     title = shortened(lines_of(caption, _TITLE, inner), 2, _TITLE, inner)
-    best = best_frames(words)
-    cell = (inner - _GAP * (_ACROSS - 1)) / _ACROSS
+    best = best_frames(words, across)
+    cell = (inner - _GAP * (across - 1)) / across
     tallest = max((_height(frames.get(frame), cell) for frame in best), default=0.0)
     top = _MARGIN + 22 * len(title) + 12
     strip = top + 18 + _CURVE + 44
     texts = {frame: _words(own, cell) for frame, own in best.items()}
     below = tallest + _ROW * (1 + max(map(len, texts.values()))) if texts else 0.0
-    canvas = Canvas(DESIGNED, strip + below + _MARGIN, PAPER, FINER * width / DESIGNED)
+    canvas = Canvas(designed, strip + below + _MARGIN, PAPER, FINER * width / designed)
     for row, line in enumerate(title):
         canvas.line_of_text(_MARGIN, _MARGIN + 14 + 22 * row, line, _TITLE, INK)
     _draw_curve(canvas, top, cosines, best)
@@ -97,7 +111,7 @@ def draw_frames(
 
 def _words(matches: Sequence[FrameMatch], width: float) -> list[list[Piece]]:
     """The words of a frame with their cosines, as lines."""
-    text = ", ".join(f"{match['word'].strip('<|>')} {match['cosine']:.2f}" for match in matches)
+    text = ", ".join(f"{shown_word(match)} {match['cosine']:.2f}" for match in matches)
     return shortened(lines_of(text, _SMALL, width), _MOST_LINES, _SMALL, width)
 
 
@@ -108,7 +122,7 @@ def _height(image: Image.Image | None, width: float) -> float:
 
 def _draw_curve(canvas: Canvas, top: float, cosines: Sequence[float], best: Mapping[int, object]) -> None:
     canvas.text(_MARGIN, top + 8, "cosine of the whole caption with each frame", _TEXT, FAINT)
-    above, below, right = top + 22, top + 18 + _CURVE, DESIGNED - _MARGIN
+    above, below, right = top + 22, top + 18 + _CURVE, canvas.width - _MARGIN
     low, high = min(0.0, *cosines), max(0.0, *cosines)
     span = (high - low) or 1.0
     last = max(len(cosines) - 1, 1)

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.errors import Detail, InputWarning, wrong_option
+from capeval_core.errors import Argument, Detail, InputWarning, Piece, wrong_option
+from capeval_core.inputs.frames import check_samplings
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.metric import CaptionMetric, Model
@@ -123,6 +124,13 @@ class VideoPacS(CaptionMetric):
             raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
         if given is not None and not options.idf:
             raise wrong_option("statistics", given, "given, but idf=False", "leave one of them out")
+
+    @classmethod
+    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
+        samples = super().check_input(options, *inputs)
+        if options.on_error == "raise" and isinstance(options, VideoOptions) and options.fps is not None:
+            check_samplings(samples.images, Sampling(options.fps))
+        return samples
 
     def open_models(self) -> dict[str, Model]:
         folder = self.weights_folder()
@@ -330,11 +338,12 @@ def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
 
 
 def _warn_of_incomplete_videos(rows: pa.Table) -> None:
-    whole = pc.is_null(rows["incomplete"])
-    if found := rows.filter(pc.invert(whole)).select(["index", "incomplete"]).to_pylist():
-        shown = "; ".join(f"videos[{row['index']}]: {row['incomplete']}" for row in found[:_SHOWN])
-        more = f"; and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
-        warnings.warn(
-            f"{len(found):,} captions are compared with the beginning of a damaged video: {shown}{more}",
-            stacklevel=5,
-        )
+    damaged = pc.invert(pc.is_null(rows["incomplete"]))
+    if found := rows.filter(damaged).select(["index", "incomplete"]).to_pylist():
+        captions = "1 caption is" if len(found) == 1 else f"{len(found):,} captions are"
+        pieces: list[Piece] = [f"{captions} compared with the beginning of a damaged video"]
+        for row in found[:_SHOWN]:
+            pieces += ["; ", Argument("videos", row["index"]), f": {row['incomplete']}"]
+        if len(found) > _SHOWN:
+            pieces.append(f"; and {len(found) - _SHOWN:,} more")
+        warnings.warn(InputWarning(tuple(pieces)), stacklevel=5)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from capeval_core.inputs.frames import EVERY
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.matching.cosine import unit
-from capeval_core.reports.frames import DESIGNED, FrameMatch, best_frames, draw_frames
+from capeval_core.reports.frames import DESIGNED, NARROW, FrameMatch, best_frames, draw_frames
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,11 +51,17 @@ class VideoExplanation(dict[str, Any]):
             ValueError: there is no score, or the width is below 320 pixels.
             ImageError: the video can no longer be read.
         """
+        return self._drawn(width, DESIGNED)
+
+    def overlay(self, width: int = 2 * NARROW) -> Image:
+        """The same on a narrow sheet, with fewer frames; arguments and errors are those of `plot`."""
+        return self._drawn(width, NARROW)
+
+    def _drawn(self, width: int, designed: int) -> Image:
         if "error" in self:
             raise ValueError(f"there is no score to draw: {self['error']}")
-        return draw_frames(self["caption"], self["frame_cosines"], self["words"], self._frames(), width)
-
-    overlay = plot
+        frames = self._frames()
+        return draw_frames(self["caption"], self["frame_cosines"], self["words"], frames, width, designed)
 
     def _frames(self) -> dict[int, Image]:
         """The frames that are drawn, by their position among those that were compared."""

@@ -82,7 +82,7 @@ class CaptionAugmentation(Augmentation):
 
     kind: ClassVar = CAPTION
     libraries: ClassVar = ("transformers",)
-    shard: ClassVar = 1024
+    shard: ClassVar = 256
     batch: ClassVar = 16
 
     model: str | PathLike[str] = option(

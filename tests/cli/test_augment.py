@@ -274,7 +274,8 @@ def test_captions_that_are_cut_are_counted_and_nothing_else_is_printed(
     ran = run(capeval, "images", {**IMAGES, "model": pipeline}, *SHORT)
     assert ran.out == (
         "images  2 generated, 0 found, 0 dropped, 0 failed\nfolder  out\n"
-        "train with them:\n  capeval train pacs --positives out ...\n"
+        "train with them, when there are captions and images:\n  capeval train pacs --captions captions.json "
+        "--images images --positives out --start WEIGHTS --out FOLDER\n"
     )
     assert ran.err == (
         "capeval: warning: 1 captions are longer than the text encoder reads, and the images show their "

@@ -110,7 +110,7 @@ def test_what_is_missing_survives_the_cache(clip: ClipEncoder, tmp_path: Path) -
         for s in samplings[:2]
     ]
     why = first[0].incomplete[4]
-    assert why == "only the first 7 frames could be decoded: the file states 1.2 s, and ends at 0.7 s"
+    assert why == "frames end after 7: the file states 1.2 s, and ends at 0.7 s"
     assert [one for one in first[0].incomplete if one] == [one for one in first[1].incomplete if one] == [why]
     with count_forwards() as count:
         for sampling, expected in zip(samplings, first, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 from PIL import Image
 
 from capeval_core.inputs import frame_sources
-from capeval_core.inputs.frames import InputFrames
+from capeval_core.inputs.frames import InputFrames, check_samplings
 from capeval_core.inputs.sampling import MOST_FRAMES, Sampling
 from capeval_core.inputs.visual import ImageError, InputImage
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_media import checked, folder_of, refusal
+from tests.inputs.video_writing import video as video_file
 
 GREY = np.full((4, 6), 128, "uint8")
 CLIP = [photograph(seed=i) for i in range(3)]
@@ -146,9 +148,28 @@ def test_ten_frames_are_those_of_vatex_eval(frames: int, expected: list[int]) ->
     assert reading.sampled.indices == expected
 
 
-def test_frames_without_times_have_no_rate() -> None:
-    with pytest.raises(ImageError, match=r"does not say when they are shown, which fps needs: pass a video"):
+def test_frames_without_times_have_no_rate(tmp_path: Path) -> None:
+    with pytest.raises(
+        ImageError, match=r"does not say when frames are shown, which fps needs: pass a video"
+    ):
         list(InputFrames.of(CLIP).load().read(Sampling(fps=1)))
+    (tmp_path / "film").write_bytes(b"any file has times")
+    values = [CLIP, tmp_path / "film", folder_of(tmp_path / "clip", "0.png"), video_file()]
+    videos = [InputFrames.of(value, f"videos[{i}]") for i, value in enumerate(values)]
+    with pytest.raises(ImageError) as caught:
+        check_samplings(videos, Sampling(fps=1))
+    assert [problem.argument for problem in caught.value.problems] == ["videos[0]", "videos[2]"]
+    check_samplings(videos, Sampling(max_frames=1))
+
+
+def test_a_metric_refuses_a_rate_before_weights_are_opened() -> None:
+    from capeval_core.registry import metric_class
+
+    metric = metric_class("pacs", "video")
+    with pytest.raises(ImageError, match=r"^videos\[1\]: the video of 3 frames does not say when"):
+        metric.check_input(metric.Options(fps=2.0), ["a", "b"], [video_file(), CLIP])
+    lenient = metric.Options(fps=2.0, on_error="nan")
+    assert len(metric.check_input(lenient, ["a", "b"], [video_file(), CLIP])) == 2
 
 
 @pytest.mark.parametrize(
@@ -179,3 +200,8 @@ def test_equal_samplings_are_equal() -> None:
     assert Sampling(fps=2) == Sampling(fps=np.float32(2)) and hash(Sampling(fps=2)) == hash(Sampling(fps=2.0))
     assert str(Sampling(max_frames=np.int64(3))) == "max_frames=3"
     assert len({str(Sampling()), str(Sampling(fps=1)), str(Sampling(max_frames=1))}) == 3
+
+
+def test_slots_are_exact() -> None:
+    for fps, seconds, slot in ((5, 100, 500), (5, Fraction(99_999, 1000), 499), (0.3, Fraction(10, 3), 1)):
+        assert Sampling(fps=fps).slot(Fraction(seconds)) == slot

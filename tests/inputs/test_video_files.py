@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -11,9 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from capeval_core.inputs import frame_sources
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.samples import check_samples
 from capeval_core.inputs.sampling import Sampling
+from capeval_core.inputs.video_file import OpenVideo
 from capeval_core.inputs.visual import ImageError
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_media import refusal
@@ -137,11 +141,9 @@ def test_so_many_frames_in_all(form: str) -> None:
         assert numbers(images) == sorted(set(expected))
 
 
-@pytest.mark.parametrize("stated", [1, 5, 11, 40, 2**31 - 1])
+@pytest.mark.parametrize("stated", [0, 1, 5, 11, 40, 2**31 - 1])
 def test_the_number_of_frames_is_that_which_is_there(stated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a header or a count of packets says."""
-    from capeval_core.inputs.video_file import OpenVideo
-
     monkeypatch.setattr(OpenVideo, "stated_frames", lambda self: stated)
     given = {}
     reading = InputFrames.of(video()).load().read(Sampling(max_frames=5))
@@ -151,6 +153,13 @@ def test_the_number_of_frames_is_that_which_is_there(stated: int, monkeypatch: p
     assert reading.sampled.indices == [0, 2, 5, 8, 11]
     assert given.keys() >= set(reading.sampled.indices)
     assert numbers(given.values()) == list(given)
+
+
+def test_used_frames_of_a_file_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_sources, "MOST_FRAMES", 5)
+    with pytest.raises(ImageError, match="is a video of more than 5 frames: take fewer"):
+        read(video())
+    assert len(read(video(), fps=2)[0]) == 3 and len(read(video(), max_frames=4)[0]) == 4
 
 
 # ---- what is in a frame
@@ -247,7 +256,7 @@ def test_frames_before_a_damaged_end_are_used(form: str, zeros: bool) -> None:
     count = len(images)
     assert 0 < count < 40 and reading.sampled.indices == list(range(count))
     why = reading.sampled.incomplete
-    assert why is not None and why.startswith(f"only the first {count:,} frames could be decoded: the file ")
+    assert why is not None and why.startswith(f"frames end after {count:,}: the file ")
     sound = images if form in ("mp4", "avi") else images[:-1]  # of the last one a part may be missing
     assert [image.tobytes() for image in sound] == [i.tobytes() for i in read(whole)[0][: len(sound)]]
     for sampling in ({"max_frames": 5}, {"fps": 5}):
@@ -257,12 +266,68 @@ def test_frames_before_a_damaged_end_are_used(form: str, zeros: bool) -> None:
     assert read(cut, max_frames=5)[1].sampled.indices == np.linspace(0, count - 1, 5).astype(int).tolist()
 
 
+def test_frames_that_the_decoder_holds_back_come_before_the_damage() -> None:
+    """H.264 gives frames in another order than it stores them."""
+    import av
+
+    whole = video("mp4", 40)
+    start = whole.index(b"mdat")
+    cut = whole[: start + (len(whole) - start) // 2]
+    with av.open(io.BytesIO(cut)) as container:
+        sound = sum(packet.size > 0 and not packet.is_corrupt for packet in container.demux(video=0))
+    assert 0 < sound < 40 and len(read(cut)[0]) == sound
+
+
+@pytest.mark.parametrize("form", ["webm", "mkv"])
+def test_two_lost_frames_show(form: str) -> None:
+    """The file is cut between frames, so nothing in it is damaged; it states how long it is."""
+    whole = video(form, 40)
+    for kept in range(len(whole) - 1, 0, -3):
+        images, reading = read(whole[:kept])
+        if len(images) == 38:
+            break
+    assert reading.sampled.incomplete == ("frames end after 38: the file states 4.0 s, and ends at 3.8 s")
+
+
+def test_a_length_that_only_the_container_states_counts() -> None:
+    whole = video("mkv", 40).replace(b"DURATION", b"NOTATION")
+    assert read(whole)[1].sampled.incomplete is None
+    why = str(read(whole[: len(whole) // 2])[1].sampled.incomplete)
+    assert "the file states 4.0 s, and ends at " in why
+
+
+def test_a_part_of_a_frame_is_not_used() -> None:
+    """Half a JPEG gives a picture, too."""
+    whole = written(
+        drawn(8), fmt="mov", codec="mjpeg", pix_fmt="yuvj420p", container={"movflags": "faststart"}
+    )
+    images, reading = read(whole[:-40])
+    assert len(images) == 7 and reading.sampled.incomplete is not None
+
+
 def test_frames_behind_damage_are_not_used() -> None:
     whole = video("mp4", 40)
     start = whole.index(b"mdat") + (len(whole) - whole.index(b"mdat")) // 2
     images, reading = read(whole[:start] + b"\xff" * 40 + whole[start + 40 :])
     assert 0 < len(images) < 40
-    assert str(reading.sampled.incomplete).endswith("the file is damaged or cut off behind them")
+    assert str(reading.sampled.incomplete).endswith("the file is damaged or cut off there")
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 4])
+def test_a_damaged_frame_is_not_used(damaged: int) -> None:
+    """Half of a frame's bytes are zeros; the decoder gives a picture, and flags it."""
+    whole = video("avi")
+    start, end, _ = _chunk(whole, damaged)
+    middle = start + 8 + (end - start - 8) // 2
+    images, reading = read(whole[:middle] + bytes(end - middle) + whole[end:])
+    sound = [image.tobytes() for image in read(whole)[0]]
+    if damaged:
+        assert [image.tobytes() for image in images] == sound[:damaged]
+        why = f"frames end after {damaged}: the file is damaged or cut off there"
+    else:
+        assert len(images) == 11
+        why = "damaged frames at its start are left out: 1"
+    assert reading.sampled.incomplete == why
 
 
 @pytest.mark.parametrize(
@@ -355,16 +420,32 @@ def test_sizes_within_the_stream_are_bounded_too(monkeypatch: pytest.MonkeyPatch
     assert len(images) == 1 and "damaged" in str(reading.sampled.incomplete)
 
 
-def test_far_too_large_frames_are_not_decoded_to_learn_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = written(drawn(1, 640, 480), **LOSSLESS)
+@pytest.mark.parametrize("form", FORMS)
+def test_far_too_large_frames_are_not_decoded_to_learn_their_size(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = written(drawn(1, 640, 480), **FORMS[form])
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2_000)
+    sizes: list[tuple[int, int]] = []
+    monkeypatch.setattr(OpenVideo, "image", lambda self, frame: sizes.append((frame.width, frame.height)))
     text = str(refusal([data], "video"))
-    assert "640x480" in text or "too large to trust" in text
+    assert "640x480 = 307,200 pixels" in text or "too large to trust" in text
+    assert not sizes
+
+
+@pytest.mark.parametrize(("fmt", "codec"), [("flv", "flv1"), ("nut", "mpeg4"), ("mpegts", "mpeg2video")])
+def test_containers_that_are_not_opened(fmt: str, codec: str) -> None:
+    data = written(drawn(30), fmt=fmt, codec=codec, pix_fmt="yuv420p", rate=25)
+    assert "is not a video that can be read: expected MP4" in str(refusal([data], "video"))
+
+
+def test_a_name_may_be_of_any_bytes(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/\xff%d.mkv"
+    Path(os.fsdecode(path)).write_bytes(video())
+    assert numbers(InputFrames.of(os.fsdecode(path)).load()) == list(range(12))
 
 
 def test_the_check_of_a_long_file_decodes_its_first_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    from capeval_core.inputs.video_file import OpenVideo
-
     counts: list[int] = []
     image = OpenVideo.image
 

@@ -17,7 +17,8 @@ import pytest
 from PIL import Image
 
 from capeval_core.demo import FOLDER, demo_set
-from capeval_core.registry import METRICS
+from capeval_core.registry import METRICS, metric_class
+from tests.inputs.video_writing import video
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queue
 
 META = {"_type": "gradio.FileData"}
 SECRET = "PASSWORD=abcdef"
+FILES = {"image": ("a.png", demo_set()[1].image.read_bytes()), "video": ("a.mp4", video("mp4"))}
+"""An upload for each component that takes one."""
 REFUSAL = "is not among the uploads of this page"
 _SESSIONS = count()
 
@@ -50,13 +53,29 @@ class Served:
         kinds = {component["id"]: component["type"] for component in self.config["components"]}
         return [kinds[given] for given in event["inputs"]]
 
-    def values(self, event: dict[str, Any]) -> list[Any]:
-        """What a visitor without an image would send."""
-        usual = {"image": None, "textbox": "a red circle and a blue star", "radio": "tiny", "state": None}
-        values = [usual[kind] for kind in self.kinds(event)]
-        if values == [None, "tiny"] or values == ["tiny"]:  # an example and the kind of its caption
-            values[-1] = "good"
-        return values
+    def names(self, event: dict[str, Any]) -> list[str]:
+        """What each input is called on the page."""
+        names = {
+            component["id"]: component["props"].get("elem_id") for component in self.config["components"]
+        }
+        return [names[given] for given in event["inputs"]]
+
+    def values(self, event: dict[str, Any], about: str = "image") -> list[Any]:
+        """What a visitor without an image or a video would send."""
+        text = "a red circle and a blue star"
+        weights = next(c for c in self.config["components"] if c["props"].get("elem_id") == "weights")
+        usual = {"caption": text, "references": text, "kind": "good", "about": about}
+        usual["weights"] = weights["props"]["value"]
+        return [usual.get(name) for name in self.names(event)]
+
+    def public(self) -> dict[str, Any]:
+        """The event for programs."""
+        (event,) = (event for event in self.endpoints() if event["api_visibility"] == "public")
+        return event
+
+    def visuals(self, event: dict[str, Any]) -> dict[str, int]:
+        """The places of what takes files: `image`, `video`."""
+        return {name: place for place, name in enumerate(self.names(event)) if name in FILES}
 
     def upload(self, name: str, data: bytes) -> str:
         """Where the server keeps an uploaded file."""
@@ -112,7 +131,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
 @pytest.fixture(scope="module", params=list(METRICS))
 def served(request: pytest.FixtureRequest, folders: tuple[Path, Path]) -> Iterator[Served]:
     """The page of each metric."""
-    demo = pages.build(request.param, "tiny")
+    demo = pages.build(request.param, "tiny" if metric_class(request.param).default_weights else None)
     pages.launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
     try:
         with httpx.Client(base_url=demo.local_url, timeout=60) as client:  # one for all: making one is slow
@@ -183,8 +202,9 @@ def disguises(path: str) -> list[Any]:
 
 def attempts(served: Served, kind: str) -> Iterator[Any]:
     """Values for an input of that kind: all paths in the usual forms and one in all forms, else a few."""
-    first, *others = paths(served) if kind == "image" else paths(served)[:1]
-    yield from disguises(first) if kind == "image" else disguises(first)[:4]
+    takes_files = kind in ("image", "file")
+    first, *others = paths(served) if takes_files else paths(served)[:1]
+    yield from disguises(first) if takes_files else disguises(first)[:4]
     for path in others:
         yield from disguises(path)[1:4]
 
@@ -198,21 +218,20 @@ def assert_nothing_is_handed_out(answer: str) -> None:
 def test_no_event_reads_what_was_not_uploaded(served: Served) -> None:
     tried = 0
     for event in served.endpoints():
-        usual = served.values(event)
-        for place, kind in enumerate(served.kinds(event)):
+        for place, (kind, name) in enumerate(zip(served.kinds(event), served.names(event), strict=True)):
+            usual = served.values(event, name if name in FILES else "image")
             for value in attempts(served, kind):
                 answer = served.ask(event, [*usual[:place], value, *usual[place + 1 :]])
-                assert_nothing_is_handed_out(answer)
+                if name in FILES or '"path"' in json.dumps(value):
+                    assert_nothing_is_handed_out(answer)
                 tried += 1
-    assert tried > 100
+    assert tried > 20
 
 
 def test_the_queue_and_calls_read_nothing_either(served: Served) -> None:
     for event in served.endpoints():
-        usual = served.values(event)
-        for place, kind in enumerate(served.kinds(event)):
-            if kind != "image":
-                continue
+        for name, place in served.visuals(event).items():
+            usual = served.values(event, name)
             for path in (paths(served)[0], paths(served)[1], paths(served)[7]):
                 for value in ({"path": path}, {"path": path, "meta": META, "is_stream": True}):
                     data = [*usual[:place], value, *usual[place + 1 :]]
@@ -223,45 +242,85 @@ def test_the_queue_and_calls_read_nothing_either(served: Served) -> None:
                         assert_nothing_is_handed_out(answer)
                         # Values with a `meta` are checked by Gradio itself, whose error has no words.
                         failed = '"success":false' in answer or "event: error" in answer
-                        assert failed if "meta" in value else REFUSAL in answer, answer
+                        told = "meta" in value or name == "video"
+                        assert failed if told else REFUSAL in answer, answer
 
 
 def test_a_refusal_does_not_say_whether_a_file_is_there(served: Served) -> None:
-    (event,) = (event for event in served.endpoints() if event["api_visibility"] == "public")
-    usual = served.values(event)
-    answers = {
-        served.ask(event, [{"path": path}, *usual[1:]])
-        for path in (str(served.outside / "secret.png"), str(served.outside / "none.png"), "/proc/self/mem")
-    }
-    assert len(answers) == 1 and REFUSAL in answers.pop()
+    event = served.public()
+    for name, place in served.visuals(event).items():
+        usual = served.values(event, name)
+        answers = {
+            served.ask(event, [*usual[:place], {"path": path}, *usual[place + 1 :]])
+            for path in (
+                str(served.outside / "secret.png"),
+                str(served.outside / "none.png"),
+                "/proc/self/mem",
+            )
+        }
+        assert len(answers) == 1 and (name == "video" or REFUSAL in answers.pop())
 
 
 def test_what_was_uploaded_is_scored_by_each_way(served: Served) -> None:
     """The same requests with an upload: what the other tests refuse would work."""
-    path = served.upload("a.png", demo_set()[1].image.read_bytes())
     for event in served.endpoints():
-        usual, kinds = served.values(event), served.kinds(event)
-        if "image" not in kinds:
-            continue
         public = event["api_visibility"] == "public"
-        data = [{"path": str(demo_set()[1].image)} if public else {"path": path}, *usual[1:]]
-        answer = served.ask_queue(event, data)
-        assert '"mean"' in answer or 'class=\\"score\\"' in answer, answer[-500:]
-        data[0] = {"path": path, "meta": META}
-        if public:
-            assert '"mean"' in served.ask(event, data) and '"mean"' in served.ask_call(
-                event["api_name"], data
-            )
+        for name, place in served.visuals(event).items():
+            path = served.upload(*FILES[name])
+            packaged = str(demo_set()[1].image) if public and name == "image" else path
+            usual = served.values(event, name)
+            given = {"path": packaged} | ({"meta": META} if name == "video" else {})
+            answer = served.ask_queue(event, [*usual[:place], given, *usual[place + 1 :]])
+            assert '"mean"' in answer or 'class=\\"score\\"' in answer, answer[-500:]
+            data = [*usual[:place], {"path": path, "meta": META}, *usual[place + 1 :]]
+            if public:
+                assert '"mean"' in served.ask(event, data)
+                assert '"mean"' in served.ask_call(event["api_name"], data)
 
 
-def test_an_upload_that_is_no_image_is_not_quoted(served: Served) -> None:
-    (event,) = (event for event in served.endpoints() if event["api_visibility"] == "public")
-    broken = demo_set()[0].image.read_bytes()[:90] + b"PASSWORD" * 20
-    for data in (SECRET.encode(), broken):
-        path = served.upload("own.png", data)
-        answer = served.ask(event, [{"path": path}, *served.values(event)[1:]])
-        assert "own.png" in answer
-        assert_nothing_is_handed_out(answer)
+def test_texts_alone_are_scored_without_files(served: Served) -> None:
+    event = served.public()
+    if not served.visuals(event):
+        assert '"mean"' in served.ask(event, served.values(event))
+
+
+def test_an_upload_that_is_none_is_not_quoted(served: Served) -> None:
+    event = served.public()
+    for name, place in served.visuals(event).items():
+        own, data = FILES[name]
+        for broken in (SECRET.encode(), data[:90] + b"PASSWORD" * 20):
+            path = served.upload(own, broken)
+            usual = served.values(event, name)
+            answer = served.ask(event, [*usual[:place], {"path": path, "meta": META}, *usual[place + 1 :]])
+            assert own in answer
+            assert_nothing_is_handed_out(answer)
+
+
+def test_an_upload_that_names_other_files_opens_none(
+    served: Served, elsewhere: tuple[str, list[str]]
+) -> None:
+    """Playlists and scripts that FFmpeg would follow, under the name of a video."""
+    event, (address, asked) = served.public(), elsewhere
+    if "video" not in served.visuals(event):
+        return
+    place, usual = served.visuals(event)["video"], served.values(event, "video")
+    video_beside = served.outside / "secret.mp4"
+    video_beside.write_bytes(FILES["video"][1])
+    for target in (address, str(video_beside), f"file://{video_beside}"):
+        for content in (
+            f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{target}\n#EXT-X-ENDLIST\n",
+            f"ffconcat version 1.0\nfile '{target}'\n",
+            f"<?xml version='1.0'?><MPD><Period><BaseURL>{target}</BaseURL></Period></MPD>",
+            f"v=0\nc=IN IP4 127.0.0.1\na=control:{target}\nm=video 9 RTP/AVP 96\n",
+        ):
+            for name in ("a.mp4", "a.gif", "a.mkv"):
+                path = served.upload(name, content.encode())
+                answer = served.ask(
+                    event, [*usual[:place], {"path": path, "meta": META}, *usual[place + 1 :]]
+                )
+                assert "is not a video that can be read" in answer, answer[:300]
+                assert_nothing_is_handed_out(answer)
+    assert not asked
 
 
 def test_files_are_served_from_the_upload_folder_only(
@@ -279,9 +338,10 @@ def test_files_are_served_from_the_upload_folder_only(
 def test_a_page_tells_no_path_of_the_installation(served: Served) -> None:
     told = [served.client.get("config").text, served.client.get("").text]
     for event in served.endpoints():
-        if "image" not in served.kinds(event):  # an example among them
+        if not served.visuals(event):  # an example among them
             told.append(served.ask(event, served.values(event)))
-    assert any("0.png" in answer for answer in told[2:]), "no example was chosen"
+    if served.visuals(served.public()):
+        assert any("0.png" in answer for answer in told[2:]), "no example was chosen"
     for answer in told:
         assert str(FOLDER) not in answer and str(Path(pages.__file__).parents[2]) not in answer
 
@@ -302,20 +362,23 @@ def test_files_beyond_the_limit_are_not_taken(served: Served) -> None:
 def test_no_event_asks_another_server(served: Served, elsewhere: tuple[str, list[str]]) -> None:
     address, asked = elsewhere
     for event in served.endpoints():
-        usual = served.values(event)
-        for place in range(len(usual)):
+        for place, name in enumerate(served.names(event)):
+            usual = served.values(event, name if name in FILES else "image")
             for value in disguises(address)[:8]:
                 answer = served.ask(event, [*usual[:place], value, *usual[place + 1 :]])
-                assert_nothing_is_handed_out(answer)
+                if isinstance(value, dict):
+                    assert_nothing_is_handed_out(answer)
     assert not asked
 
 
 @pytest.mark.parametrize("odd", [3, True, ["a"], {"a": 1}, None])
 def test_values_of_other_types_are_told(served: Served, odd: Any) -> None:
-    path = served.upload("a.png", demo_set()[1].image.read_bytes())
-    (event,) = (event for event in served.endpoints() if event["api_visibility"] == "public")
-    for place, name in ((1, "caption"), (3, "weights")):
-        data = [{"path": path}, *served.values(event)[1:]]
-        data[place] = odd
-        error = json.loads(served.ask(event, data))["error"]
-        assert error is not None and name in error.lower(), error
+    event = served.public()
+    for place, name in enumerate(served.names(event)):
+        if name in ("caption", "weights", "about"):
+            data = [*served.values(event)]
+            for own, at in served.visuals(event).items():
+                data[at] = {"path": served.upload(*FILES[own]), "meta": META}
+            data[place] = odd
+            error = json.loads(served.ask(event, data))["error"]
+            assert error is not None and name in error.lower(), error

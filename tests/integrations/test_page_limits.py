@@ -105,6 +105,7 @@ def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path
     (event,) = (fn for fn in page.fns.values() if fn.api_visibility == "public")
     shown = next(fn for fn in page.fns.values() if fn.name == "show")
     good = {"path": str(demo_set()[0].image)}
+    about = ["image", None] if name == "refpacs" else []
     wrong: list[tuple[Any, str, str, str]] = [
         (None, "a star", "a star", "The image is missing"),
         (good, "", "a star", "is empty"),
@@ -112,13 +113,14 @@ def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path
         (good, "x" * 20_001, "a star", "this page takes 20,000"),
     ]
     for image, caption, references, complaint in wrong:
+        given = [image, caption, references, str(tmp_path), *about]
         with pytest.raises(gr.Error) as refused:
-            event.fn(image, caption, references, str(tmp_path))
+            event.fn(*given)
         assert complaint in refused.value.message and "weights" not in refused.value.message
-        answers = [answer[0] for answer in shown.fn(image, caption, references, str(tmp_path))]
+        answers = [answer[0] for answer in shown.fn(*given)]
         assert len(answers) == 1 and complaint in answers[0]  # and never: one moment, weights are opened
     with pytest.raises(gr.Error, match=r"config\.json"):
-        event.fn(good, "a star", "a star", str(tmp_path))
+        event.fn(good, "a star", "a star", str(tmp_path), *about)
 
 
 def chosen(client: httpx.Client) -> str:
@@ -185,7 +187,7 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
     try:
         with httpx.Client(base_url=page.local_url) as client:
             events = client.get("config").json()["dependencies"]
-            number = next(e["id"] for e in events if e["backend_fn"] and len(e["inputs"]) == 4)
+            number = next(e["id"] for e in events if e["backend_fn"] and len(e["inputs"]) == 6)
             data = [{"path": str(demo_set()[0].image)}, "a star", "", "tiny"]
             for session in ("served", "waiting"):
                 body = {"data": data, "fn_index": number, "session_hash": session}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capeval_core.phrases.ptb import PUNCTUATION, ptb_text, ptb_tokens
+from capeval_core.phrases.ptb import _SIMPLE, PUNCTUATION, _tokens, ptb_text, ptb_tokens
 
 HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "data"
@@ -84,3 +84,64 @@ def test_any_text_can_be_read(text: str) -> None:
     assert not set(tokens) & PUNCTUATION
     assert all(token.split() == [token] and token == token.lower() for token in tokens)
     assert ptb_tokens(f" {text}\n") == tokens
+
+
+WORDS = [
+    *(
+        "cannot",
+        "Gonna",
+        "lemme",
+        "a",
+        "B",
+        "x",
+        "5",
+        "1st",
+        "555",
+        "1234",
+        "2x",
+        "fig",
+        "no",
+        "nos",
+        "art",
+        "ph",
+    ),
+    *(
+        "mr",
+        "st",
+        "St",
+        "wash",
+        "Wash",
+        "etc",
+        "p",
+        "dog",
+        "won",
+        "us",
+        "the",
+        "The",
+        "www",
+        "com",
+        "til",
+        "cans",
+    ),
+]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "  ", ", ", " , ", ",  "])), max_size=4),
+    st.sampled_from(WORDS),
+    st.sampled_from(["", ".", " .", " ", ". ", " . "]),
+)
+def test_captions_without_marks_have_the_words_that_the_rules_give(
+    before: list[tuple[str, str]], last: str, end: str
+) -> None:
+    """They are read at once, by a way of its own."""
+    text = "".join(word + gap for word, gap in before) + last + end
+    assert _SIMPLE(text)
+    assert ptb_tokens(text) == [token for token in _tokens(text) if token not in PUNCTUATION]
+
+
+def test_which_captions_are_read_at_once() -> None:
+    assert all(map(_SIMPLE, ["a dog", " A dog , two cats .", "dog.", "5 dogs, 2x  "]))
+    assert not any(
+        map(_SIMPLE, ["", " ", "a-b", "it's", "a dog.b", "a ,b", "1,5", ", a", "a!", "é", "a . b", "a\nb"])
+    )

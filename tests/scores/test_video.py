@@ -45,6 +45,7 @@ REFERENCES = [
     ["birds in snow", "a cat"],
     ["a dog", "the red dog runs"],
 ]
+FLAT = [text for own in REFERENCES for text in own]
 VIDEO_OF = [0, 1, 2, 3, 4, 0]
 FRAMES = [1, 4, 2, 7, 3]
 SEED = 5
@@ -109,13 +110,15 @@ def by_hand(
 ) -> list[float]:
     clip, off = encoder(), FeatureCache(0)
     weight = idf_by_hand(idf) if idf else lambda index: 1.0
-    tokens = lambda text: unit64(clip.encode_tokens([text], cache=off).features[0])  # noqa: E731
+    texts = [*CAPTIONS, *FLAT]
+    features = clip.encode_tokens(texts, cache=off).features
+    tokens = {text: unit64(rows) for text, rows in zip(texts, features, strict=True)}
     weights = lambda text: [weight(i) for i in clip.tokenizer.encode([text]).ids[0]]  # noqa: E731
     scores = []
     for caption, own, number in zip(CAPTIONS, REFERENCES, VIDEO_OF, strict=True):
         images = [InputImage.of(frame) for frame in videos[number]]
         frames = unit64(np.concatenate([part.features for part in clip.encode_images(images, cache=off)]))
-        words = tokens(caption)
+        words = tokens[caption]
         whole = unit64(frames.mean(axis=0))
         similarity = words @ frames.T
         p, r = mean(similarity.max(axis=1), weights(caption)), float(similarity.max(axis=0).mean())
@@ -123,18 +126,15 @@ def by_hand(
         if references:
             fine, coarse = [], []
             for text in own:
-                similarity = words @ tokens(text).T
+                similarity = words @ tokens[text].T
                 p = mean(similarity.max(axis=1), weights(caption))
                 r = mean(similarity.max(axis=0), weights(text))
                 fine.append(f1(p, r, released))
-                coarse.append(words[-1] @ tokens(text)[-1])
+                coarse.append(words[-1] @ tokens[text][-1])
             best = max(fine) + max(coarse) if released else max(map(sum, zip(fine, coarse, strict=True)))
             score = (score + best / 2) / 2
         scores.append(float(score))
     return scores
-
-
-FLAT = [text for own in REFERENCES for text in own]
 
 
 @pytest.mark.parametrize("idf", [True, False])
@@ -171,6 +171,29 @@ def test_the_best_reference_is_one_and_released_maxima_are_of_several() -> None:
     assert (largest.precision.tolist(), largest.recall.tolist()) == ([0.6, 0.3], [0.9, 0.3])
     undefined = Components(*(np.append(own, [math.nan, 0.5]) for own in values)).best(np.array([2, 1, 2]))
     assert np.isnan(undefined.coarse).tolist() == [False, False, True]
+
+
+@NAMES
+def test_cosines_of_minus_one_and_one_reach_both_ends_of_the_range(name: str, seeded_weights: Path) -> None:
+    metric, rows = opened(name, seeded_weights, idf=False), []
+    for index, cosine in enumerate([-1.0, 1.0]):
+        row: dict[str, Any] = {
+            "index": index,
+            "group": str(index),
+            "truncated": 0,
+            "empty": False,
+            "frames": 1,
+        }
+        row |= {
+            "caption_ids": [8, 9],
+            "caption_maxima": [cosine] * 2,
+            "frame_recall": cosine,
+            "cosine": cosine,
+        }
+        row |= {"references": 1, "reference_ids": [[8, 9]], "reference_cosines": [cosine]}
+        row |= {"reference_maxima": [[cosine] * 2], "reference_caption_maxima": [[cosine] * 2]}
+        rows.append({field: row.get(field) for field in metric.ROW.names})
+    assert tuple(metric.combine(pa.Table.from_pylist(rows, schema=metric.ROW)).scores) == metric.range
 
 
 # What a score does not depend on.
@@ -277,7 +300,7 @@ def test_a_corpus_of_one_text_has_no_idf(name: str, seeded_weights: Path, videos
     metric, plain = opened(name, seeded_weights), opened(name, seeded_weights, idf=False)
     references = [["a dog sits"]] if metric.needs_references else None
     texts = 2 if references else 1
-    with pytest.warns(UserWarning, match=rf"of {texts} texts all occur in every text .*no idf") as caught:
+    with pytest.warns(UserWarning, match=rf"of {texts} texts? all occur in every text .*no idf") as caught:
         found = metric.score(["a dog"], videos=videos[1:2], references=references)
     assert caught[0].filename == __file__
     even = plain.score(["a dog"], videos=videos[1:2], references=references)
@@ -383,12 +406,12 @@ def test_of_a_damaged_video_the_beginning_is_compared_and_it_is_said(name: str, 
     captions, references = ["a dog", "a cat", "snow"], [["a cat"], ["a dog"], ["a bird"]]
     given: dict[str, Any] = {"references": references} if metric.needs_references else {}
     with pytest.warns(
-        UserWarning, match=r"1 captions .* damaged video: videos\[1\]: only the first"
+        UserWarning, match=r"1 caption is .* damaged video; videos\[1\]: frames end after"
     ) as caught:
         found = metric.score(captions, videos=[whole, cut, whole], **given)
     assert caught[0].filename == __file__ and found.errors == {}
     frames = len(found.explain(1)["frame_cosines"])
-    assert f"only the first {frames:,} frames" in found.explain(1)["incomplete"]
+    assert f"frames end after {frames:,}: " in found.explain(1)["incomplete"]
     assert len(found.explain(0)["frame_cosines"]) == 12 > frames and found.explain(0)["incomplete"] is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -496,7 +519,7 @@ def test_explanations_belong_to_their_rows(
 ) -> None:
     """Over several windows, and of rows with different numbers of references."""
     whole = score(opened(name, seeded_weights, evidence=True), videos)
-    monkeypatch.setattr(video_module, "TEXTS_AT_ONCE", 4)
+    monkeypatch.setattr(video_module, "TEXTS_AT_ONCE", 7)  # windows of two rows and of one
     found = score(opened(name, seeded_weights, evidence=True), videos)
     for row, number in enumerate(VIDEO_OF):
         note, expected = found.explain(row), whole.explain(row)

@@ -134,6 +134,8 @@ def test_processes_share_the_work(
         generated("captions", drawn, captioner, tmp_path / "shared", "--shard", part)
         assert f"captions (part {part})  {made} generated" in capsys.readouterr().out
     assert contents(tmp_path / "shared") == contents(whole)
+    generated("captions", drawn, captioner, tmp_path / "new", "--shard", "9/9")  # of three shards
+    assert "captions (part 9/9)  0 generated, 0 found, 0 dropped, 0 failed" in capsys.readouterr().out
 
 
 def test_one_folder_takes_both_kinds_of_two_processes_at_once(

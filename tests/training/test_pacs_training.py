@@ -20,7 +20,9 @@ import capeval_core
 from capeval_core.cli import main
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.models.batching import count_forwards
+from capeval_core.training import pacs_run
 from capeval_core.training.log import TrainingLog
+from capeval_core.training.pairs import PairOrder, Pairs, held_out
 from capeval_core.weights.folder import TINY
 from tests.seeded import encoder
 from tests.training.pac_pairs import arguments, train, write_pairs
@@ -68,8 +70,8 @@ def test_the_loss_falls(pairs: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps": 60, "learning_rate": 3e-3, "log_every": 20, "validation": 0.4}
     log = log_of(train(pairs, tmp_path / "run", start=start, evaluate_every=20, **settings))
     losses = [line["losses"]["all"] for line in log]
-    held_out = [line["validation_loss"] for line in log]
-    assert losses[-1] < 0.5 * losses[0] and held_out[-1] < held_out[0]
+    judged = [line["validation_loss"] for line in log]
+    assert losses[-1] < 0.5 * losses[0] and judged[-1] < judged[0]
 
 
 def test_a_killed_training_goes_on_as_if_nothing_had_been(pairs: Path, trained: Path, tmp_path: Path) -> None:
@@ -154,12 +156,46 @@ def test_without_positives_the_weights_are_0(pairs: Path, trained: Path, tmp_pat
     assert "L = L(V, T) (equations" in card and "Generated positives: none" in card
 
 
+def test_the_prompt_is_put_before_captions_and_recorded(pairs: Path, trained: Path, tmp_path: Path) -> None:
+    bare = train(pairs, tmp_path / "run", prompt="")
+    config = json.loads((bare / "weights" / "config.json").read_text())
+    assert config["constants"]["prompt"] == config["training"]["prompt"] == ""
+    first, other = (log_of(run)[0]["losses"]["real pairs"] for run in (bare, trained))
+    assert first != pytest.approx(other, rel=0.01)
+
+
+def test_matrices_alone_decay(pairs: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"steps": 3, "weight_decay": 200, "evaluate_every": 3}
+    before, after = tiny(), tensors_of(train(pairs, tmp_path / "run", **settings))
+    for name in ("visual.proj", "text_projection"):
+        ratio = np.linalg.norm(after[name]) / np.linalg.norm(before[name].astype(np.float32))
+        assert ratio == pytest.approx((1 - 1e-3 * 200) ** 3, abs=0.02)
+    assert after["logit_scale"] == pytest.approx(before["logit_scale"].astype(np.float32), abs=0.01)
+
+
+def test_images_held_out_are_not_trained_on(
+    pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_on: set[int] = set()
+
+    class Noted(PairOrder):
+        def chosen(self, number: int) -> Pairs:
+            chosen = super().chosen(number)
+            trained_on.update(chosen.images.tolist())
+            return chosen
+
+    monkeypatch.setattr(pacs_run, "PairOrder", Noted)
+    train(pairs, tmp_path / "run")
+    expected, out = held_out(20, 0.2, seed=42)
+    assert trained_on == {*expected.tolist()} and len(out) == 4
+
+
 def test_captions_for_validation_are_held_out(pairs: Path, tmp_path: Path) -> None:
     rows = (pairs / "captions.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(rows[:14]))
     (tmp_path / "held.jsonl").write_text("".join(rows[14:]))
-    held_out = {"captions": tmp_path / "train.jsonl", "validation_captions": tmp_path / "held.jsonl"}
-    out = train(pairs, tmp_path / "run", **held_out)
+    files = {"captions": tmp_path / "train.jsonl", "validation_captions": tmp_path / "held.jsonl"}
+    out = train(pairs, tmp_path / "run", **files)
     assert "28 of 14 images, and 6 images held out" in (out / "weights" / "README.md").read_text()
 
 
@@ -216,39 +252,63 @@ def test_curves_go_to_trackers(pairs: Path, tmp_path: Path) -> None:
     assert "loss/generated images" in found.Tags()["scalars"]
 
 
+GRADIENTS = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+
+step, first = torch.optim.AdamW.step, []
+
+def stepped(optimiser, *arguments):
+    if not first:
+        parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        first.extend(parameter.grad.numpy().copy() for parameter in parameters)
+    return step(optimiser, *arguments)
+
+torch.optim.AdamW.step = stepped
+"""
+"""Code that notes the gradients of the first step; Adam itself hides by how much they are too long."""
+WRITTEN = """
+from capeval_core.cli import main
+assert main(sys.argv[2:]) == 0
+np.savez(sys.argv[1], *first)
+"""
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one(pairs: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "steps": 4,
-        "learning_rate": 1e-3,
-        "evaluate_every": 2,
-        "log_every": 1,
-    }
-    one = train(pairs, tmp_path / "one", **settings)
+    settings: dict[str, Any] = {"steps": 4, "evaluate_every": 2, "log_every": 1, "weight_decay": 0}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "capeval_core", *arguments(pairs, tmp_path / "two", **settings)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={
-                **os.environ,
-                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"},
-            },
-            stderr=subprocess.PIPE,
-            text=True,
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    started = []
+    for rank in (alone, *ranks):
+        out = tmp_path / rank["WORLD_SIZE"]
+        file = str(tmp_path / f"{rank['RANK']}-of-{rank['WORLD_SIZE']}.npz")
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", GRADIENTS + WRITTEN, file, *arguments(pairs, out, **settings)],
+                env={
+                    **os.environ,
+                    **(rank if rank is not alone else {}),
+                    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"},
+                },
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
-    for line, other in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
-        assert line.get("losses", {}) == pytest.approx(other.get("losses", {}), rel=1e-4)
-    before, alone, both = tiny(), tensors_of(one), tensors_of(tmp_path / "two")
-    for name, tensor in alone.items():
-        change = tensor.astype(np.float64) - before[name]
-        np.testing.assert_allclose(
-            both[name] - before[name].astype(np.float64), change, atol=3e-5, err_msg=name
-        )
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], errors
+    expected, *found = (np.load(tmp_path / name) for name in ("0-of-1.npz", "0-of-2.npz", "1-of-2.npz"))
+    for name in expected.files:
+        scale = np.abs(expected[name]).max()
+        for gradients in found:
+            np.testing.assert_allclose(gradients[name], expected[name], atol=1e-5 * scale, err_msg=name)
+    one, two = log_of(tmp_path / "1"), log_of(tmp_path / "2")
+    for line, other in zip(one, two, strict=True):
+        assert line["losses"] == pytest.approx(other["losses"], rel=1e-4)
+        loss = line.get("validation_loss", 0.0)
+        assert loss == pytest.approx(other.get("validation_loss", 0.0), rel=1e-3, abs=1e-7)

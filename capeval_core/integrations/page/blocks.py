@@ -85,7 +85,7 @@ class _Page:
         self.media = [scorer.medium for scorer in scorers.values() if scorer.medium is not None]
         self.scorer = next(iter(scorers.values()))  # of what the page is about at first
         self.words = words_of(self.scorer.metric)
-        gr.HTML(views.heading(self.scorer.metric), apply_default_css=False)
+        self.heading = gr.HTML(views.heading(self.scorer.metric), apply_default_css=False)
         with gr.Row(elem_id="bench"):
             with gr.Column(elem_id="inputs"):
                 self._inputs()
@@ -112,7 +112,7 @@ class _Page:
             label=self.words.label,
             lines=lines,
             max_lines=max_lines,
-            placeholder=f"What the {self.words.visual or 'image'} shows",
+            placeholder=_placeholder(self.scorer),
             elem_id="caption",
         )
         self.references = gr.Textbox(
@@ -200,10 +200,9 @@ class _Page:
             button.click(self._filled(index), self.kind, filled, api_visibility="private")
         self.kind.input(self.refill, [self.chosen, self.kind], self.caption, api_visibility="private")
         if others:
-            changed = [*self.visuals.values(), self.kind, self.shelf, *outputs]
-            self.about.input(self.turn, self.about, changed, **quiet).then(
-                js=_FRESH, api_visibility="private"
-            )
+            changed = [*self.visuals.values(), self.heading, self.caption, self.kind, self.shelf, *outputs]
+            turned = self.about.input(self.turn, self.about, changed, show_progress="hidden", **quiet)
+            turned.then(js=_FRESH, api_visibility="private")
         # A result as data, for programs: buttons are pressed by people.
         answer, ask = gr.JSON(visible=False), gr.Button(visible=False)
         names = [*(medium.name for medium in self.media[:1]), "caption", "references", "weights"]
@@ -253,6 +252,8 @@ class _Page:
         empty = views.empty(metric, published_marks(metric, [scorer.first]))
         return [
             *(gr.update(visible=one is medium) for one in self.media),
+            views.heading(metric),
+            gr.update(placeholder=_placeholder(scorer)),
             gr.update(visible=has_examples and self.words.has_kinds),
             gr.update(visible=has_examples),
             empty,
@@ -267,14 +268,14 @@ class _Page:
     def _inputs_of(
         self, values: Sequence[Any]
     ) -> tuple[Scorer, tuple[str | None, str | list[str], list[str], str]]:
-        """The scorer, and the arguments of its `score`, of values that may be anything: a request may be any."""
-        given = dict(zip(self.names, values, strict=True))
+        """The scorer, and the arguments of its `score`, of values that may be anything, as requests may."""
+        given = dict(zip(self.names, values, strict=False))  # programs may leave the last ones out
         scorer = self._scorer_of(given.get("about", next(iter(self.scorers))))
         texts = {name: given[name] for name in ("caption", "references", "weights")}
         for name, value in texts.items():
             if not isinstance(value, str) and (value is not None or name == "weights"):
                 raise ValueError(f"{name}: expected a text, found {described(value)}")
-        visual = None if scorer.medium is None else scorer.medium.of(given[scorer.medium.name])
+        visual = None if scorer.medium is None else scorer.medium.of(given.get(scorer.medium.name))
         caption = self.words.captions(texts["caption"] or "")
         return scorer, (visual, caption, lines_of(texts["references"] or ""), texts["weights"])
 
@@ -313,6 +314,10 @@ def _named(function: Callable[..., Any], names: Sequence[str], about: str) -> Ca
         [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
     )
     return call
+
+
+def _placeholder(scorer: Scorer) -> str:
+    return f"What the {'image' if scorer.medium is None else scorer.medium.name} shows"
 
 
 def _icon(image: Path) -> Any:

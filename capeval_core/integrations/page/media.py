@@ -98,9 +98,8 @@ class PageImage(PageMedium):
         for form in set(readable_formats()) - set(TAKEN):
             accepts = Image.OPEN[form][1]
             if accepts and accepts(data[:16]):
-                raise ValueError(
-                    f"the image is in the format {form}, which this page does not take: save it as JPEG or PNG"
-                )
+                found = f"the image is in the format {form}, which this page does not take"
+                raise ValueError(f"{found}: save it as JPEG or PNG")
         try:
             refuse_crowded(data, "the image")
         except Refused as refused:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from capeval_core.integrations.page.scorer import Scored
 from capeval_core.registry import metric_classes
 from capeval_core.reports.canvas import region_colour
+from capeval_core.reports.frames import shown_word
 from capeval_core.scores.hice.card import outside_text, threshold_text
 
 if TYPE_CHECKING:
@@ -235,9 +236,7 @@ def frames(scored: Scored) -> str:
     if explanation["incomplete"]:
         figure += f'<p class="warning">{escape(explanation["incomplete"])}</p>'
     words = {
-        f"{number + 1}. {escape(match['word'].strip('<|>'))} <small>frame {match['frame']}</small>": match[
-            "cosine"
-        ]
+        f"{number + 1}. {escape(shown_word(match))} <small>frame {match['frame']}</small>": match["cosine"]
         for number, match in enumerate(explanation["words"])
     }
     return f"{figure}{table('Each word of the caption, and the frame that it fits best', words)}"

@@ -22,7 +22,10 @@ from capeval_core.weights.folder import TINY
 
 LONGEST_TEXT = 20_000
 """Characters of a caption and its references together: strangers use a page, and encoding takes its time."""
-RARE = "Words weigh by how rare they are among the references of the packaged examples: one caption is no corpus."
+RARE = (
+    "Words weigh by how rare they are among the references of the packaged examples, as one caption is no "
+    "corpus."
+)
 NO_WEIGHTS = "none"
 """The only choice of weights where a metric has none."""
 
@@ -158,10 +161,11 @@ def marks_of(metric: CaptionMetric) -> Marks:
         return published
     items = demo_set()
     values = [Mark(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
+    weighed = ", with these weights" if metric.default_weights else ""
     return Marks.of(
         type(metric),
         values,
-        f"Means over the {len(items)} drawn examples, with these weights: good captions are true, subtly "
+        f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly "
         "wrong ones have one word changed, unrelated ones are true of another image.",
     )
 
