@@ -176,11 +176,13 @@ class Foils:
 
 
 def interval(values: Floats) -> str:
-    """Mean and 95% interval.
+    """Mean and 95% interval, of one value itself.
 
     >>> interval(np.array([1.0, 2.0, 3.0]))
     '+2.0 ± 2.5'
     """
+    if len(values) == 1:
+        return f"{values[0]:+.1f}"
     half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
     return f"{values.mean():+.1f} ± {half:.1f}"
 
@@ -196,7 +198,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         plain = {r["seed"]: r["after"]["all"] for r in results if (r["pairs"], r["name"]) == (pairs, first)}
         for name in VARIANTS:
             runs = [r for r in results if (r["pairs"], r["name"]) == (pairs, name)]
-            if len(runs) < 2:
+            if not runs:
                 continue
             gains = [interval(np.array([100 * (r["after"][c] - base[c]) for r in runs])) for c in columns]
             beside = np.array([100 * (r["after"]["all"] - plain[r["seed"]]) for r in runs])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from capeval_core.inputs import frame_sources
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.samples import check_samples
 from capeval_core.inputs.sampling import Sampling
@@ -140,7 +141,7 @@ def test_so_many_frames_in_all(form: str) -> None:
         assert numbers(images) == sorted(set(expected))
 
 
-@pytest.mark.parametrize("stated", [1, 5, 11, 40, 2**31 - 1])
+@pytest.mark.parametrize("stated", [0, 1, 5, 11, 40, 2**31 - 1])
 def test_the_number_of_frames_is_that_which_is_there(stated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a header or a count of packets says."""
     monkeypatch.setattr(OpenVideo, "stated_frames", lambda self: stated)
@@ -152,6 +153,13 @@ def test_the_number_of_frames_is_that_which_is_there(stated: int, monkeypatch: p
     assert reading.sampled.indices == [0, 2, 5, 8, 11]
     assert given.keys() >= set(reading.sampled.indices)
     assert numbers(given.values()) == list(given)
+
+
+def test_used_frames_of_a_file_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_sources, "MOST_FRAMES", 5)
+    with pytest.raises(ImageError, match="is a video of more than 5 frames: take fewer"):
+        read(video())
+    assert len(read(video(), fps=2)[0]) == 3 and len(read(video(), max_frames=4)[0]) == 4
 
 
 # ---- what is in a frame
