@@ -104,8 +104,8 @@ def test_a_run_that_was_stopped_goes_on(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged = load_set("foil", write_foil(tmp_path / "set"))
-    whole = SetScorer(judged).score(capeval_core.load("rougel"))
-    metric = capeval_core.load("rougel")
+    whole = SetScorer(judged).score(capeval_core.load("bleu"))
+    metric = capeval_core.load("bleu")
     encode, calls = type(metric).encode, []
 
     def stopped(self: Any, batch: Any) -> Any:
@@ -118,9 +118,9 @@ def test_a_run_that_was_stopped_goes_on(
     with pytest.raises(KeyboardInterrupt):
         SetScorer(judged, rows=tmp_path / "rows").score(metric)
     assert calls == [6, 6]  # the first scoring was done
-    resumed = SetScorer(judged, rows=tmp_path / "rows").score(capeval_core.load("rougel"))
+    resumed = SetScorer(judged, rows=tmp_path / "rows").score(capeval_core.load("bleu"))
     assert calls == [6, 6, 6]  # and is not encoded again
-    for run, expected in zip(resumed["ROUGE-L"], whole["ROUGE-L"], strict=True):
+    for run, expected in zip(resumed["BLEU-4"], whole["BLEU-4"], strict=True):
         assert run.scores.tolist() == expected.scores.tolist()
 
 
