@@ -14,6 +14,7 @@ from capeval_core.judgements.pairs import PairedSet
 from capeval_core.judgements.published import PublishedCell
 from capeval_core.judgements.ratings import RatedSet, tau_columns
 from capeval_core.judgements.report import contest_table, judged_table
+from capeval_core.judgements.resampling import WeightedRows, centred, tau_draws
 from tests.judgements.data import write_expert
 
 
@@ -46,7 +47,7 @@ def test_the_distance_to_print_is_in_deviations_of_the_draws() -> None:
     cell = mean_of_runs([Cell(value, 9) for value in (0.60, 0.62, 0.64)])
     entry = Entry("BLEU-1", "HC", cell, None, PublishedCell(64.0, 1, "a paper"))
     assert entry.z_score == pytest.approx((62 - 64) / 2)
-    same = mean_of_runs([Cell(0.613, 9)] * 3)
+    same = mean_of_runs([Cell(0.997, 9)] * 5)
     assert same.deviation == 0.0  # and not what rounding leaves of three equal numbers
     assert Entry("FLEUR", "HC", same, None, PublishedCell(61.4, 1, "a paper")).z_score is None
     assert mean_of_runs([Cell(0.5, 9)]).runs == ()
@@ -82,12 +83,16 @@ def test_tau_b_and_tau_c_have_draws_of_their_own() -> None:
     rng = np.random.default_rng(1)
     ratings = rng.integers(0, 4, 60).astype(float)
     judged = rated(ratings.tolist(), [str(i) for i in np.repeat(np.arange(20), 3)])
-    result = Judged(judged, {"m": [Scored(ratings + rng.normal(size=60))]}, draws=100)
+    noise = rng.normal(size=60)
+    result = Judged(judged, {"m": [Scored(ratings + noise)]}, draws=100)
     of_b, of_c = (entry.interval for entry in result.entries())
     assert of_b is not None and of_c is not None and of_b.low != of_c.low
-    for entry in result.entries():
-        assert entry.interval is not None
+    assert result.resamples is not None
+    drawn = tau_draws(WeightedRows(ratings + noise, ratings), result.resamples)
+    for entry, draws in zip(result.entries(), drawn, strict=True):
+        assert entry.interval is not None and entry.cell.draws is not None
         assert entry.interval.low < entry.cell.value < entry.interval.high
+        assert entry.cell.draws.tolist() == centred(draws, entry.cell.value).tolist()
 
 
 def test_several_ratings_of_a_caption_are_one_where_ties_count(tmp_path: Path) -> None:
