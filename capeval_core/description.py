@@ -89,8 +89,9 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         inputs["images"] += " Box features too; ids, where `regions` holds features that were made before."
     if not metric.needs_references:
         del inputs["references"]
-    seen = [] if visual is None else [f"its {visual}"]
-    compared = " and ".join(seen + ["its references"] * metric.needs_references)
+    compared = " and ".join(
+        [*([f"its {visual}"] if visual else []), *["its references"] * metric.needs_references]
+    )
     return MetricDescription(
         name=metric.name,
         title=metric.title,

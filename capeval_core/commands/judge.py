@@ -35,6 +35,7 @@ from capeval_core.judgements.stored import FORMS, read_scores
 from capeval_core.judgements.visuals import find_visuals
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
+from capeval_core.reranking import Reranker
 from capeval_core.weights.catalogue import NAMESPACE
 
 _EVALUATORS = ("bleu", "rougel", "ciderd")
@@ -52,6 +53,7 @@ def run(arguments: list[str]) -> int:
     if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
         raise FileError(file_problem(flags.out, "is a file: choose a folder for --out"))
     judged = _with_evaluators(_load(entry, flags))
+    _check_rerankers(metrics, judged)
     _check_references(metrics, judged)
     notes = _check_visuals(metrics, flags)
     scores: dict[str, list[Scored]] = {}
@@ -168,6 +170,16 @@ def _array(values: Sequence[float]) -> Any:
     import numpy as np
 
     return np.asarray(values, dtype=np.float64)
+
+
+def _check_rerankers(metrics: Sequence[tuple[type[CaptionMetric], Any]], judged: JudgedSet) -> None:
+    """Refuse metrics that choose among captions where each caption needs a score."""
+    names = [class_.name for class_, _ in metrics if issubclass(class_, Reranker)]
+    if names and not isinstance(judged, PoolSet):
+        raise ValueError(
+            f"{names[0]} chooses among the captions of an image, and scores of different images cannot be "
+            "compared: judge it by what it chooses, with nice_pools"
+        )
 
 
 def _check_references(metrics: Sequence[tuple[type[CaptionMetric], Any]], judged: JudgedSet) -> None:

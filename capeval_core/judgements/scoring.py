@@ -149,7 +149,12 @@ class SetScorer:
             return [], None
         captions: Any = [items.captions[row] for row in kept]
         if isinstance(metric, Reranker):
-            captions, visuals = _pools(items, kept, self.visuals or {})
+            pools: dict[str, list[int]] = {}
+            for row in kept:
+                pools.setdefault(items.images[row], []).append(row)
+            kept = [row for pool in pools.values() for row in pool]  # pool after pool, as candidates are
+            captions = [[items.captions[row] for row in pool] for pool in pools.values()]
+            visuals = [(self.visuals or {})[image] for image in pools]
         chosen = None if references is None else [references[row] for row in kept]
         return kept, metric.check(captions, visuals, chosen if metric.needs_references else None)
 
@@ -188,16 +193,6 @@ def with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Seq
 def _positions(scoring: Scoring, row: int) -> Sequence[int]:
     references = scoring.items.references or []
     return range(len(references[row])) if scoring.chosen is None else scoring.chosen[row]
-
-
-def _pools(
-    items: Items, kept: Sequence[int], visuals: Mapping[str, Any]
-) -> tuple[list[list[str]], list[Any]]:
-    """Consecutive items of one image as a pool, and the image of each pool."""
-    pools: dict[str, list[str]] = {}
-    for row in kept:
-        pools.setdefault(items.images[row], []).append(items.captions[row])
-    return list(pools.values()), [visuals[image] for image in pools]
 
 
 def _of_pools(metric: CaptionMetric, result: Result, kept: list[int], samples: Any) -> list[int]:

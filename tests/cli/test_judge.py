@@ -153,6 +153,7 @@ def test_pools_and_pairs_have_tables_too(capeval: Capeval, own: Path, tmp_path: 
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--labels", "x"], "only pascal50s"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--scores", "OWN/no.npz"], "no such file"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--level", "2"], "level=2.0: expected"),
+        (["judge", "own", "--metrics", "eco", "--weights", "tiny", "--data", "OWN"], "with nice_pools"),
         (["judge", "vatex_eval", "--metrics", "umic", "--data", "OWN"], "umic is about image or boxes"),
     ],
 )

@@ -122,7 +122,7 @@ def test_modules_become_spaces(capeval: Capeval, hub: Hub) -> None:
         assert {f"{name}.py", "README.md", "requirements.txt"} <= held.keys()
         assert f"From: {SOURCE}\n" in held[f"{name}.py"].decode()
         assert re.search(
-            rf"^capeval(\[page\])? @ {re.escape(SOURCE)}$", held["requirements.txt"].decode(), re.M
+            rf"^capeval(\[page(,video)?\])? @ {re.escape(SOURCE)}$", held["requirements.txt"].decode(), re.M
         )
         card = held["README.md"].decode()
         assert f'evaluate.load("someone/{name}"' in card and f"`pip install {SOURCE}`" in card

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from capeval_core.inputs import frame_sources
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.samples import check_samples
 from capeval_core.inputs.sampling import Sampling
@@ -140,7 +141,7 @@ def test_so_many_frames_in_all(form: str) -> None:
         assert numbers(images) == sorted(set(expected))
 
 
-@pytest.mark.parametrize("stated", [1, 5, 11, 40, 2**31 - 1])
+@pytest.mark.parametrize("stated", [0, 1, 5, 11, 40, 2**31 - 1])
 def test_the_number_of_frames_is_that_which_is_there(stated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a header or a count of packets says."""
     monkeypatch.setattr(OpenVideo, "stated_frames", lambda self: stated)
@@ -152,6 +153,13 @@ def test_the_number_of_frames_is_that_which_is_there(stated: int, monkeypatch: p
     assert reading.sampled.indices == [0, 2, 5, 8, 11]
     assert given.keys() >= set(reading.sampled.indices)
     assert numbers(given.values()) == list(given)
+
+
+def test_used_frames_of_a_file_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_sources, "MOST_FRAMES", 5)
+    with pytest.raises(ImageError, match="is a video of more than 5 frames: take fewer"):
+        read(video())
+    assert len(read(video(), fps=2)[0]) == 3 and len(read(video(), max_frames=4)[0]) == 4
 
 
 # ---- what is in a frame
@@ -268,6 +276,24 @@ def test_frames_that_the_decoder_holds_back_come_before_the_damage() -> None:
     with av.open(io.BytesIO(cut)) as container:
         sound = sum(packet.size > 0 and not packet.is_corrupt for packet in container.demux(video=0))
     assert 0 < sound < 40 and len(read(cut)[0]) == sound
+
+
+@pytest.mark.parametrize("form", ["webm", "mkv"])
+def test_two_lost_frames_show(form: str) -> None:
+    """The file is cut between frames, so nothing in it is damaged; it states how long it is."""
+    whole = video(form, 40)
+    for kept in range(len(whole) - 1, 0, -3):
+        images, reading = read(whole[:kept])
+        if len(images) == 38:
+            break
+    assert reading.sampled.incomplete == ("frames end after 38: the file states 4.0 s, and ends at 3.8 s")
+
+
+def test_a_length_that_only_the_container_states_counts() -> None:
+    whole = video("mkv", 40).replace(b"DURATION", b"NOTATION")
+    assert read(whole)[1].sampled.incomplete is None
+    why = str(read(whole[: len(whole) // 2])[1].sampled.incomplete)
+    assert "the file states 4.0 s, and ends at " in why
 
 
 def test_a_part_of_a_frame_is_not_used() -> None:

@@ -14,7 +14,7 @@ import pytest
 import capeval_core
 from capeval_core import publishing
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC, VILBERT, X152_VG, WeightsEntry
 from tests.encoders import seeded_x152
 from tests.hub import WRITER, Fault, Hub, ask, log_in, serving
@@ -34,9 +34,9 @@ for name, keywords in asked["load"]:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         metric = evaluate.load(name, device="cpu", **keywords)
-    given = {"predictions": asked["captions"], "images": asked["images"]}
-    if "references" in metric.features:
-        given["references"] = asked["references"]
+    inputs = {"images": asked["images"], "videos": asked["videos"], "references": asked["references"]}
+    given = {name: values for name, values in inputs.items() if name in metric.features}
+    given["predictions"] = asked["captions"]
     answer = metric.compute(**given, per_caption=True)
     answer["warned"] = [str(warning.message) for warning in told if "weights" in str(warning.message)]
     answers.append(answer)
@@ -58,14 +58,22 @@ class Published:
     def load(self, home: Path, *what: tuple[str, dict[str, str]], **environment: str) -> list[dict[str, Any]]:
         """What modules give in a fresh process, each loaded with its keywords."""
         asked = {"load": what, "captions": CAPTIONS, "references": REFERENCES, "images": self.images}
+        asked["videos"] = self.videos
         answers: list[dict[str, Any]] = ask(LOAD % json.dumps(asked), self.hub.address, home, **environment)
         return answers
 
-    def local(self, metric: str, commit: str) -> list[float]:
+    @property
+    def videos(self) -> list[list[str]]:
+        """A video of two frames and one of one frame."""
+        return [self.images, self.images[:1]]
+
+    def local(self, metric: str, commit: str, media: str | None = None) -> list[float]:
         """The scores of the same weights from their folder."""
-        loaded = capeval_core.load(metric, weights=self.weights[commit], device="cpu")
+        chosen: dict[str, Any] = {"media": media, "weights": self.weights[commit], "device": "cpu"}
+        loaded = capeval_core.load(metric, **chosen)
+        shown = {"images": self.images} if media is None else {"videos": self.videos}
         references = REFERENCES if metric == "refpacs" else None
-        return loaded.score(CAPTIONS, self.images, references).scores
+        return loaded.score(CAPTIONS, references=references, **shown).scores
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -134,6 +142,19 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     asked = [request for request in published.hub.requests if "capeval/pacs/resolve" in request]
     assert any("/resolve/v" in request for request in asked)  # a tag would be taken here
     assert any("/resolve/main/pacs.py" in request for request in asked)
+
+    # The same modules and weights score videos by their configuration, which offline is there, too.
+    configured = [(f"capeval/{name}", {"config_name": medium}) for name, medium in MEDIA_VARIANTS]
+    scored = published.load(home, *configured)
+    for answer, (name, medium) in zip(scored, MEDIA_VARIANTS, strict=True):
+        key = metric_class(name, medium).key
+        assert answer["per_caption"][key] == pytest.approx(published.local(name, first, medium), abs=1e-6)
+        assert (
+            f"|media:{medium}|weights:{WEIGHTS}@{first[:8]}|" in answer["signature"] and not answer["warned"]
+        )
+    requests = len(published.hub.requests)
+    assert published.load(home, *configured, HF_HUB_OFFLINE="1", HF_EVALUATE_OFFLINE="1") == scored
+    assert len(published.hub.requests) == requests
 
     # The next version: what is not pinned moves, what is pinned stays. Modules can be pinned too.
     (second,) = published.send(weights(folders[1]))

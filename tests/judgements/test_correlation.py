@@ -192,3 +192,9 @@ def test_a_paired_bootstrap_sees_what_two_intervals_hide() -> None:
     assert (turned.value, turned.p_value) == (-found.value, found.p_value)
     same = paired_bootstrap((means[0], means[0]), (draws[0], draws[0]), resamples)
     assert (same.value, same.p_value) == (0.0, 1.0)
+
+
+def test_gaps_of_the_threshold_itself_are_tied() -> None:
+    assert tie_aware_accuracy([0.0, 0.5], [1, 1], epsilon=0.5) == 1.0
+    assert tie_aware_accuracy([0.5, 0.5], [1, 1]) == 1.0
+    assert tie_aware_accuracy([0.0, 0.5], [1, 2], epsilon=0.5) == 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import capeval_core
+from capeval_core.judgements.judged_set import Items, Scoring
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.scoring import SetScorer, labels_of, with_references
 from capeval_core.judgements.sets import load_set
@@ -188,11 +190,16 @@ def test_the_chosen_candidate_of_a_reranker_has_the_score(images: Path, tmp_path
     judged = load_set("nice_pools", tmp_path / "set")
     visuals = find_visuals(images, judged.image_ids)
     metric = capeval_core.load("eco", weights="tiny")
-    (run,) = SetScorer(judged, visuals).score(metric)["ECO"]
     result = metric.score(list(pools.values()), list(visuals.values()))
     chosen = [pool[choice] for pool, choice in zip(pools.values(), result.parts["choice"], strict=True)]
-    captions = judged.scorings[0].items.captions
-    assert [captions[row] for row in np.flatnonzero(np.isfinite(run.scores))] == chosen
+    items = judged.scorings[0].items
+    apart = [0, 2, 1, 4, 3]  # pools whose candidates do not stand together
+    mixed = Items(*([column[row] for row in apart] for column in (items.captions, items.images)))
+    for own in (items, mixed):
+        found = replace(judged, scored=Scoring("", own))  # type: ignore[call-arg]
+        (run,) = SetScorer(found, visuals).score(metric)["ECO"]
+        best = [own.captions[row] for row in np.flatnonzero(np.isfinite(run.scores))]
+        assert sorted(best) == sorted(chosen)
 
 
 def test_bleu_has_four_rows() -> None:

@@ -528,6 +528,7 @@ def test_explanations_belong_to_their_rows(
         cosines, weights = ([match[key] for match in note["words"]] for key in ("cosine", "weight"))
         assert found.parts["precision"][row] == pytest.approx(np.average(cosines, weights=weights), abs=1e-5)
         assert note["frame_cosines"] == pytest.approx(expected["frame_cosines"], abs=CLOSE)
+        assert max(note["frame_cosines"]) == cosines[-1]  # of the end token, which is the whole caption
         best = [each["score"] for each in note.get("references", [])]
         assert [each["reference"] for each in note.get("references", [])] == (REFERENCES[row] if best else [])
         assert not best or max(best) == found.parts["reference_score"][row]

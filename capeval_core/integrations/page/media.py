@@ -27,7 +27,7 @@ MOST_FRAMES = 3_000
 """Frames of a video at most: more than a minute and a half."""
 MOST_PIXELS = 2_000_000_000
 """Pixels of all frames of a video at most: half a minute in full HD, more than a minute at 720 lines."""
-FRAMES_SEEN = 64
+FRAMES_ENCODED = 64
 """Frames of a video that are encoded, spread evenly over it: about two seconds on a small machine."""
 
 
@@ -161,13 +161,13 @@ class PageVideo(PageMedium):
     def options(self, data: bytes) -> dict[str, Any]:
         try:
             with OpenVideo(BytesIO(data), "the video") as video:
-                few = sum(1 for _ in islice(video.frames(), FRAMES_SEEN + 1)) <= FRAMES_SEEN
+                few = sum(1 for _ in islice(video.frames(), FRAMES_ENCODED + 1)) <= FRAMES_ENCODED
         except Refused:
             few = True
-        return {} if few else {"max_frames": FRAMES_SEEN}
+        return {} if few else {"max_frames": FRAMES_ENCODED}
 
     def notes(self, path: str, *, crops: bool, options: Mapping[str, Any]) -> list[str]:
-        return [f"The metric sees {FRAMES_SEEN} frames, spread evenly over the video."] if options else []
+        return [f"The metric sees {FRAMES_ENCODED} frames, spread evenly over the video."] if options else []
 
 
 MEDIA: dict[str, PageMedium] = {medium.name: medium for medium in (PageImage(), PageVideo())}

@@ -131,8 +131,8 @@ class Scorer:
         with self._busy, warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(weights, options)
             result = metric.combine(metric.encode_all(samples), samples=samples)
-        words, told = words_of(self.metric), [one for one in caught if issubclass(one.category, UserWarning)]
-        notes += dict.fromkeys(words.of(one.message) for one in told if isinstance(one.message, Warning))
+        words, messages = words_of(self.metric), [one.message for one in caught]
+        notes += dict.fromkeys(words.of(message) for message in messages if isinstance(message, UserWarning))
         notes += [RARE] if issubclass(self.metric.Options, CorpusOptions) else []
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(self.metric, scored, result, result.explain(0), marks, notes)

@@ -49,8 +49,8 @@ class PageWords(Words):
     @property
     def needs(self) -> str:
         """What a press of Score needs."""
-        seen = [] if self.visual is None else [f"a{'n' * (self.visual[0] in 'aeiou')} {self.visual}"]
-        needed = [*seen, self.compared, *(["references"] if self.references else [])]
+        visual = [] if self.visual is None else [f"a{'n' * (self.visual[0] in 'aeiou')} {self.visual}"]
+        needed = [*visual, self.compared, *(["references"] if self.references else [])]
         return " and ".join(filter(None, [", ".join(needed[:-1]), needed[-1]]))
 
     def captions(self, text: str) -> str | list[str]:

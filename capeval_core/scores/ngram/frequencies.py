@@ -124,7 +124,9 @@ class DocumentFrequencies(CorpusStatistics):
             last = words[begins + n - 1]
             known = (prefix[begins] >= 0) & (last >= 0)
             key = np.where(known, prefix[begins] * len(self.words) + last, -1)
-            at = np.minimum(np.searchsorted(keys, key), max(len(keys) - 1, 0))
+            # Each kind once and in order, which reads the table from one end to the other.
+            kinds, inverse = np.unique(key, return_inverse=True)
+            at = np.minimum(np.searchsorted(keys, kinds), max(len(keys) - 1, 0))[inverse]
             known = known & (keys[at] == key) if len(keys) else np.zeros_like(known)
             prefix = np.full_like(prefix, -1)
             prefix[begins] = np.where(known, at, -1)

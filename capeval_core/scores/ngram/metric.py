@@ -57,15 +57,19 @@ class NgramMetric(CaptionMetric):
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         if len(batch):
-            yield self.table(batch, Compared(words_of(batch)))
+            yield self.table(common_of(batch), Compared(words_of(batch)))
 
-    def table(self, batch: Samples, compared: Compared) -> pa.Table:
-        """The rows of samples, whose words several metrics may share."""
-        common = common_columns(
-            batch,
-            slice(None),
-            groups=[visual.key for visual in batch.images],
-            errors=[None] * len(batch),
-            truncated=np.zeros(len(batch), dtype=np.int32),
-        )
+    def table(self, common: dict[str, Any], compared: Compared) -> pa.Table:
+        """Rows of common columns and the metric's own; several metrics may share what they are made of."""
         return pa.table({**common, **self.columns(compared)}, schema=self.ROW)
+
+
+def common_of(batch: Samples) -> dict[str, Any]:
+    """The common columns of rows: no text fails, and none is truncated."""
+    return common_columns(
+        batch,
+        slice(None),
+        groups=[visual.key for visual in batch.images],
+        errors=[None] * len(batch),
+        truncated=np.zeros(len(batch), dtype=np.int32),
+    )

@@ -14,7 +14,7 @@ from capeval_core.result import Result
 from capeval_core.rows import TEXTS_AT_ONCE
 from capeval_core.scores.ngram.cider import document_frequencies
 from capeval_core.scores.ngram.compared import Compared, words_of
-from capeval_core.scores.ngram.metric import NgramMetric
+from capeval_core.scores.ngram.metric import NgramMetric, common_of
 
 
 def score_together(
@@ -38,9 +38,9 @@ def score_together(
     tables: list[list[pa.Table]] = [[metric.ROW.empty_table()] for metric in metrics]
     start = 0
     for window in windows(samples, TEXTS_AT_ONCE):
-        compared = Compared(words[start : start + len(window)])
+        compared, common = Compared(words[start : start + len(window)]), common_of(window)
         for metric, rows in zip(opened, tables, strict=True):
-            rows.append(metric.table(window, compared))
+            rows.append(metric.table(common, compared))
         start += len(window)
     return [
         m.combine(pa.concat_tables(rows), samples=samples) for m, rows in zip(metrics, tables, strict=True)
