@@ -53,8 +53,8 @@ def run_blocks(
 ) -> Tensor:
     """(batch, length, width) output of all blocks on `x` (batch, length, width).
 
-    With a `position` the output is that of this position alone, (batch, 1, width). `prefix` holds the keys and
-    values of tokens that stand before `x` (only with `causal`).
+    With a `position` the output is that of this position alone, (batch, 1, width). `prefix` holds the keys
+    and values of tokens that stand before `x` (only with `causal`).
     """
     position = None if position is None else position % x.shape[1]
     mask = _causal_mask(x, len(prefix) and prefix[0].keys.shape[2]) if causal else None
