@@ -272,7 +272,7 @@ def test_scores_by_different_corpora_are_not_compared(seeded_weights: Path, vide
     other = metric.score([f"{CAPTIONS[i]} there" for i in rows], videos=own, references=references)
     assert one.compare(other).difference != 0  # of two systems, the references are the same
     fewer = metric.score(CAPTIONS[:5], videos=own, references=[texts[:1] for texts in references])
-    with pytest.raises(ValueError, match=r"signatures differ(?s:.*)score both systems with the same settings"):
+    with pytest.raises(ValueError, match=r"differ(?s:.*)score both systems with the same settings"):
         one.compare(fewer)  # the number of references differs, too
     plain = opened("pacs", seeded_weights)
     one, other = (plain.score([f"{CAPTIONS[i]}{end}" for i in rows], videos=own) for end in ("", " there"))
