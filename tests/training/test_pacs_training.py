@@ -173,6 +173,17 @@ def test_matrices_alone_decay(pairs: Path, tmp_path: Path) -> None:
     assert after["logit_scale"] == pytest.approx(before["logit_scale"].astype(np.float32), abs=0.01)
 
 
+@pytest.mark.parametrize(("every", "what"), [(1, "validation loss"), (12, "loss")])
+def test_a_training_that_diverges_ends_with_an_error(
+    every: int, what: str, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"weight_decay": 1e36, "evaluate_every": every, "towers": pairs / "towers"}
+    assert main(arguments(pairs, tmp_path / "out", **given)) == 2
+    found = " ".join(capsys.readouterr().err.split())
+    assert f"the {what} is not a finite number after" in found and "diverged" in found
+    assert not (tmp_path / "out" / "weights").exists()
+
+
 def test_images_held_out_are_not_trained_on(
     pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
