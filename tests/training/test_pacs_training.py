@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from PIL import Image
 
 import capeval_core
@@ -23,6 +24,7 @@ from capeval_core.models.batching import count_forwards
 from capeval_core.training import pacs_run
 from capeval_core.training.log import TrainingLog
 from capeval_core.training.pairs import PairOrder, Pairs, held_out
+from capeval_core.training.state import locked
 from capeval_core.weights.folder import TINY
 from tests.seeded import encoder
 from tests.training.pac_pairs import arguments, train, write_pairs
@@ -182,6 +184,18 @@ def test_a_training_that_diverges_ends_with_an_error(
     found = " ".join(capsys.readouterr().err.split())
     assert f"the {what} is not a finite number after" in found and "diverged" in found
     assert not (tmp_path / "out" / "weights").exists()
+
+
+def test_two_trainings_do_not_share_a_folder(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with locked(out, PartialState()):
+        assert main(arguments(pairs, out, towers=pairs / "towers")) == 2
+    assert f"{out}: another training is writing into it" in " ".join(capsys.readouterr().err.split())
+    train(pairs, out, towers=pairs / "towers")  # the lock ends with its training
+    assert not {path.name for path in out.iterdir()} & {"towers", "regions"}
 
 
 def test_images_held_out_are_not_trained_on(
