@@ -36,7 +36,8 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.pacs import PacsTraining
 from capeval_core.training.pacs_run import PairData, train_pacs
-from capeval_core.training.positives import CAPTION, IMAGE, Positive, PositiveWriter, read_positives
+from capeval_core.training.positive_shards import PositiveShards, Shard
+from capeval_core.training.positives import CAPTION, IMAGE, Positive, read_positives
 from capeval_core.training.projections import Projections
 from capeval_core.training.towers import TowerEncoder, TowerOutputs
 from capeval_core.weights.catalogue import PROMPT
@@ -123,12 +124,16 @@ def tune(
     more, validation = draw_pairs(VALIDATION, "v", rng)
     folder = work / f"seed-{seed}-{pairs}"
     shutil.rmtree(folder, ignore_errors=True)
-    with PositiveWriter(folder / "positives", {"by": "drawn scenes", "seed": seed}) as writer:
-        ids, captions = captioned.ids + validation.ids, captioned.captions + validation.captions
-        for scene, image_id, caption in zip(scenes + more, ids, captions, strict=True):
-            writer.add(Positive(CAPTION, image_id, caption=generated_caption(scene, rng)))
-            if (image := generated_image(scene, caption, rng)) is not None:
-                writer.add(Positive(IMAGE, image_id, caption, image=image))
+    generated_captions, generated_images = Shard(), Shard()
+    ids, captions = captioned.ids + validation.ids, captioned.captions + validation.captions
+    for i, (scene, image_id, caption) in enumerate(zip(scenes + more, ids, captions, strict=True)):
+        text = generated_caption(scene, rng)
+        generated_captions.made[i] = Positive(CAPTION, image_id, caption=text)
+        if (image := generated_image(scene, caption, rng)) is not None:
+            generated_images.made[i] = Positive(IMAGE, image_id, caption, image=image)
+    settings = {"by": "drawn scenes", "seed": seed}
+    PositiveShards(folder / "positives", CAPTION, settings).write(0, generated_captions)
+    PositiveShards(folder / "positives", IMAGE, settings).write(0, generated_images)
     positives = read_positives(folder / "positives")
     for name in variants:
         settings: dict[str, Any] = {"start": base, "device": "cpu", "seed": seed, "prompt": PROMPT}

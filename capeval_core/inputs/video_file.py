@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from capeval_core.inputs.decoding import Refused, image_format, refuse_size
+from capeval_core.inputs.mp4_tables import Tables, read_tables, refuse_tables
 
 FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")
 """Containers that are opened, in FFmpeg's names."""
@@ -70,6 +71,8 @@ class OpenVideo:
         self._file = file
         self._size: tuple[int, int] | None = None
         self._end = Fraction(0)  # of the last packet, in seconds
+        self._packets = 0
+        self._tables = Tables()
         try:
             self._container = self._opened()
             self._stream = self._video_stream()
@@ -99,6 +102,10 @@ class OpenVideo:
         if form := image_format(start):
             fix = "pass a list of images, or the path of their folder; a GIF is read as a video"
             raise Refused(f"{self.name} is an image ({form})", fix)
+        self._tables = read_tables(self._file)
+        size = self._file.seek(0, io.SEEK_END)
+        self._file.seek(0)
+        refuse_tables(self._tables, size, self.name)
         allowed = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
         try:
             return self._av.open(
@@ -175,6 +182,7 @@ class OpenVideo:
                 if packet.is_corrupt:
                     damaged = True
                     break
+                self._packets += packet.size > 0
                 if packet.size and packet.pts is not None:
                     self._end = max(self._end, (packet.pts + (packet.duration or 0)) * packet.time_base)
                 yield from packet.decode()
@@ -198,6 +206,11 @@ class OpenVideo:
         if self._container.format.name == "gif":
             self._file.seek(max(0, self._file.seek(0, io.SEEK_END) - 16))
             return None if self._file.read().rstrip(b"\0").endswith(b";") else "the file has no end of a GIF"
+        if self._container.format.name.startswith("mov"):
+            if self._tables.cut:
+                return "the file ends within a fragment"
+            if self._packets < (entries := len(self._stream.index_entries)):
+                return f"the file states {entries:,}"
         rate = self._stream.average_rate or self._stream.guessed_rate
         # The last packet may not say how long its frame is shown.
         tolerance = Fraction(3, 2) / rate if rate else Fraction(1, 10)

@@ -23,7 +23,7 @@ from capeval_core.training.pacs_objective import PacsObjective
 from capeval_core.training.pairs import Numbers, PairLists, PairOrder, held_out
 from capeval_core.training.positives import Positives
 from capeval_core.training.projections import SCALE, Projections
-from capeval_core.training.state import TOWERS, WEIGHTS
+from capeval_core.training.state import TOWERS, WEIGHTS, locked
 from capeval_core.training.towers import Inputs, PixelsAndIds, TowerEncoder, TowerOutputs
 from capeval_core.training.trained import as_stored, save_trained
 from capeval_core.training.trainer import Trainer, open_accelerator
@@ -121,6 +121,11 @@ def train_pacs(
             of another training.
     """
     accelerator = open_accelerator(training, out)
+    with locked(out, accelerator):
+        return _trained(training, data, out, accelerator, report)
+
+
+def _trained(training: PacsTraining, data: PairData, out: Path, accelerator: Any, report: Report) -> Path:
     start = open_weights(training.start, metric="pacs", tiny="pacs")
     config = ClipEncoder.read_config(start)
     if config_problems(config) or "timm_model_name" in config["architecture"]["vision"]:

@@ -20,11 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.training.positives import CAPTION, IMAGE, SETTINGS, Positive, Source, shard_bytes
+from capeval_core.training.positives import PLURAL, SETTINGS, Positive, Source, shard_bytes
 from capeval_core.writing import try_writing, write_whole
 
-PLURAL = {CAPTION: "captions", IMAGE: "images"}
-"""Kinds of positive, as file names and settings call them."""
 _NOTE = "capeval_positives"
 """Of a shard's metadata: its settings, what was dropped, and a digest of it all."""
 _LOCK = ".lock"
@@ -104,7 +102,7 @@ class PositiveShards:
         if path.is_file():
             try:
                 stored = dict(json.loads(path.read_bytes()))
-            except (OSError, ValueError, TypeError) as error:
+            except (OSError, ValueError, TypeError, RecursionError) as error:
                 fix = "delete it: the shards know their settings"
                 raise FileError(file_problem(path, f"cannot be read ({error})", fix)) from error
             if not all(name in PLURAL.values() and isinstance(value, dict) for name, value in stored.items()):
@@ -192,6 +190,8 @@ class _DamagedError(ValueError):
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Positive]]:
     """The note and the positives of a shard."""
+    if not path.is_file():  # it could block for ever
+        raise _DamagedError("is no regular file")
     try:
         content = path.read_bytes()
         file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)

@@ -9,9 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import time
-import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +19,6 @@ import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, file_problem
 from capeval_core.inputs.visual import InputImage
-from capeval_core.writing import write_whole
 
 CAPTION: Literal["caption"] = "caption"
 IMAGE: Literal["image"] = "image"
@@ -39,7 +35,9 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of a shard, those of `Positive`."""
-_SHARD = re.compile(r"positives-(?:captions-|images-)?(\d{5,})\.parquet")
+PLURAL = {CAPTION: "captions", IMAGE: "images"}
+"""Kinds of positive, as file names and settings call them."""
+_SHARD = re.compile(rf"positives-({'|'.join(PLURAL.values())})-([0-9]{{5,}})\.parquet")
 _FORM: dict[str, Any] = {
     "compression": {"image": "none"},  # a PNG is compressed already
     "use_dictionary": False,  # pages without dictionaries have checksums
@@ -78,95 +76,6 @@ class Source(NamedTuple):
     kind: str
     id: str
     source_caption: str | None = None
-
-
-class PositiveWriter:
-    """Writes positives into a folder, which an interrupted run goes on with.
-
-    Shards are named by number and written as a whole. One that is damaged is removed with a warning: what
-    was generated there counts as missing.
-
-    Args:
-        folder: made if it does not exist.
-        settings: what the positives depend on (models, revisions, seeds), in JSON's types.
-
-    Raises:
-        FileError: a folder of something else, or of positives with other settings.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with PositiveWriter(folder, {"captioner": "blip"}) as writer:
-    ...     writer.add(Positive(CAPTION, "17", caption="a dog runs"))
-    >>> PositiveWriter(folder, {"captioner": "blip"}).counts[Source(CAPTION, "17")]
-    1
-    >>> read_positives(folder).captions
-    {'17': ['a dog runs']}
-    """
-
-    _SECONDS, _ROWS = 60.0, 512  # a shard is written after this long or this many rows
-
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self.folder, self.settings = folder, json.loads(json.dumps(settings))
-        self._check()
-        self.counts: Counter[Source] = Counter()
-        """How many positives of each source there are."""
-        self._waiting: list[Positive] = []
-        self._written_at = time.monotonic()
-        self._number = 0
-        for path in _shards(folder):
-            self._number = _number_of(path) + 1
-            try:
-                rows = _rows(path)
-                for _ in _images(path):  # read, so that damage shows
-                    pass
-                self.counts.update(positive.source for positive in rows)
-            except FileError as error:
-                warnings.warn(f"{error}; what it held is generated again", stacklevel=2)
-                path.unlink()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / SETTINGS, json.dumps(self.settings, indent=1))
-
-    def _check(self) -> None:
-        if self.folder.exists() and not self.folder.is_dir():
-            raise FileError(file_problem(self.folder, "is a file: choose a folder for the positives"))
-        entries = self.folder.iterdir() if self.folder.is_dir() else ()
-        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
-        others = [name for name in names if name != SETTINGS and not _SHARD.fullmatch(name)]
-        if others and SETTINGS not in names:
-            found = f"holds more than positives ({others[0]})"
-            raise FileError(file_problem(self.folder, found, "choose another folder"))
-        if names and (stored := _settings(self.folder)) != self.settings:
-            differing = ", ".join(
-                f"{name}: {stored.get(name)!r} there, {self.settings.get(name)!r} now"
-                for name in sorted({*stored, *self.settings})
-                if stored.get(name) != self.settings.get(name)
-            )
-            found = f"holds positives of other settings ({differing})"
-            raise FileError(file_problem(self.folder, found, "pass another folder, or the same settings"))
-
-    def add(self, positive: Positive) -> None:
-        """Keep a positive; it is on the disk after `flush`, or after a minute."""
-        self.counts[positive.source] += 1
-        self._waiting.append(positive)
-        waited = time.monotonic() - self._written_at
-        if waited > self._SECONDS or len(self._waiting) >= self._ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is still in memory."""
-        if self._waiting:
-            path = self.folder / f"positives-{self._number:05d}.parquet"
-            write_whole(path, shard_bytes(self._waiting))
-            self._number += 1
-            self._waiting = []
-        self._written_at = time.monotonic()
-
-    def __enter__(self) -> PositiveWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Write what is in memory, after an error too: all of it is whole."""
-        self.flush()
 
 
 class Positives:
@@ -215,7 +124,7 @@ def read_positives(folder: Path) -> Positives:
         found = "is a file" if folder.exists() else "does not exist"
         raise FileError(file_problem(folder, found, "pass a folder that `capeval augment` made"))
     if not _shards(folder):
-        found = "holds no positives (positives-00000.parquet ...)"
+        found = "holds no positives (positives-captions-00000.parquet ...)"
         raise FileError(file_problem(folder, found, "pass a folder that `capeval augment` made"))
     return Positives(folder)
 
@@ -229,23 +138,19 @@ def shard_bytes(positives: Sequence[Positive], metadata: Mapping[str, str] | Non
 
 
 def _shards(folder: Path) -> list[Path]:
-    paths = folder.iterdir() if folder.is_dir() else ()
-    return sorted(
-        (path for path in paths if _SHARD.fullmatch(path.name)),
-        key=lambda path: (path.name.rpartition("-")[0], _number_of(path)),
-    )
-
-
-def _number_of(path: Path) -> int:
-    named = _SHARD.fullmatch(path.name)
-    return int(named[1]) if named else -1
+    """The shards of a folder, those of captions first, in the order of their numbers."""
+    found = [(_SHARD.fullmatch(path.name), path) for path in folder.iterdir()]
+    named = [(named[1], int(named[2]), path) for named, path in found if named]
+    return [path for _, _, path in sorted(named)]
 
 
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
         return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         fix = "make the positives again, or write the file again"
         raise FileError(file_problem(path, f"cannot be read ({error})", fix)) from error
 
@@ -282,7 +187,7 @@ def _rows(path: Path) -> list[Positive]:
         rows = [Positive(**row) for row in table.read(_TEXTS).to_pylist()]
     for number, row in enumerate(rows):
         needed = {CAPTION: row.caption, IMAGE: row.source_caption}
-        if needed.get(row.kind) is None or row.id is None:
+        if row.kind not in needed or not str(needed[row.kind] or "").strip() or row.id is None:
             found = f"{row.kind!r} without its caption" if row.kind in needed else f"of kind {row.kind!r}"
             fix = "a positive is a generated caption, or an image with its source caption"
             raise FileError(file_problem(path, found, fix, index=f"row {number}", verb="is"))
@@ -291,8 +196,10 @@ def _rows(path: Path) -> list[Positive]:
 
 @contextmanager
 def _as_file_error(path: Path) -> Iterator[None]:
-    """Turn what reading Parquet raises into FileError."""
+    """Turn what reading Parquet raises into FileError; what is no regular file is not opened."""
     try:
+        if not path.is_file():
+            raise ValueError("it is no regular file")
         yield
     except FileError:
         raise

@@ -23,7 +23,7 @@ from capeval_core.training.order import CaptionData
 from capeval_core.training.region_store import Form, FoundBoxes, RegionStore
 from capeval_core.training.settings import RegionTraining
 from capeval_core.training.similar_images import similar_by_captions, similar_by_features
-from capeval_core.training.state import REGIONS, WEIGHTS
+from capeval_core.training.state import REGIONS, WEIGHTS, locked
 from capeval_core.training.tags import Tagger
 from capeval_core.training.trained import as_stored, save_trained
 from capeval_core.training.trainer import Trainer, open_accelerator
@@ -177,10 +177,11 @@ class Run(Generic[Regions]):
     def train(self, objective: Objective, looks: Looks | None) -> Path:
         """Train to the end and write the weights; their folder."""
         main = self.accelerator.is_main_process
-        trainer = Trainer(self.training, objective, looks, self.out, self.stamp, self.accelerator)
-        weights = trainer.run(self.report if main else _silent)
-        if main:
-            self._save(self.out / WEIGHTS, weights)
+        with locked(self.out, self.accelerator):
+            trainer = Trainer(self.training, objective, looks, self.out, self.stamp, self.accelerator)
+            weights = trainer.run(self.report if main else _silent)
+            if main:
+                self._save(self.out / WEIGHTS, weights)
         self.accelerator.wait_for_everyone()
         return self.out / WEIGHTS
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,34 @@ from capeval_core.writing import PARTIAL
 STATE, LOG, CURVES, WEIGHTS = "state.safetensors", "log.jsonl", "curves.png", "weights"
 REGIONS, TOWERS, TRACKED = "regions", "towers", "tracked"
 """Names in a training's folder."""
+_LOCK = ".lock"
 _MODEL, _BEST, _OPTIMISER = "model.", "best.", "optimiser."
+
+
+@contextmanager
+def locked(folder: Path, accelerator: Any) -> Iterator[None]:
+    """Keep other trainings out of a folder, by a lock of the main process that ends with it.
+
+    Raises:
+        FileError: another training writes into it.
+    """
+    from filelock import FileLock, Timeout
+
+    if not accelerator.is_main_process:
+        yield
+        return
+    lock = FileLock(folder / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        found = "another training is writing into it"
+        raise FileError(file_problem(folder, found, "wait for its end, or pass another folder")) from None
+    except NotImplementedError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass

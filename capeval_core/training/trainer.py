@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,6 +118,8 @@ class Trainer:
                 self.accelerator.device.type, torch.bfloat16, training.precision == "bfloat16"
             ):
                 loss, terms = self.objective.losses(phase.name, batch)
+            if not all(math.isfinite(total) for total, _ in terms.values()):
+                raise self._diverged("the loss")
             (loss / training.accumulation).backward()  # type: ignore[no-untyped-call]
             progress.add(terms)
         self._average_gradients()
@@ -165,6 +168,8 @@ class Trainer:
         if self._world > 1:  # processes round differently on some devices, but must decide alike
             measured = self.accelerator.reduce(measured, "mean")
         value = float(measured)
+        if looks.lowest and not math.isfinite(value):  # a correlation may be undefined
+            raise self._diverged(f"the {looks.name.replace('_', ' ')}")
         if progress.best is None or looks.better(value, progress.best[0]):
             progress.best = [value, progress.step]
             self.best = {
@@ -173,6 +178,10 @@ class Trainer:
         else:
             progress.finished = 0 < looks.patience <= progress.step - progress.best[1]
         return value
+
+    def _diverged(self, what: str) -> ValueError:
+        found = f"{what} is not a finite number after {self.progress.step:,} steps: the training has diverged"
+        return ValueError(f"{found}; begin again in another folder, with a lower learning rate")
 
     def _optimiser(self) -> torch.optim.Optimizer:
         parameters = [p for p in self.model.parameters() if p.requires_grad]

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from capeval_core.training.positives import CAPTION, Positive, PositiveWriter
+from capeval_core.training.positives import CAPTION, Positive
 from capeval_core.weights.folder import WeightsFolder
 from tests.cli.conftest import Ran
 from tests.seeded import encoder
 from tests.training import pac_pairs
+from tests.training.positive_writing import write_positives
 from tests.training.scenes import arguments, write_set
 
 Capeval = Callable[..., Ran]
@@ -114,8 +115,7 @@ def test_help_of_vilbert_has_no_judgements(capeval: Capeval) -> None:
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = pac_pairs.write_pairs(tmp_path_factory.mktemp("pairs") / "set", scenes=6)
-    with PositiveWriter(folder / "others", {}) as writer:
-        writer.add(Positive(CAPTION, "99", caption="a dog"))
+    write_positives(folder / "others", [Positive(CAPTION, "99", caption="a dog")], {})
     rows = (folder / "captions.jsonl").read_text().splitlines(keepends=True)
     (folder / "one.jsonl").write_text(json.dumps({"image_id": "0", "caption": "a red star"}))
     (folder / "empty").mkdir()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from capeval_core.cli import main
-from capeval_core.training.positives import CAPTION, IMAGE, Positive, PositiveWriter
+from capeval_core.training.positives import CAPTION, IMAGE, Positive
+from tests.training.positive_writing import write_positives
 from tools.captions import describe
 from tools.scenes import draw, sample_scene
 
@@ -33,19 +34,20 @@ def write_pairs(folder: Path, scenes: int = 20) -> Path:
     (folder / "images").mkdir(parents=True)
     rng = np.random.default_rng(5)
     rows = []
-    with PositiveWriter(folder / "positives", {"captioner": "drawn", "seed": 5}) as writer:
-        for index in range(scenes):
-            scene, name = sample_scene(rng), str(index)
-            draw(scene, 64).save(folder / "images" / f"{name}.png")
-            captions = [describe(scene, rng) for _ in range(2)]
-            rows.append({"image_id": name, "captions": captions})
-            if not index:
-                continue
-            writer.add(Positive(CAPTION, name, caption=describe(scene, rng)))
-            for caption in captions:
-                file = io.BytesIO()
-                draw(scene, int(rng.integers(48, 80))).save(file, "PNG")
-                writer.add(Positive(IMAGE, name, caption, image=file.getvalue()))
+    positives = []
+    for index in range(scenes):
+        scene, name = sample_scene(rng), str(index)
+        draw(scene, 64).save(folder / "images" / f"{name}.png")
+        captions = [describe(scene, rng) for _ in range(2)]
+        rows.append({"image_id": name, "captions": captions})
+        if not index:
+            continue
+        positives.append(Positive(CAPTION, name, caption=describe(scene, rng)))
+        for caption in captions:
+            file = io.BytesIO()
+            draw(scene, int(rng.integers(48, 80))).save(file, "PNG")
+            positives.append(Positive(IMAGE, name, caption, image=file.getvalue()))
+    write_positives(folder / "positives", positives, {"captioner": "drawn", "seed": 5})
     (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from PIL import Image
 
 import capeval_core
@@ -24,6 +25,7 @@ from capeval_core.training import pacs_run
 from capeval_core.training.log import TrainingLog
 from capeval_core.training.pairs import PairOrder, Pairs, held_out
 from capeval_core.training.projections import Temperature
+from capeval_core.training.state import locked
 from capeval_core.weights.folder import TINY
 from tests.seeded import encoder
 from tests.training.pac_pairs import arguments, train, write_pairs
@@ -172,6 +174,29 @@ def test_matrices_alone_decay(pairs: Path, tmp_path: Path) -> None:
         ratio = np.linalg.norm(after[name]) / np.linalg.norm(before[name].astype(np.float32))
         assert ratio == pytest.approx((1 - 1e-3 * 200) ** 3, abs=0.02)
     assert after["logit_scale"] == pytest.approx(before["logit_scale"].astype(np.float32), abs=0.01)
+
+
+@pytest.mark.parametrize(("every", "what"), [(1, "validation loss"), (12, "loss")])
+def test_a_training_that_diverges_ends_with_an_error(
+    every: int, what: str, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"weight_decay": 1e36, "evaluate_every": every, "towers": pairs / "towers"}
+    assert main(arguments(pairs, tmp_path / "out", **given)) == 2
+    found = " ".join(capsys.readouterr().err.split())
+    assert f"the {what} is not a finite number after" in found and "diverged" in found
+    assert not (tmp_path / "out" / "weights").exists()
+
+
+def test_two_trainings_do_not_share_a_folder(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with locked(out, PartialState()):
+        assert main(arguments(pairs, out, towers=pairs / "towers")) == 2
+    assert f"{out}: another training is writing into it" in " ".join(capsys.readouterr().err.split())
+    train(pairs, out, towers=pairs / "towers")  # the lock ends with its training
+    assert not {path.name for path in out.iterdir()} & {"towers", "regions"}
 
 
 def test_images_held_out_are_not_trained_on_and_each_step_is_bounded(
