@@ -27,7 +27,8 @@ from capeval_core.statistics import LEAST_IMAGES, Interval, check_level
 
 DRAWS = 1_000
 """Resamples of an interval."""
-_MOST_CELLS = 4_000_000  # of a table of counts; beyond, both sides have many values and scipy sorts
+_CELLS, _CELLS_PER_ROW = 20_000, 16
+"""Cells of a table of counts up to which it takes less time than scipy's sorting of the rows."""
 
 
 class Resamples:
@@ -131,8 +132,8 @@ class WeightedRows:
         many, few = self._scores, self._ratings
         if many.count < few.count:
             many, few = few, many
-        if many.count * few.count > _MOST_CELLS:
-            return None
+        if many.count * few.count > _CELLS + _CELLS_PER_ROW * len(self.scores):
+            return None  # both sides have many values
         return many, few, many.codes * few.count + few.codes
 
     def taus(self, weights: Integers) -> Taus:

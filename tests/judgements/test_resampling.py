@@ -34,13 +34,19 @@ def test_weighted_rows_are_repeated_rows(scores_of: int, ratings_of: int) -> Non
         assert rows.pearson(weights) == pytest.approx(pearsonr(x, y).statistic, abs=1e-12)
 
 
-def test_tables_that_are_too_large_are_sorted_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_many_values_on_both_sides_are_sorted_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    scores, ratings, weights = rng.normal(size=60), rng.normal(size=60), rng.integers(0, 3, 60)
-    counted = WeightedRows(scores, ratings).taus(weights)
-    monkeypatch.setattr(resampling, "_MOST_CELLS", 100)
-    by_scipy = WeightedRows(scores, ratings).taus(weights)
+    scores, ratings, weights = rng.normal(size=200), rng.normal(size=200), rng.integers(0, 3, 200)
+    sorted_rows = WeightedRows(scores, ratings)
+    by_scipy = sorted_rows.taus(weights)
+    monkeypatch.setattr(resampling, "_CELLS", 40_000)
+    counted_rows = WeightedRows(scores, ratings)
+    counted = counted_rows.taus(weights)
+    # 200 x 200 counts take longer than sorting 200 rows; 5,000 x 4 counts take less than 5,000 rows.
+    assert sorted_rows._cells is None and counted_rows._cells is not None
     assert (by_scipy.b, by_scipy.c) == pytest.approx((counted.b, counted.c), abs=1e-12)
+    monkeypatch.undo()
+    assert WeightedRows(np.arange(5_000.0), np.arange(5_000.0) % 4)._cells is not None
 
 
 @pytest.mark.parametrize("weights", [[2, 0, 0], [0, 0, 0], [1, 1, 0], [0, 3, 1]])
