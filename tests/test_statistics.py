@@ -498,3 +498,10 @@ def test_equal_images_have_no_error_under_a_formula() -> None:
     summands = np.tile([0.3, 1.0], (6, 1))
     interval = mean_interval(Clusters.of([0.3] * 6, list("abcdef"), mean, summands), level=0.95)
     assert interval.low == interval.high == pytest.approx(0.3)
+    # A formula that a constant keeps from being the same of sums twice as large, as in BLEU.
+    nearly = CorpusFormula(
+        ("mean",), ("total", "captions"), lambda sums: sums[..., :1] / (sums[..., 1:] + 1e-9)
+    )
+    clusters = Clusters.of([0.3] * 6, list("abcdef"), nearly, summands)
+    interval = mean_interval(clusters, level=0.95)
+    assert interval.low == interval.high == clusters.value
