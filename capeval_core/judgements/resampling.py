@@ -43,9 +43,10 @@ class Resamples:
     def __init__(self, groups: Sequence[str], *, draws: int = DRAWS, seed: int = 0) -> None:
         names, self._of_row = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
         self.images = len(names)
-        generator, share = np.random.default_rng(seed), 1 / max(self.images, 1)
-        drawn = generator.multinomial(self.images, np.full(self.images, share), size=draws)
-        self._counts = drawn.astype(np.int32)
+        self._counts = np.zeros((draws, self.images), dtype=np.int32)
+        if self.images:  # nothing can be drawn of none
+            shares = np.full(self.images, 1 / self.images)
+            self._counts[:] = np.random.default_rng(seed).multinomial(self.images, shares, size=draws)
 
     def __len__(self) -> int:
         return len(self._counts)

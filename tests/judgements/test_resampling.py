@@ -78,6 +78,7 @@ def test_sums_and_means_are_those_of_the_weights() -> None:
         expected = np.average(values[kept], weights=weights[kept])
         assert mean == pytest.approx(expected)
     assert np.isnan(Resamples(["a"], draws=3).means([math.nan])).all()
+    assert np.isnan(Resamples([], draws=3).means([])).all()
 
 
 def test_draws_are_those_of_the_resamples_one_by_one() -> None:
