@@ -56,6 +56,9 @@ def test_a_resample_without_two_values_has_no_coefficient(weights: list[int]) ->
     taus = rows.taus(chosen)
     assert all(map(math.isnan, (taus.b, taus.c, rows.spearman(chosen), rows.pearson(chosen))))
     assert rows.taus(np.array([1, 0, 1])) == Taus(1.0, 1.0)
+    for seed in range(20):  # rounding does not lead beyond 1
+        values = np.random.default_rng(seed).normal(size=30)
+        assert 1 - 1e-12 < WeightedRows(values, 3 * values).pearson(np.ones(30, dtype=np.int64)) <= 1
 
 
 def test_images_are_drawn_with_all_their_rows() -> None:
