@@ -488,6 +488,7 @@ def test_a_caption_without_a_score_adds_nothing_to_sums() -> None:
     mean = CorpusFormula(("mean",), ("total", "captions"), lambda sums: sums[..., :1] / sums[..., 1:])
     summands = np.array([[1.0, 1.0], [np.nan, np.nan], [3.0, 1.0]])
     assert mean.values(summands) == {"mean": 2.0}
+    assert mean.values(np.array([[1.0, 1.0], [np.nan, 1.0]])) == {"mean": 1.0}
     assert np.isnan(mean.values(summands[1:2])["mean"]) and np.isnan(mean.values(summands[:0])["mean"])
     clusters = Clusters.of([1.0, np.nan, 3.0], ["a", "b", "c"], mean, summands)
     assert clusters.names == ["a", "c"] and clusters.value == 2.0

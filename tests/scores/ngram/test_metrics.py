@@ -78,6 +78,13 @@ def test_systems_are_compared_by_resampled_counts(scenes: Any) -> None:
     assert good.compare(part).left_out == 40
 
 
+def test_the_reference_itself_scores_no_more_than_the_range(scenes: Any) -> None:
+    captions, _, _ = scenes
+    for name in ("cider", "ciderd"):
+        result = capeval_core.load(name).score(captions, references=[[caption] for caption in captions])
+        assert 9.999 < max(result.scores) <= 10.0
+
+
 def test_captions_with_equal_counts_have_an_interval() -> None:
     references = [[f"a dog runs in the park {i}"] for i in range(6)]
     result = capeval_core.load("bleu").score(["a dog runs in the park"] * 6, references=references)
