@@ -1,7 +1,7 @@
 """Positive-augmented training in the small: does a CLIP tuned with generated positives find more foils?
 
-    python -m benchmarks.positive_augmentation --work FOLDER --pairs 500 --seeds 5
-    python -m benchmarks.positive_augmentation --work FOLDER --pairs 4000 --seeds 3 --variants 0 3
+    python -m benchmarks.positive_augmentation --work FOLDER --pairs 500 --seeds 3
+    python -m benchmarks.positive_augmentation --work FOLDER --pairs 4000 --seeds 1 --variants 0 3
 
 The base is a small dual encoder that learnt from noisy pairs of drawn scenes, written as web texts are
 (`python -m tools.tiny.web`; made unless FOLDER/base holds it). Each seed draws its own clean pairs of a scene

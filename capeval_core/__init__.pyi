@@ -140,7 +140,6 @@ class _EcoOptions(_Options, total=False):
     other captions; within a pool or over all pools"""
 
 class _NgramOptions(_Options, total=False): ...
-
 class _NgramCorpusOptions(_NgramOptions, _CorpusOptions, total=False): ...
 
 class _VideoOptions(_Options, total=False):
@@ -220,9 +219,7 @@ def load(
     name: Literal["eco"], *, media: Literal["image", None] = None, **options: Unpack[_EcoOptions]
 ) -> Eco: ...
 @overload
-def load(
-    name: Literal["bleu"], *, media: Literal[None] = None, **options: Unpack[_NgramOptions]
-) -> Bleu: ...
+def load(name: Literal["bleu"], *, media: Literal[None] = None, **options: Unpack[_NgramOptions]) -> Bleu: ...
 @overload
 def load(
     name: Literal["rougel"], *, media: Literal[None] = None, **options: Unpack[_NgramOptions]

@@ -149,9 +149,13 @@ class Result:
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
         self._refuse_relative("compare()")
         if self.signature != other.signature:
+            fields = set(self.signature.split("|")) ^ set(other.signature.split("|"))
+            fix = "score both systems with the same settings"
+            if all(field.startswith("statistics:") for field in fields):  # each was weighed by its own texts
+                fix = "score both with the same statistics=metric.prepare(texts) of one corpus"
             raise ValueError(
                 "these results are not comparable, their signatures differ:\n"
-                f"    {self.signature}\n    {other.signature}\nscore both systems with the same settings"
+                f"    {self.signature}\n    {other.signature}\n{fix}"
             )
         return paired_comparison(self._clusters(), other._clusters(), level=level)
 

@@ -39,9 +39,10 @@ def check_folder(path: str | PathLike[str]) -> Path:
             written.
     """
     folder = folder_path("rows", path)
-    rows = str(folder)
+    rows, problem = str(folder), "no folder can be made there"
     try:
         if folder.is_dir():
+            problem = "nothing can be written there"
             if is_foreign(folder):
                 raise wrong_option("rows", rows, "a folder of something else", "pass an empty or new one")
             stamp = folder / STAMP
@@ -54,7 +55,6 @@ def check_folder(path: str | PathLike[str]) -> Path:
             raise wrong_option("rows", rows, "a file", "pass a folder for the rows")
         try_writing(folder)
     except OSError as error:
-        problem = "nothing can be written there" if folder.exists() else "no folder can be made there"
         found = f"{problem} ({error.strerror})"
         raise wrong_option("rows", rows, found, "pass another folder", verb="") from error
     return folder

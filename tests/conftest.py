@@ -117,7 +117,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of five videos of 3 to 7 frames, clip1.mp4 to clip5.gif, clip3 as frames; not to be changed."""
+    """Five videos of 3 to 7 frames, clip1.mp4 to clip5.gif, clip3 a folder of frames; not to be changed."""
     from tests.inputs.video_writing import FORMS, written
 
     folder = tmp_path_factory.mktemp("videos")

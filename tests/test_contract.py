@@ -702,7 +702,8 @@ def test_rows_of_other_settings_are_refused(
         if spec.metadata["encodes"]:
             value = alternatives(name)[spec.name]
             with pytest.raises(ValueError, match=f"other settings.*{spec.name}") as caught:
-                score(opened(name, weights, **{spec.name: value}), images, rows=tmp_path)
+                options = {**WITH.get(spec.name, {}), spec.name: value}
+                score(opened(name, weights, **options), images, rows=tmp_path)
             assert str(value) in str(caught.value) and str(tmp_path) in str(caught.value)
     other = next(metric for metric in METRICS if metric != class_of(name).name)
     with pytest.raises(ValueError, match=f"metric: '{class_of(name).name}' there, '{other}' now"):

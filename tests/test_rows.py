@@ -427,7 +427,7 @@ def test_a_folder_where_nothing_can_be_written_passes_with_rows_only(
     def refuse(**_: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("capeval_core.row_store.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("capeval_core.writing.tempfile.TemporaryFile", refuse)
     (tmp_path / ".0.partial").write_bytes(b"")  # what a kill left holds nothing to reuse
     with pytest.raises(ValueError, match=r"nothing can be written there \(Read-only file system\)"):
         check_folder(tmp_path)

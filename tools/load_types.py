@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 import typing
+from collections.abc import Sequence
 from dataclasses import fields
+from itertools import pairwise
 from types import NoneType
 from typing import Any
 
@@ -59,8 +61,7 @@ def load_stub() -> str:
         [
             _HEAD + "\n" + str(imports),
             exported + '\n_T = TypeVar("_T")\n',
-            *options,
-            _WRONG,
+            _joined([*options, _WRONG]),
             names,
             "".join(overloads) + _TAIL,
         ]
@@ -69,10 +70,22 @@ def load_stub() -> str:
 
 def _overload(name: str, media: str, metric: type[CaptionMetric]) -> str:
     arguments = [f'name: Literal["{name}"]', "*", media, f"**options: Unpack[_{metric.Options.__name__}]"]
+    returned = f"-> {metric.__name__}: ..."
+    on_one_line = f"def load({', '.join(arguments)}) {returned}"
+    if len(on_one_line) <= WIDTH:
+        return f"@overload\n{on_one_line}\n"
     line = f"    {', '.join(arguments)}\n"
     if len(line) > WIDTH + 1:
-        line = "".join(f"    {argument},\n" for argument in arguments[:-1]) + f"    {arguments[-1]},\n"
-    return f"@overload\ndef load(\n{line}) -> {metric.__name__}: ...\n"
+        line = "".join(f"    {argument},\n" for argument in arguments)
+    return f"@overload\ndef load(\n{line}) {returned}\n"
+
+
+def _joined(classes: Sequence[str]) -> str:
+    """Classes with a line between them, but for those without a body that follow each other."""
+    text = classes[0]
+    for before, class_ in pairwise(classes):
+        text += class_ if before.endswith(": ...\n") and class_.endswith(": ...\n") else "\n" + class_
+    return text
 
 
 class _Imports:

@@ -187,6 +187,6 @@ def _introduce(arguments: list[str]) -> int:
             "`capeval train pacs`."
         ),
         epilog=table([[name, text] for name, text in _ABOUT.items()])
-        + "\n\n`capeval augment captions --help` and `capeval augment images --help` show all options.",
+        + "\n\n`capeval augment captions --help`, or `images`, shows all options.",
     )
     parser.introduce(arguments, "what to generate comes first: capeval augment {captions,images} ...")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from capeval_core.commands.intervals import add_interval_flags, check_intervals
 from capeval_core.commands.outputs import check_output, write
 from capeval_core.commands.terminal import Parser, paragraph
 from capeval_core.errors import did_you_mean
@@ -15,6 +16,7 @@ from capeval_core.judgements.report import judged_table, long_table
 
 def run(arguments: list[str]) -> int:
     flags = _parser().read(arguments)
+    check_intervals(flags)
     check_output("--csv", flags.csv, flags, ("scores", "human"))
     statistics = [name.strip() for name in flags.statistics.split(",") if name.strip()]
     for name in statistics:
@@ -51,7 +53,5 @@ def _parser() -> Parser:
     known = ",".join(STATISTICS)
     parser.add_argument("--statistics", metavar="NAMES", default=known, help=f"of {known} (default: all)")
     parser.add_argument("--csv", metavar="OUT", type=Path, help="write every number to this file")
-    parser.add_argument("--resamples", metavar="N", type=int, default=1_000, help="of intervals; 0: none")
-    parser.add_argument("--level", metavar="X", type=float, default=0.95, help="of intervals (default: 0.95)")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the resamples (default: 0)")
+    add_interval_flags(parser)
     return parser

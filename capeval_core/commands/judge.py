@@ -13,6 +13,7 @@ from typing import Any
 
 from capeval_core.commands.arguments import in_words_of_the_user
 from capeval_core.commands.interrupts import interruptible
+from capeval_core.commands.intervals import add_interval_flags, check_intervals
 from capeval_core.commands.outputs import Outputs, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.errors import FileError, did_you_mean, file_problem
@@ -47,6 +48,7 @@ def run(arguments: list[str]) -> int:
         return _introduce(arguments)
     entry = set_entry(arguments[0])
     flags = _parser(entry).read(arguments[1:])
+    check_intervals(flags)
     if not flags.metrics and not flags.scores:
         raise ValueError("nothing to judge: name --metrics, or a file of --scores")
     metrics = [(class_, _options(class_, flags)) for class_ in _metrics(entry, flags.metrics)]
@@ -352,9 +354,7 @@ def _parser(entry: SetEntry) -> Parser:
         "--statistics", metavar="NAMES", type=_names, help=f"of ratings, of {','.join(STATISTICS)}"
     )
     group.add_argument("--labels", metavar="NAME", help="of Pascal-50S: label or label_fleur_run")
-    group.add_argument("--resamples", metavar="N", type=int, default=1_000, help="of intervals; 0: none")
-    group.add_argument("--level", metavar="X", type=float, default=0.95, help="of intervals (default: 0.95)")
-    group.add_argument("--seed", metavar="N", type=int, default=0, help="of the resamples (default: 0)")
+    add_interval_flags(group)
     return parser
 
 

@@ -28,7 +28,7 @@ from capeval_core.encoders.texts import (
     sentence_features,
 )
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
-from capeval_core.encoders.transformer import Prefix, run_causal, run_pooled, run_prefix, run_vision
+from capeval_core.encoders.transformer import Prefix, run_blocks, run_prefix, run_vision
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
 from capeval_core.inputs.frames import EVERY, InputFrames
 from capeval_core.inputs.sampling import Sampling
@@ -93,7 +93,9 @@ class ClipTowers(CheckedModel):
         (2, 128)
         """
         tokens = self._tokens(texts)
-        arrays = self._encode_distinct(tokens, cache, batch_size, every=False)
+        key = partial(self._text_key, kind="text")
+        forward = partial(self._run_texts, batch_size=batch_size, every=False)
+        arrays = encode_distinct(tokens, key, forward, cache)
         return TextFeatures(sentence_features(arrays, self.dimension), tokens.truncated)
 
     def encode_tokens(
@@ -109,7 +111,9 @@ class ClipTowers(CheckedModel):
         [(5, 128), (2, 128)]
         """
         tokens = self._tokens(texts)
-        arrays = self._encode_distinct(tokens, cache, batch_size, every=True)
+        key = partial(self._text_key, kind="tokens")
+        forward = partial(self._run_texts, batch_size=batch_size, every=True)
+        arrays = encode_distinct(tokens, key, forward, cache)
         return TokenFeatures(arrays, tokens.ids, tokens.truncated)
 
     def _tokens(self, texts: Sequence[str]) -> Tokens:
@@ -117,17 +121,8 @@ class ClipTowers(CheckedModel):
         tokens = self.tokenizer.encode(texts)
         return Tokens([row[: row.index(self.tokenizer.end) + 1] for row in tokens.ids], tokens.truncated)
 
-    def _encode_distinct(
-        self, tokens: Tokens, cache: FeatureCache, batch_size: int | None, *, every: bool
-    ) -> list[Floats]:
-        """An array per text: (d,) of its end token, or with `every` (length, d) of all its tokens."""
-        kind = "tokens" if every else "text"
-        return encode_distinct(
-            tokens,
-            key=lambda row: self._key(kind, np.array(row, dtype="<u4").tobytes()),
-            forward=lambda sequences: self._run_texts(sequences, batch_size, every),
-            cache=cache,
-        )
+    def _text_key(self, ids: Ids, kind: str) -> str:
+        return self._key(kind, np.array(ids, dtype="<u4").tobytes())
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
@@ -165,13 +160,10 @@ class ClipTowers(CheckedModel):
         with exact_float32(self.device):
             model = self.model
             x, blocks = self._embed(ids, start), model.transformer.resblocks
-            if every:
-                x = run_causal(blocks, x, prefix.kept)
-                if prefix.states is not None:
-                    x = torch.cat([prefix.states.expand(len(x), -1, -1), x], dim=1)
-            else:
-                x = run_pooled(blocks, x, position=-1, causal=True, prefix=prefix.kept)
-            return rows_of(model.ln_final(x) @ model.text_projection)
+            x = run_blocks(blocks, x, position=None if every else -1, causal=True, prefix=prefix.kept)
+            if every and prefix.states is not None:
+                x = torch.cat([prefix.states.expand(len(x), -1, -1), x], dim=1)
+            return rows_of(model.ln_final(x if every else x[:, 0]) @ model.text_projection)
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:
         model, dtype = self.model, DTYPES[self.dtype]

@@ -43,36 +43,20 @@ def run_prefix(blocks: Sequence[ResidualAttentionBlock], x: Tensor) -> Prefix:
     return Prefix(kept, x)
 
 
-def run_pooled(
+def run_blocks(
     blocks: Sequence[ResidualAttentionBlock],
     x: Tensor,
     *,
-    position: int,
+    position: int | None = None,
     causal: bool,
     prefix: Sequence[KeyValues] = (),
 ) -> Tensor:
-    """(batch, width) output of all blocks at one position of `x` (batch, length, width).
+    """(batch, length, width) output of all blocks on `x` (batch, length, width).
 
-    `prefix` holds the keys and values of tokens that stand before `x` (only with `causal`).
+    With a `position` the output is that of this position alone, (batch, 1, width). `prefix` holds the keys
+    and values of tokens that stand before `x` (only with `causal`).
     """
-    return _run(blocks, x, position % x.shape[1], causal, prefix)[:, -1]
-
-
-def run_causal(
-    blocks: Sequence[ResidualAttentionBlock], x: Tensor, prefix: Sequence[KeyValues] = ()
-) -> Tensor:
-    """(batch, length, width) output of all blocks, each position seeing those before it; see `run_pooled`."""
-    return _run(blocks, x, None, causal=True, prefix=prefix)
-
-
-def _run(
-    blocks: Sequence[ResidualAttentionBlock],
-    x: Tensor,
-    position: int | None,
-    causal: bool,
-    prefix: Sequence[KeyValues],
-) -> Tensor:
-    """Output of all blocks: (batch, length, width), or (batch, 1, width) of one position."""
+    position = None if position is None else position % x.shape[1]
     mask = _causal_mask(x, len(prefix) and prefix[0].keys.shape[2]) if causal else None
     for depth, block in enumerate(blocks):
         pooled = position if depth == len(blocks) - 1 else None
@@ -92,7 +76,7 @@ def run_vision(visual: VisionTransformer, patches: Tensor) -> Tensor:
     x = patches.flatten(2).transpose(1, 2)
     x = torch.cat([visual.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
     x = visual.ln_pre(x + visual.positional_embedding.to(x.dtype))
-    x = run_pooled(visual.transformer.resblocks, x, position=0, causal=False)
+    x = run_blocks(visual.transformer.resblocks, x, position=0, causal=False)[:, 0]
     pooled: Tensor = visual.ln_post(x) @ visual.proj
     return pooled
 

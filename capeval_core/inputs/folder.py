@@ -36,16 +36,20 @@ NAMED = 5
 class Kind:
     """What a folder holds one of for each id.
 
-    noun: in messages. extensions: of its files. folders: whether it may be a folder of its
+    article, noun: in messages. extensions: of its files. folders: whether it may be a folder of its
     frames.
     """
 
+    article: str
     noun: str
     extensions: AbstractSet[str]
     folders: bool = False
 
 
-KINDS = {"image": Kind("image", EXTENSIONS), "video": Kind("video", VIDEO_EXTENSIONS, folders=True)}
+KINDS = {
+    "image": Kind("an", "image", EXTENSIONS),
+    "video": Kind("a", "video", VIDEO_EXTENSIONS, folders=True),
+}
 """By the medium, as in `CaptionMetric.media`."""
 
 
@@ -161,7 +165,7 @@ def match_images(
         for image_id in ids
     }
     lacking = (
-        f"no {kind.noun}{_examples(names.entries)}. An id is a {kind.noun}'s file name, with or without its "
+        f"no {kind.noun}{_examples(names.entries)}. An id is {kind.article} {kind.noun}'s file name, with or without its "
         "extension, its path from that folder, or its COCO number"
     )
     before = len(problems)

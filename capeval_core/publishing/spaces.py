@@ -20,8 +20,8 @@ from capeval_core.publishing.publication import (
 from capeval_core.registry import METRICS, metric_class
 
 PYPI = "pypi"
-_IN_A_CHECKOUT = re.compile(r"(?<=<!-- part loading -->\n).*?(?=\n\n|\n<!-- /part loading -->)", re.DOTALL)
-"""The paragraph of a module's card about loading it from a checkout."""
+_IN_A_CHECKOUT = re.compile(r"`metrics/\.\.\.` is [^`]*`capeval`[^`]*`pip install \.` in a checkout\.")
+"""What a module's card says about loading it from a checkout."""
 
 
 def module(name: str, namespace: str, install_from: str) -> Publication:
@@ -39,10 +39,7 @@ def module(name: str, namespace: str, install_from: str) -> Publication:
     if not folder.is_dir():
         raise PublishError(f"metric {name!r} has no module folder: {folder} does not exist")
     package = "capeval" if install_from == PYPI else install_from
-    loading = (
-        f'The package must be installed: `pip install {package}`. `weights="tiny"` is a small packaged model '
-        "that\nknows drawn shapes only: leave it out for photographs."
-    )
+    loading = f"The package must be installed: `pip install {package}`."
     files: dict[str, bytes | Path] = {}
     for file in (CARD, "app.py", f"{name}.py", "requirements.txt"):
         if path := own_file(folder, file):

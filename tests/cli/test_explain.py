@@ -70,7 +70,10 @@ def test_a_image_that_fails_has_numbers_only(explain: Callable[..., Ran], files:
 def test_what_cannot_be_explained_is_refused_before_anything_is_scored(
     explain: Callable[..., Ran], files: Path
 ) -> None:
-    able = [name for name in capeval_core.list_metrics() if capeval_core.registry.metric_class(name).plots]
+    classes = map(capeval_core.registry.metric_class, capeval_core.list_metrics())
+    able = [metric.name for metric in classes if metric.plots]
+    variants = capeval_core.registry.variant_classes().items()
+    able += [f"{name} --media {medium}" for (name, medium), metric in variants if metric.plots]
     assert "hices" in able
     ran = explain("pacs")
     assert (ran.status, ran.out) == (2, "")

@@ -22,7 +22,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.options import describe_options
-from capeval_core.registry import metric_class
+from capeval_core.registry import media_of, metric_class
 from capeval_core.reranking import Reranker
 from tests.counting import counted
 from tests.integrations.ranks import run_ranks
@@ -47,12 +47,15 @@ def load(weights: str, tmp_path: Path) -> Load:
     """`evaluate.load` of a metric by name, with weights that are at hand and rows in a folder of the test."""
 
     def load(name: str, **keywords: Any) -> Any:
-        return evaluate.load(
-            str(ROOT / "metrics" / name),
-            **{"weights": weights, "cache_dir": str(tmp_path / "rows"), **keywords},
-        )
+        own = {"cache_dir": str(tmp_path / "rows"), **weights_of(name, weights)}
+        return evaluate.load(str(ROOT / "metrics" / name), **{**own, **keywords})
 
     return load
+
+
+def weights_of(name: str, weights: str) -> dict[str, str]:
+    """The option, for a metric that has weights."""
+    return {} if metric_class(name).default_weights is None else {"weights": weights}
 
 
 def needed(name: str, references: Any = REFERENCES) -> dict[str, Any]:
@@ -68,15 +71,16 @@ def same(first: Any, second: Any) -> bool:
 
 @pytest.mark.parametrize("name", OF_CAPTIONS)
 def test_it_gives_what_the_core_gives(name: str, load: Load, weights: str, images: list[Path]) -> None:
-    expected = capeval_core.load(name, weights=weights).score(CAPTIONS, images, **needed(name))
+    given = {**needed(name), **({"images": images} if metric_class(name).media else {})}
+    expected = capeval_core.load(name, **weights_of(name, weights)).score(CAPTIONS, **given)
     module = load(name)
     assert module.name == name
-    plain = module.compute(predictions=CAPTIONS, images=images, **needed(name))
-    assert list(plain) == [expected.key]
-    assert type(plain[expected.key]) is float
+    plain = module.compute(predictions=CAPTIONS, **given)
+    assert list(plain) == list(expected.numbers)
+    assert all(type(value) is float for value in plain.values())
     assert same(plain[expected.key], expected.mean)
-    detailed = module.compute(predictions=CAPTIONS, images=images, **needed(name), per_caption=True)
-    assert list(detailed) == [expected.key, "per_caption", "signature", "counts"]
+    detailed = module.compute(predictions=CAPTIONS, **given, per_caption=True)
+    assert list(detailed) == [*expected.numbers, "per_caption", "signature", "counts"]
     assert detailed["counts"] == vars(expected.counts)
     assert same(detailed[expected.key], expected.mean)
     assert detailed["signature"] == expected.signature
@@ -248,21 +252,25 @@ def test_processes_wait_long_for_each_other(load: Load) -> None:
 
 
 def test_combined_metrics_share_their_input(load: Load, weights: str, images: list[Path]) -> None:
-    expected = {
-        metric_class(name).key: capeval_core.load(name, weights=weights)
-        .score(CAPTIONS, images, **needed(name))
-        .mean
-        for name in OF_CAPTIONS
-    }
-    everything = evaluate.combine([load(name) for name in OF_CAPTIONS])
+    # Those that score in portions as they are; texts alone stand beside images.
+    names = [name for name in OF_CAPTIONS if name not in ("cider", "ciderd")]
+    expected: dict[str, float] = {}
+    for name in names:
+        shown = {"images": images} if metric_class(name).media else {}
+        metric = capeval_core.load(name, **weights_of(name, weights))
+        expected |= metric.score(CAPTIONS, **shown, **needed(name)).numbers
+    everything = evaluate.combine([load(name) for name in names])
     with pytest.warns(UserWarning, match="needs no references") as caught:
         output = everything.compute(predictions=CAPTIONS, images=images, references=REFERENCES)
         everything.compute(predictions=CAPTIONS, images=images, references=REFERENCES)
-    assert [str(warning.message) for warning in caught] == [
-        f"{name} needs no references: they are ignored"
-        for name in OF_CAPTIONS
-        if not metric_class(name).needs_references
+    ignored = [
+        (f"{name} needs no references: they are ignored", not metric_class(name).needs_references)
+        for name in names
     ]
+    ignored += [
+        (f"{name} compares texts alone: images are ignored", not metric_class(name).media) for name in names
+    ]
+    assert [str(warning.message) for warning in caught] == [message for message, holds in ignored if holds]
     assert {warning.filename for warning in caught} == {__file__}
     assert output.keys() == expected.keys()
     assert all(same(output[key], value) for key, value in expected.items())
@@ -326,8 +334,10 @@ def test_wrong_options_are_refused_at_load(
 def test_a_module_describes_itself(weights: str, tmp_path: Path) -> None:
     for name in NAMES:
         metric = metric_class(name)
-        module = evaluate.load(str(ROOT / "metrics" / name), weights=weights, cache_dir=str(tmp_path))
-        inputs = ["predictions", "images", "references"][: 3 if metric.needs_references else 2]
+        own = weights_of(name, weights)
+        module = evaluate.load(str(ROOT / "metrics" / name), cache_dir=str(tmp_path), **own)
+        inputs = ["predictions", *(["images"] if metric.media else [])]
+        inputs += ["references"] if metric.needs_references else []
         assert list(module.features) == inputs
         assert metric.title in module.description and metric.summary in module.description
         assert module.citation == metric.paper
@@ -518,7 +528,8 @@ def test_an_unused_module_can_be_pickled(load: Load, images: list[Path]) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_each_metric_has_a_complete_folder(name: str) -> None:
     folder = ROOT / "metrics" / name
-    assert (folder / "requirements.txt").read_text().split() == ["capeval[page]"]
+    extras = "page,video" if "video" in media_of(name) else "page"
+    assert (folder / "requirements.txt").read_text().split() == [f"capeval[{extras}]"]
     # Without the package evaluate tells what to install: by the name it has there, not by its module's.
     assert get_imports(str(folder / f"{name}.py")) == [("library", "capeval_core", "capeval", None)]
     card = (folder / "README.md").read_text(encoding="utf-8")

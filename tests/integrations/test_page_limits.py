@@ -188,7 +188,7 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
         with httpx.Client(base_url=page.local_url) as client:
             events = client.get("config").json()["dependencies"]
             number = next(e["id"] for e in events if e["backend_fn"] and len(e["inputs"]) == 6)
-            data = [{"path": str(demo_set()[0].image)}, "a star", "", "tiny"]
+            data = [{"path": str(demo_set()[0].image)}, "a star", "", "tiny", "image", None]
             for session in ("served", "waiting"):
                 body = {"data": data, "fn_index": number, "session_hash": session}
                 assert client.post("gradio_api/queue/join", json=body).status_code == 200

@@ -24,6 +24,7 @@ from capeval_core.models.batching import count_forwards
 from capeval_core.training import pacs_run
 from capeval_core.training.log import TrainingLog
 from capeval_core.training.pairs import PairOrder, Pairs, held_out
+from capeval_core.training.projections import Temperature
 from capeval_core.training.state import locked
 from capeval_core.weights.folder import TINY
 from tests.seeded import encoder
@@ -198,7 +199,7 @@ def test_two_trainings_do_not_share_a_folder(
     assert not {path.name for path in out.iterdir()} & {"towers", "regions"}
 
 
-def test_images_held_out_are_not_trained_on(
+def test_images_held_out_are_not_trained_on_and_each_step_is_bounded(
     pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained_on: set[int] = set()
@@ -210,7 +211,10 @@ def test_images_held_out_are_not_trained_on(
             return chosen
 
     monkeypatch.setattr(pacs_run, "PairOrder", Noted)
+    bound = Mock(wraps=Temperature.bound)
+    monkeypatch.setattr(Temperature, "bound", lambda model: bound(model))
     train(pairs, tmp_path / "run")
+    assert bound.call_count == 12  # the temperature stays in its bounds after each step
     expected, out = held_out(20, 0.2, seed=42)
     assert trained_on == {*expected.tolist()} and len(out) == 4
 

@@ -1,0 +1,135 @@
+"""Videos on a page: their limits, what is shown of them, and the page in a real browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import capeval_core
+from capeval_core.demo import demo_set
+from tests.inputs.video_writing import video
+
+pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
+
+from capeval_core.integrations import page as pages
+from capeval_core.integrations.page import media, views
+from capeval_core.integrations.page.media import MEDIA, media_on_page
+from capeval_core.integrations.page.scorer import Scorer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")
+
+
+@pytest.fixture
+def uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("form", ["mp4", "gif", "mkv", "avi"])
+@pytest.mark.parametrize(("limit", "least"), [("MOST_FRAMES", 12), ("MOST_PIXELS", 12 * 48 * 32)])
+def test_a_video_beyond_the_pages_limits_is_refused(
+    form: str, limit: str, least: int, uploads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = uploads / f"a.{form}"
+    path.write_bytes(video(form))
+    monkeypatch.setattr(media, limit, least)
+    assert MEDIA["video"].of({"path": str(path)}) == str(path)
+    monkeypatch.setattr(media, limit, least - 1)
+    with pytest.raises(
+        ValueError, match=r"the video has more than .*, which is the most that this page takes"
+    ):
+        MEDIA["video"].of({"path": str(path)})
+    with pytest.raises(ValueError, match="the video is not among the uploads of this page"):
+        MEDIA["video"].of({"path": "/proc/self/environ"})
+
+
+def test_frames_of_a_long_video_are_sampled_and_a_note_says_so(
+    uploads: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (uploads / "a.mp4").write_bytes(video("mp4"))
+    scorer = Scorer("pacs", weights, "video")
+    whole = scorer.score(str(uploads / "a.mp4"), "a red field", [])
+    assert "max_frames" not in whole.result.signature and len(whole.evidence["frame_cosines"]) == 12
+    assert [note for note in whole.notes if "idf" in note] and "statistics" not in "".join(whole.notes)
+    monkeypatch.setattr(media, "FRAMES_ENCODED", 4)
+    few = scorer.score(str(uploads / "a.mp4"), "a red field", [])
+    assert "|max_frames:4|" in few.result.signature and len(few.evidence["frame_cosines"]) == 4
+    assert "The metric sees 4 frames, spread evenly over the video." in few.notes
+    expected = capeval_core.load("pacs", media="video", weights=weights, max_frames=4, idf=False)
+    assert few.score == pytest.approx(
+        expected.score(["a red field"], videos=[uploads / "a.mp4"]).mean, abs=1e-6
+    )
+    assert scorer.score(str(uploads / "a.mp4"), "a red field", []).result == few.result
+
+
+def test_what_is_shown_of_a_video(uploads: Path, weights: str) -> None:
+    (uploads / "a.mp4").write_bytes(video("mp4"))
+    scorer = Scorer("refpacs", weights, "video")
+    shown = views.score(
+        scorer.score(str(uploads / "a.mp4"), "a <b>red</b> field", ["red", "a <i>field"]), weights
+    )
+    assert "Each word of the caption, and the frame that it fits best" in shown
+    assert shown.count("data:image/jpeg;base64,") == 1 and "<small>frame " in shown
+    assert "1. red" in shown and "2. a &lt;i&gt;field" in shown
+    assert "<b>red" not in shown and "<i>" not in shown and "<|" not in shown
+
+    (uploads / "cut.gif").write_bytes(video("gif")[:4000])
+    shown = views.score(scorer.score(str(uploads / "cut.gif"), "red", ["red"]), weights)
+    assert re.search('<p class="warning">frames end after [0-9]: the file has no end of a GIF</p>', shown)
+
+
+def test_a_page_offers_the_media_of_its_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [medium.name for medium in media_on_page("pacs")] == ["image", "video"]
+    assert [medium.name for medium in media_on_page("umic")] == ["image"]
+    assert media_on_page("bleu") == []
+    monkeypatch.setattr(media, "find_spec", lambda _: None)  # the extra `video` is not installed
+    assert [medium.name for medium in media_on_page("pacs")] == ["image"]
+
+
+def test_programs_may_leave_out_what_a_caption_is_about(weights: str) -> None:
+    page = pages.build("pacs", weights)
+    (event,) = (fn for fn in page.fns.values() if fn.api_visibility == "public")
+    image = {"path": str(demo_set()[0].image)}
+    assert event.fn(image, "a star", "", weights) == event.fn(image, "a star", "", weights, "image", None)
+
+
+def test_a_video_is_scored_in_a_browser(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(video("mp4"))
+    page = pages.build("pacs", "tiny")
+    pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
+    shown = browser.new_page()
+    shown.set_default_timeout(150_000)
+    asked: list[str] = []
+    shown.on("request", lambda request: asked.append(request.url))
+    try:
+        shown.goto(page.local_url)
+        shown.locator("#about").get_by_text("Video", exact=True).click()
+        shown.locator("h1", has_text="PAC-S for videos").wait_for()
+        assert not shown.locator("#image").is_visible() and not shown.locator("#examples").is_visible()
+        assert "Give a video and a caption and press Score" in shown.locator("#result").inner_text()
+        shown.locator("#score").click()
+        shown.locator(".problem", has_text="The video is missing").wait_for()
+        shown.locator("#video input[type=file]").set_input_files(tmp_path / "a.mp4")
+        shown.locator("#video", has_text="a.mp4").wait_for()
+        shown.locator("#caption textarea").fill("a red field")
+        shown.locator("#score").click()
+        shown.locator("#result .score").wait_for()
+        assert shown.locator("#result figure img").count() == 1
+        assert "media:video" in shown.locator("#signature textarea").input_value()
+        shown.locator("#about").get_by_text("Image", exact=True).click()
+        shown.locator(".example").first.click()
+        shown.locator("#image img").wait_for()
+        assert not shown.locator("#video").is_visible()
+        shown.locator("#score").click()
+        shown.locator("#result blockquote", has_text="pink hearts").wait_for()
+        assert "media:video" not in shown.locator("#signature textarea").input_value()
+        assert all(url.startswith((page.local_url, "data:", "blob:")) for url in asked)
+    finally:
+        shown.close()
+        page.close(verbose=False)
