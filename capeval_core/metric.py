@@ -216,8 +216,7 @@ class CaptionMetric(ABC):
         if others:
             from capeval_core.registry import media_of
 
-            found = f"given, but this {cls.name} is about {argument}"
-            other = others[0][:-1]
+            found, other = f"given, but this {cls.name} is about {argument}", others[0][:-1]
             opened = f", or open load({cls.name!r}, media={other!r})" if other in media_of(cls.name) else ""
             fix = f"pass {argument}=...{opened}"
             raise Problems([Problem(others[0], None, found, fix, kind=TypeError)]).error()
@@ -287,11 +286,7 @@ class CaptionMetric(ABC):
         return prepared
 
     def encode_all(
-        self,
-        samples: Samples,
-        *,
-        rows: str | PathLike[str] | None = None,
-        progress: bool = False,
+        self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
     ) -> pa.Table:
         """Rows of checked samples, for `combine`; a row's index is its sample's.
 
