@@ -488,6 +488,7 @@ def test_a_caption_without_a_score_adds_nothing_to_sums() -> None:
     mean = CorpusFormula(("mean",), ("total", "captions"), lambda sums: sums[..., :1] / sums[..., 1:])
     summands = np.array([[1.0, 1.0], [np.nan, np.nan], [3.0, 1.0]])
     assert mean.values(summands) == {"mean": 2.0}
+    assert mean.values(np.array([[1.0, 1.0], [np.nan, 1.0]])) == {"mean": 1.0}
     assert np.isnan(mean.values(summands[1:2])["mean"]) and np.isnan(mean.values(summands[:0])["mean"])
     clusters = Clusters.of([1.0, np.nan, 3.0], ["a", "b", "c"], mean, summands)
     assert clusters.names == ["a", "c"] and clusters.value == 2.0
@@ -498,3 +499,10 @@ def test_equal_images_have_no_error_under_a_formula() -> None:
     summands = np.tile([0.3, 1.0], (6, 1))
     interval = mean_interval(Clusters.of([0.3] * 6, list("abcdef"), mean, summands), level=0.95)
     assert interval.low == interval.high == pytest.approx(0.3)
+    # A formula that a constant keeps from being the same of sums twice as large, as in BLEU.
+    nearly = CorpusFormula(
+        ("mean",), ("total", "captions"), lambda sums: sums[..., :1] / (sums[..., 1:] + 1e-9)
+    )
+    clusters = Clusters.of([0.3] * 6, list("abcdef"), nearly, summands)
+    interval = mean_interval(clusters, level=0.95)
+    assert interval.low == interval.high == clusters.value

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from capeval_core.commands.intervals import add_interval_flags, check_intervals
+from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics, names_of
 from capeval_core.commands.outputs import check_output, write
 from capeval_core.commands.terminal import Parser, paragraph
-from capeval_core.errors import did_you_mean
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.own_ratings import join_ratings, read_score_file
 from capeval_core.judgements.ratings import STATISTICS
@@ -18,14 +17,10 @@ def run(arguments: list[str]) -> int:
     flags = _parser().read(arguments)
     check_intervals(flags)
     check_output("--csv", flags.csv, flags, ("scores", "human"))
-    statistics = [name.strip() for name in flags.statistics.split(",") if name.strip()]
-    for name in statistics:
-        if name not in STATISTICS:
-            hint = did_you_mean(name, STATISTICS)
-            raise ValueError(f"--statistics {name!r}: unknown{hint} (known: {', '.join(STATISTICS)})")
+    check_statistics(flags.statistics)
     scores = read_score_file(flags.scores)
     judged, scored = join_ratings(scores, flags.human)
-    judged = judged.with_statistics(statistics)
+    judged = judged.with_statistics(flags.statistics)
     result = Judged(
         judged, {scores.label: [scored]}, draws=flags.resamples, level=flags.level, seed=flags.seed
     )
@@ -50,8 +45,13 @@ def _parser() -> Parser:
     )
     parser.add_argument("scores", metavar="SCORES.json", type=Path, help="the scores of a metric")
     parser.add_argument("human", metavar="HUMAN.csv", type=Path, help="the ratings")
-    known = ",".join(STATISTICS)
-    parser.add_argument("--statistics", metavar="NAMES", default=known, help=f"of {known} (default: all)")
+    parser.add_argument(
+        "--statistics",
+        metavar="NAMES",
+        type=names_of,
+        default=list(STATISTICS),
+        help=f"of {','.join(STATISTICS)} (default: all)",
+    )
     parser.add_argument("--csv", metavar="OUT", type=Path, help="write every number to this file")
     add_interval_flags(parser)
     return parser

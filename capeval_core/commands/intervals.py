@@ -1,9 +1,11 @@
-"""Flags of bootstrap intervals, which `capeval judge` and `capeval correlate` share."""
+"""Flags of statistics and their bootstrap intervals, which `capeval judge` and `capeval correlate` share."""
 
 from __future__ import annotations
 
 import argparse
 
+from capeval_core.errors import did_you_mean
+from capeval_core.judgements.ratings import STATISTICS
 from capeval_core.judgements.resampling import DRAWS
 
 
@@ -28,3 +30,22 @@ def check_intervals(flags: argparse.Namespace) -> None:
         raise ValueError(f"--level {flags.level:g}: expected a number between 0 and 1, e.g. 0.95")
     if flags.seed < 0:
         raise ValueError(f"--seed {flags.seed}: expected 0 or more")
+
+
+def names_of(text: str) -> list[str]:
+    """The names of a list with commas.
+
+    >>> names_of("tau_b, pearson,")
+    ['tau_b', 'pearson']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def check_statistics(names: list[str]) -> None:
+    """Refuse names of `--statistics` that are no statistic of ratings, and none at all."""
+    known = f"(known: {', '.join(STATISTICS)})"
+    if not names:
+        raise ValueError(f"--statistics names no statistic {known}")
+    for name in names:
+        if name not in STATISTICS:
+            raise ValueError(f"--statistics {name!r}: unknown{did_you_mean(name, STATISTICS)} {known}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from capeval_core.commands.arguments import in_words_of_the_user
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.intervals import add_interval_flags, check_intervals
+from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics, names_of
 from capeval_core.commands.outputs import Outputs, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.errors import FileError, did_you_mean, file_problem
@@ -101,6 +101,9 @@ def _options(class_: type[CaptionMetric], flags: argparse.Namespace) -> Any:
     keywords: dict[str, Any] = {"on_error": "nan"}
     for given in flags.weights:
         metric, equals, weights = given.partition("=")
+        if equals and metric not in flags.metrics:
+            known = did_you_mean(metric, flags.metrics)
+            raise ValueError(f"--weights {given}: {metric!r} is not among --metrics{known}")
         if not equals:
             if class_.default_weights is not None:
                 keywords["weights"] = given
@@ -139,10 +142,7 @@ def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
         raise ValueError(f"--labels {flags.labels}: only pascal50s has several labels")
     judged = load_set(entry.name, flags.data, **settings)
     if flags.statistics is not None:
-        unknown = [name for name in flags.statistics if name not in STATISTICS]
-        if unknown:
-            hint = did_you_mean(unknown[0], STATISTICS)
-            raise ValueError(f"--statistics {unknown[0]!r}: unknown{hint} (known: {', '.join(STATISTICS)})")
+        check_statistics(flags.statistics)
         if not isinstance(judged, RatedSet) or judged.by_annotator:
             raise ValueError(f"--statistics: {entry.title} has no ratings that another statistic could be of")
         judged = judged.with_statistics(flags.statistics)
@@ -238,7 +238,8 @@ def _score(
                 f"warning: {missing:,} of {len(judged.image_ids):,} {flags.visuals_flag[2:]} are not in "
                 f"{flags.visuals}: their captions have no score"
             )
-    rows = None if flags.out is None else flags.out / "rows"
+    # Rows of different sets would take each other's place.
+    rows = None if flags.out is None else flags.out / "rows" / judged.name
     kept = "with --out FOLDER rows are kept, and a run can be resumed"
     how = kept if rows is None else f"rows are kept in {rows}: run the same command again to resume"
     for class_, options in metrics:
@@ -333,7 +334,7 @@ def _parser(entry: SetEntry) -> Parser:
     )
     group = parser.add_argument_group("metrics")
     group.add_argument(
-        "--metrics", metavar="NAMES", type=_names, default=[], help="with commas, e.g. pacs,bleu"
+        "--metrics", metavar="NAMES", type=names_of, default=[], help="with commas, e.g. pacs,bleu"
     )
     group.add_argument(
         "--weights",
@@ -351,15 +352,11 @@ def _parser(entry: SetEntry) -> Parser:
     )
     group = parser.add_argument_group("statistics")
     group.add_argument(
-        "--statistics", metavar="NAMES", type=_names, help=f"of ratings, of {','.join(STATISTICS)}"
+        "--statistics", metavar="NAMES", type=names_of, help=f"of ratings, of {','.join(STATISTICS)}"
     )
     group.add_argument("--labels", metavar="NAME", help="of Pascal-50S: label or label_fleur_run")
     add_interval_flags(group)
     return parser
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _introduce(arguments: list[str]) -> int:

@@ -20,6 +20,9 @@ def run(arguments: list[str]) -> int:
         return _introduce(arguments)
     class_ = metric_class(arguments[0])
     flags = _parser(class_.name).read(arguments[1:])
+    for flag, folder in (("--data", flags.data), ("--images", flags.images)):
+        if folder is not None and not folder.is_dir():
+            raise ValueError(f"{flag} {folder}: there is no such folder")
     keywords = {"weights": flags.weights, "device": flags.device}
     chosen = {name: value for name, value in keywords.items() if value is not None}
     with in_words_of_the_user(class_.Options):

@@ -165,8 +165,8 @@ def match_images(
         for image_id in ids
     }
     lacking = (
-        f"no {kind.noun}{_examples(names.entries)}. An id is {kind.article} {kind.noun}'s file name, with or "
-        "without its extension, its path from that folder, or its COCO number"
+        f"no {kind.noun}{_examples(names.entries)}. An id is {kind.article} {kind.noun}'s file name, with "
+        "or without its extension, its path from that folder, or its COCO number"
     )
     before = len(problems)
     matched = only_matches(folder, matches, lacking, problems)

@@ -217,8 +217,8 @@ def _coefficient(
         return Coefficient(math.nan, math.nan, len(x), reason)
     found = test(x, y)
     value = float(found.statistic)
-    if not math.isfinite(value):  # values so close together that their variance is 0
-        return Coefficient(math.nan, math.nan, len(x), "the values differ by less than rounding")
+    if not math.isfinite(value):  # sums of values near the largest float, or a variance that is 0 by rounding
+        return Coefficient(math.nan, math.nan, len(x), "the variance of the values is beyond all floats")
     return Coefficient(value, float(found.pvalue), len(x))
 
 

@@ -163,7 +163,12 @@ def named_rows(path: Path) -> Iterator[tuple[str, Any]]:
     text = decoded(path, contents(path))
     try:
         if kind == ".csv":
-            for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True), start=1):
+            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+            header = Counter(filter(None, reader.fieldnames or []))
+            if twice := [name for name, count in header.items() if count > 1]:
+                found = f"the column {twice[0]!r} comes twice"
+                raise FileError(file_problem(path, found, "name each column once"))
+            for number, row in enumerate(reader, start=1):
                 yield f"row {number}", row
         elif kind == ".json":
             content = json.loads(text)
@@ -176,7 +181,9 @@ def named_rows(path: Path) -> Iterator[tuple[str, Any]]:
             for number, line in enumerate(text.split("\n"), start=1):  # a text may hold other ends of lines
                 if line.strip():
                     yield f"line {number}", json.loads(line)
-    except (json.JSONDecodeError, csv.Error, RecursionError) as error:
+    except FileError:
+        raise
+    except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
         raise FileError(file_problem(path, f"is not {kind[1:]} ({error})")) from error
 
 

@@ -58,13 +58,14 @@ def read_score_file(path: Path) -> ScoreFile:
         raise FileError(file_problem(path, described(values, none="null"), fix))
     problems, scores = Problems(), []
     for index, value in enumerate(values):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        score = math.nan if value is None else _score(value)
+        if score is None:
             name = f"id {ids[index]!r}" if ids is not None and index < len(ids) else f"score {index}"
             problems.add(
                 file_problem(path, described(value), "scores are numbers, or null", index=name, verb="is")
             )
-            value = None
-        scores.append(math.nan if value is None else float(value))
+            score = math.nan
+        scores.append(score)
     for name, column in (("ids", ids), ("captions", captions)):
         if column is not None and (not isinstance(column, list) or len(column) != len(scores)):
             problems.add(file_problem(path, f"{name} and scores are not equally many"))
@@ -84,7 +85,14 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
         FileError: the file cannot be read, has no column of ratings, or nothing of it has a score.
     """
     dropped = Dropped()
-    rows = [(name, row) for name, row in named_rows(path) if isinstance(row, dict)]
+    rows, problems = [], Problems()
+    for name, row in named_rows(path):
+        if isinstance(row, dict):
+            rows.append((name, row))
+        else:
+            fix = "expected an object with a rating"
+            problems.add(file_problem(path, described(row, none="null"), fix, index=name, verb="is"))
+    problems.raise_if_any()
     if not rows:
         raise FileError(file_problem(path, "holds no rows"))
     rating_field = _field(path, rows, RATING_FIELDS, "rating")
@@ -122,6 +130,14 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
         dropped=dropped.counts,
     )
     return judged, Scored(np.array(scores.scores))
+
+
+def _score(value: Any) -> float | None:
+    """A number as a float; None for anything else, and for an integer beyond all floats."""
+    try:
+        return None if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+    except OverflowError:
+        return None
 
 
 def _field(path: Path, rows: Sequence[tuple[str, dict[str, Any]]], names: Sequence[str], what: str) -> str:

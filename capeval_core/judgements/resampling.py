@@ -27,7 +27,8 @@ from capeval_core.statistics import LEAST_IMAGES, Interval, check_level
 
 DRAWS = 1_000
 """Resamples of an interval."""
-_MOST_CELLS = 4_000_000  # of a table of counts; beyond, both sides have many values and scipy sorts
+_CELLS, _CELLS_PER_ROW = 20_000, 16
+"""Cells of a table of counts up to which it takes less time than scipy's sorting of the rows."""
 
 
 class Resamples:
@@ -42,9 +43,10 @@ class Resamples:
     def __init__(self, groups: Sequence[str], *, draws: int = DRAWS, seed: int = 0) -> None:
         names, self._of_row = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
         self.images = len(names)
-        generator, share = np.random.default_rng(seed), 1 / max(self.images, 1)
-        drawn = generator.multinomial(self.images, np.full(self.images, share), size=draws)
-        self._counts = drawn.astype(np.int32)
+        self._counts = np.zeros((draws, self.images), dtype=np.int32)
+        if self.images:  # nothing can be drawn of none
+            shares = np.full(self.images, 1 / self.images)
+            self._counts[:] = np.random.default_rng(seed).multinomial(self.images, shares, size=draws)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -131,8 +133,8 @@ class WeightedRows:
         many, few = self._scores, self._ratings
         if many.count < few.count:
             many, few = few, many
-        if many.count * few.count > _MOST_CELLS:
-            return None
+        if many.count * few.count > _CELLS + _CELLS_PER_ROW * len(self.scores):
+            return None  # both sides have many values
         return many, few, many.codes * few.count + few.codes
 
     def taus(self, weights: Integers) -> Taus:

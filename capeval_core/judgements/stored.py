@@ -31,7 +31,7 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     Raises:
         FileError: the file cannot be read, or holds another number of scores than the set has captions.
     """
-    arrays = _arrays(path)
+    arrays = _arrays(path, judged)
     problems = Problems()
     found: dict[str, dict[str | None, Doubles]] = {}
     names = {scoring.name for scoring in judged.scorings}
@@ -40,10 +40,14 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         if label in _NOT_SCORES:
             continue
         counts = {len(s.items) for s in judged.scorings if scoring in (None, s.name)}
-        flat = _flat(values, judged)
+        numbers = _numbers(values)
+        if numbers is None:
+            problems.add(file_problem(path, "no list of numbers", "scores are numbers, or null", index=name))
+            continue
+        flat = _flat(numbers, judged)
         if flat is None or counts != {flat.size}:
             expected = " or ".join(f"{count:,}" for count in sorted(counts))
-            shape = " x ".join(f"{extent:,}" for extent in np.shape(values)) or "no list"
+            shape = " x ".join(f"{extent:,}" for extent in numbers.shape)
             problems.add(
                 file_problem(path, f"{shape} scores", f"{judged.name} has {expected} captions", index=name)
             )
@@ -63,7 +67,7 @@ def _of_scorings(by_scoring: Mapping[str | None, Doubles], judged: JudgedSet) ->
     ]
 
 
-def _arrays(path: Path) -> dict[str, Any]:
+def _arrays(path: Path, judged: JudgedSet) -> dict[str, Any]:
     if path.suffix == ".npz":
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -77,12 +81,25 @@ def _arrays(path: Path) -> dict[str, Any]:
         raise FileError(file_problem(path, found, f"expected {FORMS}"))
     content = load_json(path)
     if isinstance(content, dict) and isinstance(content.get("scores"), list):  # of `capeval score --json`
+        _check_captions(path, content.get("captions"), judged)
         return {str(content.get("metric", path.stem)): content["scores"]}
     if isinstance(content, list):
         return {path.stem: content}
     if not isinstance(content, dict):
         raise FileError(file_problem(path, described(content, none="null"), f"expected {FORMS}"))
     return content
+
+
+def _check_captions(path: Path, captions: Any, judged: JudgedSet) -> None:
+    """Refuse as many captions as the set has that are others, or stand in another order."""
+    given = [" ".join(str(caption).split()) for caption in captions] if isinstance(captions, list) else []
+    own = [scoring.items.captions for scoring in judged.scorings if len(scoring.items) == len(given)]
+    expected = [[" ".join(caption.split()) for caption in captions] for captions in own]
+    if not expected or given in expected:
+        return
+    row = next(row for row, pair in enumerate(zip(given, expected[0], strict=True)) if pair[0] != pair[1])
+    found = f"{given[row]!r}, {judged.name} has {expected[0][row]!r} there"
+    raise FileError(file_problem(path, found, "score its captions in its order", index=f"caption {row}"))
 
 
 def _joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,16 +125,20 @@ def _label(name: str, scorings: set[str]) -> tuple[str, str | None]:
     return (label, suffix) if suffix in scorings else (name, None)
 
 
-def _flat(values: Any, judged: JudgedSet) -> Doubles | None:
-    """The scores one after the other; None where they are no numbers, or have two columns of a set without
-    pairs."""
+def _numbers(values: Any) -> Doubles | None:
+    """Numbers of any shape, NaN for None; None where there is no list, or something else in it."""
     try:
-        array = np.asarray(
-            [math.nan if v is None else v for v in values] if isinstance(values, list) else values
-        )
-        array = array.astype(np.float64)
-    except (TypeError, ValueError):
+        array = np.asarray(values)
+        kinds = {type(value) for value in array.flat} if array.dtype == object else set()
+        if kinds and kinds <= {int, float, type(None)}:
+            array = array.astype(np.float64)
+    except (ValueError, OverflowError):  # lists of different lengths, or an integer beyond all floats
         return None
-    if array.ndim == 2 and array.shape[1] == 2 and isinstance(judged, PairedSet):
-        return np.asarray(array.reshape(-1))
-    return array if array.ndim == 1 else None
+    return array.astype(np.float64) if array.ndim and array.dtype.kind in "iuf" else None
+
+
+def _flat(numbers: Doubles, judged: JudgedSet) -> Doubles | None:
+    """The scores one after the other; None where they have two columns of a set without pairs."""
+    if numbers.ndim == 2 and numbers.shape[1] == 2 and isinstance(judged, PairedSet):
+        return np.asarray(numbers.reshape(-1))
+    return numbers if numbers.ndim == 1 else None

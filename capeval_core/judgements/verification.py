@@ -137,7 +137,7 @@ def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> It
         allowed = max(_SET_TOLERANCE, 0.5 * 10.0**-entry.published.digits)
         found = f"{entry.value:.3f}, published {entry.published.value} ({entry.distance:+.3f})"
         verdict: Verdict = "ok" if abs(entry.distance) <= allowed else "FAIL"
-        yield Check(f"{title}, {entry.column}", verdict, f"{found}; {entry.published.source}")
+        yield Check(f"{title}, {entry.label} {entry.column}", verdict, f"{found}; {entry.published.source}")
 
 
 def _texts(path: Path) -> dict[str, Any]:

@@ -76,6 +76,13 @@ def test_lists_are_joined_by_order(capeval: Capeval, tmp_path: Path) -> None:
     (tmp_path / "h.jsonl").write_text('{"score": 1}\n')
     ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.jsonl")
     assert ran.status == 2 and "has 1 rows for 30 scores without ids" in ran.err
+    (tmp_path / "s.json").write_text("[1, 2, 3]")
+    (tmp_path / "h.jsonl").write_text('{"score": 1}\nnull\n{"score": 2}\n{"score": 3}\n')
+    ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.jsonl")
+    assert ran.status == 2 and "line 2 is null: expected an object with a rating" in ran.err
+    (tmp_path / "h.jsonl").write_text(f'{{"score": {"9" * 5_000}}}\n')
+    ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.jsonl")
+    assert ran.status == 2 and "h.jsonl: is not jsonl (Exceeds the limit" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -98,6 +105,8 @@ def test_lists_are_joined_by_order(capeval: Capeval, tmp_path: Path) -> None:
         ('{"scores": [1], "ids": []}', "id,rating\na,1\n", 2, "ids and scores are not equally many"),
         ('{"a": 0.1}', "", 2, "holds no rows"),
         ('{"a": 0.1, "a": 0.2}', "id,rating\na,1\n", 2, "the key 'a' comes twice"),
+        (f'{{"a": {"9" * 400}}}', "id,rating\na,1\n", 2, "scores are numbers, or null"),
+        ('{"a": 0.1}', "id,rating,rating\na,1,2\n", 2, "the column 'rating' comes twice"),
     ],
 )
 def test_what_has_no_correlation_is_told(
@@ -118,5 +127,7 @@ def test_files_and_statistics_are_checked(capeval: Capeval, tmp_path: Path) -> N
     assert ran.status == 2 and "extension '.txt'" in ran.err
     ran = capeval("correlate", tmp_path / "s.json", tmp_path / "none.csv", "--statistics", "taub")
     assert ran.status == 2 and "'taub': unknown: did you mean 'tau_b'" in ran.err
+    ran = capeval("correlate", tmp_path / "s.json", tmp_path / "none.csv", "--statistics", ",")
+    assert ran.status == 2 and "--statistics names no statistic (known: tau_b," in ran.err
     ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.csv", "--csv", tmp_path / "s.json")
     assert ran.status == 2 and "would overwrite" in ran.err

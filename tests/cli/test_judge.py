@@ -105,6 +105,23 @@ def test_nothing_but_undefined_cells_is_a_failure(capeval: Capeval, own: Path, t
     assert ran.status == 1 and "flat: undefined where n/a: all 18 scores are equal" in ran.out
 
 
+def test_ratings_that_are_all_missing_leave_nothing_to_compare(capeval: Capeval, own: Path) -> None:
+    rows = [json.loads(line) for line in (own / "judgements.jsonl").read_text().splitlines()]
+    write_lines(own / "judgements.jsonl", [{**row, "ratings": [None]} for row in rows])
+    ran = capeval("judge", "own", "--data", own, "--metrics", "rougel")
+    assert (ran.status, ran.err) == (1, "")
+    assert "left out: 12 rating missing" in ran.out
+    assert "ROUGE-L: undefined where n/a: there are no rows, and a correlation needs two" in ran.out
+
+
+def test_sets_keep_their_rows_apart(capeval: Capeval, own: Path, tmp_path: Path) -> None:
+    write_foil(tmp_path / "foil")
+    for name, data in (("own", own), ("foil", tmp_path / "foil")):
+        capeval("judge", name, "--data", data, "--metrics", "rougel", "--out", tmp_path / "out")
+    assert (tmp_path / "out/rows/own/rougel/stamp.json").exists()
+    assert (tmp_path / "out/rows/foil/rougel/stamp.json").exists()
+
+
 def test_images_that_are_missing_cost_their_captions_alone(capeval: Capeval, own: Path) -> None:
     (own / "images" / "3.png").unlink()
     (own / "images" / "4.png").write_bytes(b"no image")
@@ -149,6 +166,8 @@ def test_pools_and_pairs_have_tables_too(capeval: Capeval, own: Path, tmp_path: 
         (["judge", "own", "--metrics", "bleu", "--set", "bleu"], "--set bleu: expected METRIC.OPTION=VALUE"),
         (["judge", "own", "--metrics", "bleu", "--set", "blue.empty=score"], "'blue' is not among --metrics"),
         (["judge", "own", "--metrics", "bleu", "--set", "bleu.empti=score"], "did you mean 'empty'"),
+        (["judge", "own", "--metrics", "pacs", "--weights", "pcas=tiny"], "'pcas' is not among --metrics"),
+        (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--statistics", ""], "names no statistic"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--statistics", "tau"], "'tau': unknown"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--labels", "x"], "only pascal50s"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--scores", "OWN/no.npz"], "no such file"),

@@ -78,9 +78,16 @@ def test_published_values_of_two_photographs_come_out(
             assert f"published {value:.4f}" in ran.out
     (tmp_path / "flickr8k_expert").symlink_to(SHARED / "flickr8k_expert")
     ran = capeval("verify", "rougel", "--data", tmp_path)
-    assert "4 ok, 0 failed" in ran.out and "32.139, published 32.139" in ran.out
+    assert "4 ok, 0 failed" in ran.out and "Flickr8k-Expert, ROUGE-L tau_b" in ran.out
+    assert "32.139, published 32.139" in ran.out
     means = {**means, "good_captions": 0.5}
     monkeypatch.setitem(verification.EXAMPLES, "bleu", (folder, means, source))  # type: ignore[arg-type]
     (tmp_path / "flickr8k_expert").unlink()
     ran = capeval("verify", "bleu", "--data", tmp_path)
     assert ran.status == 1 and "FAIL" in ran.out and "1 failed" in ran.out
+
+
+@pytest.mark.parametrize("flag", ["--data", "--images"])
+def test_folders_that_are_not_there_are_refused(capeval: Capeval, tmp_path: Path, flag: str) -> None:
+    ran = capeval("verify", "rougel", flag, tmp_path / "none")
+    assert ran.status == 2 and f"{flag} {tmp_path / 'none'}: there is no such folder" in ran.err

@@ -50,6 +50,14 @@ def test_what_does_not_exist_is_no_number(coefficient, scores, ratings, reason) 
 def test_lists_of_other_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shapes \(2,\) and \(3,\)"):
         pearson([1, 2], [1, 2, 3])
+    with pytest.raises(ValueError, match=r"shapes \(1, 2\) and \(1, 2\)"):
+        won_pairs([[1, 2]], [[1, 2]])
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_variance_beyond_all_floats_leaves_no_coefficient() -> None:
+    found = pearson([1e308, 1e308, 0], [1, 2, 4])
+    assert math.isnan(found.value) and found.undefined == "the variance of the values is beyond all floats"
 
 
 def test_taus_follow_their_definitions() -> None:
@@ -74,6 +82,7 @@ def test_ties_count_nothing_or_one_half_and_pairs_without_scores_do_not_count() 
 def test_the_mean_of_categories_is_not_the_mean_of_pairs() -> None:
     found = accuracy_by_category([2, 2, 2, 1], [1, 1, 1, 2], ["HC", "HC", "HC", "MM"])
     assert found == {"HC": 1.0, "MM": 0.0, "mean": 0.5}
+    assert accuracy_by_category([2, 1], [2, 2], ["HC", "MM"], ties="half")["HC"] == 0.5
 
 
 def test_annotators_are_averaged_and_rounded() -> None:
@@ -103,7 +112,9 @@ def test_average_precision_is_that_of_another_program() -> None:
         expected = metrics.average_precision_score(positive, scores, sample_weight=weights)
         assert average_precision(scores, positive, weights) == pytest.approx(expected, abs=1e-12)
     assert math.isnan(average_precision([0.1, 0.2], [False, False]))
-    assert math.isnan(average_precision([], []))
+    assert math.isnan(average_precision([], [])) and math.isnan(
+        average_precision([0.1, math.nan], [True, False])
+    )
 
 
 def agreement(scores: list[float], ratings: list[float], groups: list[str], epsilon: float) -> float:
@@ -145,6 +156,9 @@ def test_ties_of_people_count_where_scores_tie_too() -> None:
     assert tie_calibrated_accuracy([0.3, 0.3], [1, 2]).accuracy == 0.0
     best = tie_calibrated_accuracy([0.1, 0.2], [1, 2])
     assert (best.accuracy, best.epsilon) == (1.0, 0.0)
+    assert tie_calibrated_accuracy([0.25, 0.25, 0.5], [1, 1, 1]).epsilon == 0.25
+    # A threshold ties all pairs of one gap or none.
+    assert tie_calibrated_accuracy([0.25, 0.5, 0.25, 0.5], [1, 1, 1, 2], list("aabb")).accuracy == 0.5
     alone = tie_calibrated_accuracy([0.1, 0.2], [1, 2], ["a", "b"])
     assert math.isnan(alone.accuracy) and alone.pairs == 0
 

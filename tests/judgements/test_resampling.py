@@ -34,13 +34,19 @@ def test_weighted_rows_are_repeated_rows(scores_of: int, ratings_of: int) -> Non
         assert rows.pearson(weights) == pytest.approx(pearsonr(x, y).statistic, abs=1e-12)
 
 
-def test_tables_that_are_too_large_are_sorted_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_many_values_on_both_sides_are_sorted_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    scores, ratings, weights = rng.normal(size=60), rng.normal(size=60), rng.integers(0, 3, 60)
-    counted = WeightedRows(scores, ratings).taus(weights)
-    monkeypatch.setattr(resampling, "_MOST_CELLS", 100)
-    by_scipy = WeightedRows(scores, ratings).taus(weights)
+    scores, ratings, weights = rng.normal(size=200), rng.normal(size=200), rng.integers(0, 3, 200)
+    sorted_rows = WeightedRows(scores, ratings)
+    by_scipy = sorted_rows.taus(weights)
+    monkeypatch.setattr(resampling, "_CELLS", 40_000)
+    counted_rows = WeightedRows(scores, ratings)
+    counted = counted_rows.taus(weights)
+    # 200 x 200 counts take longer than sorting 200 rows; 5,000 x 4 counts take less than 5,000 rows.
+    assert sorted_rows._cells is None and counted_rows._cells is not None
     assert (by_scipy.b, by_scipy.c) == pytest.approx((counted.b, counted.c), abs=1e-12)
+    monkeypatch.undo()
+    assert WeightedRows(np.arange(5_000.0), np.arange(5_000.0) % 4)._cells is not None
 
 
 @pytest.mark.parametrize("weights", [[2, 0, 0], [0, 0, 0], [1, 1, 0], [0, 3, 1]])
@@ -50,6 +56,9 @@ def test_a_resample_without_two_values_has_no_coefficient(weights: list[int]) ->
     taus = rows.taus(chosen)
     assert all(map(math.isnan, (taus.b, taus.c, rows.spearman(chosen), rows.pearson(chosen))))
     assert rows.taus(np.array([1, 0, 1])) == Taus(1.0, 1.0)
+    for seed in range(20):  # rounding does not lead beyond 1
+        values = np.random.default_rng(seed).normal(size=30)
+        assert 1 - 1e-12 < WeightedRows(values, 3 * values).pearson(np.ones(30, dtype=np.int64)) <= 1
 
 
 def test_images_are_drawn_with_all_their_rows() -> None:
@@ -72,6 +81,7 @@ def test_sums_and_means_are_those_of_the_weights() -> None:
         expected = np.average(values[kept], weights=weights[kept])
         assert mean == pytest.approx(expected)
     assert np.isnan(Resamples(["a"], draws=3).means([math.nan])).all()
+    assert np.isnan(Resamples([], draws=3).means([])).all()
 
 
 def test_draws_are_those_of_the_resamples_one_by_one() -> None:

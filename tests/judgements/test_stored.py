@@ -16,6 +16,9 @@ from capeval_core.judgements.sets import load_set
 from capeval_core.judgements.stored import read_scores
 from tests.judgements.data import SHARED, needs_shared, write_expert, write_foil, write_pascal
 
+CAPTIONS = ["a red  round circle", "two stars", "a green circle", "some blue stars here"]
+"""Of `write_expert`, without the one that is a reference."""
+
 
 def scores_of(path: Path, name: str, folder: Path) -> dict[str, list[list[float]]]:
     return {
@@ -33,6 +36,7 @@ def test_arrays_and_lists_are_read_by_name(tmp_path: Path) -> None:
         ([1, 2, 3, 4], "mine"),
         ({"mine": [1, 2, 3, 4]}, "mine"),
         ({"metric": "umic", "scores": [1, 2, 3, 4]}, "umic"),
+        ({"scores": [1, 2, 3, 4], "captions": CAPTIONS}, "mine"),
     ]:
         (tmp_path / "mine.json").write_text(json.dumps(content))
         assert scores_of(tmp_path / "mine.json", "flickr8k_expert", folder) == {label: [[1, 2, 3, 4]]}
@@ -62,8 +66,17 @@ def test_arrays_of_one_scoring_leave_the_others_without(tmp_path: Path) -> None:
     [
         ([1, 2], "mine: 2 scores: flickr8k_expert has 4 captions"),
         ({"m": [[1, 2], [3, 4]]}, "m: 2 x 2 scores: flickr8k_expert has 4 captions"),
-        ({"m": "x"}, "m: no list scores"),
-        ({"m": [1, "x", 2, 3]}, "m: 4 scores"),
+        ({"m": "x"}, "m: no list of numbers: scores are numbers, or null"),
+        ({"m": [1, "x", 2, 3]}, "m: no list of numbers"),
+        ({"m": ["1", "2", "3", "4"]}, "m: no list of numbers"),
+        ({"m": [True, False, True, True]}, "m: no list of numbers"),
+        ({"m": [10**400, 2, 3, 4]}, "m: no list of numbers"),
+        ({"m": [[1], [1, 2], 3, 4]}, "m: no list of numbers"),
+        ({"m": {"a": 1}}, "m: no list of numbers"),
+        (
+            {"scores": [1, 2, 3, 4], "captions": ["two stars", "two blue stars", "a green circle", "x"]},
+            "caption 0: 'two stars', flickr8k_expert has 'a red round circle' there: score its captions",
+        ),
         ({}, "holds no scores"),
         (3, "the number 3: expected a .npz or .json"),
     ],

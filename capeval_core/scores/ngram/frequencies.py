@@ -80,11 +80,12 @@ class DocumentFrequencies(CorpusStatistics):
         total = _whole("documents", documents, math.inf)
         grams: dict[tuple[str, ...], int] = {}
         for gram, count in counts.items():
-            tokens = tuple(gram.split(" ")) if isinstance(gram, str) else tuple(gram)
-            if not 1 <= len(tokens) <= LONGEST or not all(tokens):
-                raise wrong_option(
-                    f"counts[{gram!r}]", count, "", "expected an n-gram of 1 to 4 words", verb=""
-                )
+            tokens = tuple(gram.split(" ")) if isinstance(gram, str) else gram
+            fix = "the n-gram comes twice" if tokens in grams else ""
+            if not (isinstance(tokens, tuple) and 1 <= len(tokens) <= LONGEST and all(map(_is_word, tokens))):
+                fix = "expected an n-gram of 1 to 4 words"
+            if fix:
+                raise wrong_option(f"counts[{gram!r}]", count, "", fix, verb="")
             grams[tokens] = _whole(f"counts[{gram!r}]", count, total)
         # A prefix that is not counted itself stands in no document, so far as is known.
         held = dict.fromkeys([gram[:n] for gram in grams for n in range(1, len(gram) + 1)], 0) | grams
@@ -159,13 +160,17 @@ class DocumentFrequencies(CorpusStatistics):
         return hash(self.fingerprint)
 
 
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value != "" and " " not in value
+
+
 def _whole(name: str, value: float, most: float) -> int:
     """A count as a whole number from 1 to `most`; a float such as 3.0 is one."""
     try:
         whole = operator.index(value) if not isinstance(value, float) else int(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name}={value!r}: expected a whole number ({error})") from None
-    if whole != value or not 1 <= whole <= most:
+    if isinstance(value, bool) or whole != value or not 1 <= whole <= most:
         upto = "of at least 1" if most == math.inf else f"from 1 to {most:,.0f}, the number of documents"
         raise ValueError(f"{name}={value!r}: expected a whole number {upto}")
     return whole

@@ -19,6 +19,7 @@ from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.ngram.bleu import bleu_of_sums
 from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.scores.ngram.together import score_together
+from capeval_core.statistics import Interval
 from tools.captions import describe, foils
 from tools.scenes import sample_scene
 
@@ -75,6 +76,19 @@ def test_systems_are_compared_by_resampled_counts(scenes: Any) -> None:
         part.mean,
     )
     assert good.compare(part).left_out == 40
+
+
+def test_the_reference_itself_scores_no_more_than_the_range(scenes: Any) -> None:
+    captions, _, _ = scenes
+    for name in ("cider", "ciderd"):
+        result = capeval_core.load(name).score(captions, references=[[caption] for caption in captions])
+        assert 9.999 < max(result.scores) <= 10.0
+
+
+def test_captions_with_equal_counts_have_an_interval() -> None:
+    references = [[f"a dog runs in the park {i}"] for i in range(6)]
+    result = capeval_core.load("bleu").score(["a dog runs in the park"] * 6, references=references)
+    assert result.interval() == Interval(result.mean, result.mean, 0.95, 6)
 
 
 def test_captions_of_one_image_are_resampled_together(scenes: Any) -> None:
@@ -210,6 +224,11 @@ def test_wrong_tables_are_refused() -> None:
         ({"a": 1}, 0, "documents=0: expected a whole number of at least 1"),
         ({"a b c d e": 1}, 2, "n-gram of 1 to 4 words"),
         ({"": 1}, 2, "n-gram of 1 to 4 words"),
+        ({7: 1}, 2, "n-gram of 1 to 4 words"),
+        ({("a", 7): 1}, 2, "n-gram of 1 to 4 words"),
+        ({("a dog", "runs"): 1}, 2, "n-gram of 1 to 4 words"),
+        ({"a": 1, ("a",): 2}, 2, "the n-gram comes twice"),
+        ({"a": True}, 2, "expected a whole number"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             DocumentFrequencies.of_counts(counts, documents)  # type: ignore[arg-type]
