@@ -63,6 +63,21 @@ def test_several_captions_of_an_image_are_joined_by_their_text(capeval: Capeval,
     assert "pacs: 1 captions have no score" in ran.out
 
 
+def test_a_caption_with_two_different_scores_is_left_out(capeval: Capeval, tmp_path: Path) -> None:
+    scored = {
+        "scores": [0.1, 0.9, 0.4, 0.4, 0.5, 0.2, None, 0.3],
+        "ids": ["a", "a", "b", "b", "c", "d", "e", "e"],
+        "captions": ["x", "x ", "x", "x", "x", "x", "x", "x"],
+    }
+    (tmp_path / "s.json").write_text(json.dumps(scored))
+    rows = [{"image_id": i, "caption": "x", "rating": r} for r, i in enumerate("abcde")]
+    (tmp_path / "h.json").write_text(json.dumps(rows))
+    ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.json", "--csv", tmp_path / "o.csv")
+    assert "left out: 2 ratings of a caption that has different scores" in ran.out
+    expected = kendalltau([0.4, 0.5, 0.2], [1, 2, 3]).statistic
+    assert numbers(tmp_path / "o.csv")["tau_b"] == pytest.approx(100 * expected, abs=1e-5)
+
+
 def test_lists_are_joined_by_order(capeval: Capeval, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     scores = rng.random(30)
