@@ -216,19 +216,29 @@ def folder_of(entry: SetEntry, data: Path) -> Path:
     """The folder of a set: `data` itself, or the folder of its name in it.
 
     Raises:
-        FileError: none of them holds its files; the message says where the set comes from and in which form
-        to
-            put it.
+        FileError: none of them holds its files (the message says where the set comes from and in which form
+            to put it), or the folder has the name of another set.
     """
     candidates = [data, *(data / name for name in (entry.name, *entry.folders))]
     # A folder of sets may hold a file of the same name as one of this set.
     for folder in reversed(candidates):
         if all((folder / file).is_file() for file in entry.files):
+            _refuse_another(entry, folder)
             return folder
     missing = [file for file in entry.files if not (data / file).is_file()]
     found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {data.name}/{entry.name}"
     fix = f"{entry.title} comes from {entry.source}. Put it into a folder in this form: {entry.form()}"
     raise FileError(file_problem(data, found, fix))
+
+
+def _refuse_another(entry: SetEntry, folder: Path) -> None:
+    """Refuse the folder of another set, whose files may have the same names; one's own may hold any set."""
+    name = folder.resolve().name.lower().replace("-", "_")
+    others = (one for one in SETS.values() if name in (one.name, *one.folders))
+    other = next(others, entry)
+    if other is not entry and "own" not in (entry.name, other.name):
+        fix = f"`capeval judge {other.name}` judges it; rename the folder if it holds {entry.title}"
+        raise FileError(file_problem(folder, f"is the folder of {other.title}, not of {entry.title}", fix))
 
 
 def downloaded(entry: SetEntry, dataset: str) -> Path:

@@ -287,6 +287,15 @@ def test_a_set_is_found_by_its_name_in_a_folder_of_sets(tmp_path: Path) -> None:
         set_entry("flicker8k")
 
 
+def test_the_folder_of_another_set_is_refused_whatever_its_files_are_called(tmp_path: Path) -> None:
+    folder = write_foil(tmp_path / "nocaps-FOIL")
+    with pytest.raises(FileError, match=r"is the folder of nocaps-FOIL, not of FOIL: .*judge nocaps_foil"):
+        load_set("foil", folder)
+    assert len(load_set("foil", folder.rename(tmp_path / "mine")).clusters) == 3
+    expert = write_expert(tmp_path / "flickr8k_expert")
+    assert load_set("own", expert).name == "own"  # for which nothing is published
+
+
 def test_published_tables_name_columns_and_sets_that_exist(tmp_path: Path) -> None:
     assert PUBLISHED.keys() <= SETS.keys()
     write_pascal(tmp_path / "pascal50s")
