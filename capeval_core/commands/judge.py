@@ -30,7 +30,7 @@ from capeval_core.judgements.report import (
     judged_table,
     long_table,
 )
-from capeval_core.judgements.scoring import SetScorer, labels_of
+from capeval_core.judgements.scoring import SetScorer, joined_signature, labels_of
 from capeval_core.judgements.sets import SETS, SetEntry, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
 from capeval_core.judgements.visuals import find_visuals
@@ -246,8 +246,9 @@ def _score(
         with interruptible(how):
             metric = class_(options)
             scorer = SetScorer(judged, visuals, rows=rows, progress=True)
-            scores |= scorer.score(metric)
-            signatures |= {label: metric.signature() for label in labels_of(class_)}
+            found = scorer.score(metric)
+        scores |= found
+        signatures |= {label: joined_signature(runs) or metric.signature() for label, runs in found.items()}
 
 
 def _write(

@@ -52,12 +52,13 @@ class Scored:
     """The scores of a scoring's items; NaN where there is none.
 
     parts: components by name, one value per item. corpus: the value to report for all items, where that is
-    not the mean of the scores.
+    not the mean of the scores. signature: of the result that they come from; None where there is none.
     """
 
     scores: Doubles
     parts: Mapping[str, Doubles] = field(default_factory=dict)
     corpus: float | None = None
+    signature: str | None = None
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ def test_a_set_is_judged_and_every_file_is_written(capeval: Capeval, own: Path, 
     for cell in cells:
         assert float(cell["low"]) <= float(cell["value"]) <= float(cell["high"])
         assert cell["rows"] == "18" and cell["signature"].startswith("capeval:")
+    assert "|refs:2|" in cells[2]["signature"] and "refs:" not in cells[0]["signature"]
     assert f"PAC-S         {float(cells[0]['value']):.2f}"[:7] in ran.out
     markdown = (out / "own.md").read_text()
     assert "| PAC-S |" in markdown and "## Differences between metrics" in markdown
