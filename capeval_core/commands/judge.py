@@ -16,7 +16,7 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics, names_of
 from capeval_core.commands.outputs import Outputs, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
-from capeval_core.errors import FileError, did_you_mean, file_problem
+from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
 from capeval_core.judgements.judged_set import Items, JudgedSet, Scored
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.others import PoolSet
@@ -57,6 +57,7 @@ def run(arguments: list[str]) -> int:
     judged = _with_evaluators(_load(entry, flags))
     _check_rerankers(metrics, judged)
     _check_references(metrics, judged)
+    _check_texts(metrics, judged, flags.data)
     notes = _check_visuals(metrics, flags)
     scores: dict[str, list[Scored]] = {}
     signatures: dict[str, str] = {}
@@ -156,7 +157,7 @@ def _with_evaluators(judged: JudgedSet) -> JudgedSet:
 
     def evaluator(name: str) -> Any:
         class_ = metric_class(name)
-        metric = class_(class_.Options.of(name, {}))
+        metric = class_(class_.Options.of(name, {"empty": "score"}))
 
         def evaluate(items: Items) -> Scored:
             result = metric.score(items.captions, references=items.references)
@@ -193,6 +194,30 @@ def _check_references(metrics: Sequence[tuple[type[CaptionMetric], Any]], judged
         raise ValueError(
             f"{', '.join(needing)} {verb} references: put references.json beside judgements.jsonl"
         )
+
+
+def _check_texts(metrics: Sequence[tuple[type[CaptionMetric], Any]], judged: JudgedSet, data: str) -> None:
+    """Refuse empty texts before any metric is opened, of those that do not score them."""
+    strict = [class_ for class_, options in metrics if options.empty == "error"]
+    comparing = [class_ for class_ in strict if class_.needs_references]
+    captions: dict[str, None] = {}
+    references: dict[str, None] = {}
+    for scoring in judged.scorings if strict else ():
+        items = scoring.items
+        texts = (scoring.references() if comparing else None) or [[]] * len(items)
+        for row, (caption, image, own) in enumerate(zip(items.captions, items.images, texts, strict=True)):
+            if not caption.strip():
+                captions[f"image {image!r}" if items.names is None else items.names[row]] = None
+            if not all(text.strip() for text in own):
+                file = "" if items.names is None else "references.json "
+                references[f"{file}image {image!r}"] = None
+    problems = Problems()
+    for names, what, refusing in ((captions, "caption", strict), (references, "reference", comparing)):
+        flags = " ".join(f"--set {class_.name}.empty=score" for class_ in refusing)
+        for name in names:
+            fix = f"write the {what}, or pass {flags}"
+            problems.add(file_problem(data, f"an empty {what}", fix, index=name, verb="has"))
+    problems.raise_if_any()
 
 
 def _check_visuals(

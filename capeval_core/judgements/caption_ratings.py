@@ -74,7 +74,7 @@ def load_own(folder: Path) -> RatedSet:
     texts: Sequence[list[str]] = [[]] * len(file)
     if path.exists():
         texts = references_of(path, mapping_of_lists(path), file.column("image"))
-    dropped, items, rated = Dropped(), Items([], [], [] if path.exists() else None), []
+    dropped, items, rated = Dropped(), Items([], [], [] if path.exists() else None, file.names), []
     for row, own in zip(file.rows, texts, strict=True):
         given = row.get("ratings", row.get("rating"))
         for rating in given if isinstance(given, list) else [given]:

@@ -34,6 +34,7 @@ class Rows:
     def __init__(self, path: Path, fields: Kinds) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
+        self.names: list[str] = []
         problems = Problems()
         for name, row in named_rows(path):
             if not isinstance(row, dict):
@@ -48,6 +49,7 @@ class Rows:
                     found = f"{field}: {described(row[field], none='null')}"
                     problems.add(file_problem(path, found, f"expected {_name(kind)}", index=name))
             self.rows.append(row)
+            self.names.append(f"{path.name} {name}")
             if len(problems) >= SHOWN:
                 break
         problems.raise_if_any()

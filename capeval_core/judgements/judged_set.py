@@ -17,11 +17,15 @@ from capeval_core.statistics import Interval
 
 @dataclass(frozen=True)
 class Items:
-    """Captions to score, with the id of each one's image and its references (None: the set has none)."""
+    """Captions to score, with the id of each one's image and its references (None: the set has none).
+
+    names: of each caption in its file, for messages; None: the set's rows are not its captions.
+    """
 
     captions: list[str]
     images: list[str]
     references: list[list[str]] | None = None
+    names: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.captions)

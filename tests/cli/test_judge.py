@@ -194,6 +194,25 @@ def test_metrics_that_need_references_are_refused_where_there_are_none(capeval: 
     assert "bleu, rougel need references: put references.json beside judgements.jsonl" in ran.err
 
 
+def test_empty_texts_are_refused_before_any_metric_is_opened(capeval: Capeval, own: Path) -> None:
+    lines = (own / "judgements.jsonl").read_text().splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), "candidate": " "})
+    (own / "judgements.jsonl").write_text("\n".join(lines))
+    run = ["judge", "own", "--data", own, "--resamples", 0, "--weights", own / "none", "--images", own]
+    ran = capeval(*run, "--metrics", "pacs,rougel")
+    fix = "write the caption, or pass --set pacs.empty=score --set rougel.empty=score"
+    assert ran.status == 2 and f"{own}: judgements.jsonl line 3 has an empty caption: {fix}\n" in ran.err
+    references = json.loads((own / "references.json").read_text())
+    write_json(own / "references.json", {**references, "0.png": ["a red circle", ""]})
+    run = [*run[:6], "--set", "rougel.empty=score", "--metrics"]
+    ran = capeval(*run, "rougel,ciderd", "--set", "ciderd.empty=score")
+    assert (ran.status, ran.err) == (0, "")
+    ran = capeval(*run, "rougel,bleu")
+    assert ran.status == 2 and "2 problems with the input" in ran.err
+    fix = "write the reference, or pass --set bleu.empty=score"
+    assert f"{own}: references.json image '0.png' has an empty reference: {fix}\n" in ran.err
+
+
 def test_help_names_form_and_source_of_each_set(capeval: Capeval) -> None:
     for name, entry in SETS.items():
         ran = capeval("judge", name, "--help")
