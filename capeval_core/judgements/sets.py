@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import FileError, did_you_mean, file_problem
+from capeval_core.judgements.fifty_sentences import LABELS
 from capeval_core.judgements.judged_set import JudgedSet
 
 
@@ -18,7 +19,8 @@ class SetEntry:
 
     summary: what people judged, and what is computed. files: that a folder of it must hold. source: where it
     comes from, and under which terms. loader: `module:function` of the function that reads a folder. folders:
-    names that its folder may have inside of a folder of sets. media: of what is described.
+    names that its folder may have inside of a folder of sets. media: of what is described. settings: of its
+    loader that a user may choose, with their values.
     """
 
     name: str
@@ -29,6 +31,7 @@ class SetEntry:
     loader: str
     folders: tuple[str, ...] = ()
     media: str = "image"
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def load(self, folder: Path, **settings: Any) -> JudgedSet:
         """The set in a folder; `settings` are those of its loader.
@@ -86,6 +89,7 @@ SETS: dict[str, SetEntry] = {
             "Vedantam et al., CVPR 2015; github.com/vrama91/cider-matlab and annotations/pascal_50s.json of "
             "github.com/Yebin46/FLEUR (no licence stated)",
             "fifty_sentences:load_pascal",
+            settings={"labels": LABELS},
         ),
         SetEntry(
             "abstract50s",

@@ -232,6 +232,16 @@ def test_a_set_of_ones_own_may_lack_references(tmp_path: Path) -> None:
     assert judged.items.references is None and judged.ratings["rating"].tolist() == [1, 2]
 
 
+def test_ids_of_ones_own_images_may_be_numbers(tmp_path: Path) -> None:
+    write_lines(tmp_path / "judgements.jsonl", [{"image": 42, "candidate": "x", "rating": 1}])
+    write_json(tmp_path / "references.json", {"42": ["y"]})
+    judged = rated("own", tmp_path)
+    assert (judged.image_ids, judged.items.references) == (["42"], [["y"]])
+    write_lines(tmp_path / "judgements.jsonl", [{"image": True, "candidate": "x", "rating": 1}])
+    with pytest.raises(FileError, match=r"image: .*: expected a text or a whole number"):
+        load_set("own", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
