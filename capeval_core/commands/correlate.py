@@ -16,7 +16,7 @@ from capeval_core.judgements.report import judged_table, long_table
 def run(arguments: list[str]) -> int:
     flags = _parser().read(arguments)
     check_intervals(flags)
-    check_output("--csv", flags.csv, flags, ("scores", "human"))
+    check_output("--csv", flags.csv, flags, {"scores": "the scores", "human": "the ratings"})
     check_statistics(flags.statistics)
     scores = read_score_file(flags.scores)
     judged, scored = join_ratings(scores, flags.human)

@@ -14,9 +14,10 @@ from typing import Any
 from capeval_core.commands.arguments import in_words_of_the_user
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics, names_of
+from capeval_core.commands.judge_checks import check_references, check_rerankers, check_texts, check_visuals
 from capeval_core.commands.outputs import Outputs, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
-from capeval_core.errors import FileError, did_you_mean, file_problem
+from capeval_core.errors import FileError, did_you_mean, file_problem, which_choice
 from capeval_core.judgements.judged_set import Items, JudgedSet, Scored
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.others import PoolSet
@@ -30,13 +31,12 @@ from capeval_core.judgements.report import (
     judged_table,
     long_table,
 )
-from capeval_core.judgements.scoring import SetScorer, labels_of
+from capeval_core.judgements.scoring import SetScorer, joined_signature, labels_of
 from capeval_core.judgements.sets import SETS, SetEntry, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
 from capeval_core.judgements.visuals import find_visuals
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
-from capeval_core.reranking import Reranker
 from capeval_core.weights.catalogue import NAMESPACE
 
 _EVALUATORS = ("bleu", "rougel", "ciderd")
@@ -55,9 +55,10 @@ def run(arguments: list[str]) -> int:
     if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
         raise FileError(file_problem(flags.out, "is a file: choose a folder for --out"))
     judged = _with_evaluators(_load(entry, flags))
-    _check_rerankers(metrics, judged)
-    _check_references(metrics, judged)
-    notes = _check_visuals(metrics, flags)
+    check_rerankers(metrics, judged)
+    check_references(metrics, judged)
+    check_texts(metrics, judged, flags.data)
+    notes = check_visuals(metrics, flags)
     scores: dict[str, list[Scored]] = {}
     signatures: dict[str, str] = {}
     computed = {label for class_, _ in metrics for label in labels_of(class_)}
@@ -138,8 +139,15 @@ def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
         form = f"Put it into a folder in this form: {entry.form()}"
         raise ValueError(f"--data is missing: {entry.title} comes from {entry.source}. {form}")
     settings = {} if flags.labels is None else {"labels": flags.labels}
-    if settings and entry.name != "pascal50s":
-        raise ValueError(f"--labels {flags.labels}: only pascal50s has several labels")
+    for name, value in settings.items():
+        if name not in entry.settings:
+            having = ", ".join(one.name for one in SETS.values() if name in one.settings)
+            raise ValueError(
+                f"--{name} {value}: {entry.title} has no choice of {name} (there is of {having})"
+            )
+        if value not in entry.settings[name]:
+            known = f"{which_choice(value, entry.settings[name])} (known: {', '.join(entry.settings[name])})"
+            raise ValueError(f"--{name} {value}: unknown{known}")
     judged = load_set(entry.name, flags.data, **settings)
     if flags.statistics is not None:
         check_statistics(flags.statistics)
@@ -156,7 +164,7 @@ def _with_evaluators(judged: JudgedSet) -> JudgedSet:
 
     def evaluator(name: str) -> Any:
         class_ = metric_class(name)
-        metric = class_(class_.Options.of(name, {}))
+        metric = class_(class_.Options.of(name, {"empty": "score"}))
 
         def evaluate(items: Items) -> Scored:
             result = metric.score(items.captions, references=items.references)
@@ -172,45 +180,6 @@ def _array(values: Sequence[float]) -> Any:
     import numpy as np
 
     return np.asarray(values, dtype=np.float64)
-
-
-def _check_rerankers(metrics: Sequence[tuple[type[CaptionMetric], Any]], judged: JudgedSet) -> None:
-    """Refuse metrics that choose among captions where each caption needs a score."""
-    names = [class_.name for class_, _ in metrics if issubclass(class_, Reranker)]
-    if names and not isinstance(judged, PoolSet):
-        raise ValueError(
-            f"{names[0]} chooses among the captions of an image, and scores of different images cannot be "
-            "compared: judge it by what it chooses, with nice_pools"
-        )
-
-
-def _check_references(metrics: Sequence[tuple[type[CaptionMetric], Any]], judged: JudgedSet) -> None:
-    """Refuse metrics that need references where the set has none."""
-    if all(scoring.items.references is not None for scoring in judged.scorings):
-        return
-    if needing := [class_.name for class_, _ in metrics if class_.needs_references]:
-        verb = "needs" if len(needing) == 1 else "need"
-        raise ValueError(
-            f"{', '.join(needing)} {verb} references: put references.json beside judgements.jsonl"
-        )
-
-
-def _check_visuals(
-    metrics: Sequence[tuple[type[CaptionMetric], Any]], flags: argparse.Namespace
-) -> list[str]:
-    """Refuse metrics whose images are not named; notes on weights that are not the published ones."""
-    needing = [
-        class_.name for class_, options in metrics if class_.media and not class_.images_are_ids(options)
-    ]
-    if needing and flags.visuals is None:
-        raise ValueError(
-            f"{flags.visuals_flag} is missing: {', '.join(needing)} need{'s' if len(needing) == 1 else ''} "
-            f"the {flags.visuals_flag[2:]} of the set; metrics on texts alone and --scores work without"
-        )
-    tiny = [class_.title for class_, options in metrics if options.weights == "tiny"]
-    if not tiny:
-        return []
-    return [f"{', '.join(tiny)}: with weights `tiny`; published values are for the published weights"]
 
 
 def _score_files(given: Sequence[str]) -> list[tuple[str | None, Path]]:
@@ -246,8 +215,9 @@ def _score(
         with interruptible(how):
             metric = class_(options)
             scorer = SetScorer(judged, visuals, rows=rows, progress=True)
-            scores |= scorer.score(metric)
-            signatures |= {label: metric.signature() for label in labels_of(class_)}
+            found = scorer.score(metric)
+        scores |= found
+        signatures |= {label: joined_signature(runs) or metric.signature() for label, runs in found.items()}
 
 
 def _write(
@@ -278,8 +248,10 @@ def _write(
         files[f"{entry.name}-scores.png"] = _png(spread)
     dataset = flags.data if not Path(flags.data).exists() else f"{NAMESPACE}/{entry.name.replace('_', '-')}"
     dataset, _, revision = dataset.partition("@")
-    of_weights = {label: text for label, text in signatures.items() if "|weights:" in text}
-    for label, signature in of_weights.items():  # others have no repository that results could stand in
+    # Other metrics have no repository that results could stand in, and one's own set may not be on the Hub.
+    known = entry.name != "own" or not Path(flags.data).exists()
+    of_weights = {label: text for label, text in signatures.items() if known and "|weights:" in text}
+    for label, signature in of_weights.items():
         text = eval_results(
             result, label, dataset=dataset, date=now.isoformat(timespec="seconds"), signature=signature,
             revision=revision or None,

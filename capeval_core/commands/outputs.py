@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,8 +41,13 @@ def interval_of(result: Result) -> Interval | str:
         return str(error)
 
 
-def check_output(flag: str, out: Path | None, flags: argparse.Namespace, read: tuple[str, ...]) -> None:
-    """Refuse a file that could not be written, or that is one of those that the flags `read` name."""
+def check_output(
+    flag: str, out: Path | None, flags: argparse.Namespace, read: Sequence[str] | Mapping[str, str]
+) -> None:
+    """Refuse a file that could not be written, or that is one of those that the flags `read` name.
+
+    Arguments that are no flags come with what messages call them.
+    """
     if out is None:
         return
     if str(out) == "-":
@@ -54,7 +59,8 @@ def check_output(flag: str, out: Path | None, flags: argparse.Namespace, read: t
     for name in read:
         source = getattr(flags, name)
         if source is not None and out.resolve() == Path(source).resolve():
-            raise ValueError(f"{flag} {out} is the file of --{name}, which it would overwrite: name another")
+            whose = read[name] if isinstance(read, Mapping) else f"--{name}"
+            raise ValueError(f"{flag} {out} is the file of {whose}, which it would overwrite: name another")
     if out.exists() and not os.access(out, os.W_OK):
         raise PermissionError(f"{flag} {out} cannot be written (permission denied)")
     beside = Path(os.path.realpath(out)).parent

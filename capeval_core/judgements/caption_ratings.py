@@ -69,17 +69,18 @@ def load_own(folder: Path) -> RatedSet:
 
     `references.json` ({image: references}) is for metrics that need references. Every rating is a row.
     """
-    file = Rows(folder / "judgements.jsonl", _RATED)
+    file = Rows(folder / "judgements.jsonl", {**_RATED, "image": (str, int)})
+    images = list(map(str, file.column("image")))
     path = folder / "references.json"
     texts: Sequence[list[str]] = [[]] * len(file)
     if path.exists():
-        texts = references_of(path, mapping_of_lists(path), file.column("image"))
-    dropped, items, rated = Dropped(), Items([], [], [] if path.exists() else None), []
-    for row, own in zip(file.rows, texts, strict=True):
+        texts = references_of(path, mapping_of_lists(path), images)
+    dropped, items, rated = Dropped(), Items([], [], [] if path.exists() else None, file.names), []
+    for row, image, own in zip(file.rows, images, texts, strict=True):
         given = row.get("ratings", row.get("rating"))
         for rating in given if isinstance(given, list) else [given]:
             rated.append((len(items), dropped.rating(rating, "rating")))
-        add_item(items, row["candidate"], row["image"], own)
+        add_item(items, row["candidate"], image, own)
     return rated_set("own", items, rated, dropped)
 
 

@@ -89,7 +89,7 @@ def pearson(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
     """
     from scipy.stats import pearsonr
 
-    return _coefficient(lambda x, y: pearsonr(x, y), scores, ratings)
+    return _coefficient(lambda x, y: pearsonr(scaled(x), scaled(y)), scores, ratings)
 
 
 def annotator_mean(
@@ -217,9 +217,18 @@ def _coefficient(
         return Coefficient(math.nan, math.nan, len(x), reason)
     found = test(x, y)
     value = float(found.statistic)
-    if not math.isfinite(value):  # sums of values near the largest float, or a variance that is 0 by rounding
-        return Coefficient(math.nan, math.nan, len(x), "the variance of the values is beyond all floats")
+    if not math.isfinite(value):  # a variance that is 0 by rounding
+        return Coefficient(math.nan, math.nan, len(x), "the variance of the values is 0 by rounding")
     return Coefficient(value, float(found.pvalue), len(x))
+
+
+def scaled(values: Doubles) -> Doubles:
+    """Values below 1 in magnitude, by a power of two: exact, and sums of their squares do not overflow.
+
+    >>> scaled(np.array([1e308, -5e307, 0.0]))
+    array([ 0.5563, -0.2781,  0.    ])
+    """
+    return np.ldexp(values, -np.frexp(np.abs(values).max())[1]) if len(values) else values
 
 
 def equally_many(first: ArrayLike, second: ArrayLike) -> tuple[Doubles, Doubles]:

@@ -34,6 +34,7 @@ class Rows:
     def __init__(self, path: Path, fields: Kinds) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
+        self.names: list[str] = []
         problems = Problems()
         for name, row in named_rows(path):
             if not isinstance(row, dict):
@@ -44,10 +45,11 @@ class Rows:
                 if field not in row:
                     hint = did_you_mean(field, row)
                     problems.add(file_problem(path, f"no {field!r}{hint}", index=name, verb="has"))
-                elif not isinstance(row[field], kind) or (isinstance(row[field], bool) and kind is NUMBER):
+                elif not isinstance(row[field], kind) or (isinstance(row[field], bool) and kind is not bool):
                     found = f"{field}: {described(row[field], none='null')}"
                     problems.add(file_problem(path, found, f"expected {_name(kind)}", index=name))
             self.rows.append(row)
+            self.names.append(f"{path.name} {name}")
             if len(problems) >= SHOWN:
                 break
         problems.raise_if_any()
@@ -189,4 +191,6 @@ def named_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _name(kind: type | tuple[type, ...]) -> str:
     names = {str: "a text", list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
-    return "a number" if isinstance(kind, tuple) else names.get(kind, kind.__name__)
+    if kind is NUMBER:
+        return "a number"
+    return " or ".join(names.get(one, one.__name__) for one in (kind if isinstance(kind, tuple) else (kind,)))

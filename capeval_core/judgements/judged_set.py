@@ -17,11 +17,15 @@ from capeval_core.statistics import Interval
 
 @dataclass(frozen=True)
 class Items:
-    """Captions to score, with the id of each one's image and its references (None: the set has none)."""
+    """Captions to score, with the id of each one's image and its references (None: the set has none).
+
+    names: of each caption in its file, for messages; None: the set's rows are not its captions.
+    """
 
     captions: list[str]
     images: list[str]
     references: list[list[str]] | None = None
+    names: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -52,12 +56,13 @@ class Scored:
     """The scores of a scoring's items; NaN where there is none.
 
     parts: components by name, one value per item. corpus: the value to report for all items, where that is
-    not the mean of the scores.
+    not the mean of the scores. signature: of the result that they come from; None where there is none.
     """
 
     scores: Doubles
     parts: Mapping[str, Doubles] = field(default_factory=dict)
     corpus: float | None = None
+    signature: str | None = None
 
 
 @dataclass(frozen=True)

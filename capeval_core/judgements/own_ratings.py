@@ -107,7 +107,7 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
         position: int | None = number
         if id_field is not None:
             key = str(row.get(id_field))
-            position = _position(by_key, key, row.get("caption"), dropped)
+            position = _position(by_key, key, row.get("caption"), scores.scores, dropped)
             if position is None:
                 unknown.append(key)
         if position is not None and math.isfinite(rating):
@@ -163,7 +163,11 @@ def _positions(scores: ScoreFile) -> dict[str, dict[str | None, list[int]]]:
 
 
 def _position(
-    by_key: Mapping[str, Mapping[str | None, Sequence[int]]], key: str, caption: Any, dropped: Dropped
+    by_key: Mapping[str, Mapping[str | None, Sequence[int]]],
+    key: str,
+    caption: Any,
+    scores: Sequence[float],
+    dropped: Dropped,
 ) -> int | None:
     """The score that a row is about, None where there is none or it is not clear which."""
     of_image = by_key.get(key) or by_key.get(bare(key))
@@ -174,6 +178,9 @@ def _position(
         positions = of_image.get(" ".join(caption.split()))
         if positions is None:
             dropped.add("ratings of a caption that has no score")
+            return None
+        if len({"" if math.isnan(score) else score for score in (scores[p] for p in positions)}) > 1:
+            dropped.add("ratings of a caption that has different scores")
             return None
         return positions[0]
     positions = [position for own in of_image.values() for position in own]

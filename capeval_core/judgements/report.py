@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+import numpy as np
 from PIL import Image
 
+from capeval_core.judgements.judged_set import interval_of
 from capeval_core.judgements.judging import Entry, Judged
 from capeval_core.judgements.others import PoolSet
 from capeval_core.judgements.published import sources
@@ -18,6 +20,7 @@ from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES, signed
 
 UNDEFINED = "n/a"
+_NOUNS = ("rating", "caption", "image", "pair", "pool")
 _LONG = (
     "set", "metric", "column", "value", "low", "high", "level", "rows", "deviation", "published", "distance",
     "z_score", "source", "undefined", "signature",
@@ -43,17 +46,20 @@ def judged_notes(judged: Judged, labels: list[str]) -> list[str]:
     """What has to be known beside the numbers: rows, what was left out, what is undefined, sources."""
     the_set = judged.judged
     resamples = judged.resamples
-    notes = [f"times 100; {len(the_set.clusters):,} {the_set.unit} of {len(set(the_set.clusters)):,} images"]
+    rows, images = counted(len(the_set.clusters), the_set.unit), len(set(the_set.clusters))
+    notes = [f"times 100; {rows} of {counted(images, 'images')}"]
     if resamples is not None and resamples.images < LEAST_IMAGES:
         notes[0] += f"; no intervals, which need at least {LEAST_IMAGES} images"
     elif resamples is not None:
         notes[0] += f"; intervals: {judged.level:.0%}, {len(resamples):,} bootstrap resamples of images"
-    notes += [f"left out: {count:,} {reason}" for reason, count in the_set.dropped.items()]
+    notes += [f"left out: {counted(count, reason)}" for reason, count in the_set.dropped.items()]
     for label in labels:
         if (count := judged.failed(label)) and not isinstance(the_set, PoolSet):  # of pools one is chosen
-            notes.append(f"{label}: {count:,} captions have no score")
+            verb = "has" if count == 1 else "have"
+            notes.append(f"{label}: {counted(count, 'captions')} {verb} no score")
         reasons = [c.undefined for c in judged.cells[label].values() if c.undefined]
         notes += [f"{label}: undefined where {UNDEFINED}: {reason}" for reason in dict.fromkeys(reasons)]
+        notes += [f"{label}: {reason}" for reason in _without_interval(judged, label)]
     notes += [f"published: {source}" for source in sources(the_set.name, labels)]
     if "CIDEr-D" in labels:
         notes.append("CIDEr-D is what the papers and pycocoevalcap call CIDEr")
@@ -62,6 +68,35 @@ def judged_notes(judged: Judged, labels: list[str]) -> list[str]:
             "z: distance in standard deviations over the draws of references; the published draws are unknown"
         )
     return notes
+
+
+def counted(count: int, rows: str) -> str:
+    """So many rows of a kind, where the first word is its noun.
+
+    >>> counted(1, "ratings of an unknown image id"), counted(1_200, "rating missing"), counted(1, "images")
+    ('1 rating of an unknown image id', '1,200 ratings missing', '1 image')
+    """
+    noun, space, rest = rows.partition(" ")
+    singular = noun.removesuffix("s")
+    if singular in _NOUNS:
+        noun = singular if count == 1 else f"{singular}s"
+    return f"{count:,} {noun}{space}{rest}"
+
+
+def _without_interval(judged: Judged, label: str) -> list[str]:
+    """Why a metric's cells have no interval, of those that could have one."""
+    resamples = judged.resamples
+    if resamples is None or resamples.images < LEAST_IMAGES:
+        return []
+    reasons = []
+    for column, cell in judged.cells[label].items():
+        if cell.draws is None or cell.undefined or interval_of(cell, resamples, judged.level) is not None:
+            continue
+        undefined = len(cell.draws) - int(np.count_nonzero(np.isfinite(cell.draws)))
+        reasons.append(
+            f"no interval of {column}, undefined in {undefined:,} of {len(cell.draws):,} resamples"
+        )
+    return reasons
 
 
 def long_table(judged: Judged, signatures: Mapping[str, str]) -> Table:

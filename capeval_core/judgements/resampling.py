@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from capeval_core.judgements.correlation import Doubles, Integers, equally_many
+from capeval_core.judgements.correlation import Doubles, Integers, equally_many, scaled
 from capeval_core.judgements.correlation import kendall_tau_b as scipy_tau_b
 from capeval_core.judgements.correlation import kendall_tau_c as scipy_tau_c
 from capeval_core.statistics import LEAST_IMAGES, Interval, check_level
@@ -124,6 +124,7 @@ class WeightedRows:
 
     def __init__(self, scores: ArrayLike, ratings: ArrayLike) -> None:
         self.scores, self.ratings = equally_many(scores, ratings)
+        self._scaled = scaled(self.scores), scaled(self.ratings)
         self._scores = _Values.of(self.scores)
         self._ratings = _Values.of(self.ratings)
 
@@ -162,7 +163,7 @@ class WeightedRows:
 
     def pearson(self, weights: Integers) -> float:
         """Pearson's correlation of rows repeated so often."""
-        return _weighted_pearson(self.scores, self.ratings, weights)
+        return _weighted_pearson(*self._scaled, weights)
 
     def spearman(self, weights: Integers) -> float:
         """Spearman's rho of rows repeated so often."""

@@ -33,6 +33,27 @@ def labels_of(metric: type[CaptionMetric]) -> dict[str, str]:
     return {name.upper().replace("_", "-"): name for name in sorted(formula.names)}
 
 
+def joined_signature(runs: Iterable[Scored]) -> str | None:
+    """The signature of several scorings by one metric, with each field's values in order of first mention.
+
+    None where no scoring has one.
+
+    >>> from capeval_core.judgements.judged_set import Scored
+    >>> of_refs = [f"capeval:ciderd|refs:{count}|v:1" for count in (1, 9, 9)]
+    >>> joined_signature(Scored(np.zeros(0), signature=signature) for signature in of_refs)
+    'capeval:ciderd|refs:1,9|v:1'
+    """
+    distinct = list(dict.fromkeys(run.signature for run in runs if run.signature))
+    if len(distinct) < 2:
+        return distinct[0] if distinct else None
+    fields: dict[str, dict[str, None]] = {}
+    for signature in distinct:
+        for field in signature.split("|"):
+            name, _, value = field.partition(":")
+            fields.setdefault(name, {})[value] = None
+    return "|".join(f"{name}:{','.join(values)}" for name, values in fields.items())
+
+
 class SetScorer:
     """Scores a judged set with metrics.
 
@@ -211,7 +232,7 @@ def _scored_by(key: str, result: Result | None, kept: list[int], count: int) -> 
     own = result.scores if key == result.key else result.parts[key]
     parts = {name: _spread(part, kept, count) for name, part in result.parts.items() if _is_numeric(part)}
     corpus = None if result.formula is None else result.numbers[key]
-    return Scored(_spread(own, kept, count), parts, corpus)
+    return Scored(_spread(own, kept, count), parts, corpus, result.signature)
 
 
 def _spread(values: Sequence[Any], kept: Sequence[int], count: int) -> Doubles:

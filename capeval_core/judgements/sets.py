@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import FileError, did_you_mean, file_problem
+from capeval_core.judgements.fifty_sentences import LABELS
 from capeval_core.judgements.judged_set import JudgedSet
 
 
@@ -18,7 +19,8 @@ class SetEntry:
 
     summary: what people judged, and what is computed. files: that a folder of it must hold. source: where it
     comes from, and under which terms. loader: `module:function` of the function that reads a folder. folders:
-    names that its folder may have inside of a folder of sets. media: of what is described.
+    names that its folder may have inside of a folder of sets. media: of what is described. settings: of its
+    loader that a user may choose, with their values.
     """
 
     name: str
@@ -29,6 +31,7 @@ class SetEntry:
     loader: str
     folders: tuple[str, ...] = ()
     media: str = "image"
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def load(self, folder: Path, **settings: Any) -> JudgedSet:
         """The set in a folder; `settings` are those of its loader.
@@ -86,6 +89,7 @@ SETS: dict[str, SetEntry] = {
             "Vedantam et al., CVPR 2015; github.com/vrama91/cider-matlab and annotations/pascal_50s.json of "
             "github.com/Yebin46/FLEUR (no licence stated)",
             "fifty_sentences:load_pascal",
+            settings={"labels": LABELS},
         ),
         SetEntry(
             "abstract50s",
@@ -216,19 +220,29 @@ def folder_of(entry: SetEntry, data: Path) -> Path:
     """The folder of a set: `data` itself, or the folder of its name in it.
 
     Raises:
-        FileError: none of them holds its files; the message says where the set comes from and in which form
-        to
-            put it.
+        FileError: none of them holds its files (the message says where the set comes from and in which form
+            to put it), or the folder has the name of another set.
     """
     candidates = [data, *(data / name for name in (entry.name, *entry.folders))]
     # A folder of sets may hold a file of the same name as one of this set.
     for folder in reversed(candidates):
         if all((folder / file).is_file() for file in entry.files):
+            _refuse_another(entry, folder)
             return folder
     missing = [file for file in entry.files if not (data / file).is_file()]
     found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {data.name}/{entry.name}"
     fix = f"{entry.title} comes from {entry.source}. Put it into a folder in this form: {entry.form()}"
     raise FileError(file_problem(data, found, fix))
+
+
+def _refuse_another(entry: SetEntry, folder: Path) -> None:
+    """Refuse the folder of another set, whose files may have the same names; one's own may hold any set."""
+    name = folder.resolve().name.lower().replace("-", "_")
+    others = (one for one in SETS.values() if name in (one.name, *one.folders))
+    other = next(others, entry)
+    if other is not entry and "own" not in (entry.name, other.name):
+        fix = f"`capeval judge {other.name}` judges it; rename the folder if it holds {entry.title}"
+        raise FileError(file_problem(folder, f"is the folder of {other.title}, not of {entry.title}", fix))
 
 
 def downloaded(entry: SetEntry, dataset: str) -> Path:

@@ -30,7 +30,7 @@ def test_ratings_are_joined_by_id_and_what_is_left_out_is_counted(capeval: Capev
     assert (ran.status, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0].split() == ["metric", "tau_b", "tau_c", "spearman", "pearson", "acc_eq"]
-    for reason in ("1 rating missing", "2 rating not a number", "1 ratings of an unknown image id"):
+    for reason in ("1 rating missing", "2 ratings not a number", "1 rating of an unknown image id"):
         assert f"left out: {reason}" in lines
     kept = ([0.1, 0.4, 0.9, 0.7, 0.1], [1, 3, 5, 4, 2])
     found = numbers(tmp_path / "o.csv")
@@ -58,9 +58,24 @@ def test_several_captions_of_an_image_are_joined_by_their_text(capeval: Capeval,
     ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.json", "--statistics", "tau_b,acc_eq")
     assert ran.status == 0
     assert ran.out.splitlines()[1].split() == ["pacs", "100.00", "100.00"]
-    assert "left out: 1 ratings of a caption that has no score" in ran.out
-    assert "left out: 1 ratings without a caption of an image with several scores" in ran.out
-    assert "pacs: 1 captions have no score" in ran.out
+    assert "left out: 1 rating of a caption that has no score" in ran.out
+    assert "left out: 1 rating without a caption of an image with several scores" in ran.out
+    assert "pacs: 1 caption has no score" in ran.out
+
+
+def test_a_caption_with_two_different_scores_is_left_out(capeval: Capeval, tmp_path: Path) -> None:
+    scored = {
+        "scores": [0.1, 0.9, 0.4, 0.4, 0.5, 0.2, None, 0.3],
+        "ids": ["a", "a", "b", "b", "c", "d", "e", "e"],
+        "captions": ["x", "x ", "x", "x", "x", "x", "x", "x"],
+    }
+    (tmp_path / "s.json").write_text(json.dumps(scored))
+    rows = [{"image_id": i, "caption": "x", "rating": r} for r, i in enumerate("abcde")]
+    (tmp_path / "h.json").write_text(json.dumps(rows))
+    ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.json", "--csv", tmp_path / "o.csv")
+    assert "left out: 2 ratings of a caption that has different scores" in ran.out
+    expected = kendalltau([0.4, 0.5, 0.2], [1, 2, 3]).statistic
+    assert numbers(tmp_path / "o.csv")["tau_b"] == pytest.approx(100 * expected, abs=1e-5)
 
 
 def test_lists_are_joined_by_order(capeval: Capeval, tmp_path: Path) -> None:
@@ -130,4 +145,4 @@ def test_files_and_statistics_are_checked(capeval: Capeval, tmp_path: Path) -> N
     ran = capeval("correlate", tmp_path / "s.json", tmp_path / "none.csv", "--statistics", ",")
     assert ran.status == 2 and "--statistics names no statistic (known: tau_b," in ran.err
     ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.csv", "--csv", tmp_path / "s.json")
-    assert ran.status == 2 and "would overwrite" in ran.err
+    assert ran.status == 2 and "s.json is the file of the scores, which it would overwrite" in ran.err

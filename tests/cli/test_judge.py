@@ -49,7 +49,7 @@ def test_a_set_is_judged_and_every_file_is_written(capeval: Capeval, own: Path, 
     assert lines[0] == "Own set: ratings of your own, each a row; Kendall's tau-b and tau-c"
     assert lines[2].split() == ["metric", "tau_b", "tau_c"]
     assert [line.split()[0] for line in lines[3:5]] == ["PAC-S", "ROUGE-L"]
-    assert "left out: 5 rating missing" in lines and "left out: 1 rating not a number" in lines
+    assert "left out: 5 ratings missing" in lines and "left out: 1 rating not a number" in lines
     assert "times 100; 18 ratings of 6 images; intervals: 95%, 50 bootstrap resamples of images" in lines
     assert any("published values are for the published weights" in line for line in lines)
 
@@ -61,6 +61,7 @@ def test_a_set_is_judged_and_every_file_is_written(capeval: Capeval, own: Path, 
     for cell in cells:
         assert float(cell["low"]) <= float(cell["value"]) <= float(cell["high"])
         assert cell["rows"] == "18" and cell["signature"].startswith("capeval:")
+    assert "|refs:2|" in cells[2]["signature"] and "refs:" not in cells[0]["signature"]
     assert f"PAC-S         {float(cells[0]['value']):.2f}"[:7] in ran.out
     markdown = (out / "own.md").read_text()
     assert "| PAC-S |" in markdown and "## Differences between metrics" in markdown
@@ -72,16 +73,25 @@ def test_a_set_is_judged_and_every_file_is_written(capeval: Capeval, own: Path, 
     for name in ("own.png", "own-scores.png"):
         with Image.open(out / name) as image:
             assert image.width == 960 and len(image.getcolors(1 << 24) or []) > 20
-    (path,) = (out / "eval_results").rglob("*.yaml")
-    assert path.relative_to(out).as_posix() == "eval_results/pac-s/.eval_results/own.yaml"
-    results = yaml.safe_load(path.read_text())
-    assert [entry["dataset"]["task_id"] for entry in results] == ["tau_b", "tau_c"]
-    assert results[0]["dataset"]["id"].endswith("/own")
-    assert results[0]["value"] == pytest.approx(float(cells[0]["value"]), abs=1e-4)
-    assert "weights:tiny" in results[0]["notes"]
+    assert not (out / "eval_results").exists() and ".eval_results" not in ran.out  # it is not on the Hub
 
     again = capeval(*run, "--metrics", "pacs,rougel", "--resamples", 50)
     assert (again.status, again.out) == (0, ran.out)
+
+
+def test_results_of_weights_name_the_data_set(capeval: Capeval, own: Path, tmp_path: Path) -> None:
+    run = ["judge", "flickr8k_expert", "--data", own, "--images", own / "images", "--weights", "tiny"]
+    assert capeval(*run, "--metrics", "pacs,rougel", "--out", tmp_path, "--resamples", 0).status == 0
+    with (tmp_path / "flickr8k_expert.csv").open(newline="") as file:
+        cells = list(csv.DictReader(file))
+    (path,) = (tmp_path / "eval_results").rglob("*.yaml")
+    name = path.relative_to(tmp_path).as_posix()
+    assert name == "eval_results/pac-s/.eval_results/flickr8k_expert.yaml"
+    results = yaml.safe_load(path.read_text())
+    assert [entry["dataset"]["task_id"] for entry in results] == ["tau_b", "tau_c"]
+    assert results[0]["dataset"]["id"].endswith("/flickr8k-expert")
+    assert results[0]["value"] == pytest.approx(float(cells[0]["value"]), abs=1e-4)
+    assert "weights:tiny" in results[0]["notes"]
 
 
 def test_stored_scores_stand_beside_computed_ones(capeval: Capeval, own: Path, tmp_path: Path) -> None:
@@ -110,7 +120,7 @@ def test_ratings_that_are_all_missing_leave_nothing_to_compare(capeval: Capeval,
     write_lines(own / "judgements.jsonl", [{**row, "ratings": [None]} for row in rows])
     ran = capeval("judge", "own", "--data", own, "--metrics", "rougel")
     assert (ran.status, ran.err) == (1, "")
-    assert "left out: 12 rating missing" in ran.out
+    assert "left out: 12 ratings missing" in ran.out
     assert "ROUGE-L: undefined where n/a: there are no rows, and a correlation needs two" in ran.out
 
 
@@ -169,7 +179,11 @@ def test_pools_and_pairs_have_tables_too(capeval: Capeval, own: Path, tmp_path: 
         (["judge", "own", "--metrics", "pacs", "--weights", "pcas=tiny"], "'pcas' is not among --metrics"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--statistics", ""], "names no statistic"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--statistics", "tau"], "'tau': unknown"),
-        (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--labels", "x"], "only pascal50s"),
+        (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--labels", "x"], "(there is of pascal50s)"),
+        (
+            ["judge", "pascal50s", "--metrics", "bleu", "--data", "OWN", "--labels", "lable"],
+            "lable: unknown: did you mean 'label'",
+        ),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--scores", "OWN/no.npz"], "no such file"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--level", "2"], "--level 2: expected"),
         (["judge", "own", "--metrics", "bleu", "--resamples", "-1"], "--resamples -1: expected 0"),
@@ -191,6 +205,25 @@ def test_metrics_that_need_references_are_refused_where_there_are_none(capeval: 
     ran = capeval("judge", "own", "--data", own, "--metrics", "bleu,rougel")
     assert ran.status == 2
     assert "bleu, rougel need references: put references.json beside judgements.jsonl" in ran.err
+
+
+def test_empty_texts_are_refused_before_any_metric_is_opened(capeval: Capeval, own: Path) -> None:
+    lines = (own / "judgements.jsonl").read_text().splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), "candidate": " "})
+    (own / "judgements.jsonl").write_text("\n".join(lines))
+    run = ["judge", "own", "--data", own, "--resamples", 0, "--weights", own / "none", "--images", own]
+    ran = capeval(*run, "--metrics", "pacs,rougel")
+    fix = "write the caption, or pass --set pacs.empty=score --set rougel.empty=score"
+    assert ran.status == 2 and f"{own}: judgements.jsonl line 3 has an empty caption: {fix}\n" in ran.err
+    references = json.loads((own / "references.json").read_text())
+    write_json(own / "references.json", {**references, "0.png": ["a red circle", ""]})
+    run = [*run[:6], "--set", "rougel.empty=score", "--metrics"]
+    ran = capeval(*run, "rougel,ciderd", "--set", "ciderd.empty=score")
+    assert (ran.status, ran.err) == (0, "")
+    ran = capeval(*run, "rougel,bleu")
+    assert ran.status == 2 and "2 problems with the input" in ran.err
+    fix = "write the reference, or pass --set bleu.empty=score"
+    assert f"{own}: references.json image '0.png' has an empty reference: {fix}\n" in ran.err
 
 
 def test_help_names_form_and_source_of_each_set(capeval: Capeval) -> None:

@@ -23,7 +23,7 @@ from capeval_core.judgements.correlation import (
     won_pairs,
 )
 from capeval_core.judgements.differences import paired_bootstrap, williams
-from capeval_core.judgements.resampling import Resamples
+from capeval_core.judgements.resampling import Resamples, WeightedRows
 from capeval_core.judgements.ties import tie_aware_accuracy, tie_calibrated_accuracy
 
 COEFFICIENTS = (kendall_tau_b, kendall_tau_c, spearman, pearson)
@@ -54,10 +54,12 @@ def test_lists_of_other_lengths_are_refused() -> None:
         won_pairs([[1, 2]], [[1, 2]])
 
 
-@pytest.mark.filterwarnings("ignore:overflow")
-def test_a_variance_beyond_all_floats_leaves_no_coefficient() -> None:
-    found = pearson([1e308, 1e308, 0], [1, 2, 4])
-    assert math.isnan(found.value) and found.undefined == "the variance of the values is beyond all floats"
+def test_values_near_the_largest_float_have_their_coefficient() -> None:
+    for values in ([1.0, 1.0, 0.0], [1.0, -1.0, 1.5]):
+        largest = 1e308 * np.array(values)
+        assert pearson(largest, [1, 2, 4]).value == pytest.approx(pearson(values, [1, 2, 4]).value)
+        rows = [WeightedRows(side, [1, 2, 4]).pearson(np.array([2, 1, 1])) for side in (largest, values)]
+        assert rows[0] == pytest.approx(rows[1])
 
 
 def test_taus_follow_their_definitions() -> None:

@@ -76,7 +76,7 @@ def test_contests_tell_metrics_apart_on_the_same_resamples() -> None:
     assert len(contest_table(result).rows) == 2
     assert not list(Judged(judged, {"good": [Scored(good)]}, draws=0).contests())
     text = judged_table(result).text()
-    assert "bad: 1 captions have no score" in text and "180 ratings of 60 images" in text
+    assert "bad: 1 caption has no score" in text and "180 ratings of 60 images" in text
 
 
 def test_tau_b_and_tau_c_have_draws_of_their_own() -> None:
@@ -128,3 +128,14 @@ def test_scores_are_drawn_by_rating_by_preference_or_in_ranges() -> None:
     pairs = PairedSet("foil", (Scoring("", items),), ([0, 1],), ["a", "b"])
     drawn = Judged(pairs, {"m": [Scored(np.array([0.9, 0.1, 0.2, 0.8]))]}, draws=0).levels("m")
     assert drawn == [("preferred", [0.9, 0.8]), ("other", [0.1, 0.2])]
+
+
+def test_a_cell_without_an_interval_says_why() -> None:
+    judged = rated([1, 1, 1, 1, 1, 2], list("abcdef"))  # a resample without the last image has no coefficient
+    result = Judged(judged, {"m": [Scored(np.arange(6.0))]}, draws=200)
+    draws = result.cells["m"]["tau_b"].draws
+    assert draws is not None and (without := int(np.isnan(draws).sum())) > 2
+    notes = judged_table(result).notes
+    assert f"m: no interval of tau_b, undefined in {without} of 200 resamples" in notes
+    others = Judged(judged, result.scores, draws=0), Judged(rated([*range(6)], list("abcdef")), result.scores)
+    assert not any("no interval of" in note for other in others for note in judged_table(other).notes)

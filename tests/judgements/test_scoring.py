@@ -14,7 +14,7 @@ import pytest
 import capeval_core
 from capeval_core.judgements.judged_set import Items, Scoring
 from capeval_core.judgements.judging import Judged
-from capeval_core.judgements.scoring import SetScorer, labels_of, with_references
+from capeval_core.judgements.scoring import SetScorer, joined_signature, labels_of, with_references
 from capeval_core.judgements.sets import load_set
 from capeval_core.judgements.visuals import find_visuals
 from capeval_core.metric import CaptionMetric
@@ -80,6 +80,23 @@ def test_captions_are_encoded_once_for_all_draws(
     for _ in range(2):  # the second run finds all rows
         SetScorer(judged, visuals, rows=tmp_path / "rows").score(capeval_core.load(name, weights="tiny"))
     assert batches == [6]
+
+
+def test_signatures_are_those_of_the_results_joined_where_draws_differ(tmp_path: Path) -> None:
+    judged = load_set("pascal50s", write_pascal(tmp_path / "set"))
+    metric = capeval_core.load("ciderd")
+    runs = SetScorer(judged).score(metric)["CIDEr-D"]
+    results = [
+        metric.score(scoring.items.captions, references=scoring.references()) for scoring in judged.scorings
+    ]
+    assert [run.signature for run in runs] == [result.signature for result in results]
+    fingerprints, counts = (
+        [field.partition(":")[2] for r in results for field in r.signature.split("|") if field.startswith(n)]
+        for n in ("statistics:", "refs:")
+    )
+    assert len(set(fingerprints)) == 2 and counts == ["2", "1"]
+    fields = (joined_signature(runs) or "").split("|")
+    assert f"statistics:{','.join(fingerprints)}" in fields and "refs:2,1" in fields
 
 
 def test_systems_keep_rows_apart(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

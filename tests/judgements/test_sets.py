@@ -232,6 +232,16 @@ def test_a_set_of_ones_own_may_lack_references(tmp_path: Path) -> None:
     assert judged.items.references is None and judged.ratings["rating"].tolist() == [1, 2]
 
 
+def test_ids_of_ones_own_images_may_be_numbers(tmp_path: Path) -> None:
+    write_lines(tmp_path / "judgements.jsonl", [{"image": 42, "candidate": "x", "rating": 1}])
+    write_json(tmp_path / "references.json", {"42": ["y"]})
+    judged = rated("own", tmp_path)
+    assert (judged.image_ids, judged.items.references) == (["42"], [["y"]])
+    write_lines(tmp_path / "judgements.jsonl", [{"image": True, "candidate": "x", "rating": 1}])
+    with pytest.raises(FileError, match=r"image: .*: expected a text or a whole number"):
+        load_set("own", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -285,6 +295,15 @@ def test_a_set_is_found_by_its_name_in_a_folder_of_sets(tmp_path: Path) -> None:
     assert len(load_set("foil", tmp_path).clusters) == 3
     with pytest.raises(ValueError, match="unknown set 'flicker8k': did you mean 'flickr8k_cf'"):
         set_entry("flicker8k")
+
+
+def test_the_folder_of_another_set_is_refused_whatever_its_files_are_called(tmp_path: Path) -> None:
+    folder = write_foil(tmp_path / "nocaps-FOIL")
+    with pytest.raises(FileError, match=r"is the folder of nocaps-FOIL, not of FOIL: .*judge nocaps_foil"):
+        load_set("foil", folder)
+    assert len(load_set("foil", folder.rename(tmp_path / "mine")).clusters) == 3
+    expert = write_expert(tmp_path / "flickr8k_expert")
+    assert load_set("own", expert).name == "own"  # for which nothing is published
 
 
 def test_published_tables_name_columns_and_sets_that_exist(tmp_path: Path) -> None:
