@@ -131,6 +131,9 @@ class InputFrames(InputVisual[Any]):
     `InputImage.of` takes, an array (T, H, W, 3), or a tensor (T, 3, H, W), also (T, H, W, 3) where it cannot
     be read both ways. An image file is no video; `[path]` is one of one frame.
 
+    `check` decodes the first frame of a video file: what is damaged behind it costs the frames from there on,
+    which is reported with the features. Of a list or a folder it looks at every frame.
+
     >>> import numpy as np
     >>> video = InputFrames.of(np.zeros((5, 48, 64, 3), dtype="uint8"))
     >>> [image.size for image in video.load()][:2]
@@ -150,14 +153,6 @@ class InputFrames(InputVisual[Any]):
         """Raise ImageError for a sampling that these frames cannot have: by fps where they have no times."""
         with self.named():
             self.source.decode().refuse_sampling(sampling)
-
-    def check(self) -> None:
-        """Raise ImageError unless there are frames.
-
-        Of a video file the first frame is decoded: what is damaged behind it costs the frames from there on,
-        which is reported with the features. Of a list or a folder every frame is looked at.
-        """
-        super().check()
 
 
 def check_samplings(videos: Iterable[InputFrames], sampling: Sampling) -> None:

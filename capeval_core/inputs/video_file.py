@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from types import ModuleType
 from typing import IO, Any, cast
@@ -182,14 +182,19 @@ class OpenVideo:
             pass
         return packets
 
-    def frames(self) -> Iterator[Any]:
-        """PyAV's frames in the order in which they are shown, up to the first that is damaged."""
+    def frames(self, decoded: Callable[[Any], object] = lambda frame: None) -> Iterator[Any]:
+        """PyAV's frames in the order in which they are shown, up to the first that is damaged.
+
+        decoded: called with each frame that was decoded, those that are left out at the start too; it may
+            raise.
+        """
         refuse_size(self._stream.codec_context.width or 2, self._stream.codec_context.height or 2, self.name)
         why, left_out = None, 0
         for frame in self._decoded():
             if frame is None or (frame.is_corrupt and self.count):
                 why = "the file is damaged or cut off there"
                 break
+            decoded(frame)
             if frame.is_corrupt:  # a clip may begin with frames whose reference was cut away
                 left_out += 1
                 continue

@@ -62,6 +62,7 @@ def card_of(
     start: WeightsFolder,
     progress: Progress,
     temperature: float,
+    cut_off: str | None,
 ) -> str:
     """README.md of trained weights.
 
@@ -73,13 +74,17 @@ def card_of(
         start: the weights that it began with.
         progress: where it ended.
         temperature: at the end.
+        cut_off: how many captions were too long; None: none.
     """
     weights = training.weights
     terms = [(GENERATED_IMAGES, "L(V', T)"), (GENERATED_CAPTIONS, "L(V, T')")]
+    data = _data(training, lists, trained, held_out, positives, start)
+    if cut_off is not None:
+        data.append(f"- {cut_off[0].upper()}{cut_off[1:]}, generated and held-out ones among them.")
     settings = {name: value for name, value in training.stamp().items() if name != "data"}
     return _CARD.format(
         version=__version__,
-        data="\n".join(_data(training, lists, trained, held_out, positives, start)),
+        data="\n".join(data),
         terms="".join(f" + {weights[name]:g} {term}" for name, term in terms if name in weights),
         trained=f"adapters of rank {training.lora} of the attention in both towers, merged into its weights"
         if training.lora

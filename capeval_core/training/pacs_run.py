@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.clip_model import config_problems
+from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.errors import Problems, file_problem, wrong_option
 from capeval_core.inputs.visual import InputImage
 from capeval_core.training.captioned import CaptionedImages
@@ -144,6 +145,9 @@ def _trained(training: PacsTraining, data: PairData, out: Path, accelerator: Any
         "positives": data.positives.fingerprint if data.positives is not None else None,
         "processes": accelerator.num_processes,
     }
+    cut_off = _cut_off(captions, int(config["architecture"]["text"]["context_length"]))
+    if cut_off is not None and accelerator.is_main_process:
+        report(cut_off)
     tensors = start.tensors()
     inputs: Inputs
     model: Any
@@ -173,8 +177,20 @@ def _trained(training: PacsTraining, data: PairData, out: Path, accelerator: Any
         }
         temperature = math.exp(-float(weights[SCALE]))
         images = data.trained, data.held_out
-        card = card_of(training, data.lists, *images, data.positives, start, trainer.progress, temperature)
+        card = card_of(
+            training, data.lists, *images, data.positives, start, trainer.progress, temperature, cut_off
+        )
         constants = {"prompt": prompt}
         save_trained(out / WEIGHTS, ClipEncoder, start, stored, training, stamp, constants, card)
     accelerator.wait_for_everyone()
     return out / WEIGHTS
+
+
+def _cut_off(captions: Sequence[str], context_length: int) -> str | None:
+    """A sentence on the captions, generated ones among them, that are too long for the text tower.
+
+    >>> _cut_off(["a dog", "a dog and a cat"], 5)
+    'cut off at 5 tokens: 1 of 2 captions'
+    """
+    cut = sum(map(bool, ClipTokenizer(context_length).encode(captions).truncated))
+    return f"cut off at {context_length:,} tokens: {cut:,} of {len(captions):,} captions" if cut else None

@@ -220,7 +220,7 @@ def growing(second: tuple[int, int] = (64, 48)) -> bytes:
 
 def _with_frames_of(first: bytes, second: bytes) -> bytes:
     """An AVI whose second frame is that of another file."""
-    own, other = _chunk(first, 1), _chunk(second, 1)
+    own, other = chunk(first, 1), chunk(second, 1)
     grown = len(other[2]) - len(own[2])
     data = first[: own[0]] + other[2] + first[own[1] :]
     index = data.find(b"idx1")
@@ -230,7 +230,7 @@ def _with_frames_of(first: bytes, second: bytes) -> bytes:
     return data[:movi] + size.to_bytes(4, "little") + data[movi + 4 :]
 
 
-def _chunk(data: bytes, number: int) -> tuple[int, int, bytes]:
+def chunk(data: bytes, number: int) -> tuple[int, int, bytes]:
     start = data.index(b"movi") + 4
     for _ in range(number + 1):
         start = data.index(b"00dc", start)
@@ -319,7 +319,7 @@ def test_frames_behind_damage_are_not_used() -> None:
 def test_a_damaged_frame_is_not_used(damaged: int) -> None:
     """Half of a frame's bytes are zeros; the decoder gives a picture, and flags it."""
     whole = video("avi")
-    start, end, _ = _chunk(whole, damaged)
+    start, end, _ = chunk(whole, damaged)
     middle = start + 8 + (end - start - 8) // 2
     images, reading = read(whole[:middle] + bytes(end - middle) + whole[end:])
     sound = [image.tobytes() for image in read(whole)[0]]

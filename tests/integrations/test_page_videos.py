@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ import pytest
 
 import capeval_core
 from capeval_core.demo import demo_set
+from capeval_core.inputs.video_file import OpenVideo
+from tests.inputs.test_video_files import chunk
 from tests.inputs.video_writing import video
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
@@ -47,6 +50,20 @@ def test_a_video_beyond_the_pages_limits_is_refused(
         MEDIA["video"].of({"path": str(path)})
     with pytest.raises(ValueError, match="the video is not among the uploads of this page"):
         MEDIA["video"].of({"path": "/proc/self/environ"})
+
+
+def test_damaged_frames_at_the_start_of_a_video_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = video("avi")
+    start, end, _ = chunk(whole, 0)
+    middle = start + 8 + (end - start - 8) // 2
+    data = whole[:middle] + bytes(end - middle) + whole[end:]
+    with OpenVideo(io.BytesIO(data), "film") as film:
+        assert len(list(film.frames())) == 11
+    monkeypatch.setattr(media, "MOST_FRAMES", 12)
+    MEDIA["video"].refuse_costly(data)
+    monkeypatch.setattr(media, "MOST_FRAMES", 11)
+    with pytest.raises(ValueError, match="the video has more than 11 frames"):
+        MEDIA["video"].refuse_costly(data)
 
 
 def test_frames_of_a_long_video_are_sampled_and_a_note_says_so(

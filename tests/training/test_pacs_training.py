@@ -228,6 +228,23 @@ def test_captions_for_validation_are_held_out(pairs: Path, tmp_path: Path) -> No
     assert "28 of 14 images, and 6 images held out" in (out / "weights" / "README.md").read_text()
 
 
+def test_captions_that_are_cut_off_are_counted(
+    pairs: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "ut off" not in (trained / "weights" / "README.md").read_text()
+    rows = [json.loads(line) for line in (pairs / "captions.jsonl").read_text().splitlines()]
+    rows[3]["captions"][1] = " star" * 80
+    path = tmp_path / "captions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    out = train(pairs, tmp_path / "run", captions=path, towers=pairs / "towers", steps=2)
+    said = "ut off at 77 tokens: 1 of 59 captions"
+    assert capsys.readouterr().err.count(said) == 1
+    assert (
+        f"- C{said}, generated and held-out ones among them." in (out / "weights" / "README.md").read_text()
+    )
+
+
 def test_a_resnets_attention_pool_is_tuned(pairs: Path, tmp_path: Path) -> None:
     encoder("pacs-resnet-tiny").save_pretrained(tmp_path / "start")
     out = train(pairs, tmp_path / "run", start=tmp_path / "start", steps=4, weight_decay=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import islice
@@ -141,15 +142,12 @@ class PageVideo(PageMedium):
     def refuse_costly(self, data: bytes) -> None:
         """Frames are decoded and counted until they are too many: what a header states may be wrong."""
         frames = pixels = 0
-        try:
-            with OpenVideo(BytesIO(data), "the video") as video:
-                for frame in video.frames():
-                    frames, pixels = frames + 1, pixels + frame.width * frame.height
-                    if frames > MOST_FRAMES or pixels > MOST_PIXELS:
-                        break
-        except Refused:
-            return
-        if frames > MOST_FRAMES or pixels > MOST_PIXELS:
+
+        def count(frame: Any) -> None:
+            nonlocal frames, pixels
+            frames, pixels = frames + 1, pixels + frame.width * frame.height
+            if frames <= MOST_FRAMES and pixels <= MOST_PIXELS:
+                return
             found = (
                 f"{MOST_FRAMES:,} frames" if frames > MOST_FRAMES else f"{MOST_PIXELS / 1e6:,.0f} megapixels"
             )
@@ -157,6 +155,10 @@ class PageVideo(PageMedium):
                 f"the video has more than {found}, which is the most that this page takes: cut it, scale it "
                 "down, or use the library, which takes more"
             )
+
+        with suppress(Refused), OpenVideo(BytesIO(data), "the video") as video:
+            for _ in video.frames(count):
+                pass
 
     def options(self, data: bytes) -> dict[str, Any]:
         try:
