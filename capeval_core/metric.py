@@ -23,7 +23,7 @@ from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.options import CorpusOptions, CorpusStatistics
 from capeval_core.options import Options as CommonOptions
-from capeval_core.result import Counts, Published, Result, Values
+from capeval_core.result import Published, Result, Values
 from capeval_core.row_store import RowStore, check_folder
 from capeval_core.rows import RowCollector, canonical
 from capeval_core.statistics import CorpusFormula
@@ -216,8 +216,7 @@ class CaptionMetric(ABC):
         if others:
             from capeval_core.registry import media_of
 
-            found = f"given, but this {cls.name} is about {argument}"
-            other = others[0][:-1]
+            found, other = f"given, but this {cls.name} is about {argument}", others[0][:-1]
             opened = f", or open load({cls.name!r}, media={other!r})" if other in media_of(cls.name) else ""
             fix = f"pass {argument}=...{opened}"
             raise Problems([Problem(others[0], None, found, fix, kind=TypeError)]).error()
@@ -287,11 +286,7 @@ class CaptionMetric(ABC):
         return prepared
 
     def encode_all(
-        self,
-        samples: Samples,
-        *,
-        rows: str | PathLike[str] | None = None,
-        progress: bool = False,
+        self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
     ) -> pa.Table:
         """Rows of checked samples, for `combine`; a row's index is its sample's.
 
@@ -354,40 +349,19 @@ class CaptionMetric(ABC):
         self.flush()
         rows = canonical(rows)
         values = self.aggregate(rows)
-        scored = values.scored(rows)
-        scores = [float(score) for score in values.scores]
-        errors = {
-            i: error or "the score is not a finite number"
-            for i, (score, error) in enumerate(zip(scores, scored["error"].to_pylist(), strict=True))
-            if not np.isfinite(score)
-        }
-        parts = {
-            name: part.tolist() if isinstance(part, np.ndarray) else list(part)
-            for name, part in values.parts.items()
-        }
-        evidence = None
-        if self.options.evidence and samples is not None:
-            order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
-            evidence = self.evidence_of(samples.select(order.tolist()), rows, parts)
-        return Result(
+        result = Result.of(
+            values,
+            values.scored(rows),
             metric=self.name,
             key=self.key,
-            scores=scores,
-            parts=parts,
-            groups=scored["group"].to_pylist(),
             signature=self.signature(rows),
-            counts=Counts(
-                captions=len(scored),
-                failed=len(errors),
-                truncated=int(np.count_nonzero(scored["truncated"].to_numpy())),
-                empty=int(np.count_nonzero(scored["empty"].to_numpy())),
-            ),
-            errors=errors,
-            evidence=evidence,
             relative=self.relative,
-            summands=None if values.summands is None else values.summands.tolist(),
             formula=self.formula,
         )
+        if not self.options.evidence or samples is None:
+            return result
+        order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
+        return replace(result, evidence=self.evidence_of(samples.select(order.tolist()), rows, result.parts))
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]

@@ -101,6 +101,33 @@ class Result:
     summands: list[list[float]] | None = field(default=None, repr=False)
     formula: CorpusFormula | None = field(default=None, repr=False)
 
+    @staticmethod
+    def of(values: Values, rows: pa.Table, **about: Any) -> Result:
+        """The result of values and of the row of each; `about` is the metric: name, key, signature, ..."""
+        scores = [float(score) for score in values.scores]
+        errors = {
+            i: error or "the score is not a finite number"
+            for i, (score, error) in enumerate(zip(scores, rows["error"].to_pylist(), strict=True))
+            if not np.isfinite(score)
+        }
+        return Result(
+            scores=scores,
+            parts={
+                name: part.tolist() if isinstance(part, np.ndarray) else list(part)
+                for name, part in values.parts.items()
+            },
+            groups=rows["group"].to_pylist(),
+            counts=Counts(
+                captions=len(rows),
+                failed=len(errors),
+                truncated=int(np.count_nonzero(rows["truncated"].to_numpy())),
+                empty=int(np.count_nonzero(rows["empty"].to_numpy())),
+            ),
+            errors=errors,
+            summands=None if values.summands is None else values.summands.tolist(),
+            **about,
+        )
+
     def __repr__(self) -> str:
         counts = f"{self.counts.captions:,} captions, {self.counts.failed:,} failed"
         return f"Result({self.key}={self.mean:.4f}, {counts}, signature={self.signature!r})"

@@ -116,6 +116,30 @@ def add_media(group: Any, metric: type[CaptionMetric], *, optional: bool) -> Non
         group.add_argument(flag_of(argument), metavar="FOLDER", required=required, help=text)
 
 
+def media_hint(metric: type[CaptionMetric], rest: Sequence[str]) -> str | None:
+    """What to say of arguments with a folder of another medium that the metric takes, and none of its own.
+
+    >>> media_hint(metric_class("pacs"), ["--videos", "clips"])
+    '--videos: pacs is about images, pass --images FOLDER or --media video'
+    """
+    given = [argument for argument in ARGUMENTS if _has(rest, argument)]
+    own = argument_of(metric.media)
+    if own is None or own in given or _has(rest, "help") or "-h" in rest:
+        return None
+    return next((text for argument in given if (text := _about_others(metric, own, argument))), None)
+
+
+def _has(rest: Sequence[str], name: str) -> bool:
+    return any(one.partition("=")[0] == flag_of(name) for one in rest)
+
+
+def _about_others(metric: type[CaptionMetric], own: str, argument: str) -> str:
+    medium = argument.removesuffix("s")
+    chosen = [] if medium not in media_of(metric.name) else [f"--media {medium}"]
+    fix = " or ".join([f"pass {flag_of(own)} FOLDER", *chosen])
+    return f"{flag_of(argument)}: {command_of(metric)} is about {own}, {fix}"
+
+
 def folder_of(metric: type[CaptionMetric], flags: argparse.Namespace) -> str | None:
     """The folder of what captions are about; None where the metric compares texts alone, or none is given.
 
@@ -126,13 +150,10 @@ def folder_of(metric: type[CaptionMetric], flags: argparse.Namespace) -> str | N
     for argument in ARGUMENTS:
         if argument == own or getattr(flags, argument) is None:
             continue
-        flag, medium = flag_of(argument), argument.removesuffix("s")
         if own is None:
-            complain(f"warning: {metric.name} compares texts alone: {flag} is ignored")
+            complain(f"warning: {metric.name} compares texts alone: {flag_of(argument)} is ignored")
             continue
-        chosen = [] if medium not in media_of(metric.name) else [f"--media {medium}"]
-        fix = " or ".join([f"pass {flag_of(own)} FOLDER", *chosen])
-        raise ValueError(f"{flag}: {command_of(metric)} is about {own}, {fix}")
+        raise ValueError(_about_others(metric, own, argument))
     found: str | None = None if own is None else getattr(flags, own)
     return found
 

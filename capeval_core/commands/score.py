@@ -13,6 +13,7 @@ from capeval_core.commands.arguments import (
     flag_of,
     folder_of,
     in_words_of_the_user,
+    media_hint,
     read_metric,
     with_ids,
 )
@@ -44,7 +45,10 @@ def run(arguments: list[str]) -> int:
             f"{metric.name} chooses among several captions of each image: use `capeval rerank`, which "
             "writes the chosen ones"
         )
-    flags = _parser(metric).read(rest)
+    parser = _parser(metric)
+    if hint := media_hint(metric, rest):
+        parser.error(hint)
+    flags = parser.read(rest)
     check_output("--json", flags.json, flags, ("candidates", "references"))  # now, not after hours
     collection, result = _score(metric, flags)
     interval = interval_of(result)

@@ -199,16 +199,30 @@ class VideoBytes(EncodedVideo):
 
 @dataclass(eq=False, slots=True)
 class VideoFile(EncodedVideo):
-    """A video file on disk."""
+    """A video file on disk.
+
+    Raises Refused where it was replaced or written to since its key was computed: features of its frames are
+    stored under that key.
+    """
 
     path: str
+    _state: tuple[int, int] | None = field(default=None, init=False, repr=False)
 
     @property
     def name(self) -> str:
         return quoted(self.path)
 
+    def compute_key(self) -> str:
+        with self.open() as file:
+            self._state = _state(file)
+            return file_key(file)
+
     def open(self) -> IO[bytes]:
-        return open_file(self.path, "video")
+        file = open_file(self.path, "video")
+        if self._state not in (None, _state(file)):
+            file.close()
+            raise Refused(f"{self.name} was changed after it was first read", "score it again")
+        return file
 
 
 @dataclass(eq=False, slots=True)
@@ -238,6 +252,12 @@ class VideoPath(FrameSource):
 
     def frames(self, sampling: Sampling, sampled: Sampled) -> Iterator[tuple[int, Image.Image]]:
         return self.there().frames(sampling, sampled)
+
+
+def _state(file: IO[bytes]) -> tuple[int, int]:
+    """Size and time of an open file."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def _refuse_count(frames: int) -> None:

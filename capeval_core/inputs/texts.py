@@ -170,6 +170,29 @@ def check_references(
     return checked
 
 
+def corpus_texts(texts: Any) -> list[str]:
+    """The texts of a corpus, given as strings or as lists of them; empty ones are welcome.
+
+    Raises:
+        ValueError, TypeError: everything that is wrong with them.
+
+    >>> corpus_texts([["a dog", "a hound"], "a cat"])
+    ['a dog', 'a hound', 'a cat']
+    """
+    problems = Problems()
+    checked = _Texts("texts", "score", problems)
+    listed: list[str] = []
+    for i, row in enumerate(checked.rows(texts, "strings") or []):
+        if row is None or isinstance(row, str):
+            text = checked.text(row, i, "leave it out")
+            listed += [] if text is None else [text]
+        else:
+            expected = "a string or a list of strings"
+            listed += checked.listed(row, i, "leave it out", expected, "leave it out")
+    problems.raise_if_any()
+    return listed
+
+
 def other_length(argument: str, length: int, other: str, other_length: int, fix: str) -> Problem:
     """The problem of two arguments that should have as many rows."""
     found = ("len(", Argument(argument), f")={length} but len(", Argument(other), f")={other_length}")

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from types import ModuleType
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from PIL import Image
@@ -52,6 +52,30 @@ def pyav() -> ModuleType:
     return module
 
 
+class _Watched:
+    """A file that remembers why reading it failed: FFmpeg may tell that as damage, or as the file's end."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(place, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class OpenVideo:
     """The first video stream of an open file; a context that closes it.
 
@@ -60,7 +84,8 @@ class OpenVideo:
     count: frames that were given so far. incomplete: why these are not all, known behind the last one.
 
     Raises:
-        Refused: what the file holds is no video, or its frames have an unfit size.
+        Refused: what the file holds is no video, its frames have an unfit size, or reading it fails, which
+            is no damage of the video.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
@@ -68,13 +93,16 @@ class OpenVideo:
         self.count = 0
         self.incomplete: str | None = None
         self._av = pyav()
-        self._file = file
+        self._file = _Watched(file)
         self._size: tuple[int, int] | None = None
         self._end = Fraction(0)  # of the last packet, in seconds
         self._packets = 0
         self._tables = Tables()
         try:
-            self._container = self._opened()
+            try:
+                self._container = self._opened()
+            finally:
+                self._refuse_failed_reading()
             self._stream = self._video_stream()
             self._stream.codec_context.thread_count = 1
             self._stream.codec_context.options = self._limits()
@@ -102,7 +130,7 @@ class OpenVideo:
         if form := image_format(start):
             fix = "pass a list of images, or the path of their folder; a GIF is read as a video"
             raise Refused(f"{self.name} is an image ({form})", fix)
-        self._tables = read_tables(self._file)
+        self._tables = read_tables(cast(IO[bytes], self._file))
         size = self._file.seek(0, io.SEEK_END)
         self._file.seek(0)
         refuse_tables(self._tables, size, self.name)
@@ -167,10 +195,15 @@ class OpenVideo:
                 continue
             self.count += 1
             yield frame
+        self._refuse_failed_reading()
         if not self.count:
             raise Refused(f"cannot decode {self.name} (its frames are damaged, or too large to trust)")
         notes = [f"damaged frames at its start are left out: {left_out:,}"] if left_out else []
-        if why := why or self._missing():
+        try:
+            why = why or self._missing()
+        finally:
+            self._refuse_failed_reading()
+        if why:
             notes.append(f"frames end after {self.count:,}: {why}")
         self.incomplete = "; ".join(notes) or None
 
@@ -188,11 +221,17 @@ class OpenVideo:
                 yield from packet.decode()
         except self._av.FFmpegError:
             damaged = True
-        except OSError as error:
-            raise Refused(f"cannot read {self.name} ({error.strerror or error})") from None
+        except OSError:  # of the file itself
+            self._refuse_failed_reading()
+            raise
+        self._refuse_failed_reading()
         if damaged:
             yield from self._held_back()
             yield None
+
+    def _refuse_failed_reading(self) -> None:
+        if error := self._file.error:
+            raise Refused(f"cannot read {self.name} ({error.strerror or error})") from None
 
     def _held_back(self) -> Iterable[Any]:
         """Frames that the decoder keeps, to put them into order."""

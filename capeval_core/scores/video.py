@@ -22,6 +22,7 @@ from capeval_core.errors import Argument, Detail, InputWarning, Piece, wrong_opt
 from capeval_core.inputs.frames import check_samplings
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.sampling import Sampling
+from capeval_core.inputs.texts import corpus_texts
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import CorpusStatistics, option
 from capeval_core.options import Options as CommonOptions
@@ -140,9 +141,12 @@ class VideoPacS(CaptionMetric):
         fingerprint = self.encoder.fingerprint
         return {"weights": Model(folder.label(fingerprint), fingerprint)}
 
-    def prepare(self, texts: Sequence[str]) -> TokenIdf:
-        """Inverse document frequencies of the token ids of texts, each a document; repeats count."""
-        return self._table(self.encoder.tokenizer.encode(texts).ids)
+    def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:
+        """Inverse document frequencies of the token ids of texts, each a document; repeats count.
+
+        texts: strings, or lists of them, as references are.
+        """
+        return self._table(self.encoder.tokenizer.encode(corpus_texts(texts)).ids)
 
     def corpus(self, samples: Samples) -> list[str]:
         return list(samples.captions)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.samples import Samples, windows
+from capeval_core.inputs.texts import corpus_texts
 from capeval_core.matching.cosine import harmonic_mean
 from capeval_core.metric import Model
 from capeval_core.options import CorpusOptions, option
@@ -173,9 +174,12 @@ class VilbertScore(RegionMetric):
             "regions": self.open_regions(folder, None, device),
         }
 
-    def prepare(self, texts: Sequence[str]) -> TokenIdf:
-        """Inverse document frequencies of the token ids of texts: references, each a document, uncut."""
-        return TokenIdf.of_documents(self.encoder.tokenizer.whole(texts))
+    def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:
+        """Inverse document frequencies of the token ids of texts: references, each a document, uncut.
+
+        texts: strings, or lists of them, as references are.
+        """
+        return TokenIdf.of_documents(self.encoder.tokenizer.whole(corpus_texts(texts)))
 
     def corpus(self, samples: Samples) -> list[str]:
         return [text for row in samples.references or [] for text in row]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from capeval_core.errors import FileError, file_problem
 from capeval_core.reports.curves import Curve, draw_curves
 from capeval_core.training.objective import CORRELATION, VALIDATION
 from capeval_core.training.state import CURVES, LOG
@@ -18,16 +19,31 @@ _JUDGED = {
 
 
 class TrainingLog:
-    """Lines of a training's log. Those after `step`, of a run that was killed later, are dropped."""
+    """Lines of a training's log. Those after `step`, of a run that was killed later, are dropped.
+
+    Raises:
+        FileError: a whole line is damaged; the last one may be cut off.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
         self.folder, self.path = folder, folder / LOG
         self.lines: list[dict[str, Any]] = []
         if self.path.is_file():
-            text = self.path.read_text(encoding="utf-8")
-            whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-            self.lines = [line for line in map(json.loads, whole) if line["step"] <= step]
+            *whole, _ = self.path.read_bytes().split(b"\n")
+            lines = (self._read(number, line) for number, line in enumerate(whole, 1))
+            self.lines = [line for line in lines if line["step"] <= step]
         write_whole(self.path, "".join(map(_written, self.lines)))
+
+    def _read(self, number: int, content: bytes) -> dict[str, Any]:
+        try:
+            line = dict(json.loads(content))
+            if not isinstance(line["step"], int) or "phase" not in line:
+                raise ValueError("no line of a training's log")
+            return line
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            fix = "delete the line to go on without it"
+            problem = file_problem(self.path, f"damaged ({error})", fix, index=f"line {number}", verb="is")
+            raise FileError(problem) from error
 
     def add(self, line: dict[str, Any]) -> None:
         """Write a line, which has a `step`."""

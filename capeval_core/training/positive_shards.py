@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.training.positives import PLURAL, SETTINGS, Positive, Source, shard_bytes
+from capeval_core.training.positives import NOTE, PLURAL, SETTINGS, Positive, Source, open_shard, shard_bytes
 from capeval_core.writing import try_writing, write_whole
 
-_NOTE = "capeval_positives"
-"""Of a shard's metadata: its settings, what was dropped, and a digest of it all."""
 _LOCK = ".lock"
 MADE_WITH = "made_with"
 """Of the settings: what is recorded, and may differ between the runs that fill a folder."""
@@ -170,7 +167,7 @@ class PositiveShards:
         dropped = {str(i): shard.dropped[i] for i in sorted(shard.dropped)}
         note: dict[str, Any] = {"settings": self.settings, "dropped": dropped}
         note["digest"] = _digest(note, positives)
-        content = shard_bytes(positives, {_NOTE: json.dumps(note, sort_keys=True)})
+        content = shard_bytes(positives, {NOTE.decode(): json.dumps(note, sort_keys=True)})
         with self._writing():
             write_whole(self.path(number), content)
 
@@ -194,8 +191,8 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Positive]]:
         raise _DamagedError("is no regular file")
     try:
         content = path.read_bytes()
-        file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-        note = dict(json.loads(file.schema_arrow.metadata[_NOTE.encode()]))
+        file = open_shard(pa.BufferReader(content))
+        note = dict(json.loads(file.schema_arrow.metadata[NOTE]))
         positives = [Positive(**row) for row in file.read().to_pylist()]
         if note.pop("digest") == _digest(note, positives):
             return note, positives

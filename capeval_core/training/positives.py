@@ -44,7 +44,12 @@ _FORM: dict[str, Any] = {
     "write_statistics": False,  # they would hold images twice
     "write_page_checksum": True,
 }
+NOTE = b"capeval_positives"
+"""Of a shard's metadata: its settings, what was dropped, and a digest of it all."""
+MOST_ROWS = 2**18
+"""Rows of a shard at most: some hundred MB of texts. Equal rows take next to nothing in a file."""
 _TEXTS = ["kind", "id", "source_caption", "caption"]
+_LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 _AT_ONCE = 64
 """Generated images in memory at once."""
 
@@ -97,10 +102,11 @@ class Positives:
                     self.captions.setdefault(positive.id, []).append(str(positive.caption))
                 else:
                     self.sources.append((positive.id, str(positive.source_caption)))
+            self._digest.update(_content_digest(path).encode())
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the settings, the captions, and the sources of the images."""
+        """Digest of the settings, the captions, and the images with their sources."""
         return self._digest.hexdigest()
 
     def images(self) -> Iterator[InputImage]:
@@ -155,6 +161,43 @@ def _settings(folder: Path) -> dict[str, Any]:
         raise FileError(file_problem(path, f"cannot be read ({error})", fix)) from error
 
 
+def open_shard(file: Path | pa.NativeFile) -> pq.ParquetFile:
+    """A shard whose columns and number of rows are checked; no row is read.
+
+    Raises:
+        pa.ArrowException, OSError: it is no Parquet file. ValueError: columns are missing or of other types,
+            or there are too many rows.
+    """
+    shard = pq.ParquetFile(file, page_checksum_verification=True)
+    found = shard.schema_arrow
+    if missing := [name for name in SCHEMA.names if name not in found.names]:
+        raise ValueError(f"no columns {', '.join(sorted(missing))}")
+    for field in SCHEMA:
+        form = found.field(field.name).type
+        if form not in (field.type, _LARGE[field.type]):
+            raise ValueError(f"its column {field.name} is of type {form}, not {field.type}")
+    groups = (shard.metadata.row_group(i).num_rows for i in range(shard.num_row_groups))
+    if (rows := max(shard.metadata.num_rows, sum(groups))) > MOST_ROWS:
+        raise ValueError(f"it has {rows:,} rows, and a shard at most {MOST_ROWS:,}")
+    return shard
+
+
+def _content_digest(path: Path) -> str:
+    """Digest of the content of a shard: the one that it carries, else that of its images.
+
+    Raises:
+        FileError: it is damaged.
+    """
+    with _as_file_error(path):
+        note = (open_shard(path).schema_arrow.metadata or {}).get(NOTE)
+        if note is not None:
+            return str(json.loads(note)["digest"])
+    digest = hashlib.blake2b(digest_size=16)
+    for _, image in _images(path):
+        digest.update(hashlib.blake2b(image, digest_size=16).digest())
+    return digest.hexdigest()
+
+
 def _images(path: Path) -> Iterator[tuple[str, bytes]]:
     """Image id and content of each generated image of a shard.
 
@@ -163,7 +206,7 @@ def _images(path: Path) -> Iterator[tuple[str, bytes]]:
     """
     number = 0
     with _as_file_error(path):
-        file = pq.ParquetFile(path, page_checksum_verification=True)
+        file = open_shard(path)
         for batch in file.iter_batches(_AT_ONCE, columns=["kind", "id", "image"]):
             for row in batch.to_pylist():
                 if row["kind"] == IMAGE and not row["image"]:
@@ -180,11 +223,7 @@ def _rows(path: Path) -> list[Positive]:
         FileError: it is damaged, or holds something else.
     """
     with _as_file_error(path):
-        table = pq.ParquetFile(path, page_checksum_verification=True)
-        if not set(SCHEMA.names) <= set(table.schema_arrow.names):
-            missing = ", ".join(sorted(set(SCHEMA.names) - set(table.schema_arrow.names)))
-            raise ValueError(f"no columns {missing}")
-        rows = [Positive(**row) for row in table.read(_TEXTS).to_pylist()]
+        rows = [Positive(**row) for row in open_shard(path).read(_TEXTS).to_pylist()]
     for number, row in enumerate(rows):
         needed = {CAPTION: row.caption, IMAGE: row.source_caption}
         if row.kind not in needed or not str(needed[row.kind] or "").strip() or row.id is None:
@@ -203,7 +242,7 @@ def _as_file_error(path: Path) -> Iterator[None]:
         yield
     except FileError:
         raise
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"is damaged or no shard of positives ({' '.join(str(error).split())})"
         fix = "delete it and run `capeval augment` again"
         raise FileError(file_problem(path, found, fix)) from error

@@ -71,13 +71,14 @@ def train_umic(
     network = Network("umic", UniterEncoder, region_input, RegionInput)
     run = Run(training, network, captioned, tagger, out, report)
     run.stamp["judgements"] = judged[1].fingerprint if judged is not None else None
-    objective = UmicObjective(training, run.start, run.data())
-    looks = None
-    if judged is not None:
-        judgements, images = judged
-        numbers = numbers_of(images.ids, judgements.images)
-        looks = objective.looks(Judged(judgements, run.stored("judgements", images), numbers))
-    return run.train(objective, looks)
+    with locked(out, run.accelerator):
+        objective = UmicObjective(training, run.start, run.data())
+        looks = None
+        if judged is not None:
+            judgements, images = judged
+            numbers = numbers_of(images.ids, judgements.images)
+            looks = objective.looks(Judged(judgements, run.stored("judgements", images), numbers))
+        return run.train(objective, looks)
 
 
 def train_vilbert(
@@ -91,7 +92,8 @@ def train_vilbert(
     """Pre-train ViLBERT; arguments, result and errors are those of `train_umic`."""
     network = Network("vilbertscore", VilbertEncoder, located, LocatedBoxes)
     run = Run(training, network, captioned, tagger, out, report)
-    return run.train(VilbertObjective(training, run.start, run.data(training.foils)), None)
+    with locked(out, run.accelerator):
+        return run.train(VilbertObjective(training, run.start, run.data(training.foils)), None)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Network(Generic[Regions]):
 class Run(Generic[Regions]):
     """A training's folder, the weights that it starts from, captions and box features.
 
-    Arguments and errors are those of `train_umic`.
+    Arguments and errors are those of `train_umic`. The folder is to be locked before it is written to.
     """
 
     def __init__(
@@ -177,11 +179,10 @@ class Run(Generic[Regions]):
     def train(self, objective: Objective, looks: Looks | None) -> Path:
         """Train to the end and write the weights; their folder."""
         main = self.accelerator.is_main_process
-        with locked(self.out, self.accelerator):
-            trainer = Trainer(self.training, objective, looks, self.out, self.stamp, self.accelerator)
-            weights = trainer.run(self.report if main else _silent)
-            if main:
-                self._save(self.out / WEIGHTS, weights)
+        trainer = Trainer(self.training, objective, looks, self.out, self.stamp, self.accelerator)
+        weights = trainer.run(self.report if main else _silent)
+        if main:
+            self._save(self.out / WEIGHTS, weights)
         self.accelerator.wait_for_everyone()
         return self.out / WEIGHTS
 

@@ -99,6 +99,13 @@ def test_each_score_is_drawn(score: Score, files: Path) -> None:
     assert "--videos: pacs is about images, pass --images FOLDER or --media video" in refused.err
 
 
+def test_a_folder_of_videos_alone_asks_for_the_medium(capeval: Callable[..., Ran], files: Path) -> None:
+    refused = capeval("score", "pacs", "--candidates", files / "captions.json", "--videos", files)
+    assert refused.status == 2
+    assert "--videos: pacs is about images, pass --images FOLDER or --media video" in refused.err
+    assert "--candidates, --images" in capeval("score", "pacs").err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 from capeval_core.inputs import frame_sources
+from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.samples import check_samples
 from capeval_core.inputs.sampling import Sampling
@@ -503,3 +505,39 @@ def test_damage_anywhere_is_refused_or_reported_or_harmless() -> None:
         found["frames"] += 1
         assert images and (len(reading.sampled.indices) == 6 or "max_frames" not in sampling)
     assert min(found.values()) > 20
+
+
+class Failing(io.BytesIO):
+    """A file whose disk fails from a place on."""
+
+    def __init__(self, data: bytes, place: int) -> None:
+        super().__init__(data)
+        self.place = place
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() + (size or 0) > self.place:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(size)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.7])
+def test_a_disk_that_fails_is_no_damaged_video(form: str, share: float) -> None:
+    data = written(np.random.default_rng(1).integers(0, 256, (12, 96, 96, 3), np.uint8), **FORMS[form])
+    with pytest.raises(Refused, match=r"cannot read film \(Input/output error\)"):  # noqa: SIM117
+        with OpenVideo(Failing(data, int(len(data) * share)), "film") as film:
+            list(film.frames())
+
+
+def test_a_file_that_changes_between_its_key_and_its_frames_costs_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "film.mkv"
+    path.write_bytes(video("mkv"))
+    visual = InputFrames.of(path)
+    before = visual.key
+    assert numbers(visual.load()) == list(range(12))
+    path.write_bytes(video("mp4"))
+    with pytest.raises(ImageError, match=r"film.mkv' was changed after it was first read: score it again"):
+        list(visual.load())
+    with pytest.raises(ImageError, match="was changed"):
+        visual.check()
+    assert InputFrames.of(path).key != before

@@ -554,3 +554,23 @@ def test_the_whole_of_a_video_is_the_mean_of_unit_frames() -> None:
     expected = np.vstack([unit64(frames[:50]), np.zeros((1, 8))]).mean(axis=0)
     assert video_feature(frames) == pytest.approx(expected, abs=1e-7)
     assert text_feature(frames[:3]).tolist() == frames[2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("a dog", r"texts is a single string: pass a list, texts=\[...\]"),
+        (["a dog", None], r"texts\[1\] is None: leave it out"),
+        ([["a dog", 7]], r"texts\[0\]\[1\] is the number 7: expected a string"),
+        ([], "texts=.*no text to count words in"),
+    ],
+)
+def test_texts_of_a_corpus_are_checked(texts: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        capeval_core.load("refpacs", media="video", weights="tiny").prepare(texts)
+
+
+@pytest.mark.parametrize("of", [{"name": "refpacs", "media": "video"}, {"name": "vilbertscore"}])
+def test_a_corpus_may_be_lists_of_references(of: dict[str, Any]) -> None:
+    metric: Any = capeval_core.load(**of, weights="tiny")
+    assert metric.prepare([["a dog", "a hound"], ["a cat"]]) == metric.prepare(["a dog", "a hound", "a cat"])

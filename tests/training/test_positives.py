@@ -14,12 +14,15 @@ from PIL import Image
 
 from capeval_core.errors import FileError
 from capeval_core.training.positives import (
+    _LARGE,
     CAPTION,
     IMAGE,
+    MOST_ROWS,
     SCHEMA,
     SETTINGS,
     Positive,
     read_positives,
+    shard_bytes,
 )
 from tests.training.positive_writing import write_positives
 
@@ -97,6 +100,36 @@ def test_rows_of_no_use_are_named(folder: Path) -> None:
     )
     with pytest.raises(FileError, match="row 0 is of kind 'video'"):
         read_positives(folder)
+
+
+def test_columns_of_other_types_and_too_many_rows_are_refused_unread(folder: Path) -> None:
+    path = folder / "positives-captions-00002.parquet"
+    row = {"kind": "caption", "id": "3", "source_caption": None, "caption": "a dog", "image": None}
+    table = pa.Table.from_pylist([row], SCHEMA)
+    wrong = table.set_column(1, pa.field("id", pa.list_(pa.string())), [[["3"]]])
+    pq.write_table(wrong, path)
+    with pytest.raises(FileError, match=r"00002.parquet: is .*its column id is of type list.*, not string"):
+        read_positives(folder)
+    many = pa.table({name: pa.repeat(table[name][0], MOST_ROWS + 1) for name in SCHEMA.names})
+    pq.write_table(many, path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(FileError, match=r"00002.parquet: is .*it has 262,145 rows, and a shard at most"):
+        read_positives(folder)
+    pq.write_table(table.cast(pa.schema([f.with_type(_LARGE[f.type]) for f in SCHEMA])), path)
+    assert read_positives(folder).captions["3"] == ["a dog"]
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_images_that_are_made_again_have_another_fingerprint(folder: Path, carried: bool) -> None:
+    def fingerprint(grey: int) -> str:
+        image = Positive(IMAGE, "1", "a hound", image=png(grey))
+        if carried:
+            write_positives(folder, [image], MADE_BY, number=9)
+        else:
+            (folder / "positives-images-00009.parquet").write_bytes(shard_bytes([image]))
+        return read_positives(folder).fingerprint
+
+    assert fingerprint(10) == fingerprint(10) != fingerprint(11)
 
 
 def test_the_fingerprint_is_that_of_settings_and_sources(folder: Path) -> None:

@@ -11,13 +11,17 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from accelerate import PartialState
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.scene_regions import SceneRegionEncoder
 from capeval_core.encoders.uniter import UniterEncoder
+from capeval_core.errors import FileError
 from capeval_core.inputs.visual import InputImage
 from capeval_core.judgements.captions import Judgements
+from capeval_core.training.log import TrainingLog
+from capeval_core.training.state import locked
 from tests.training.scenes import arguments, log_of, run_until_killed, tensors_of, train, write_set
 
 
@@ -90,6 +94,33 @@ def test_a_damaged_state_is_named(scenes: Path, trained: Path, tmp_path: Path) -
     (tmp_path / "state.safetensors").write_bytes((trained / "state.safetensors").read_bytes()[:500])
     with pytest.raises(FileError, match=r"state\.safetensors: is no state of a training .*: remove it"):
         SavedState.read(tmp_path)
+
+
+def test_a_folder_that_another_training_writes_into_is_left_alone(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from capeval_core.cli import main
+
+    out = tmp_path / "out"
+    out.mkdir()
+    with locked(out, PartialState()):
+        assert main(arguments(scenes, out)) == 2
+    assert f"{out}: another training is writing into it" in " ".join(capsys.readouterr().err.split())
+    assert {path.name for path in out.iterdir()} <= {".lock"}
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"{", b"\xff", b"7", b"{}", b'{"step": "1", "phase": "words"}', b"[" * 9_999]
+)
+def test_a_damaged_line_of_the_log_is_named(damaged: bytes, tmp_path: Path) -> None:
+    line = b'{"step": 1, "phase": "words"}\n'
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(line + damaged + b"\n" + line)
+    with pytest.raises(FileError, match=r"log\.jsonl: line 2 is damaged .*: delete the line to go on"):
+        TrainingLog(tmp_path, 5)
+    assert damaged in path.read_bytes()
+    path.write_bytes(line + damaged)  # cut off by a kill
+    assert TrainingLog(tmp_path, 5).lines == [json.loads(line)]
 
 
 def test_ranking_starts_from_the_matching_heads_row_for_a_match(scenes: Path, tmp_path: Path) -> None:

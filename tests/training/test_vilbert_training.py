@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from accelerate import PartialState
 
 from capeval_core.encoders.vilbert import LocatedBoxes, VilbertEncoder
 from capeval_core.training.masking import mask_boxes, mask_words
-from capeval_core.training.state import LOG
+from capeval_core.training.state import LOG, locked
 from tests.training.scenes import arguments_of, log_of, run_until_killed, tensors_of
 from tools.tiny.region_training import write_scenes
 from tools.tiny.vilbert import write_start
@@ -60,6 +61,14 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(
     train(scenes, out)
     for name in ("weights/model.safetensors", "weights/config.json", LOG):
         assert (out / name).read_bytes() == (trained / name).read_bytes(), name
+
+
+def test_a_folder_that_another_training_writes_into_is_left_alone(scenes: Path, tmp_path: Path) -> None:
+    from capeval_core.cli import main
+
+    with locked(tmp_path, PartialState()):
+        assert main(arguments(scenes, tmp_path)) == 2
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
 
 
 def test_the_log_has_every_loss_and_the_weights_no_head(scenes: Path, trained: Path) -> None:
