@@ -58,7 +58,7 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
     if types == ["bool"]:
         action = argparse.BooleanOptionalAction if option.default else "store_true"
         return {"action": action, "help": text}
-    if option.default is not None:
+    if option.default not in (None, ""):
         text += f" (default: {option.default})"
     shape: dict[str, Any] = {"help": text}
     if option.choices:

@@ -58,9 +58,7 @@ def check_texts(metrics: Sequence[tuple[type[CaptionMetric], Any]], judged: Judg
     problems.raise_if_any()
 
 
-def check_visuals(
-    metrics: Sequence[tuple[type[CaptionMetric], Any]], flags: argparse.Namespace
-) -> list[str]:
+def check_visuals(metrics: Sequence[tuple[type[CaptionMetric], Any]], flags: argparse.Namespace) -> list[str]:
     """Refuse metrics whose images are not named; notes on weights that are not the published ones."""
     needing = [
         class_.name for class_, options in metrics if class_.media and not class_.images_are_ids(options)

@@ -230,7 +230,7 @@ def folder_of(entry: SetEntry, data: Path) -> Path:
             _refuse_another(entry, folder)
             return folder
     missing = [file for file in entry.files if not (data / file).is_file()]
-    found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {data.name}/{entry.name}"
+    found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {data / entry.name}"
     fix = f"{entry.title} comes from {entry.source}. Put it into a folder in this form: {entry.form()}"
     raise FileError(file_problem(data, found, fix))
 

@@ -145,11 +145,13 @@ class PacsTraining(Training):
         counts = {"lambda_v": (images, "images"), "lambda_t": (captions, "captions")}
         for name, (count, what) in counts.items():
             if (weight := getattr(self, name)) and not count:
-                why = "no folder of positives" if count is None else f"no generated {what} of these captions"
+                why = (
+                    "is no folder of positives"
+                    if count is None
+                    else f"are no generated {what} of these captions"
+                )
                 fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
                 problems.add(
-                    Problem(
-                        name, None, f"a weight of generated {what}, but there are {why}", fix, value=weight
-                    )
+                    Problem(name, None, f"a weight of generated {what}, but there {why}", fix, value=weight)
                 )
         problems.raise_if_any()

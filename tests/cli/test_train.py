@@ -139,7 +139,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"batch_size": 1}, "--batch-size 1: expected a number of at least 2"),
         (
             {"positives": None},
-            "--lambda-v 0.05 is a weight of generated images, but there are no folder of positives: pass a "
+            "--lambda-v 0.05 is a weight of generated images, but there is no folder of positives: pass a "
             "folder that `capeval augment` made as `--positives`, or 0 to train without them",
         ),
         ({"positives": None, "lambda_v": 0}, "--lambda-t 0.1 is a weight of generated captions"),
