@@ -123,7 +123,7 @@ def _conclude(
         return
     counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
     class_ = metric_class(metric)
-    print(f"{weights}: weights of {class_.title}, trained on {counts}")
+    print(f"{weights}: weights of {class_.title}, made of {counts}, those held out among them")
     print(f"{out / 'curves.png'}: losses and learning rate, and {judged_by}")
     references = " --references references.json" if class_.needs_references else ""
     files = f"--candidates captions.json{references} --images images"

@@ -115,9 +115,11 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
             ratings.append(rating)
     if not item:
         found = f"no rating of a scored caption, in {len(rows):,} rows"
-        if unknown:
+        if unknown and not set(by_key).intersection(unknown):
             found += f" ({some_of(unknown)}; scores are of {some_of(scores.ids or [])})"
-        raise FileError(file_problem(path, found, verb="has"))
+        why = ", ".join(f"{count:,} {reason}" for reason, count in dropped.counts.items())
+        raise FileError(file_problem(path, found, f"left out are {why}", verb="has"))
+    dropped.add("scores without a rating", len(scores.scores) - len(set(item)))
     images = scores.ids or [str(index) for index in range(len(scores.scores))]
     items = Items(scores.captions or [""] * len(images), images)
     table = {name: RatingColumn(name) for name in STATISTICS}

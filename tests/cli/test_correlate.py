@@ -107,6 +107,14 @@ def test_lists_are_joined_by_order(capeval: Capeval, tmp_path: Path) -> None:
         ('{"a": 0.1, "b": 0.2}', "id,rating\na,1\nb,1\n", 1, "all 2 ratings are equal"),
         ('{"a": 0.1, "b": 0.2}', "id,rating\na,1\n", 1, "there is 1 row, and a correlation needs two"),
         ('{"a": 0.1}', "id,rating\nq,1\n", 2, "no rating of a scored caption, in 1 rows ('q'; scores are of"),
+        ('{"a": 0.1}', "id,rating\na,good\n", 2, "in 1 rows: left out are 1 rating not a number"),
+        ('{"a": 0.1, "b": 0.2, "c": 0.4}', "id,rating\na,1\nb,2\n", 0, "1 scores without a rating"),
+        (
+            '{"ids": ["a", "a"], "captions": ["x", "y"], "scores": [1, 2]}',
+            "id,rating\na,1\n",
+            2,
+            "1 rows: left out are 1 ratings without a caption of an image with several scores",
+        ),
         (
             '{"a": 0.1}',
             "id,ratng\na,1\n",
