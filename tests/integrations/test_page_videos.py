@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from pathlib import Path
@@ -117,6 +118,8 @@ def test_programs_may_leave_out_what_a_caption_is_about(weights: str) -> None:
 
 
 def test_a_video_is_scored_in_a_browser(browser: Browser, tmp_path: Path) -> None:
+    from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
+
     (tmp_path / "a.mp4").write_bytes(video("mp4"))
     page = pages.build("pacs", "tiny")
     pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
@@ -132,8 +135,14 @@ def test_a_video_is_scored_in_a_browser(browser: Browser, tmp_path: Path) -> Non
         assert "Give a video and a caption and press Score" in shown.locator("#result").inner_text()
         shown.locator("#score").click()
         shown.locator(".problem", has_text="The video is missing").wait_for()
-        shown.locator("#video input[type=file]").set_input_files(tmp_path / "a.mp4")
-        shown.locator("#video", has_text="a.mp4").wait_for()
+        uploaded = shown.locator("#video", has_text="a.mp4")
+        for _ in range(5):  # a file is lost that comes while the page still redraws what the click changed
+            with contextlib.suppress(PlaywrightTimeoutError):
+                shown.locator("#video input[type=file]").set_input_files(tmp_path / "a.mp4", timeout=5_000)
+            with contextlib.suppress(PlaywrightTimeoutError):
+                uploaded.wait_for(timeout=15_000)
+                break
+        uploaded.wait_for(timeout=15_000)
         shown.locator("#caption textarea").fill("a red field")
         shown.locator("#score").click()
         shown.locator("#result .score").wait_for()
