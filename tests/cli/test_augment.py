@@ -1,4 +1,4 @@
-"""`capeval augment`: what is wrong is told before any model is opened."""
+"""`capeval augment`: wrong input is refused before any model is opened."""
 
 from __future__ import annotations
 
