@@ -20,7 +20,9 @@ from capeval_core.reports.frames import shown_word
 DIGITS = 3
 """As papers report these metrics."""
 Evidence = Mapping[str, Any]
-Panel = Callable[[Evidence], str]
+Draw = Callable[[Evidence, str], str]
+"""An `<img>` of what an explanation draws, with its description; "" where there is nothing to draw."""
+Panel = Callable[[Evidence, Draw], str]
 """Of the evidence of a score some HTML; every text of a user or a model in it is escaped."""
 
 
@@ -43,7 +45,7 @@ def parts(values: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     return table("Parts", {escape(name): value for name, value in rows.items()})
 
 
-def references(evidence: Evidence) -> str:
+def references(evidence: Evidence, draw: Draw) -> str:
     """The cosine of the caption with each reference, nearest first."""
     found = evidence["references"]
     if isinstance(found, list):
@@ -70,7 +72,7 @@ _NAMES = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC"}
 _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
 
 
-def regions(evidence: Evidence) -> str:
+def regions(evidence: Evidence, draw: Draw) -> str:
     """The image with its regions, the caption with its wrong words, and what fits what."""
     missed = sum(note["unmentioned"] for note in evidence["regions"])
     outside = outside_text(evidence)
@@ -102,14 +104,18 @@ def regions(evidence: Evidence) -> str:
     )
 
 
-def _drawing(evidence: Evidence, text: str) -> str:
-    """What an explanation draws, described by `text`; nothing for evidence of a file."""
+def drawing(evidence: Evidence, text: str, width: int = _OVERLAY, quality: int = 90) -> str:
+    """What an explanation draws as a JPEG of so many pixels; "" for evidence that came from a file."""
     if not hasattr(evidence, "overlay"):
         return ""
     written = BytesIO()
-    evidence.overlay(_OVERLAY).save(written, "JPEG", quality=90, subsampling=0)
+    evidence.overlay(width).save(written, "JPEG", quality=quality, subsampling=0)
     data = base64.b64encode(written.getvalue()).decode()
-    return f'<img src="data:image/jpeg;base64,{data}" alt="{text}">'
+    return f'<img src="data:image/jpeg;base64,{data}" alt="{escape(text)}">'
+
+
+def _figure(image: str) -> str:
+    return f"<figure>{image}</figure>" if image else ""
 
 
 def threshold_text(evidence: Evidence) -> str:
@@ -176,7 +182,7 @@ def _badge(evidence: Evidence, region: int | None) -> str:
     return f' <b class="badge" style="{style}" aria-label="region {region + 1}">{region + 1}</b> '
 
 
-def compared(evidence: Evidence) -> str:
+def compared(evidence: Evidence, draw: Draw) -> str:
     """What the caption and its phrases have of each reference."""
     rows = {
         escape(note["reference"]) + (_CHOSEN if note["chosen"] else ""): (
@@ -188,7 +194,7 @@ def compared(evidence: Evidence) -> str:
     return table("How the caption fits each reference", rows, ["as a whole", "by phrases"])
 
 
-def candidates(evidence: Evidence) -> str:
+def candidates(evidence: Evidence, draw: Draw) -> str:
     """The captions that could be chosen, best first, and why the others could not."""
     notes, choice = evidence["candidates"], evidence["choice"]
     kept = sorted((note["rank"], row) for row, note in enumerate(notes) if note["dropped"] is None)
@@ -212,13 +218,13 @@ def candidates(evidence: Evidence) -> str:
     return shown + (table("Captions that filters left out", dropped, headings[1::2]) if dropped else "")
 
 
-def boxes(evidence: Evidence) -> str:
+def boxes(evidence: Evidence, draw: Draw) -> str:
     """The image with the boxes that the network looked at."""
     text = f"The image with the {len(evidence['boxes'])} boxes outlined whose features the score depends on."
-    return f'<figure>{_drawing(evidence, text)}</figure><p class="note">{text}</p>'
+    return f'{_figure(draw(evidence, text))}<p class="note">{text}</p>'
 
 
-def matches(evidence: Evidence) -> str:
+def matches(evidence: Evidence, draw: Draw) -> str:
     """Which word met which word of the best reference, and how each reference fits."""
     notes, best = evidence["matches"], evidence["best"]
     columns = ("precision", "recall", "F")
@@ -235,7 +241,7 @@ def matches(evidence: Evidence) -> str:
     if not note["words"] or not note["reference_words"]:
         return shown
     text = "Cosines of the caption's words (down) with those of the best reference (across)."
-    figure = f"<figure>{_drawing(evidence, text)}</figure>"
+    figure = _figure(draw(evidence, text))
     met = {
         f"{number + 1}. {escape(match['word'])} <small>{escape(match['match'])}</small>": match["cosine"]
         for number, match in enumerate(note["caption_matches"])
@@ -244,12 +250,12 @@ def matches(evidence: Evidence) -> str:
     return f'{figure}<p class="note">{text}</p>{shown}{words}'
 
 
-def frames(evidence: Evidence) -> str:
+def frames(evidence: Evidence, draw: Draw) -> str:
     """The caption's cosine with each frame, and the frame that each word fits best."""
     text = (
         "Cosines of the whole caption with the frames of the video, and the frames that its words fit best."
     )
-    figure = f"<figure>{_drawing(evidence, text)}</figure>"
+    figure = _figure(draw(evidence, text))
     if evidence["incomplete"]:
         figure += f'<p class="warning">{escape(evidence["incomplete"])}</p>'
     words = {
@@ -273,11 +279,11 @@ OF_EVIDENCE: dict[str, Panel] = {
 """The panel of each kind of evidence, by its name in `result.explain(i)`."""
 
 
-def panels(evidence: Evidence) -> str:
+def panels(evidence: Evidence, draw: Draw = drawing) -> str:
     """A panel for each kind of evidence that the metric keeps; none where there is no score to explain."""
     if "error" in evidence:
         return ""
-    return "".join(panel(evidence) for name, panel in OF_EVIDENCE.items() if name in evidence)
+    return "".join(panel(evidence, draw) for name, panel in OF_EVIDENCE.items() if name in evidence)
 
 
 def table(title: str, rows: Mapping[str, Any], columns: Sequence[str] = ()) -> str:
