@@ -139,11 +139,12 @@ class Gatherer:
             return
         # An image in a table of Hugging Face is an object, and another column has its name.
         id_field = self.id_field([k for k, value in row.items() if not isinstance(value, (dict, NoneType))])
-        text_field, *others = self.text_fields(row) or [None]
-        if id_field is None or text_field is None or others:
+        text_fields = self.text_fields(row)
+        if id_field is None or len(text_fields) != 1:
             found, fix = self._unclear(row, id_field)
             self.complain(name, f"{_listed(row)}, {found}", fix, verb="has")
             return
+        (text_field,) = text_fields
         image_id = self.image_id(row[id_field], f"{name}: {id_field}")
         if image_id is None:
             return
