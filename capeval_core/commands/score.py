@@ -20,7 +20,15 @@ from capeval_core.commands.arguments import (
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
 from capeval_core.commands.files import FILES, add_file_flags, read_files
 from capeval_core.commands.interrupts import resumable
-from capeval_core.commands.outputs import Outputs, check_output, interval_of, summary, tell_failures, write
+from capeval_core.commands.outputs import (
+    Outputs,
+    check_output,
+    interval_of,
+    summary,
+    tell_equal_images,
+    tell_failures,
+    write,
+)
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.description import describe_metric
 from capeval_core.inputs.collection import Collection
@@ -53,6 +61,7 @@ def run(arguments: list[str]) -> int:
             _write(flags.json, collection, result, interval)
     print(summary(metric.title, result, interval), flush=True)  # whatever a full disk did to the file
     tell_failures(result)
+    tell_equal_images(collection.ids, result.groups, argument_of(metric.media) or "references")
     with outputs.next():
         if flags.explain is not None:
             print(write_explanations(flags.explain, collection, result))

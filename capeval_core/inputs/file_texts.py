@@ -182,14 +182,15 @@ class Gatherer:
         """What a row or table of these names lacks, or has too much of, and the fix."""
         texts = self.text_fields(names)
         chosen = getattr(self.options, self.column)
+        chosen_id = self.options.id_column
         if (id_field or self.id_field(names)) is None:
-            found = f"but no {' or '.join(ID_FIELDS)}"
+            found = f"but no {_or(chosen_id, ID_FIELDS)}"
             others, option = [name for name in names if name and name not in texts], "id_column"
         elif texts:
             found = f"of which {' or '.join(map(repr, texts))} may be the text"
             others, option = texts, self.column
         else:
-            found = f"but no {repr(chosen) if chosen else ' or '.join(self.fields)}"
+            found = f"but no {_or(chosen, self.fields)}"
             others, option = [name for name in names if name and name not in (*ID_FIELDS, SPLIT)], self.column
         return found, ("name it with ", Setting(option, others[0])) if others else ""
 
@@ -271,6 +272,10 @@ def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Pr
             counts = ", ".join(f"{name!r} ({count:,})" for name, count in splits.items())
             has = f"the splits are {counts}" if splits else "rows there have no split"
             problems.add(Problem("split", None, f"no split of {files}", has, value=split))
+
+
+def _or(chosen: str | None, fields: Sequence[str]) -> str:
+    return " or ".join(fields) if chosen is None else repr(chosen)
 
 
 def _listed(names: Collection[str]) -> str:

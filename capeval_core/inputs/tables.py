@@ -129,10 +129,10 @@ def _read_rows(header: list[str], rows: Records, gatherer: Gatherer, delimiter: 
         else:
             gatherer.row(row, line)
     if joined:
-        rows_lack = "row lacks" if joined == 1 else "rows lack"
+        lacking = "row lacks" if joined == 1 else "rows lack"
         warnings.warn(
-            f"{gatherer.path}: {joined:,} {rows_lack} a | between number and caption, and are read as if it "
-            "was there",
+            f"{gatherer.path}: {joined:,} {lacking} the | between number and caption; what follows the "
+            "number is taken for the caption",
             stacklevel=2,
         )
 
