@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from capeval_core.errors import FileError, Problem, Problems, Setting, Text, file_problem
+from capeval_core.errors import FileError, Problem, Problems, Setting, Text, file_problem, pieces_of
 from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
 from capeval_core.options import Settings, option
 from capeval_core.values import described
@@ -116,6 +116,8 @@ class Gatherer:
         self.texts.columns = dict.fromkeys(names)
         if self.id_field(names) is None or len(self.text_fields(names)) != 1:
             found, fix = self._unclear(names)
+            if table == "the header has" and self.id_field(names) is None and fix:
+                fix = (*pieces_of(fix), ", or write a header above the first row if there is none")
             raise FileError(file_problem(self.path, f"{table} {_listed(names)}, {found}", fix))
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:

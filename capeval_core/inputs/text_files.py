@@ -94,7 +94,8 @@ def read_texts(
     if len(gatherer.texts.splits) > 1 and not options.splits and not all_splits:
         known = gatherer.texts.splits
         fix = ("choose with ", Setting("split", "test" if "test" in known else next(iter(known))))
-        raise FileError(file_problem(name, f"holds the splits {splits}", fix))
+        problems.add(file_problem(name, f"holds the splits {splits}", fix))
+        gatherer.texts.rows.clear()  # which images are missing depends on the choice
     return gatherer.texts
 
 
