@@ -13,6 +13,7 @@ class Column:
 
     name: as `load` knows it. title: as papers write it. key: of its value. range: least and greatest score at
     the default options. relative: why its scores have neither interval nor test; None where they have.
+    summary: what it measures, in a sentence. citation, address: the paper's authors, title and venue, its URL.
     """
 
     name: str
@@ -21,6 +22,9 @@ class Column:
     range: tuple[float, float]
     higher_is_better: bool = True
     relative: str | None = None
+    summary: str = ""
+    citation: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class Systems:
     visual: what captions are about, "image" or "video". level: of intervals and tests.
     test: name of the test. correction: how p-values are adjusted, in words, with the family of tests.
     messages: what failed or was truncated or left out, in words, for people to read.
+    titles: of parts, by their names in `Cell.parts`, where they have any. command: what repeats all this.
     """
 
     systems: Sequence[System]
@@ -100,6 +105,8 @@ class Systems:
     test: str = ""
     correction: str = ""
     messages: Sequence[str] = ()
+    titles: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
 
     def significant(self, cell: Cell) -> bool:
         """Whether a cell differs from the baseline after the correction."""
