@@ -150,9 +150,11 @@ def _verdicts(systems: Systems) -> Iterator[str]:
             if cell.test is None:
                 continue
             better = (cell.test.difference > 0) == column.higher_is_better
-            verdict = "worse" if not better else "better"
-            verdict = verdict if systems.significant(cell) else "no difference shown"
-            by_verdict.setdefault(verdict, []).append(escape(column.title))
+            verdict = (
+                ("better" if better else "worse") if systems.significant(cell) else "no difference shown"
+            )
+            title = f'<span class="name-of-metric">{escape(column.title)}</span>'
+            by_verdict.setdefault(verdict, []).append(title)
         if by_verdict:
             text = "; ".join(f"{verdict} by {_listed(titles)}" for verdict, titles in by_verdict.items())
             yield (
@@ -176,14 +178,11 @@ def _conditions(systems: Systems) -> Iterator[str]:
             f"▲ better, ▼ worse than the baseline: adjusted p below {1 - systems.level:.2g}. "
             f"{_sentence(systems.test)}{_sentence(systems.correction)}"
         )
-    reasons: dict[str, list[str]] = {}
-    for system, column, cell in cells:
-        for reason in (cell.no_interval, cell.no_test):
-            if reason:
-                reasons.setdefault(reason, []).append(f"{system.name}, {column.title}")
-    for reason, places in reasons.items():
-        where = "" if len(places) == len(cells) else f"{_listed(places[:4])}{' ...' * (len(places) > 4)}: "
-        notes.append(_sentence(where + reason))
+    reasons: dict[str, dict[str, None]] = {}
+    for _, column, cell in cells:
+        for reason in filter(None, (cell.no_interval, cell.no_test)):
+            reasons.setdefault(reason, {})[column.title] = None
+    notes += [f"{_listed(list(titles))}: {reason}." for reason, titles in reasons.items()]
     return (f'<p class="note">{escape(note)}</p>' for note in notes)
 
 
@@ -191,7 +190,8 @@ def _metric(column: Column, systems: Systems, pictures: Pictures) -> str:
     """The section of a metric: charts, worst and best captions, differences."""
     summary = f"<p>{escape(column.summary)}</p>" if column.summary else ""
     frames = f"{FRAMES} frames of each video are shown, evenly spread." if systems.visual == "video" else ""
-    charts = means(column, systems.systems) + distributions(column, systems.systems)
+    charts = means(column, systems.systems) if len(systems.systems) > 1 else ""
+    charts += distributions(column, systems.systems)
     return (
         f'<section id="{_anchor(column)}"><h2>{escape(column.title)}</h2>{summary}'
         f'<p class="note">{_range(column)}{_better(column)}. {frames}</p>'
