@@ -177,6 +177,11 @@ def package_urls() -> str:
     return "\n".join([f"url = {address()}", "project_urls =", *lines])
 
 
+def bibtex(metric: str) -> str:
+    """The BibTeX entry of a metric's paper, as a block of code."""
+    return f"```bibtex\n{describe_metric(metric_class(metric)).bibtex}\n```"
+
+
 def part(name: str) -> str:
     """Paragraphs that several documents share."""
     parts = {path.stem: path for path in sorted(PARTS.glob("*.md"))}
@@ -210,6 +215,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "project": project_line,
     "footguns": footguns_line,
     "urls": package_urls,
+    "bibtex": bibtex,
     "part": part,
 }
 """Every table by its name in markers, where its arguments follow."""
