@@ -272,6 +272,20 @@ class CaptionMetric(ABC):
                 f"capeval_core.load({cls.name!r}, ...).prepare({cls.corpus_texts}) and pass statistics=..."
             )
 
+    @classmethod
+    def check_separable(cls, options: CommonOptions) -> None:
+        """Refuse options by which a caption's score depends on the others that are scored with it.
+
+        Raises:
+            ValueError: scores are relative to one set, or weighed by statistics of it that are not given.
+        """
+        if cls.relative is not None:
+            raise ValueError(
+                f"{cls.name} cannot score a collection part by part: {cls.relative}; score the whole set with "
+                f"capeval_core.load({cls.name!r}, ...).score(...)"
+            )
+        cls.check_prepared(options)
+
     def prepared(self: Self, samples: Samples) -> Self:
         """This metric with the statistics of a whole corpus, where it needs them and was opened without."""
         if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:

@@ -40,12 +40,24 @@ def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bo
             raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
         path.write_bytes(data)
         return
+    with whole_file(path) as partial, partial.open("wb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A new file beside for the block to write, which then takes the place of a file as a whole.
+
+    Whatever fails, an existing file stays as it was, and nothing stays beside it. See `write_whole`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     target = Path(os.path.realpath(path))
     partial = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
+        yield partial
+        with partial.open("rb+") as file:
             os.fsync(file.fileno())
         if target.exists():
             shutil.copymode(target, partial)

@@ -148,6 +148,11 @@ def convert_command(metric: str, folder: str) -> str:
     return f"```sh\n{_own_weights(folder).convert_command(name)}\n```"
 
 
+def bibtex(metric: str) -> str:
+    """The BibTeX entry of a metric's paper, as a block of code."""
+    return f"```bibtex\n{describe_metric(metric_class(metric)).bibtex}\n```"
+
+
 def part(name: str) -> str:
     """Paragraphs that several documents share."""
     parts = {path.stem: path for path in sorted(PARTS.glob("*.md"))}
@@ -178,6 +183,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "weights": weights_table,
     "origin": origin_table,
     "convert": convert_command,
+    "bibtex": bibtex,
     "part": part,
 }
 """Every table by its name in markers, where its arguments follow."""

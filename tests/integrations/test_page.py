@@ -44,13 +44,12 @@ from tests.adversarial.case import png_header
 from tests.inputs.photographs import encoded, photograph
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")
 
 ROOT = Path(__file__).parents[2]
 WIDE, NARROW = (1280, 900), (390, 844)
-PATIENCE = 60_000  # milliseconds, for the first score on a busy machine
 REFERENCES = ["a red cross at the top", "one red cross and a blue circle", "a picture of shapes"]
 
 
@@ -471,30 +470,6 @@ def served(weights: str) -> Iterator[str]:
     pages.launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
     yield demo.local_url
     demo.close(verbose=False)
-
-
-@pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Open an address in a window of some size; at the end nothing may have gone wrong or outside."""
-    context, outside, complaints = [], [], []
-
-    def open_page(address: str, size: tuple[int, int], **settings: Any) -> Page:
-        context.append(browser.new_context(viewport={"width": size[0], "height": size[1]}, **settings))
-        page = context[-1].new_page()
-        page.set_default_timeout(PATIENCE)
-        page.on("request", lambda request: outside.append(request.url))
-        page.on("websocket", lambda socket: outside.append(socket.url))
-        page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(address)
-        page.locator("#score").wait_for()
-        return page
-
-    yield open_page
-    for one in context:
-        one.close()
-    assert not [url for url in outside if not re.match(r"(http://127\.0\.0\.1:\d+/|data:|blob:)", url)]
-    assert not complaints
 
 
 @pytest.fixture(scope="module")

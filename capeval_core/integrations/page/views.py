@@ -8,10 +8,11 @@ from html import escape
 
 from capeval_core.description import describe_metric
 from capeval_core.integrations.page.media import MEDIA
-from capeval_core.integrations.page.panels import number, panels
 from capeval_core.integrations.page.scorer import Mark, Marks, Scored
 from capeval_core.integrations.page.words import words_of
 from capeval_core.metric import CaptionMetric
+from capeval_core.registry import metric_classes
+from capeval_core.reports.explanations import number, panels, parts
 
 TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
@@ -57,6 +58,7 @@ def score(scored: Scored, weights: str) -> str:
     """The score on its scale, with its parts."""
     if scored.result.errors:
         return problem(scored.result.errors[0])
+    titles = {metric.key: metric.title for metric in metric_classes().values()}
     notes = [scored.marks.source]
     if scored.metric.relative:
         notes.append(f"Compare totals of these captions only: {scored.metric.relative}.")
@@ -68,7 +70,10 @@ def score(scored: Scored, weights: str) -> str:
         f'<blockquote title="{escape(scored.caption)}">{escape(scored.caption)}</blockquote>'
         f"{_truncated(scored)}"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
-        f"{scale(scored.metric, scored.marks.values, scored.score)}" + _notes(notes) + panels(scored)
+        f"{scale(scored.metric, scored.marks.values, scored.score)}"
+        + _notes(notes)
+        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles)
+        + panels(scored.evidence)
     )
 
 

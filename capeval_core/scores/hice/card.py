@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from capeval_core.phrases.spans import Span
 from capeval_core.reports.canvas import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
 from capeval_core.reports.card import Bar, Caption, Card, FramedImage, Heading, LegendEntry, Row, Table
+from capeval_core.reports.explanations import outside_text, threshold_text
 from capeval_core.reports.marks import RIGHT_MARK, UNKNOWN_MARK, WRONG_MARK, Dot, Mark, RegionMark, Word
 from capeval_core.reports.overlay import OutlinedImage
 
@@ -105,27 +106,6 @@ def _truncation(explanation: Mapping[str, Any]) -> str:
         return ""
     texts = "The caption or a reference" if "compared" in explanation else "The caption"
     return f"{texts} is longer than the text encoder reads: its end was cut off."
-
-
-def threshold_text(explanation: Mapping[str, Any]) -> str:
-    """The least precision of a right phrase, in words for a legend.
-
-    >>> threshold_text({"threshold": 0.5})
-    'fits a region: precision of at least 0.5'
-    """
-    return f"fits a region: precision of at least {explanation['threshold']:.4g}"
-
-
-def outside_text(explanation: Mapping[str, Any]) -> str:
-    """The number of regions that the image tower does not see, in words; "" where it sees all.
-
-    >>> outside_text({"outside": 11}), outside_text({"outside": 1})
-    ('11 regions outside the square were not judged', '1 region outside the square was not judged')
-    """
-    count = explanation["outside"]
-    if not count:
-        return ""
-    return f"{count} region{'s' * (count > 1)} outside the square {'were' if count > 1 else 'was'} not judged"
 
 
 def _legend(explanation: Mapping[str, Any]) -> list[LegendEntry]:

@@ -1,0 +1,6 @@
+"""One shard of a collection as a unit of work that cannot go wrong: one file in, one Parquet file out."""
+
+from capeval_core.integrations.shards.scoring import BatchScorer
+from capeval_core.integrations.shards.shard import ShardResult, score_shard
+
+__all__ = ["BatchScorer", "ShardResult", "score_shard"]
