@@ -59,9 +59,11 @@ def write_files(folder: Path) -> None:
 
 
 def _example(folder: Path) -> str:
-    files = [f"--candidates {folder / 'good.json'}", f"--images {folder / 'images'}"]
-    files += [f"--references {folder / 'references.json'}", "--weights tiny"]
-    return " \\\n      ".join(["capeval score refpacs", *files])
+    candidates = f"--candidates {folder / 'good.json'} --images {folder / 'images'}"
+    return (
+        f"capeval score refpacs {candidates} \\\n"
+        f"      --references {folder / 'references.json'} --weights tiny"
+    )
 
 
 def report(weights: str | PathLike[str]) -> str:

@@ -61,7 +61,7 @@ def test_the_demo_writes_files_that_score_as_it_does(capeval: Callable[..., Ran]
     ran = capeval("demo", "--out", folder)
     assert ran.status == 0, ran.err
     mean = next(line for line in ran.out.splitlines() if line.startswith("good")).split()[-1]
-    command = shlex.split(ran.out.split(f"On the files in {folder}:\n")[1])
+    command = shlex.split(ran.out.split(f"On the files in {folder}:\n")[1].replace("\\\n", ""))
     assert command[0] == "capeval"
     again = capeval(*command[1:])
     assert again.status == 0 and mean == f"{float(again.out.split()[1]):.3f}"
