@@ -27,13 +27,15 @@ Read = TypeVar("Read")
 class Collection:
     """Rows read from files: parallel lists, one entry per caption, fit for `metric.score`.
 
-    images: paths of images or videos; without a folder of them their ids.
+    images: paths of images or videos; without a folder of them their ids. entries: ids as the file of
+    references writes them; None without such a file.
     """
 
     ids: list[str]
     captions: list[str]
     images: Sequence[Any]
     references: list[list[str]] | None
+    entries: list[str] | None = None
 
 
 def read_collection(
@@ -95,6 +97,7 @@ def read_collection(
     ids = list(texts.by_id())
     paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids}
     references_of: dict[str, list[str]] = {}
+    matched: dict[str, str] = {}
     if folder is not None and names is not None:
         file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
         paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names, kind=kind)
@@ -114,6 +117,7 @@ def read_collection(
         references=None
         if reference_texts is None
         else [references_of[image_id] for image_id, _ in texts.rows],
+        entries=None if reference_texts is None else [matched[image_id] for image_id, _ in texts.rows],
     )
 
 
