@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 
@@ -76,3 +76,15 @@ def p_in_words(p_value: float, level: float) -> str:
         if (round(p_value, digits) < limit) == (p_value < 1 - level):
             return f"p = {p_value:.{digits}f}"
     return f"p = {p_value:.3f}"
+
+
+def expanded_path(path: str | os.PathLike[str]) -> Path:
+    """The path with the user's folder in place of `~`; that of an unknown user stays as it is.
+
+    >>> expanded_path("~nosuchuser/weights")
+    PosixPath('~nosuchuser/weights')
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(path)

@@ -80,7 +80,7 @@ def regions(evidence: Evidence, draw: Draw) -> str:
         f"The image with {len(evidence['regions'])} regions outlined, {missed} of which no phrase mentions."
     )
     description += f" {outside}." if outside else ""
-    shown = f'{_drawing(evidence, description)}<figcaption dir="auto">{_marked(evidence)}</figcaption>'
+    shown = f'{draw(evidence, description)}<figcaption dir="auto">{_marked(evidence)}</figcaption>'
     legend = f'<p class="note">{_sign("right")}{threshold_text(evidence)}</p>'
     if outside:
         legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
@@ -114,8 +114,10 @@ def drawing(evidence: Evidence, text: str, width: int = _OVERLAY, quality: int =
     return f'<img src="data:image/jpeg;base64,{data}" alt="{escape(text)}">'
 
 
-def _figure(image: str) -> str:
-    return f"<figure>{image}</figure>" if image else ""
+def _figure(image: str, note: str = "") -> str:
+    """An image with a note below it; "" without one."""
+    shown = f'<p class="note">{note}</p>' if note else ""
+    return f"<figure>{image}</figure>{shown}" if image else ""
 
 
 def threshold_text(evidence: Evidence) -> str:
@@ -221,7 +223,7 @@ def candidates(evidence: Evidence, draw: Draw) -> str:
 def boxes(evidence: Evidence, draw: Draw) -> str:
     """The image with the boxes that the network looked at."""
     text = f"The image with the {len(evidence['boxes'])} boxes outlined whose features the score depends on."
-    return f'{_figure(draw(evidence, text))}<p class="note">{text}</p>'
+    return _figure(draw(evidence, text), text) or f'<p class="note">{len(evidence["boxes"])} boxes</p>'
 
 
 def matches(evidence: Evidence, draw: Draw) -> str:
@@ -241,13 +243,13 @@ def matches(evidence: Evidence, draw: Draw) -> str:
     if not note["words"] or not note["reference_words"]:
         return shown
     text = "Cosines of the caption's words (down) with those of the best reference (across)."
-    figure = _figure(draw(evidence, text))
+    figure = _figure(draw(evidence, text), text)
     met = {
         f"{number + 1}. {escape(match['word'])} <small>{escape(match['match'])}</small>": match["cosine"]
         for number, match in enumerate(note["caption_matches"])
     }
     words = table("Each word of the caption, and the word of the best reference that it met", met)
-    return f'{figure}<p class="note">{text}</p>{shown}{words}'
+    return f"{figure}{shown}{words}"
 
 
 def frames(evidence: Evidence, draw: Draw) -> str:

@@ -17,7 +17,7 @@ from capeval_core.inputs.folder import Names, match_images, names_in
 from capeval_core.inputs.text_files import read_texts
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.scores.box_source import boxes_by_id
-from capeval_core.values import shown
+from capeval_core.values import expanded_path, shown
 
 Visuals = Callable[[], Iterator[InputVisual[Any]]]
 
@@ -143,7 +143,7 @@ def load_rows(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
     """
     import datasets
 
-    path = Path(name).expanduser()
+    path = expanded_path(name)
     try:
         loaded: Any = (
             datasets.load_from_disk(str(path)) if path.exists() else datasets.load_dataset(name, split=split)
@@ -153,7 +153,7 @@ def load_rows(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
         fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
         raise wrong_option(
             "dataset", name, f"a dataset ({reason})", fix, verb="could not be loaded as"
-        ) from error
+        ) from None
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             raise wrong_option("split", split, f"not in {name} ({', '.join(loaded)})", "")
