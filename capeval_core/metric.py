@@ -21,6 +21,7 @@ from capeval_core.cache import shared_cache
 from capeval_core.errors import Problem, Problems, folder_path, wrong_option
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.inputs.texts import united
 from capeval_core.metric_facts import MetricFacts
 from capeval_core.options import CorpusOptions, CorpusStatistics
 from capeval_core.options import Options as CommonOptions
@@ -241,16 +242,16 @@ class CaptionMetric(MetricFacts, ABC):
         """
         if cls.relative is not None:
             raise ValueError(
-                f"{cls.name} cannot score a collection part by part: {cls.relative}; score the whole set with "
+                f"{cls.name} cannot score a collection part by part: {cls.relative}; score a whole set by "
                 f"capeval_core.load({cls.name!r}, ...).score(...)"
             )
         cls.check_prepared(options)
 
-    def prepared(self: Self, samples: Samples) -> Self:
-        """This metric with the statistics of a whole corpus, where it needs them and was opened without."""
+    def prepared(self: Self, samples: Samples, *others: Samples) -> Self:
+        """This metric with statistics of a corpus, if it needs them; `others` are further systems."""
         if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:
             return self
-        return self.with_statistics(self.prepare(self.corpus(samples)))
+        return self.with_statistics(self.prepare(united([self.corpus(own) for own in (samples, *others)])))
 
     def with_statistics(self: Self, statistics: CorpusStatistics | None) -> Self:
         """This metric with statistics of a corpus."""
@@ -295,7 +296,7 @@ class CaptionMetric(MetricFacts, ABC):
         stamp: Mapping[str, Any],
         bar: tqdm[Any],
     ) -> RowCollector:
-        """A `RowCollector` of samples; `folder` and `stamp` are those of its store, if it has one."""
+        """The collector of samples' rows; `folder` and `stamp` are those of its store, if it has one."""
         store = None if folder is None else self.store(folder, schema, stamp)
         return RowCollector(samples, schema, store, bar, refuse_errors=self.options.on_error == "raise")
 

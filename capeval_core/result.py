@@ -250,7 +250,7 @@ class Result:
 
         Raises:
             ValueError: the signatures differ (the numbers are not comparable), scores that are relative to
-                their set, or fewer than five common images.
+                their set, or fewer than five common images (FewImagesError, with the means).
         """
         if not isinstance(other, Result):
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
@@ -312,7 +312,12 @@ class Result:
         if self.relative is not None:
             raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
 
+    @property
+    def visual(self) -> str:
+        """What its captions are about: "image" or "video"."""
+        return "video" if "media:video" in self.signature.split("|")[:2] else "image"
+
     def _clusters(self) -> Clusters:
         if self.formula is None:
-            return Clusters.of(self.scores, self.groups)
-        return Clusters.of(self.scores, self.groups, self.formula, np.asarray(self.summands))
+            return Clusters.of(self.scores, self.groups, visual=self.visual)
+        return Clusters.of(self.scores, self.groups, self.formula, np.asarray(self.summands), self.visual)

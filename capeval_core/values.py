@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 
@@ -58,3 +58,15 @@ def shown_number(value: Any) -> str:
 def has_nul(path: str | os.PathLike[str]) -> bool:
     """Whether a path has the one character that no path can have."""
     return "\0" in os.fspath(path)
+
+
+def expanded_path(path: str | os.PathLike[str]) -> Path:
+    """The path with the user's folder in place of `~`; that of an unknown user stays as it is.
+
+    >>> expanded_path("~nosuchuser/weights")
+    PosixPath('~nosuchuser/weights')
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(path)

@@ -72,94 +72,10 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
     return shape
 
 
-def read_metric(command: str, arguments: Sequence[str]) -> tuple[type[CaptionMetric], list[str]]:
-    """The metric that the first argument and `--media` choose, and the other arguments.
-
-    Raises:
-        ValueError: there is no such metric, or none for this medium.
-    """
-    name, *rest = arguments
-    metric_class(name)
-    parser = Parser(prog=f"{command} {name}", add_help=False)
-    parser.add_argument("--media")
-    flags, others = parser.parse_known_args(rest)
-    with in_words_of_the_user(Settings):
-        return metric_class(name, flags.media), others
-
-
-def command_of(metric: type[CaptionMetric]) -> str:
-    """The metric as a command line names it.
-
-    >>> command_of(metric_class("pacs"))
-    'pacs'
-    """
-    return metric.name if metric.variant is None else f"{metric.name} --media {metric.variant}"
-
-
-def add_media(group: Any, metric: type[CaptionMetric], *, optional: bool) -> None:
-    """`--media` where there is a choice, and a flag for the folder of what captions are about.
-
-    The flags of other media are not shown: `folder_of` refuses them. `optional`: whether there may be none.
-    """
-    media = media_of(metric.name)
-    if any(name == metric.name for name, _ in variant_classes()):
-        text = f"what captions are about (default: {media[0]})"
-        group.add_argument("--media", metavar="{" + ",".join(media) + "}", help=text)
-    for argument in ARGUMENTS:
-        own = argument == argument_of(metric.media)
-        text = f"the {argument} that they describe" if own else argparse.SUPPRESS
-        if own and optional:
-            text += "; none where --regions names features"
-        if own and "video" in metric.media:
-            text += ": files, or folders of frames"
-        required = own and not optional
-        group.add_argument(flag_of(argument), metavar="FOLDER", required=required, help=text)
-
-
-def media_hint(metric: type[CaptionMetric], rest: Sequence[str]) -> str | None:
-    """What to say of arguments with a folder of another medium that the metric takes, and none of its own.
-
-    >>> media_hint(metric_class("pacs"), ["--videos", "clips"])
-    '--videos: pacs is about images, pass --images FOLDER or --media video'
-    """
-    given = [argument for argument in ARGUMENTS if _has(rest, argument)]
-    own = argument_of(metric.media)
-    if own is None or own in given or _has(rest, "help") or "-h" in rest:
-        return None
-    return next((text for argument in given if (text := _about_others(metric, own, argument))), None)
-
-
-def _has(rest: Sequence[str], name: str) -> bool:
-    return any(one.partition("=")[0] == flag_of(name) for one in rest)
-
-
-def _about_others(metric: type[CaptionMetric], own: str, argument: str) -> str:
-    medium = argument.removesuffix("s")
-    chosen = [] if medium not in media_of(metric.name) else [f"--media {medium}"]
-    fix = " or ".join([f"pass {flag_of(own)} FOLDER", *chosen])
-    return f"{flag_of(argument)}: {command_of(metric)} is about {own}, {fix}"
-
-
-def folder_of(metric: type[CaptionMetric], flags: argparse.Namespace) -> str | None:
-    """The folder of what captions are about; None where the metric compares texts alone, or none is given.
-
-    Raises:
-        ValueError: a folder of another medium is given.
-    """
-    own = argument_of(metric.media)
-    for argument in ARGUMENTS:
-        if argument == own or getattr(flags, argument) is None:
-            continue
-        if own is None:
-            complain(f"warning: {metric.name} compares texts alone: {flag_of(argument)} is ignored")
-            continue
-        raise ValueError(_about_others(metric, own, argument))
-    found: str | None = None if own is None else getattr(flags, own)
-    return found
-
-
 class FlagWords(Words):
     """The words of the command line: options are flags, and rows of files have the id of their image.
+
+    systems: of each row the system that it belongs to, where there are several.
 
     >>> from capeval_core.options import Options
     >>> words = FlagWords(Options, ["dog", "dog", "cat"])
@@ -169,12 +85,19 @@ class FlagWords(Words):
     ('--batch-size 0', 'pass --empty score')
     """
 
-    def __init__(self, options: type[Settings], ids: Sequence[str] = ()) -> None:
-        self.options = {option.name for option in describe_options(options)} | {"media"}
-        self.ids = ids
-        counts: Counter[str] = Counter()
-        self._numbers = [counts.update([image_id]) or counts[image_id] for image_id in ids]
-        self._several = {image_id for image_id, count in counts.items() if count > 1}
+    def __init__(
+        self,
+        options: type[Settings] | Sequence[type[Settings]],
+        ids: Sequence[str] = (),
+        systems: Sequence[str] = (),
+    ) -> None:
+        classes = [options] if isinstance(options, type) else options
+        self.options = {option.name for one in classes for option in describe_options(one)} | {"media"}
+        self.ids, self.systems = ids, systems or [""] * len(ids)
+        counts: Counter[tuple[str, str]] = Counter()
+        pairs = list(zip(self.systems, ids, strict=True))
+        self._numbers = [counts.update([pair]) or counts[pair] for pair in pairs]
+        self._several = {pair for pair, count in counts.items() if count > 1}
 
     def argument(self, argument: str, index: Index) -> str:
         position, *inner = index if isinstance(index, tuple) else (index,)
@@ -187,9 +110,11 @@ class FlagWords(Words):
             return visual_of(image_id, argument)
         if argument == "references":
             return f"{f'reference {number}' if inner else 'references'} of {image_id!r}"
-        if not inner and image_id in self._several:
+        system = self.systems[position]
+        if not inner and (system, image_id) in self._several:
             number = self._numbers[position]
-        return f"{f'caption {number}' if number else 'caption'} of {image_id!r}"
+        caption = f"{f'caption {number}' if number else 'caption'} of {image_id!r}"
+        return f"{caption} in {system!r}" if system else caption
 
     def option(self, name: str, value: Any) -> str:
         if name not in self.options:
@@ -211,9 +136,11 @@ def visual_of(image_id: str, argument: str) -> str:
 
 
 @contextmanager
-def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> Iterator[None]:
+def in_words_of_the_user(
+    options: type[Settings] | Sequence[type[Settings]], ids: Sequence[str] = (), systems: Sequence[str] = ()
+) -> Iterator[None]:
     """Let errors and warnings of the block speak of flags and ids, and not of options and `captions[3]`."""
-    words, show = FlagWords(options, ids), warnings.showwarning
+    words, show = FlagWords(options, ids, systems), warnings.showwarning
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *rest: show(

@@ -18,22 +18,17 @@ from capeval_core.commands.arguments import (
     with_ids,
 )
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
+from capeval_core.commands.files import FILES, add_file_flags, read_files
 from capeval_core.commands.interrupts import resumable
 from capeval_core.commands.outputs import Outputs, check_output, interval_of, summary, tell_failures, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.description import describe_metric
-from capeval_core.inputs.collection import Collection, read_collection
+from capeval_core.inputs.collection import Collection
 from capeval_core.inputs.media import argument_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_classes, variant_classes
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import Interval
-
-FILES = (
-    "Files are JSON ({image id: caption}, {image id: [captions or references]}, COCO results, COCO "
-    "annotations), JSON lines, CSV or Parquet, told apart by their extension. An image's id is its file "
-    "name without the extension, or its path from the folder of images; for COCO also its number."
-)
 
 
 def run(arguments: list[str]) -> int:
@@ -88,7 +83,7 @@ def _score(metric: type[CaptionMetric], flags: argparse.Namespace) -> tuple[Coll
             )
         make_folder(flags.explain, metric)
     medium = (metric.media or ("image",))[0]
-    collection = read_collection(flags.candidates, folder, flags.references, medium=medium)
+    collection = read_files(flags, folder, medium=medium)
     with resumable(options), in_words_of_the_user(metric.Options, collection.ids):
         samples = metric.check_input(options, collection.captions, collection.images, collection.references)
         opened = metric(options)
@@ -140,6 +135,7 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         if metric.plots
         else "for metrics whose explanations can be drawn",
     )
+    add_file_flags(parser)
     add_flags(parser, metric.Options)
     return parser
 

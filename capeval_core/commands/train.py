@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.files import FILES
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import Parser, complain, paragraph
 from capeval_core.errors import FileError, file_problem
+from capeval_core.inputs.file_texts import FileOptions
 from capeval_core.training.pacs import PacsTraining
 from capeval_core.training.settings import RegionTraining, Training
 from capeval_core.training.umic import UmicTraining
@@ -47,7 +48,8 @@ def run(arguments: list[str]) -> int:
     settings = TRAINED[name]
     with in_words_of_the_user(settings):
         training = settings.of(f"capeval train {name}", chosen(flags, settings))
-        _train(training, flags)
+        with in_words_of_the_user(FileOptions):
+            _train(training, flags)
     return 0
 
 
@@ -77,7 +79,9 @@ def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
             raise ValueError(
                 "--validation-images is missing: pass the folder of the images that are held out"
             )
-        validation = read_captioned(flags.validation_captions, folder)
+        validation = read_captioned(
+            flags.validation_captions, folder, options=_file_options(flags, flags.validation_split)
+        )
     data = PairData(training, captioned, positives, validation)
     flags.out.mkdir(parents=True, exist_ok=True)
     with _resumable(flags.out):
@@ -138,14 +142,18 @@ def _captioned(flags: argparse.Namespace, store: BoxFeatureStore | None) -> Capt
     if flags.dataset is not None:
         return open_dataset(
             flags.dataset,
-            split=flags.split,
-            image_column=flags.image_column,
-            caption_column=flags.caption_column,
+            split=flags.split or "train",
+            image_column=flags.image_column or "image",
+            caption_column=flags.caption_column or "caption",
             id_column=flags.id_column,
         )
     if flags.images is None and store is None:
         raise ValueError("--images is missing: pass the folder of the images that --captions is about")
-    return read_captioned(flags.captions, flags.images, store)
+    return read_captioned(flags.captions, flags.images, store, _file_options(flags, flags.split))
+
+
+def _file_options(flags: argparse.Namespace, split: str | None) -> FileOptions:
+    return FileOptions(id_column=flags.id_column, caption_column=flags.caption_column, split=split)
 
 
 def _judged(
@@ -192,18 +200,19 @@ def _parser(name: str) -> Parser:
     files.add_argument("--captions", metavar="FILE", type=Path, help="captions by image id")
     files.add_argument("--images", metavar="FOLDER", type=Path, help="the images that they describe")
     files.add_argument("--dataset", metavar="NAME", help="or: a dataset's folder (`save_to_disk`) or Hub id")
-    files.add_argument("--split", metavar="NAME", default="train", help="part of it (default: train)")
-    for column, default in (("image", "image"), ("caption", "caption")):
-        files.add_argument(
-            f"--{column}-column",
-            metavar="NAME",
-            default=default,
-            help=f"of its {column}s (default: {default})",
-        )
+    files.add_argument(
+        "--split",
+        metavar="NAME",
+        help="part of it (default: train), or of a file whose rows name theirs, e.g. train,restval",
+    )
+    files.add_argument("--image-column", metavar="NAME", help="of the dataset's images (default: image)")
+    files.add_argument(
+        "--caption-column", metavar="NAME", help="of captions, in a file or dataset (default: caption)"
+    )
     files.add_argument(
         "--id-column",
         metavar="NAME",
-        help="its rows with equal values there show one image",
+        help="of image ids in a file; rows of a dataset with equal values there show one image",
     )
     if name == "umic":
         _add_judgements(files)
@@ -242,6 +251,7 @@ def _add_positives(files: argparse._ArgumentGroup) -> None:
         type=Path,
         help="captions of images that are held out (default: --validation is their share)",
     )
+    files.add_argument("--validation-split", metavar="NAME", help="part of that file")
     files.add_argument(
         "--validation-images", metavar="FOLDER", type=Path, help="their images (default: --images)"
     )

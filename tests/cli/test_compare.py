@@ -56,7 +56,7 @@ def test_the_paired_test_is_the_library_s(capeval: Score, score: Score, files: P
         f"            {test.means[1]:.4f} ({b})",
         f"difference  {test.difference:+.4f}",
         f"interval    {test.interval.low:+.4f} to {test.interval.high:+.4f} (95%)",
-        f"test        {p_in_words(test.p_value, 0.95)}, {TEST}",
+        f"test        {p_in_words(test.p_value, 0.95)}, {TEST.format('image')}",
         f"verdict     {test.verdict}",
         "images      5 (2 left out)",
         f"signature   {first.signature}",
@@ -88,7 +88,7 @@ def test_the_verdict_is_in_words(
     a = saved(tmp_path / "a.json", [x + y for x, y in zip(base, gain, strict=True)])
     ran = capeval("compare", a, b)
     assert (ran.status, ran.err) == (0, "")
-    assert f"test        {p_value}, {TEST}\n" in ran.out
+    assert f"test        {p_value}, {TEST.format('image')}\n" in ran.out
     assert f"verdict     {verdict}" in ran.out
 
 

@@ -11,6 +11,7 @@ from capeval_core.integrations.page.media import MEDIA
 from capeval_core.integrations.page.scorer import Mark, Marks, Scored
 from capeval_core.integrations.page.words import words_of
 from capeval_core.metric import CaptionMetric
+from capeval_core.project import address
 from capeval_core.registry import metric_classes
 from capeval_core.reports.explanations import number, panels, parts
 
@@ -25,12 +26,16 @@ _MOST = 5  # steps; more numbers would run into each other on a phone
 def heading(metric: type[CaptionMetric]) -> str:
     """The metric's name, and in a sentence what its number means."""
     described = describe_metric(metric)
+    links = {"the paper": described.address, "the project": address()}
+    linked = "".join(
+        f'<span><a href="{escape(url)}" target="_blank" rel="noreferrer">{text}</a></span>'
+        for text, url in links.items()
+        if url
+    )
     return (
         f'<header class="heading"><h1>{escape(described.title)}</h1><p>{escape(described.summary)}</p>'
         f'<p class="facts"><span>{described.range}</span><span>{described.better}</span>'
-        f"<span>{described.references}</span>"
-        f'<span><a href="{escape(described.address)}" target="_blank" rel="noreferrer">the paper</a></span>'
-        "</p></header>"
+        f"<span>{described.references}</span>{linked}</p></header>"
     )
 
 
