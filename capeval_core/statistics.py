@@ -37,6 +37,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from capeval_core.values import p_in_words, signed
+
 Doubles = NDArray[np.float64]
 LEAST_IMAGES = 5
 TEST = "paired t-test, clustered by {}"
@@ -127,24 +129,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
-
-
-def signed(value: float) -> str:
-    """A difference with its sign: four digits, or as many as show that it is not 0."""
-    return next(
-        (text for digits in (4, 8) if float(text := f"{value:+.{digits}f}") or not value), f"{value:+.1e}"
-    )
-
-
-def p_in_words(p_value: float, level: float) -> str:
-    """`p < 0.001`, or `p = 0.012` with as many digits as show on which side of 1 - level it lies."""
-    if p_value < 0.001:
-        return "p < 0.001"
-    limit = round(1 - level, 12)
-    for digits in range(3, 12):
-        if (round(p_value, digits) < limit) == (p_value < 1 - level):
-            return f"p = {p_value:.{digits}f}"
-    return f"p = {p_value:.3f}"
 
 
 @dataclass(frozen=True)

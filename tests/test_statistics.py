@@ -22,10 +22,9 @@ from capeval_core.statistics import (
     CorpusFormula,
     Interval,
     mean_interval,
-    p_in_words,
     paired_comparison,
-    signed,
 )
+from capeval_core.values import p_in_words, signed
 
 NAN = float("nan")
 System = list[list[float]]  # the scores of each image

@@ -6,18 +6,16 @@ import argparse
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from capeval_core.commands.terminal import Parser, complain
 from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words
 from capeval_core.inputs.media import ARGUMENTS, argument_of
 from capeval_core.inputs.samples import Samples
-from capeval_core.metric import CaptionMetric
+from capeval_core.inputs.sources import IdentifiedTexts
 from capeval_core.options import OptionDescription, Settings, describe_options
-from capeval_core.registry import media_of, metric_class, variant_classes
 from capeval_core.values import shown
 
 _WIDEST = 50
@@ -37,10 +35,67 @@ def add_flags(
             group.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **_kind(option))
 
 
+def add_flags_of_several(
+    parser: argparse.ArgumentParser,
+    options: Mapping[str, type[Settings]],
+    without: Mapping[str, Sequence[str]],
+) -> None:
+    """A flag for every option of several metrics, by their names, each for all metrics that have it.
+
+    METRIC=VALUE is a value for one of them. `without`: by option, the metrics that it has no meaning for.
+    """
+    group = parser.add_argument_group(
+        "options of the metrics",
+        "Each is for all metrics that have it; METRIC=VALUE is for one alone, as in "
+        f"--device {next(iter(options))}=cpu.",
+    )
+    owners: dict[str, dict[str, OptionDescription]] = {}
+    for metric, class_ in options.items():
+        for option in describe_options(class_):
+            if option.flag and metric not in without.get(option.name, ()):
+                owners.setdefault(option.name, {})[metric] = option
+    for name, by_metric in owners.items():
+        kinds = [_kind(option) for option in by_metric.values()]
+        texts: dict[str, list[str]] = {}
+        for metric, kind in zip(by_metric, kinds, strict=True):
+            texts.setdefault(kind["help"], []).append(metric)
+        everywhere = len(texts) == 1 and len(by_metric) == len(options)
+        help_text = "; ".join(
+            text if everywhere else f"{', '.join(metrics)}: {text}" for text, metrics in texts.items()
+        )
+        shape = {**kinds[0], "help": help_text}
+        if "action" not in shape:
+            shape |= {"action": "append", "type": _OfMetric(shape.get("type", str), [*by_metric])}
+        group.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **shape)
+
+
+class _OfMetric:
+    """Reads `VALUE`, or `METRIC=VALUE` of one of these metrics, as a pair of metric (or None) and value."""
+
+    def __init__(self, kind: Callable[[str], Any], metrics: Sequence[str]) -> None:
+        self.kind, self.metrics, self.__name__ = kind, metrics, kind.__name__
+
+    def __call__(self, text: str) -> tuple[str | None, Any]:
+        metric, equals, value = text.partition("=")
+        if equals and metric in self.metrics:
+            return metric, self.kind(value)
+        return None, self.kind(text)
+
+
 def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, Any]:
     """The options that are among the arguments."""
     values = vars(arguments)
     return {option.name: values[option.name] for option in describe_options(options) if option.name in values}
+
+
+def chosen_of(arguments: argparse.Namespace, options: type[Settings], metric: str) -> dict[str, Any]:
+    """The options of one metric that are among the arguments, by flags of `add_flags_of_several`."""
+    own: dict[str, Any] = {}
+    for name, value in chosen(arguments, options).items():
+        pairs = value if isinstance(value, list) else [(None, value)]
+        values = [one for to, one in pairs if to is None] + [one for to, one in pairs if to == metric]
+        own |= {name: values[-1]} if values else {}
+    return own
 
 
 def flag_of(name: str) -> str:
@@ -151,11 +206,26 @@ def in_words_of_the_user(
         raise InputError(words.of(error)) from error
 
 
-def with_ids(samples: Checked, ids: Sequence[str], media: Sequence[str] = ("image",)) -> Checked:
-    """Samples whose visuals are named by their ids in errors that come later; one id per caption or pool."""
+def with_ids(
+    samples: Checked,
+    ids: Sequence[str],
+    media: Sequence[str] = ("image",),
+    entries: Sequence[str] | None = None,
+) -> Checked:
+    """Samples whose visuals are named by their ids in errors that come later; one id per caption or pool.
+
+    `entries`: ids in the file of references, by which a metric on texts alone groups captions: equal
+    references of two images are no reason to take them for one.
+    """
     argument = argument_of(media) or "references"
     images = [
         image.at(visual_of(ids[position], argument))
         for image, position in zip(samples.images, samples.places, strict=True)
     ]
+    if not media and entries is not None:
+        pairs = zip(entries, samples.references or [], strict=True)
+        sources = {entry: IdentifiedTexts(texts, entry) for entry, texts in pairs}
+        images = [
+            type(image)(image.where, sources[entry]) for image, entry in zip(images, entries, strict=True)
+        ]
     return replace(samples, images=images)

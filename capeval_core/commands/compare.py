@@ -8,7 +8,7 @@ from pathlib import Path
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.registry import metric_of
 from capeval_core.result import Result
-from capeval_core.statistics import p_in_words, signed
+from capeval_core.values import p_in_words, signed
 
 
 def run(arguments: list[str]) -> int:

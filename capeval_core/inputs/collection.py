@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,15 @@ Read = TypeVar("Read")
 class Collection:
     """Rows read from files: parallel lists, one entry per caption, fit for `metric.score`.
 
-    images: paths of images or videos; without a folder of them their ids.
+    images: paths of images or videos; without a folder of them their ids. entries: ids as the file of
+    references writes them; None without such a file.
     """
 
     ids: list[str]
     captions: list[str]
     images: Sequence[Any]
     references: list[list[str]] | None
+    entries: list[str] | None = None
 
 
 def read_collection(
@@ -67,8 +70,8 @@ def read_collection(
     problems = Problems()
     options = options or FileOptions()
     if references is not None and os.fspath(candidates) == os.fspath(references) == STANDARD_INPUT:
-        found = "standard input cannot be both candidates and references"
-        raise FileError(file_problem(STANDARD_INPUT, found, "name a file for one of them"))
+        fix = "name a file for one of them"
+        raise FileError(file_problem("standard input", "cannot be both candidates and references", fix))
     texts = _attempted(
         lambda: read_texts(candidates, CANDIDATE_FIELDS, problems, options, wide=wide), problems
     )
@@ -94,6 +97,7 @@ def read_collection(
     ids = list(texts.by_id())
     paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids}
     references_of: dict[str, list[str]] = {}
+    matched: dict[str, str] = {}
     if folder is not None and names is not None:
         file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
         paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names, kind=kind)
@@ -105,6 +109,7 @@ def read_collection(
         matched = only_matches(Path(references), matches, "no references", problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     problems.raise_if_any()
+    _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)
     return Collection(
         ids=[image_id for image_id, _ in texts.rows],
         captions=[caption for _, caption in texts.rows],
@@ -112,6 +117,7 @@ def read_collection(
         references=None
         if reference_texts is None
         else [references_of[image_id] for image_id, _ in texts.rows],
+        entries=None if reference_texts is None else [matched[image_id] for image_id, _ in texts.rows],
     )
 
 
@@ -131,3 +137,20 @@ def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> 
         if first.setdefault(image, image_id) != image_id:
             found = f"the ids {first[image]!r} and {image_id!r} both mean {image.name!r}"
             problems.add(file_problem(path, found, "write its id in one way"))
+
+
+def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:
+    """Warn of captions that are all among their references, and, unless pools repeat them, of equal rows."""
+    if references and all(caption in references[image_id] for image_id, caption in texts.rows):
+        warnings.warn(
+            f"{path}: every caption is one of its own references, so a score says nothing: are they the "
+            "captions of people?",
+            stacklevel=3,
+        )
+    repeats = 0 if wide else len(texts.rows) - len(set(texts.rows))
+    if repeats:
+        again = "caption that its image has" if repeats == 1 else "captions that their images have"
+        warnings.warn(
+            f"{path}: {repeats:,} {again} already: each counts ({len(texts.rows):,} captions)",
+            stacklevel=3,
+        )

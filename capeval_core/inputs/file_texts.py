@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from capeval_core.errors import FileError, Problem, Problems, Setting, Text, file_problem
+from capeval_core.errors import FileError, Problem, Problems, Setting, Text, file_problem, pieces_of
 from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
 from capeval_core.options import Settings, option
 from capeval_core.values import described
@@ -116,6 +116,8 @@ class Gatherer:
         self.texts.columns = dict.fromkeys(names)
         if self.id_field(names) is None or len(self.text_fields(names)) != 1:
             found, fix = self._unclear(names)
+            if table == "the header has" and self.id_field(names) is None and fix:
+                fix = (*pieces_of(fix), ", or write a header above the first row if there is none")
             raise FileError(file_problem(self.path, f"{table} {_listed(names)}, {found}", fix))
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
@@ -182,14 +184,15 @@ class Gatherer:
         """What a row or table of these names lacks, or has too much of, and the fix."""
         texts = self.text_fields(names)
         chosen = getattr(self.options, self.column)
+        chosen_id = self.options.id_column
         if (id_field or self.id_field(names)) is None:
-            found = f"but no {' or '.join(ID_FIELDS)}"
+            found = f"but no {_or(chosen_id, ID_FIELDS)}"
             others, option = [name for name in names if name and name not in texts], "id_column"
         elif texts:
             found = f"of which {' or '.join(map(repr, texts))} may be the text"
             others, option = texts, self.column
         else:
-            found = f"but no {repr(chosen) if chosen else ' or '.join(self.fields)}"
+            found = f"but no {_or(chosen, self.fields)}"
             others, option = [name for name in names if name and name not in (*ID_FIELDS, SPLIT)], self.column
         return found, ("name it with ", Setting(option, others[0])) if others else ""
 
@@ -271,6 +274,10 @@ def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Pr
             counts = ", ".join(f"{name!r} ({count:,})" for name, count in splits.items())
             has = f"the splits are {counts}" if splits else "rows there have no split"
             problems.add(Problem("split", None, f"no split of {files}", has, value=split))
+
+
+def _or(chosen: str | None, fields: Sequence[str]) -> str:
+    return " or ".join(fields) if chosen is None else repr(chosen)
 
 
 def _listed(names: Collection[str]) -> str:

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from capeval_core.result import Counts, Result, json_text
-from capeval_core.statistics import TEST, p_in_words
+from capeval_core.statistics import TEST
+from capeval_core.values import p_in_words
 from tests.cli.conftest import Ran
 
 Score = Callable[..., Ran]

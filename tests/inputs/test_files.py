@@ -225,7 +225,7 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
         (
             "c.txt",
             b"a dog",
-            "the header has 'a dog', but no image_id or image or id or filename or file_name",
+            "the first line is 'a dog', expected a header that names an id and a caption",
         ),
         ("captions", b"[1, 2]", "unknown form, found a list with the number 1; read are {image id: caption}"),
     ],
