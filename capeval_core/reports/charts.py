@@ -161,9 +161,13 @@ def round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, f
 
     >>> round_axis([3.2, 47.0])
     (0.0, 50.0, 10.0)
+    >>> round_axis([0.5, 0.5 + 1e-16])
+    (0.5, 0.6, 0.1)
     """
     low, high = (min(values), max(values)) if len(values) else (0.0, 1.0)
-    span = (high - low) or abs(high) or 1.0
+    span = high - low
+    if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
+        span = abs(high) or 1.0
     rough = span / parts
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough - 1e-12)
