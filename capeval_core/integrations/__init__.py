@@ -1,8 +1,7 @@
 """Where captions are made and looked at: adapters to other libraries, they hold no formula.
 
-`CaptionMetrics` is the `compute_metrics` of a `transformers` Trainer, `CaptionScore` a `torchmetrics.Metric`,
-`reward` a reward function for TRL and self-critical training, `CocoScores` COCO's caption evaluation by the
-keys of pycocoevalcap.
+`CaptionMetrics` is the `compute_metrics` of a `transformers` Trainer, `reward` a reward function for TRL and
+self-critical training, `CocoScores` COCO's caption evaluation by the keys of pycocoevalcap.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from capeval_core.integrations.coco import CocoScores
     from capeval_core.integrations.rewards import reward
-    from capeval_core.integrations.torchmetrics import CaptionScore
     from capeval_core.integrations.trainer import CaptionMetrics
 
-__all__ = ["CaptionMetrics", "CaptionScore", "CocoScores", "reward"]
+__all__ = ["CaptionMetrics", "CocoScores", "reward"]
 
 _HOMES = {
     "CaptionMetrics": "capeval_core.integrations.trainer",
-    "CaptionScore": "capeval_core.integrations.torchmetrics",
     "CocoScores": "capeval_core.integrations.coco",
     "reward": "capeval_core.integrations.rewards",
 }

@@ -14,12 +14,13 @@ import torch
 from PIL import Image
 
 import capeval_core
-from capeval_core.integrations import CaptionScore
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.reranking import Reranker
 from tests.counting import counted
 
 torchmetrics = pytest.importorskip("torchmetrics")
+
+from capeval_core.integrations.torchmetrics import CaptionScore  # noqa: E402
 
 CAPTIONS = ["a red circle", "two blue squares", "", "a red circle", "hearts", "nothing"]
 REFERENCES = [["a circle", "a red disc"], "blue squares", ["a star"], ["one"], ["a", "b", "c"], "nothing"]
