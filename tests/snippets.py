@@ -61,7 +61,7 @@ def run_snippets(
 def commands(block: str) -> list[list[str]]:
     r"""The commands of a block of shell, each as its words.
 
-    >>> commands("pip install . && capeval demo  # no network\\ncapeval score pacs \\\\\\n  --w 2")
+    >>> commands("pip install . && capeval demo  # no network\ncapeval score pacs \\\n  --w 2")
     [['pip', 'install', '.'], ['capeval', 'demo'], ['capeval', 'score', 'pacs', '--w', '2']]
     """
     lines = block.replace("\\\n", " ").splitlines()
