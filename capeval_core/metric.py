@@ -281,7 +281,7 @@ class CaptionMetric(ABC):
         """
         if cls.relative is not None:
             raise ValueError(
-                f"{cls.name} cannot score a collection part by part: {cls.relative}; score the whole set with "
+                f"{cls.name} cannot score a collection part by part: {cls.relative}; score a whole set by "
                 f"capeval_core.load({cls.name!r}, ...).score(...)"
             )
         cls.check_prepared(options)

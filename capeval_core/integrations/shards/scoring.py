@@ -88,6 +88,11 @@ class BatchScorer:
         return self.metric.signature()
 
     @property
+    def empty(self) -> str:
+        """What an empty caption is: "error" or "score"."""
+        return str(self._chosen.options.empty)
+
+    @property
     def visual(self) -> str | None:
         """The column of visuals: "image" or "video"; None for a metric on texts alone."""
         argument = argument_of(self.metric_class.media)
@@ -130,7 +135,8 @@ class BatchScorer:
             raise wrong_option("batch", list(batch), f"no {' and no '.join(missing)}", fix, verb="has")
         columns = {name: list(batch[name]) for name in self.columns}
         rows = len(columns["caption"])
-        errors: list[str | None] = list(batch.get("error", [None] * rows))
+        given = batch.get("error", [None] * rows)
+        errors = [str(error) if isinstance(error, str) else None for error in given]  # None may be NaN
         usable = [row for row in range(rows) if errors[row] is None]
         samples, positions = self._checked(columns, usable, errors)
         scores: list[float | None] = [None] * rows
@@ -155,16 +161,25 @@ class BatchScorer:
             return self._check(columns, rows), rows
         except ProblemsError:
             pass
-        sound = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of the sound rows come once, below
-            for row in rows:
-                try:
-                    self._check(columns, [row])
-                    sound.append(row)
-                except ProblemsError as error:
-                    errors[row] = _reason(error)
+            sound = self._sound(columns, rows, errors)
         return self._check(columns, sound), sound
+
+    def _sound(
+        self, columns: Mapping[str, list[Any]], rows: list[int], errors: list[str | None]
+    ) -> list[int]:
+        """The rows that can be scored, found by halves."""
+        try:
+            self._check(columns, rows)
+        except ProblemsError as error:
+            if len(rows) == 1:
+                errors[rows[0]] = _reason(error)
+                return []
+            middle = len(rows) // 2
+            halves = rows[:middle], rows[middle:]
+            return [row for half in halves for row in self._sound(columns, half, errors)]
+        return rows
 
     def _check(self, columns: Mapping[str, list[Any]], rows: list[int]) -> Samples | None:
         if not rows:
