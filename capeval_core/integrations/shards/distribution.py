@@ -1,4 +1,4 @@
-"""The distribution of all scores in a folder of outputs: exact quantiles, and a threshold that keeps a share."""
+"""The distribution of the scores in a folder of outputs: exact quantiles, and a threshold for a share."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def distribution(scores: Scores, *, failed: int = 0, keep: float | None = None) 
         counts += np.histogram(part, edges)[0]
         kept += int(np.count_nonzero(part >= threshold))
     quantiles = {share: values[rank] for share, rank in ranks.items()}
-    numbers = {"keep": keep, "threshold": threshold, "kept": kept}
-    return ScoreHistogram(scored, failed, total / scored, least, most, quantiles, edges, counts, **numbers)
+    mean = total / scored
+    return ScoreHistogram(scored, failed, mean, least, most, quantiles, edges, counts, keep, threshold, kept)
 
 
 def order_statistics(scores: Scores, ranks: Sequence[int]) -> dict[int, float]:
