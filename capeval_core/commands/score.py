@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
     names = names_of_files("--candidates", flags.candidates)
     baseline = baseline_of(flags.baseline, names, flags.candidates)
     _check_outputs(metrics, names, flags)  # now, not after hours
-    options = options_of(metrics, flags)
+    options = options_of(metrics, names, flags)
     folder = folder_of_run(metrics, options, flags)
     if flags.explain is not None:
         if metrics[0].images_are_ids(options[0]):

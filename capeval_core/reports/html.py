@@ -17,6 +17,7 @@ from capeval_core.reports.html_captions import most_different, worst_and_best
 from capeval_core.reports.html_charts import distributions, means
 from capeval_core.reports.html_pictures import FRAMES, Pictures
 from capeval_core.reports.systems import Cell, Column, System, Systems
+from capeval_core.values import p_in_words
 from capeval_core.writing import try_writing, write_whole
 
 FILE = "index.html"
@@ -100,7 +101,7 @@ def _header(title: str, systems: Systems) -> str:
     return (
         f'<header><h1 dir="auto">{escape(title)}</h1>'
         f"<p>{extent} caption{'s' * (captions[-1] != 1)}{each} of {visuals:,} "
-        f"{systems.visual}{'s' * (visuals != 1)}</p>"
+        f"{escape(systems.visual)}{'s' * (visuals != 1)}</p>"
         f'<nav aria-label="Metrics">{links}<a href="#sources">Settings and sources</a></nav></header>'
     )
 
@@ -136,7 +137,7 @@ def _cell(cell: Cell, column: Column, systems: Systems) -> str:
         better = (cell.test.difference > 0) == column.higher_is_better
         kind = ("better" if better else "worse") if systems.significant(cell) else "equal"
         sign = {"better": "▲ ", "worse": "▼ ", "equal": ""}[kind]
-        words = f"{sign}{_signed(cell.test.difference)}, {_p(cell.test.adjusted)}"
+        words = f"{sign}{_signed(cell.test.difference)}, {p_in_words(cell.test.adjusted, systems.level)}"
         shown += f'<span class="test {kind}">{words}</span>'
     return f'<td class="{"best" if is_best else ""}" data-title="{escape(column.title)}">{shown}</td>'
 
@@ -322,12 +323,6 @@ def _range(column: Column) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.3f}" if abs(value) >= 0.0005 or not value else f"{value:+.1e}"
-
-
-def _p(value: float) -> str:
-    if not math.isfinite(value):
-        return "no p"
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
 def _listed(names: Sequence[str]) -> str:
