@@ -129,7 +129,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(
         pq.read_table(tmp_path / f"{name}.parquet")["score"].to_numpy() for name in ("usual", "small")
     )
     assert result.failed == 0 and max(sizes) > 4 >= min(sizes)
-    assert np.allclose(usual, small, rtol=0, atol=2e-7)  # float32, in batches of another size
+    assert np.allclose(usual, small, rtol=0, atol=1e-6)  # float32, in batches of another size
 
 
 def test_a_row_that_cannot_be_scored_costs_itself(weights: str) -> None:
