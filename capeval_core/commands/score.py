@@ -25,7 +25,15 @@ from capeval_core.commands.metrics import (
     read_metrics,
     title_of,
 )
-from capeval_core.commands.outputs import Outputs, check_output, interval_of, summary, tell_reasons, write
+from capeval_core.commands.outputs import (
+    Outputs,
+    check_output,
+    interval_of,
+    summary,
+    tell_equal_images,
+    tell_reasons,
+    write,
+)
 from capeval_core.commands.systems import (
     ScoredSystem,
     baseline_of,
@@ -52,7 +60,7 @@ def run(arguments: list[str]) -> int:
     names = names_of_files("--candidates", flags.candidates)
     baseline = baseline_of(flags.baseline, names, flags.candidates)
     _check_outputs(metrics, names, flags)  # now, not after hours
-    options = options_of(metrics, flags)
+    options = options_of(metrics, names, flags)
     folder = folder_of_run(metrics, options, flags)
     if flags.explain is not None:
         if metrics[0].images_are_ids(options[0]):
@@ -85,6 +93,9 @@ def _finish(
     else:
         print(show(compared, flags.format or "text"), flush=True)  # whatever a full disk did to the file
     _tell_failures(systems)
+    if argument := argument_of(about(metrics).media):
+        groups = systems[0].results[about(metrics).name].groups
+        tell_equal_images(systems[0].ids, groups, argument)
     with outputs.next():
         if flags.explain is not None and alone is not None:
             (result,) = alone.results.values()

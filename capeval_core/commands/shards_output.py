@@ -106,7 +106,7 @@ def _numbers(found: ScoreHistogram) -> list[list[str]]:
         rows += [[f"{share:.0%}", f"{value:.4f}"] for share, value in found.quantiles.items()]
     if found.keep is not None and found.scored:
         share = found.kept / found.scored
-        kept = f"keeps {found.kept:,} rows, {share:.2%} of those with a score"
+        kept = f"keeps {_counted(found.kept, 'row')}, {share:.2%} of those with a score"
         rows.append([f"best {100 * found.keep:g}%", f"score >= {found.threshold!r} {kept}"])
     return rows
 

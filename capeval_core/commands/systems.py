@@ -99,8 +99,8 @@ def baseline_of(given: str | None, names: Sequence[str], paths: Sequence[str | P
     )
 
 
-def options_of(metrics: Metrics, flags: argparse.Namespace) -> list[Options]:
-    """The checked options of each metric, by the flags."""
+def options_of(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace) -> list[Options]:
+    """The checked options of each metric, by the flags; `names` are those of the systems."""
     problems, options = Problems(), []
     for metric in metrics:
         if len(metrics) == 1:
@@ -113,7 +113,10 @@ def options_of(metrics: Metrics, flags: argparse.Namespace) -> list[Options]:
             keywords["evidence"] = True
         try:
             own = metric.Options.of(metric.name, keywords)
-            metric.check_options(own)
+            metric.check_options(replace(own, rows=None))
+            for folder in folders_of_rows(metric, own, names, several=len(metrics) > 1):
+                if folder is not None:
+                    check_folder(folder)
             options.append(own)
         except ProblemsError as error:
             problems.extend(error.problems)
@@ -133,7 +136,6 @@ def score_systems(
 
     folder: of images or videos, from `folder_of_run`.
     """
-    folders = _folders_of_rows(metrics, options, names)
     collections = _read(names, flags, folder, about(metrics))
     how = "with --rows FOLDER a run can be resumed"
     if options[0].rows is not None:
@@ -148,8 +150,12 @@ def score_systems(
     with interruptible(how), in_words_of_the_user(*words):
         checked = _checked(metrics, options, collections, ids)
         tasks = [
-            Task(metric.prepared(*systems), systems, places)
-            for metric, systems, places in zip(_opened(metrics, options), checked, folders, strict=True)
+            Task(
+                metric.prepared(*systems),
+                systems,
+                folders_of_rows(type(metric), own, names, several=len(metrics) > 1),
+            )
+            for metric, own, systems in zip(_opened(metrics, options), options, checked, strict=True)
         ]
         encode_tasks(tasks, progress=True)
         results = [
@@ -195,21 +201,19 @@ def folder_of_run(metrics: Metrics, options: Sequence[Options], flags: argparse.
     return folder
 
 
-def _folders_of_rows(
-    metrics: Metrics, options: Sequence[Options], names: Sequence[str]
-) -> list[list[Path | None]]:
-    """Where each metric keeps the rows of each system: `--rows` itself, or METRIC/SYSTEM below it."""
-    if len(metrics) == len(names) == 1:
-        return [[None if options[0].rows is None else Path(options[0].rows)]]
-    folders: list[list[Path | None]] = []
-    for metric, own in zip(metrics, options, strict=True):
-        below = [name.replace("/", "_") for name in names]
-        folders.append([None if own.rows is None else Path(own.rows) / metric.name / name for name in below])
-        with in_words_of_the_user(metric.Options):
-            for folder in folders[-1]:
-                if folder is not None:
-                    check_folder(folder)
-    return folders
+def folders_of_rows(
+    metric: type[CaptionMetric], options: Options, names: Sequence[str], *, several: bool
+) -> list[Path | None]:
+    """Where a metric keeps the rows of each system: `--rows` itself, or METRIC/SYSTEM below it for several.
+
+    several: whether there are several metrics.
+    """
+    if options.rows is None:
+        return [None] * len(names)
+    folder = Path(options.rows)
+    if len(names) == 1 and not several:
+        return [folder]
+    return [folder / metric.name / name.replace("/", "_") for name in names]
 
 
 def _read(
@@ -266,7 +270,7 @@ def _opened(metrics: Metrics, options: Sequence[Options]) -> list[CaptionMetric]
     for metric, own in zip(metrics, options, strict=True):
         announce(f"opening {metric.name} ...")
         try:
-            opened.append(metric(own))
+            opened.append(metric(replace(own, rows=None)))  # a folder may be of several systems
         except WeightsError as error:
             problems.extend(error.problems)
     problems.raise_if_any()

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from capeval_core.errors import FileError, Problems, file_problem
+from capeval_core.errors import FileError, Piece, Problems, Setting, file_problem
 from capeval_core.inputs.file_texts import (
     CANDIDATE_FIELDS,
+    FILE_NAME,
     REFERENCE_FIELDS,
     FileOptions,
     Texts,
@@ -101,7 +102,7 @@ def read_collection(
     if folder is not None and names is not None:
         file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
         paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names, kind=kind)
-        _refuse_two_ids(Path(candidates), matched_paths, problems)
+        _refuse_two_ids(Path(candidates), matched_paths, texts, problems)
     if references is not None and reference_texts is not None:
         entries = reference_texts.by_id()
         entry_names = Names(entries)
@@ -130,17 +131,26 @@ def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:
         return None
 
 
-def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> None:
+def _refuse_two_ids(path: Path, images: dict[str, Path], texts: Texts, problems: Problems) -> None:
     """Note images that have several ids: each id would get a pool and a line of its own."""
     first: dict[Path, str] = {}
     for image_id, image in images.items():
         if first.setdefault(image, image_id) != image_id:
             found = f"the ids {first[image]!r} and {image_id!r} both mean {image.name!r}"
-            problems.add(file_problem(path, found, "write its id in one way"))
+            fix: tuple[Piece, ...] = ("write its id in one way",)
+            if FILE_NAME in texts.columns:
+                fix += (Setting("id_column", FILE_NAME, ", or pass "),)
+            problems.add(file_problem(path, found, fix))
 
 
 def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:
-    """Warn of captions that are all among their references, and, unless pools repeat them, of equal rows."""
+    """Warn of captions that look like references, and, unless pools repeat them, of captions that repeat."""
+    several = len(texts.rows) / len(references) if references else 0
+    if several >= 2 and all(len(of_image) == 1 for of_image in references.values()):
+        warnings.warn(
+            f"{path}: {several:.3g} captions and one reference of each image: are the two files swapped?",
+            stacklevel=3,
+        )
     if references and all(caption in references[image_id] for image_id, caption in texts.rows):
         warnings.warn(
             f"{path}: every caption is one of its own references, so a score says nothing: are they the "

@@ -83,7 +83,7 @@ def _notes(systems: Systems) -> list[str]:
     if any(cell.test is not None for cell in cells):
         corrected = f", {systems.correction}" if systems.correction else ""
         limit = f"p < {1 - systems.level:.2g}"
-        notes.append(f"{MARK} differs from {systems.baseline}: {limit}, {systems.test}{corrected}")
+        notes.append(f"{MARK}: differs from {systems.baseline} ({limit}, {systems.test}{corrected})")
     notes += systems.messages
     for column in systems.columns:
         signatures = dict.fromkeys(system.cells[column.name].signature for system in systems.systems)

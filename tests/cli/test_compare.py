@@ -93,11 +93,23 @@ def test_the_verdict_is_in_words(
     assert f"verdict     {verdict}" in ran.out
 
 
-def test_fewer_than_five_common_images_are_refused(capeval: Score, tmp_path: Path) -> None:
+def test_of_fewer_than_five_common_images_there_are_means_and_no_test(capeval: Score, tmp_path: Path) -> None:
     a, b = saved(tmp_path / "a.json", [0.1, 0.2, 0.3, 0.4, None]), saved(tmp_path / "b.json", [0.1] * 5)
     ran = capeval("compare", a, b)
-    assert (ran.status, ran.out) == (2, "")
-    assert "at least 5 images that both systems have a score on, found 4: score both" in ran.err
+    assert ran.status == 0
+    assert ran.err.startswith("capeval: warning: 1 images have a score in only one of the files")
+    assert ran.out.splitlines() == [
+        f"PAC-S       0.2500 ({a})",
+        f"            0.1000 ({b})",
+        "difference  +0.1500",
+        "test        none: a comparison needs at least 5 images that both systems have a score on, found 4: "
+        "score both systems on more images",
+        "images      4 (1 left out)",
+        "signature   capeval:pacs|v:1",
+    ]
+    other = saved(tmp_path / "c.json", [0.1] * 5, groups=[f"other {i}" for i in range(5)])
+    ran = capeval("compare", a, other)
+    assert (ran.status, ran.out) == (2, "") and "the results have no image in common (4 and 5)" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -15,4 +15,7 @@ with tempfile.TemporaryDirectory() as folder:
     for number, action in enumerate(ACTIONS, start=1):
         if not sys.argv[1:] or any(name in action.name for name in sys.argv[1:]):
             outcome = hour.do(action)
-            print(f"--- {number}. {action.name}\n$ {action.typed}\n{outcome.text}[{outcome.status}]\n", flush=True)
+            print(
+                f"--- {number}. {action.name}\n$ {action.typed}\n{outcome.text}[{outcome.status}]\n",
+                flush=True,
+            )

@@ -16,7 +16,9 @@ COMMANDS = [
         ("usage: capeval COMMAND ...", "demo", "score packaged images", "`capeval demo` is a good start"),
         status=2,
     ),
-    Action("the demo", "capeval demo", ("IMAGE  PAC-S  RefPAC-S  KIND", "MEAN", "capeval:pacs|weights:tiny@")),
+    Action(
+        "the demo", "capeval demo", ("IMAGE  PAC-S  RefPAC-S  KIND", "MEAN", "capeval:pacs|weights:tiny@")
+    ),
     Action("what metrics there are", "capeval list", ("pacs", "ciderd")),
     Action("help on one metric", "capeval score pacs --help", ("--candidates FILE", "--id-column")),
     Action(

@@ -280,6 +280,25 @@ def test_captions_that_repeat_and_captions_that_are_references(tmp_path: Path) -
     assert len(caught) == 1
 
 
+def test_files_that_may_be_swapped(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    one, two = "id,caption\n7,x\n8,y\n", "id,caption\n7,r\n7,s\n8,t\n8,u\n"
+    joined(tmp_path, one, two)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"c\.csv: 2 captions and one reference of each image: are the two"):
+        joined(tmp_path, two, one)
+
+
+def test_rows_with_ids_of_their_own_name_the_flag_for_the_file_name(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    path = tmp_path / "c.jsonl"
+    path.write_text("\n".join(f'{{"id": {n}, "file_name": "a.jpg", "text": "x{n}"}}' for n in (1, 2)))
+    with pytest.raises(
+        FileError, match=r"'1' and '2' both mean 'a.jpg': .*, or pass id_column=\"file_name\""
+    ):
+        read_collection(path, tmp_path)
+    assert read_collection(path, tmp_path, options=FileOptions(id_column="file_name")).ids == ["a.jpg"] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [

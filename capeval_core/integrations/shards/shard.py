@@ -165,6 +165,7 @@ def _write(
     schema = pa.schema([uid, *scorer.schema()], metadata={NOTE: json.dumps(note)})
     counts = {"rows": 0, "failed": 0, "truncated": 0}
     memory = FreedMemory()
+    scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
     with whole_table(target, schema) as writer:
         for rows in reader.windows(window):
             table = pa.table({"uid": rows["uid"], **scorer(rows)}, schema=schema)
