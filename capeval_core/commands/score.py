@@ -76,11 +76,15 @@ def run(arguments: list[str]) -> int:
     captions = sum(len(system.ids) for system in systems) * len(metrics)
     if reused:
         complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
-    return _finish(metrics, systems, baseline, flags)
+    return _finish(metrics, systems, baseline, flags, arguments)
 
 
 def _finish(
-    metrics: Metrics, systems: Sequence[ScoredSystem], baseline: str | None, flags: argparse.Namespace
+    metrics: Metrics,
+    systems: Sequence[ScoredSystem],
+    baseline: str | None,
+    flags: argparse.Namespace,
+    arguments: Sequence[str],
 ) -> int:
     """Write and print what is asked for; the exit status."""
     alone = systems[0] if len(metrics) == len(systems) == 1 else None
@@ -104,7 +108,7 @@ def _finish(
             (result,) = alone.results.values()
             print(write_explanations(flags.explain, alone.ids, result))
     with outputs.next():
-        write_page(flags, compared)
+        write_page(flags, compared, ["score", *arguments])
     outputs.finish()
     results = [result for system in systems for result in system.results.values()]
     return 0 if any(result.counts.failed < result.counts.captions for result in results) else 1
