@@ -40,12 +40,24 @@ def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bo
             raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
         path.write_bytes(data)
         return
+    with whole_file(path) as partial, partial.open("wb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A new file beside for the block to write, which then takes the place of a file as a whole.
+
+    Whatever fails, an existing file stays as it was, and nothing stays beside it. See `write_whole`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     target = Path(os.path.realpath(path))
     partial = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
+        yield partial
+        with partial.open("rb+") as file:
             os.fsync(file.fileno())
         if target.exists():
             shutil.copymode(target, partial)
@@ -77,7 +89,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        for file in partial.iterdir():
+        for file in filter(Path.is_file, partial.rglob("*")):
             with file.open("rb+") as opened:
                 os.fsync(opened.fileno())
         _sync_names(partial)

@@ -152,7 +152,7 @@ def publish(
             problem = f"{publication.address}: {_fix(error, publication)}"
             if sent:
                 problem += f"\nsent before that: {', '.join(sent)}; a second run sends only the rest"
-            raise PublishError(problem) from error
+            raise PublishError(problem) from None
         sent.append(publication.address)
         yield pushed
 

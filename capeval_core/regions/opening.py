@@ -13,6 +13,7 @@ from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.source import RegionSource
+from capeval_core.values import expanded_path
 
 SOURCES = {
     "objects": "SAM's masks of the boxes of OWLv2 (or those of the segmenter after a colon)",
@@ -55,7 +56,7 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
         raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
     name = os.fspath(spec)
     if Path(name).suffix.lower() == ".json":
-        source = PrecomputedRegions.read(Path(name).expanduser())
+        source = PrecomputedRegions.read(expanded_path(name))
         return lambda **settings: source
     kind, colon, weights = name.partition(":")
     if kind not in SOURCES or (colon and (not weights or kind == "colours")):
@@ -73,7 +74,7 @@ _SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)"
 def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | None]:
     """The text behind the colon as weights ("" by default) and threshold of boxes (None by default)."""
     match = _SETTING.fullmatch(weights)
-    if match is None or Path(weights).expanduser().exists():
+    if match is None or expanded_path(weights).exists():
         return weights, None
     if match["setting"] != "threshold":
         hint = did_you_mean(match["setting"], ["threshold"])

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 from capeval_core.cache import FeatureCache
@@ -20,7 +19,7 @@ from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
 from capeval_core.regions.features import BoxVisual, RegionEncoder, refuse_unusable
 from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
-from capeval_core.values import described
+from capeval_core.values import described, expanded_path
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
 from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub, open_weights
 
@@ -200,7 +199,7 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
     if not os.fspath(spec):
         raise wrong_option("regions", spec, "empty", f"{_EXPECTED} ('.' is the current folder)")
     try:
-        path = Path(spec).expanduser()
+        path = expanded_path(spec)
         exists, is_weights = path.exists(), path.is_dir() and (path / CONFIG).exists()
     except (OSError, RuntimeError) as error:  # too long, or ~ of an unknown user
         reason = getattr(error, "strerror", None) or error

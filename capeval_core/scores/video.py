@@ -133,6 +133,16 @@ class VideoPacS(CaptionMetric):
             check_samplings(samples.images, Sampling(options.fps))
         return samples
 
+    @classmethod
+    def check_separable(cls, options: CommonOptions) -> None:
+        super().check_separable(options)
+        if isinstance(options, VideoOptions) and options.idf and options.statistics is None:
+            raise ValueError(
+                f"{cls.name} weighs words by all {cls.corpus_texts} that are scored together: for scores of "
+                f"parts make statistics by capeval_core.load({cls.name!r}, media='video', ...)"
+                f".prepare({cls.corpus_texts}) and pass statistics=..., or pass idf=False"
+            )
+
     def open_models(self) -> dict[str, Model]:
         folder = self.weights_folder()
         self.encoder: ClipEncoder = self.encoder_class().open(

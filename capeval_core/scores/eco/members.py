@@ -6,7 +6,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model
 from capeval_core.registry import network, network_of
 from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 
@@ -145,7 +145,7 @@ def open_members(
             try:
                 opened.append(_member(name))
             except WeightsError as error:
-                raise _not_opened(name, error) from error
+                raise _not_opened(name, error) from None
         ensemble.append(opened[-1].name if name != MATCHER else MATCHER)
     names = [member.name for member in opened]
     if twice := sorted({name for listed in (ensemble, names) for name in listed if listed.count(name) > 1}):
@@ -186,7 +186,7 @@ def check_members(members: str | Sequence[str] | None) -> None:
     """
     known = [*ECO_MEMBERS, *_TINY, MATCHER]
     for name in [] if members is None else member_names(members, tiny=False):
-        if name not in known and "/" not in name and not Path(name).expanduser().is_dir():
+        if name not in known and "/" not in name and not expanded_path(name).is_dir():
             found = f"it is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
             raise _not_opened(name, WeightsError(f"{found}{did_you_mean(name, known)}"))
 
@@ -195,7 +195,7 @@ def _member(name: str) -> Member:
     from capeval_core.encoders.clip import ClipTowers
 
     tiny, metric, weights = "", "eco", name
-    if not Path(name).expanduser().is_dir():
+    if not expanded_path(name).is_dir():
         if name in _TINY:
             weights, tiny = "tiny", _TINY[name]
         elif name in ECO_MEMBERS:

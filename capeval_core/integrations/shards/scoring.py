@@ -1,0 +1,226 @@
+"""Scores of plain rows, each by itself: a row that cannot be scored costs itself, and its reason is kept."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from capeval_core.errors import Problem, ProblemsError, Words, wrong_option
+from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.samples import Samples
+from capeval_core.integrations.opening import ChosenMetric
+from capeval_core.integrations.rewards import ImageFirst
+from capeval_core.metric import CaptionMetric
+from capeval_core.registry import metric_class
+from capeval_core.rows import canonical
+from capeval_core.values import described
+
+CACHE_BYTES, TEXT_BYTES = 32 << 20, 8 << 20
+"""Memory for features of images and of texts: those of a web collection rarely come again."""
+_ARGUMENTS = {"captions": "caption", "images": "image", "videos": "video", "references": "references"}
+"""What messages about one row call the arguments of `score`."""
+
+
+class BatchScorer:
+    """A metric that scores batches of plain rows, columns in and columns out.
+
+    A batch's other rows do not move a row's score. The metric is opened when the first score or the signature
+    is asked for, so that wrong input is refused before. It can be pickled, and is then opened anew.
+
+    Args:
+        metric: a name, or a metric of `capeval_core.load`, whose models are shared.
+        **options: of a metric given by name, and `media="video"` for one on videos. A broken image costs its
+            row, whatever `on_error` says.
+
+    Raises:
+        TypeError, ValueError: a metric or an option that does not exist; a metric whose scores depend on what
+            else is scored: without `statistics`, or relative to one set as ECO's.
+
+    >>> import numpy as np
+    >>> scorer = BatchScorer("pacs", weights="tiny")
+    >>> grey = np.full((48, 48, 3), 128, dtype="uint8")
+    >>> found = scorer({"caption": ["a grey wall", ""], "image": [grey, grey]})
+    >>> list(found), found["error"]
+    (['score', 'parts', 'truncated', 'error'], [None, 'caption is empty'])
+    """
+
+    def __init__(self, metric: str | CaptionMetric, **options: Any) -> None:
+        if isinstance(metric, CaptionMetric):
+            if options:
+                found = f"open already: pass {', '.join(options)} to capeval_core.load"
+                raise wrong_option("metric", metric.name, found, kind=TypeError)
+            class_, chosen = type(metric), metric.options
+        elif isinstance(metric, str):
+            class_ = metric_class(metric, options.pop("media", None))
+            chosen = class_.Options.of(metric, options)
+        else:
+            fix = 'expected a name ("pacs") or a metric of capeval_core.load(...)'
+            raise wrong_option("metric", metric, described(metric), fix, kind=TypeError)
+        class_.check_separable(chosen)
+        changed: dict[str, Any] = {"on_error": "nan", "evidence": False, "rows": None}
+        self._chosen = ChosenMetric(class_, replace(chosen, **changed))
+        class_.check_options(self._chosen.options)
+        self._given = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
+        self._opened: CaptionMetric | None = None
+
+    @property
+    def metric_class(self) -> type[CaptionMetric]:
+        """The class of the metric."""
+        return self._chosen.metric
+
+    @property
+    def metric(self) -> CaptionMetric:
+        """The open metric."""
+        if self._opened is None:
+            self._opened = self._chosen.open()
+            self.forget()
+        return self._opened
+
+    def forget(self) -> None:
+        """Forget features in memory: the next scores are those of a process that has just begun.
+
+        Features of one image differ in their last bits by the batch that it was in.
+        """
+        if self._opened is not None and self._chosen.options.cache is None:
+            self._opened.cache = ImageFirst(CACHE_BYTES, TEXT_BYTES)
+
+    @property
+    def signature(self) -> str:
+        """Everything that a score depends on beside its row: that of `Result` without the references."""
+        return self.metric.signature()
+
+    @property
+    def empty(self) -> str:
+        """What an empty caption is: "error" or "score"."""
+        return str(self._chosen.options.empty)
+
+    @property
+    def visual(self) -> str | None:
+        """The column of visuals: "image" or "video"; None for a metric on texts alone."""
+        argument = argument_of(self.metric_class.media)
+        return None if argument is None else argument.removesuffix("s")
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that a batch must have."""
+        visual = [] if self.visual is None else [self.visual]
+        return ["caption", *visual, *(["references"] if self.metric_class.needs_references else [])]
+
+    def schema(self) -> pa.Schema:
+        """The columns that come out. `parts` has a field per component of the metric."""
+        values = self.metric.aggregate(self.metric.ROW.empty_table())
+        parts = [pa.field(name, _type_of(part)) for name, part in values.parts.items()]
+        return pa.schema(
+            [
+                pa.field("score", pa.float64()),
+                pa.field("parts", pa.struct(parts) if parts else pa.null()),
+                pa.field("truncated", pa.int32()),
+                pa.field("error", pa.string()),
+            ]
+        )
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Scores of the rows of a batch, in order.
+
+        Args:
+            batch: `caption` (texts), `image` or `video` (whatever `CaptionMetric.score` takes, one each),
+                `references` (lists of texts); of which the metric needs `columns`. An `error` that is not
+                None is why a row is not scored, e.g. because it could not be read. Others are ignored.
+
+        Returns:
+            `score` (None where there is none), `parts` (a dict each), `truncated` (token ids), `error` (None
+            or why there is no score).
+        """
+        missing = [name for name in self.columns if name not in batch]
+        if missing:
+            fix = f"{self.metric_class.name} needs {', '.join(self.columns)}"
+            raise wrong_option("batch", list(batch), f"no {' and no '.join(missing)}", fix, verb="has")
+        columns = {name: list(batch[name]) for name in self.columns}
+        rows = len(columns["caption"])
+        given = batch.get("error", [None] * rows)
+        errors = [str(error) if isinstance(error, str) else None for error in given]  # None may be NaN
+        usable = [row for row in range(rows) if errors[row] is None]
+        samples, positions = self._checked(columns, usable, errors)
+        scores: list[float | None] = [None] * rows
+        parts: list[dict[str, Any] | None] = [None] * rows
+        truncated = [0] * rows
+        if samples is not None:
+            table = canonical(self.metric.encode_all(samples))
+            result = self.metric.combine(table)
+            names, values = list(result.parts), list(zip(*result.parts.values(), strict=True))
+            for i, (row, cut) in enumerate(zip(positions, table["truncated"].to_pylist(), strict=True)):
+                truncated[row], errors[row] = cut, result.errors.get(i)
+                if errors[row] is None:
+                    scores[row] = result.scores[i]
+                    parts[row] = dict(zip(names, values[i], strict=True)) if names else None
+        return {"score": scores, "parts": parts, "truncated": truncated, "error": errors}
+
+    def _checked(
+        self, columns: Mapping[str, list[Any]], rows: list[int], errors: list[str | None]
+    ) -> tuple[Samples | None, list[int]]:
+        """Checked samples of those rows that can be scored, and which these are; the others get an error."""
+        try:
+            return self._check(columns, rows), rows
+        except ProblemsError:
+            pass
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the sound rows come once, below
+            sound = self._sound(columns, rows, errors)
+        return self._check(columns, sound), sound
+
+    def _sound(
+        self, columns: Mapping[str, list[Any]], rows: list[int], errors: list[str | None]
+    ) -> list[int]:
+        """The rows that can be scored, found by halves."""
+        try:
+            self._check(columns, rows)
+        except ProblemsError as error:
+            if len(rows) == 1:
+                errors[rows[0]] = _reason(error)
+                return []
+            middle = len(rows) // 2
+            halves = rows[:middle], rows[middle:]
+            return [row for half in halves for row in self._sound(columns, half, errors)]
+        return rows
+
+    def _check(self, columns: Mapping[str, list[Any]], rows: list[int]) -> Samples | None:
+        if not rows:
+            return None
+        chosen = {name: [column[row] for row in rows] for name, column in columns.items()}
+        visuals = None if self.visual is None else chosen[self.visual]
+        class_, options = self._chosen.metric, self._chosen.options
+        samples = class_.check_input(options, chosen["caption"], visuals, chosen.get("references"))
+        if self.visual is None:
+            return samples
+        # A row's reason must not depend on where its batch begins.
+        return replace(samples, images=[image.at(str(self.visual)) for image in samples.images])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _scorer, (self._chosen,)
+
+
+def _scorer(chosen: ChosenMetric) -> BatchScorer:
+    scorer = object.__new__(BatchScorer)
+    scorer._chosen, scorer._given, scorer._opened = chosen, None, None
+    return scorer
+
+
+def _type_of(part: Any) -> pa.DataType:
+    """The type of a component by what the metric gives of no rows: numbers, or lists of them."""
+    return pa.from_numpy_dtype(part.dtype) if isinstance(part, np.ndarray) else pa.list_(pa.float64())
+
+
+def _reason(error: ProblemsError) -> str:
+    """Why a row cannot be scored, without the position in a batch of that row alone."""
+
+    def of_row(problem: Problem) -> Problem:
+        index = problem.index[1:] if isinstance(problem.index, tuple) else None
+        name = _ARGUMENTS.get(problem.argument, problem.argument)
+        return replace(problem, argument=name, index=index or None, fix="")
+
+    return "; ".join(Words().line(of_row(problem)) for problem in error.problems)
