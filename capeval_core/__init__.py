@@ -16,11 +16,13 @@ from typing import Any
 
 from capeval_core._version import __version__
 
-__all__ = ["Result", "__version__", "list_metrics", "load"]  # their types are in __init__.pyi
+# Their types are in __init__.pyi.
+__all__ = ["Result", "__version__", "list_metrics", "load", "module_path"]
 
 _MODULES = {
     "load": "capeval_core.registry",
     "list_metrics": "capeval_core.registry",
+    "module_path": "capeval_core.installed",
     "Result": "capeval_core.result",
 }
 

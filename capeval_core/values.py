@@ -70,3 +70,21 @@ def expanded_path(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError:  # there is no such user
         return Path(path)
+
+
+def signed(value: float) -> str:
+    """A difference with its sign: four digits, or as many as show that it is not 0."""
+    return next(
+        (text for digits in (4, 8) if float(text := f"{value:+.{digits}f}") or not value), f"{value:+.1e}"
+    )
+
+
+def p_in_words(p_value: float, level: float) -> str:
+    """`p < 0.001`, or `p = 0.012` with as many digits as show on which side of 1 - level it lies."""
+    if p_value < 0.001:
+        return "p < 0.001"
+    limit = round(1 - level, 12)
+    for digits in range(3, 12):
+        if (round(p_value, digits) < limit) == (p_value < 1 - level):
+            return f"p = {p_value:.{digits}f}"
+    return f"p = {p_value:.3f}"

@@ -1,10 +1,10 @@
 """Generated parts of documents: tables made from the classes, and paragraphs that documents share.
 
-    python -m tools.documents                 all documents of the checkout, and the stub of `load`
+    python -m tools.documents                 all documents of the checkout, setup.cfg, and the stub of `load`
     python -m tools.documents README.md ...   only these documents
 
 A document marks a generated part by two lines, `<!-- options pacs -->` and `<!-- /options pacs -->`: the
-name of a table and its arguments. The lines between them are replaced.
+name of a table and its arguments. The lines between them are replaced. In setup.cfg `# ` stands before them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.errors import Problems, did_you_mean
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
+from capeval_core.project import address
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
@@ -26,7 +27,14 @@ from tools.load_types import load_stub
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "metrics/*/README.md", "hub_cards/*.md", "docs/*.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "metrics/*/README.md",
+    "hub_cards/*.md",
+    "docs/*.md",
+    "setup.cfg",
+)
 """The documents of a checkout."""
 PARTS = CHECKOUT / "docs" / "parts"
 """Paragraphs that documents share, one per file."""
@@ -148,6 +156,27 @@ def convert_command(metric: str, folder: str) -> str:
     return f"```sh\n{_own_weights(folder).convert_command(name)}\n```"
 
 
+def project_line() -> str:
+    """Where the project is, '' while it has no address."""
+    return f"Code, documentation and issues of capeval: <{address()}>" if address() else ""
+
+
+def footguns_line() -> str:
+    """Where the ways to go wrong are collected."""
+    found = address("docs/footguns.md")
+    where = f"[here]({found})" if found else "in the project's `docs/footguns.md`"
+    return f"Ways to go wrong, each with its fix, are collected {where}."
+
+
+def package_urls() -> str:
+    """The addresses in the package's metadata, '' while there are none."""
+    if not address():
+        return ""
+    named = {"Documentation": "README.md", "Changelog": "CHANGELOG.md"}
+    lines = [f"    {name} = {address(path)}" for name, path in named.items()]
+    return "\n".join([f"url = {address()}", "project_urls =", *lines])
+
+
 def bibtex(metric: str) -> str:
     """The BibTeX entry of a metric's paper, as a block of code."""
     return f"```bibtex\n{describe_metric(metric_class(metric)).bibtex}\n```"
@@ -183,12 +212,15 @@ TABLES: dict[str, Callable[..., str]] = {
     "weights": weights_table,
     "origin": origin_table,
     "convert": convert_command,
+    "project": project_line,
+    "footguns": footguns_line,
+    "urls": package_urls,
     "bibtex": bibtex,
     "part": part,
 }
 """Every table by its name in markers, where its arguments follow."""
 
-_MARKER = re.compile(r"^<!-- (?P<end>/?)(?P<call>[^\s/][^\n]*?) -->$", re.MULTILINE)
+_MARKER = re.compile(r"^(?:# )?<!-- (?P<end>/?)(?P<call>[^\s/][^\n]*?) -->$", re.MULTILINE)
 
 
 def filled(text: str, name: str = "document") -> str:

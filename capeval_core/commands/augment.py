@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.files import FILES
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.outputs import tell_reasons
-from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.errors import did_you_mean
+from capeval_core.inputs.file_texts import FileOptions
 
 if TYPE_CHECKING:
     from capeval_core.training.augmentation import Augmentation, Counts
@@ -122,9 +123,10 @@ def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
             if flags.captions is not None:
                 raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
             return dataset.read(dataset.dataset)
+        options = FileOptions(**chosen(flags, FileOptions))
         if what == CAPTIONS:
-            return images_of_files(flags.images, flags.captions)
-        return captions_of_file(flags.captions)
+            return images_of_files(flags.images, flags.captions, options)
+        return captions_of_file(flags.captions, options)
 
 
 def _dataset_of(what: str) -> type[ImageDataset] | type[CaptionDataset]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from capeval_core._version import __version__
 from capeval_core.errors import did_you_mean
+from capeval_core.installed import shipped
 from capeval_core.publishing.publication import (
     CARD,
     Publication,
@@ -15,7 +16,6 @@ from capeval_core.publishing.publication import (
     in_namespace,
     others,
     own_file,
-    shipped,
 )
 from capeval_core.registry import METRICS, network_of
 from capeval_core.values import expanded_path

@@ -104,12 +104,6 @@ def checked(name: str) -> str:
     return name
 
 
-def shipped(package: str, folder: str) -> Path:
-    """A folder of the repository, which a wheel installs inside the package."""
-    root = Path(__file__).parents[1]
-    return root / package if (root / package).is_dir() else root.parent / folder
-
-
 @dataclass(frozen=True)
 class Pushed:
     """A repository that holds its publication. changed: whether that took a commit."""

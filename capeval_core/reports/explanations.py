@@ -36,7 +36,7 @@ def number(value: float) -> str:
 
 def parts(values: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     """The components of a score that the paper names, by their names; `titles` of some of these."""
-    titles = {**titles, **_NAMES}
+    titles = {**titles, **TERMS}
     rows = {
         titles.get(name, name.replace("_", " ")): int(value) if name in _COUNTS else value
         for name, value in values.items()
@@ -67,8 +67,8 @@ _NEAREST = 5
 _CHOSEN = " <small>chosen</small>"
 _OVERLAY = 1040
 """Pixels of the outlined image's width: twice what it has on a desk, for dense screens."""
-_NAMES = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC"}
-"""What papers call parts."""
+TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
+"""The papers' names of parts that have others here."""
 _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
 
 
@@ -80,7 +80,7 @@ def regions(evidence: Evidence, draw: Draw) -> str:
         f"The image with {len(evidence['regions'])} regions outlined, {missed} of which no phrase mentions."
     )
     description += f" {outside}." if outside else ""
-    shown = f'{_drawing(evidence, description)}<figcaption dir="auto">{_marked(evidence)}</figcaption>'
+    shown = f'{draw(evidence, description)}<figcaption dir="auto">{_marked(evidence)}</figcaption>'
     legend = f'<p class="note">{_sign("right")}{threshold_text(evidence)}</p>'
     if outside:
         legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
@@ -114,8 +114,10 @@ def drawing(evidence: Evidence, text: str, width: int = _OVERLAY, quality: int =
     return f'<img src="data:image/jpeg;base64,{data}" alt="{escape(text)}">'
 
 
-def _figure(image: str) -> str:
-    return f"<figure>{image}</figure>" if image else ""
+def _figure(image: str, note: str = "") -> str:
+    """An image with a note below it; "" without one."""
+    shown = f'<p class="note">{note}</p>' if note else ""
+    return f"<figure>{image}</figure>{shown}" if image else ""
 
 
 def threshold_text(evidence: Evidence) -> str:
@@ -191,7 +193,7 @@ def compared(evidence: Evidence, draw: Draw) -> str:
         )
         for note in evidence["compared"]
     }
-    return table("How the caption fits each reference", rows, ["as a whole", "by phrases"])
+    return table("How the caption fits each reference", rows, [TERMS["gttc"], TERMS["lttc"]])
 
 
 def candidates(evidence: Evidence, draw: Draw) -> str:
@@ -213,7 +215,7 @@ def candidates(evidence: Evidence, draw: Draw) -> str:
         for row, note in enumerate(notes)
         if note["dropped"] is not None
     }
-    headings = ("total", "ensemble", "consensus", "match")
+    headings = [TERMS.get(column, column) for column in columns]
     shown = table("Captions, best first, and the parts of their totals", ranked, headings)
     return shown + (table("Captions that filters left out", dropped, headings[1::2]) if dropped else "")
 
@@ -221,7 +223,7 @@ def candidates(evidence: Evidence, draw: Draw) -> str:
 def boxes(evidence: Evidence, draw: Draw) -> str:
     """The image with the boxes that the network looked at."""
     text = f"The image with the {len(evidence['boxes'])} boxes outlined whose features the score depends on."
-    return f'{_figure(draw(evidence, text))}<p class="note">{text}</p>'
+    return _figure(draw(evidence, text), text) or f'<p class="note">{len(evidence["boxes"])} boxes</p>'
 
 
 def matches(evidence: Evidence, draw: Draw) -> str:
@@ -241,13 +243,13 @@ def matches(evidence: Evidence, draw: Draw) -> str:
     if not note["words"] or not note["reference_words"]:
         return shown
     text = "Cosines of the caption's words (down) with those of the best reference (across)."
-    figure = _figure(draw(evidence, text))
+    figure = _figure(draw(evidence, text), text)
     met = {
         f"{number + 1}. {escape(match['word'])} <small>{escape(match['match'])}</small>": match["cosine"]
         for number, match in enumerate(note["caption_matches"])
     }
     words = table("Each word of the caption, and the word of the best reference that it met", met)
-    return f'{figure}<p class="note">{text}</p>{shown}{words}'
+    return f"{figure}{shown}{words}"
 
 
 def frames(evidence: Evidence, draw: Draw) -> str:
@@ -290,13 +292,16 @@ def table(title: str, rows: Mapping[str, Any], columns: Sequence[str] = ()) -> s
     """A table of names (HTML) and numbers: one number each, or under `columns` a tuple of them."""
     headings = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     head = f"<thead><tr><td></td>{headings}</tr></thead>" if columns else ""
-    body = "".join(
-        f'<tr><th scope="row">{name}</th>{"".join(map(_cell, values if columns else [values]))}</tr>'
+    cells = {
+        name: "".join(map(_cell, values, columns)) if columns else _cell(values)
         for name, values in rows.items()
-    )
-    return f"<table><caption>{escape(title)}</caption>{head}<tbody>{body}</tbody></table>"
+    }
+    body = "".join(f'<tr><th scope="row">{name}</th>{cell}</tr>' for name, cell in cells.items())
+    attributes = ' class="columns"' if columns else ""
+    return f"<table{attributes}><caption>{escape(title)}</caption>{head}<tbody>{body}</tbody></table>"
 
 
-def _cell(value: float) -> str:
+def _cell(value: float, column: str = "") -> str:
     shown = value if isinstance(value, int) else number(value)
-    return f'<td><data value="{value!r}">{shown}</data></td>'
+    title = f' data-title="{escape(column)}"' if column else ""  # where a narrow screen has no head
+    return f'<td{title}><data value="{value!r}">{shown}</data></td>'

@@ -13,7 +13,8 @@ class Column:
 
     name: as `load` knows it. title: as papers write it. key: of its value. range: least and greatest score at
     the default options. relative: why its scores have neither interval nor test; None where they have.
-    summary: what it measures, in a sentence. citation, address: the paper's authors, title and venue, its URL.
+    summary: what it measures, in a sentence. citation: authors, title and venue of its paper. address: the
+    paper's URL.
     """
 
     name: str

@@ -9,8 +9,9 @@ from html import escape
 from capeval_core.description import describe_metric
 from capeval_core.integrations.page.media import MEDIA
 from capeval_core.integrations.page.scorer import Mark, Marks, Scored
-from capeval_core.integrations.page.words import words_of
+from capeval_core.integrations.page.words import PageWords, words_of
 from capeval_core.metric import CaptionMetric
+from capeval_core.project import address
 from capeval_core.registry import metric_classes
 from capeval_core.reports.explanations import number, panels, parts
 
@@ -25,12 +26,16 @@ _MOST = 5  # steps; more numbers would run into each other on a phone
 def heading(metric: type[CaptionMetric]) -> str:
     """The metric's name, and in a sentence what its number means."""
     described = describe_metric(metric)
+    links = {"the paper": described.address, "the project": address()}
+    linked = "".join(
+        f'<span><a href="{escape(url)}" target="_blank" rel="noreferrer">{text}</a></span>'
+        for text, url in links.items()
+        if url
+    )
     return (
         f'<header class="heading"><h1>{escape(described.title)}</h1><p>{escape(described.summary)}</p>'
         f'<p class="facts"><span>{described.range}</span><span>{described.better}</span>'
-        f"<span>{described.references}</span>"
-        f'<span><a href="{escape(described.address)}" target="_blank" rel="noreferrer">the paper</a></span>'
-        "</p></header>"
+        f"<span>{described.references}</span>{linked}</p></header>"
     )
 
 
@@ -44,6 +49,13 @@ def empty(metric: type[CaptionMetric], marks: Marks) -> str:
         f'<p class="message">Give {words.needs}{example} and press Score.</p>'
         f"{scale(metric, marks.values)}" + _notes([marks.source])
     )
+
+
+def keys(words: PageWords, metric: type[CaptionMetric]) -> str:
+    """The keys that score, below the button."""
+    pressed = "Enter" if words.lines[0] == 1 else "Shift + Enter"
+    pressed += ", in the references Shift + Enter" if metric.needs_references else ""
+    return f'<p class="keys">or press {pressed}</p>'
 
 
 def opening(weights: str) -> str:
@@ -72,8 +84,8 @@ def score(scored: Scored, weights: str) -> str:
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
         f"{scale(scored.metric, scored.marks.values, scored.score)}"
         + _notes(notes)
-        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles)
         + panels(scored.evidence)
+        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles)
     )
 
 

@@ -8,7 +8,7 @@ from capeval_core.errors import did_you_mean, wrong_option
 
 NAMES: dict[str, tuple[str, ...]] = {
     "uid": ("uid", "__key__", "key", "id", "sample_id", "image_id"),
-    "caption": ("caption", "text", "txt", "prediction", "candidate"),
+    "caption": ("txt", "caption", "text", "prediction", "candidate"),
     "image": ("image", "jpg", "jpeg", "png", "webp", "img", "image_bytes", "bytes", "image_path", "path",
               "file_name", "filename", "bmp", "gif", "tif", "tiff"),
     "video": ("video", "mp4", "webm", "mkv", "mov", "avi", "video_bytes", "video_path", "path", "file_name",
@@ -39,28 +39,34 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 def find_columns(
     present: Sequence[str], needed: Iterable[str], chosen: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Columns by what they hold, and what is wrong: one line per needed column that is not there.
+    """Columns by what they hold, and what of `needed` is not there.
 
     >>> find_columns(["URL", "TEXT", "jpg"], ["uid", "caption", "image"], {})
-    ({'caption': 'TEXT', 'image': 'jpg'}, ["no uid (known names: uid, __key__, key, id, sample_id, image_id)"])
-    >>> find_columns(["alt"], ["caption"], {"caption": "atl"})
-    ({}, ["no column 'atl' for caption: did you mean 'alt'?"])
+    ({'caption': 'TEXT', 'image': 'jpg'}, ['uid'])
     """
     lower: dict[str, str] = {}
     for name in present:
         lower.setdefault(name.lower(), name)
-    found, problems = {}, []
+    found: dict[str, str] = {}
+    missing: list[str] = []
     for role in needed:
         if role in chosen:
-            if chosen[role] in present:
-                found[role] = chosen[role]
-            else:
-                hint = did_you_mean(chosen[role], present)
-                problems.append(f"no column {chosen[role]!r} for {role}{hint}")
-            continue
-        name = next((lower[name] for name in NAMES[role] if name in lower), None)
-        if name is None:
-            problems.append(f"no {role} (known names: {', '.join(NAMES[role])})")
+            names = [chosen[role]] if chosen[role] in present else []
         else:
-            found[role] = name
-    return found, problems
+            names = [lower[known] for known in NAMES[role] if known in lower]
+        if names:
+            found[role] = names[0]
+        else:
+            missing.append(role)
+    return found, missing
+
+
+def how_missing(role: str, present: Sequence[str], chosen: Mapping[str, str]) -> str:
+    """What is wrong where a column is not there.
+
+    >>> how_missing("caption", ["alt", "jpg"], {"caption": "atl"})
+    "no column 'atl' for caption: did you mean 'alt'?"
+    """
+    if role in chosen:
+        return f"no column {chosen[role]!r} for {role}{did_you_mean(chosen[role], present)}"
+    return f"no column for {role} (known names: {', '.join(NAMES[role])})"

@@ -15,7 +15,7 @@ import fsspec
 
 from capeval_core.errors import NUL, FileError, file_problem, wrong_option
 from capeval_core.values import described, has_nul
-from capeval_core.writing import PARTIAL, whole_file
+from capeval_core.writing import whole_file
 
 _PART = 8 << 20  # bytes read at a time
 _INSTALL = {"s3": 'pip install "capeval[s3]"', "gs": "pip install gcsfs", "gcs": "pip install gcsfs"}
@@ -62,6 +62,42 @@ class Place:
         return "file" in _protocols(self.filesystem)
 
     @property
+    def parent(self) -> Place:
+        """The folder that it is in."""
+        path = self.path.rpartition("/")[0]
+        address = self.address.rpartition("/")[0] if "://" in self.address else path
+        return Place(address, self.filesystem, path)
+
+    def child(self, name: str) -> Place:
+        """A file in this folder."""
+        path = f"{self.path.rstrip('/')}/{name}"
+        address = f"{self.address.rstrip('/')}/{name}" if self.address.strip("/") else path
+        return Place(address, self.filesystem, path)
+
+    def names(self) -> list[str]:
+        """The names of all files in this folder, sorted.
+
+        Raises:
+            FileError: there is no such folder.
+        """
+        try:
+            self.filesystem.invalidate_cache()  # what others have written since counts
+            found = self.filesystem.ls(self.path, detail=True)
+        except FileNotFoundError:
+            raise FileError(file_problem(self.address, "does not exist", "check the path")) from None
+        except NotADirectoryError:
+            raise FileError(file_problem(self.address, "is a file", "pass the folder")) from None
+        except Exception as error:
+            raise self.unreadable(error) from error
+        return sorted(one["name"].rpartition("/")[2] for one in found if one["type"] == "file")
+
+    def is_same(self, other: Place) -> bool:
+        """Whether both are one file, links followed."""
+        if self.is_local and other.is_local:
+            return os.path.realpath(self.path) == os.path.realpath(other.path)
+        return (self.path, _protocols(self.filesystem)) == (other.path, _protocols(other.filesystem))
+
+    @property
     def name(self) -> str:
         """Its last part."""
         return self.path.rstrip("/").rpartition("/")[2]
@@ -94,8 +130,15 @@ class Place:
 
     def unreadable(self, error: BaseException) -> FileError:
         """The error of a file that cannot be read, to be raised."""
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-        return FileError(file_problem(self.address, f"cannot be read ({reason})"))
+        return FileError(file_problem(self.address, f"cannot be read ({reason_of(error)})"))
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Let what fails in the block, which writes the file, be an OSError that names it."""
+        try:
+            yield
+        except Exception as error:  # Arrow's, the system's, or whatever the store's client raises
+            raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
 
     @contextlib.contextmanager
     def local_copy(self) -> Iterator[Path]:
@@ -123,18 +166,16 @@ class Place:
         """
         if self.is_local:
             target = Path(self.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            with self.writing():
+                target.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(target) as partial:
                 yield partial
             return
         with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
             partial = Path(folder, "shard")
             yield partial
-            try:
+            with self.writing():
                 self.filesystem.put_file(str(partial), self.path)
-            except Exception as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise OSError(f"{self.address} cannot be written ({reason})") from error
 
 
 def checksum(file: IO[bytes]) -> str:
@@ -145,9 +186,10 @@ def checksum(file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def is_partial(name: str) -> bool:
-    """Whether a file's name is that of one that was not finished."""
-    return name.endswith(PARTIAL)
+def reason_of(error: BaseException) -> str:
+    """An error of any package in one short line."""
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return reason[:200] or type(error).__name__
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:

@@ -2,46 +2,245 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import gzip
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.integrations.shards.columns import find_columns
+from capeval_core.integrations.shards.columns import NAMES, find_columns, how_missing
+from capeval_core.integrations.shards.images import ImageFolder
+from capeval_core.integrations.shards.places import reason_of
 
 Rows = dict[str, list[Any]]
-"""Columns of equal length: `uid`, `caption`, `image` or `video`, `references`, `error`."""
+"""Columns of equal length: `uid`, `caption`, `image` or `video`, `references`, and `error`."""
+WINDOW_BYTES = 256 << 20
+"""Bytes of images and texts after which a window ends, however few its rows are."""
+FIX = 'name it: columns={"caption": "...", "image": "..."} (capeval: --columns caption=...,image=...)'
+KEY, ERROR = "__key__", "__error__"
+"""Of a record: its uid, and why it cannot be scored."""
+_LOOKED_AT = 100  # rows in which a column must come up, where each row has columns of its own
 
 
-class ParquetReader:
-    """The rows of a Parquet file, with images as bytes, as paths, or as structs {bytes, path}."""
+class Reader(ABC):
+    """The rows of one shard, on a local disk.
 
-    def __init__(self, path: Path, address: str, needed: list[str], columns: Mapping[str, str]) -> None:
-        self.path, self.address = path, address
+    Args:
+        path: the file.
+        address: what messages call it.
+        needed: what rows must have beside a uid.
+        columns: names of columns by what they hold, where they are not found by themselves.
+        images: what paths of images are relative to.
+
+    Raises:
+        FileError: it is not of this format, or a needed column is not there.
+    """
+
+    def __init__(
+        self, path: Path, address: str, needed: Sequence[str], columns: Mapping[str, str], images: ImageFolder
+    ) -> None:
+        self.path, self.address, self.needed, self.columns = path, address, list(needed), columns
+        self.images = images
+        self.stem = address.rpartition("/")[2].partition(".")[0]
+        self.open()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Refuse the file, as far as that shows without reading it whole."""
+
+    @abstractmethod
+    def rows(self, most: int) -> Iterator[Rows]:
+        """Consecutive rows, so many at a time at most."""
+
+    def windows(self, most: int) -> Iterator[Rows]:
+        """Consecutive rows, so many at a time at most, with images where they lie.
+
+        Raises:
+            FileError: the file is cut off or damaged.
+        """
+        for rows in self.rows(most):
+            for visual in ("image", "video"):
+                if visual in rows:
+                    self.images.resolve(rows[visual], rows["error"], visual)
+            yield rows
+
+    def refuse(self, found: str, fix: str = "write it again") -> FileError:
+        """The error of this file, to be raised."""
+        return FileError(file_problem(self.address, found, fix))
+
+
+class ParquetReader(Reader):
+    """Parquet: images are bytes, paths, or structs of both as `datasets` writes them."""
+
+    def open(self) -> None:
         try:
-            self.file = pq.ParquetFile(
-                path, page_checksum_verification=True, pre_buffer=False, buffer_size=1 << 20
-            )
+            # Without a buffer for whole row groups: some have gigabytes.
+            options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}
+            self.file = pq.ParquetFile(self.path, page_checksum_verification=True, **options)
         except (pa.ArrowException, OSError) as error:
-            raise FileError(file_problem(address, f"is not Parquet, or damaged ({error})")) from error
-        names = self.file.schema_arrow.names
-        self.columns, problems = find_columns(names, ["uid", *needed], columns)
-        problems = [p for p in problems if not p.startswith("no uid")]
+            raise self.refuse(f"is not Parquet, cut off or damaged ({reason_of(error)})") from error
+        schema = self.file.schema_arrow
+        self.found, missing = find_columns(schema.names, ["uid", *self.needed], self.columns)
+        missing = [role for role in missing if role != "uid" or role in self.columns]
+        problems = [how_missing(role, schema.names, self.columns) for role in missing]
+        for role, name in self.found.items():
+            if not _FITS[role](schema.field(name).type):
+                problems.append(f"a column {name!r} of {schema.field(name).type} for {role}")
         if problems:
-            found = f"has {'; '.join(problems)}; its columns are {', '.join(names)}"
-            raise FileError(file_problem(address, found, 'pass columns={"caption": "..."}'))
+            raise self.refuse(f"has {'; '.join(problems)}; its columns are {', '.join(schema.names)}", FIX)
 
-    def windows(self, rows: int) -> Iterator[Rows]:
-        """Consecutive rows, so many at a time."""
-        stem, position = self.address.rpartition("/")[2].partition(".")[0], 0
-        for batch in self.file.iter_batches(rows, columns=list(self.columns.values())):
-            window = {role: batch.column(name).to_pylist() for role, name in self.columns.items()}
-            window["uid"] = [
-                f"{stem}/{position + i}" if uid is None else str(uid)
-                for i, uid in enumerate(window.get("uid", [None] * len(batch)))
-            ]
-            position += len(batch)
-            yield {**window, "error": [None] * len(batch)}
+    def rows(self, most: int) -> Iterator[Rows]:
+        position = 0
+        names = list(self.found.values())
+        try:
+            for batch in self.file.iter_batches(min(most, self._rows_in(WINDOW_BYTES)), columns=names):
+                rows = {role: batch.column(name).to_pylist() for role, name in self.found.items()}
+                uids = rows.get("uid") or [None] * len(batch)
+                rows["uid"] = [
+                    f"{self.stem}/{position + i}" if uid is None else str(uid) for i, uid in enumerate(uids)
+                ]
+                position += len(batch)
+                yield {**rows, "error": [None] * len(batch)}
+        except (pa.ArrowException, OSError) as error:
+            raise self.refuse(f"is cut off or damaged ({reason_of(error)})") from error
+
+    def _rows_in(self, size: int) -> int:
+        """How many rows of average length have this size."""
+        metadata = self.file.metadata
+        used = tuple(self.found.values())
+        total = sum(
+            column.total_uncompressed_size
+            for group in map(metadata.row_group, range(metadata.num_row_groups))
+            for column in map(group.column, range(group.num_columns))
+            if column.path_in_schema.partition(".")[0] in used
+        )
+        return max(1, size * int(metadata.num_rows) // max(1, int(total)))
+
+
+class RecordReader(Reader):
+    """A format in which each row brings columns of its own."""
+
+    names_of_uid: tuple[str, ...] = NAMES["uid"]
+
+    @abstractmethod
+    def records(self) -> Iterator[dict[str, Any] | str]:
+        """The columns of each row, or why it has none. `__key__` is its uid where it has no other."""
+
+    def open(self) -> None:
+        records = self.records()
+        self._begin = list(islice(records, _LOOKED_AT))
+        self._rest = records
+        there = [record for record in self._begin if isinstance(record, dict)]
+        names = list(dict.fromkeys(name for record in there for name in _own(record)))
+        missing = find_columns(names, self.needed, self.columns)[1] if there else []
+        if missing:
+            found = "; ".join(how_missing(role, names, self.columns) for role in missing)
+            rows = f"its first {len(self._begin)} rows have {', '.join(names) or 'none'}"
+            raise self.refuse(f"has {found}; {rows}", FIX)
+
+    def rows(self, most: int) -> Iterator[Rows]:
+        window, size = self._empty(), 0
+        records: Iterable[dict[str, Any] | str] = chain(self._begin, self._rest)
+        for position, record in enumerate(records):
+            if len(window["uid"]) >= most or size > WINDOW_BYTES:
+                yield window
+                window, size = self._empty(), 0
+            size += self._add(window, record, f"{self.stem}/{position}")
+        if window["uid"]:
+            yield window
+
+    def _empty(self) -> Rows:
+        return {name: [] for name in ("uid", *self.needed, "error")}
+
+    def _add(self, window: Rows, record: dict[str, Any] | str, uid: str) -> int:
+        """Add a row, and return how many bytes it has."""
+        values = {} if isinstance(record, str) else record
+        found, missing = find_columns(list(values), self.needed, self.columns)
+        chosen = self.columns.get("uid")
+        names = self.names_of_uid if chosen is None else (chosen,)
+        own = next((values[name] for name in names if values.get(name) is not None), uid)
+        window["uid"].append(str(own))
+        for name in self.needed:
+            window[name].append(values.get(found.get(name, "")))
+        error = record if isinstance(record, str) else values.get(ERROR)
+        if error is None and missing:
+            error = f"no {' and no '.join(missing)}, only {', '.join(_own(values)) or 'a uid'}"
+        window["error"].append(error)
+        return sum(_size(window[name][-1]) for name in self.needed)
+
+
+class JsonLinesReader(RecordReader):
+    """JSON lines: an object per line, with paths of images; may be compressed with gzip."""
+
+    def records(self) -> Iterator[dict[str, Any] | str]:
+        try:
+            with _opened(self.path, self.address) as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        record = _record(line, number)
+                        if isinstance(record, str) and not line.endswith(b"\n"):
+                            raise self.refuse(f"is cut off in line {number}")
+                        yield record
+        except (OSError, EOFError) as error:
+            raise self.refuse(f"is cut off or damaged ({reason_of(error)})") from error
+
+
+def _own(record: Mapping[str, Any]) -> list[str]:
+    """The names of a record's columns."""
+    return [name for name in record if name not in (KEY, ERROR)]
+
+
+def _record(line: bytes, number: int) -> dict[str, Any] | str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"line {number} is not JSON ({error})"
+    return record if isinstance(record, dict) else f"line {number} is no object"
+
+
+def _opened(path: Path, address: str) -> IO[bytes]:
+    file: Any = gzip.open(path) if address.endswith(".gz") else path.open("rb")  # noqa: SIM115
+    opened: IO[bytes] = file
+    return opened
+
+
+def _size(value: Any) -> int:
+    """About how many bytes a value takes."""
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, (str, bytes)) else 8
+
+
+def _is_text(type: pa.DataType) -> bool:
+    if pt.is_dictionary(type):
+        type = type.value_type
+    return bool(pt.is_string(type) or pt.is_large_string(type) or pt.is_null(type))
+
+
+def _is_visual(type: pa.DataType) -> bool:
+    if pt.is_struct(type):
+        return bool({type.field(i).name for i in range(type.num_fields)} & {"bytes", "path"})
+    return _is_text(type) or bool(pt.is_binary(type) or pt.is_large_binary(type))
+
+
+def _is_references(type: pa.DataType) -> bool:
+    lists = pt.is_list(type) or pt.is_large_list(type) or pt.is_fixed_size_list(type)
+    return _is_text(type.value_type) if lists else _is_text(type)
+
+
+_FITS = {
+    "uid": lambda type: _is_text(type) or pt.is_integer(type),
+    "caption": _is_text,
+    "image": _is_visual,
+    "video": _is_visual,
+    "references": _is_references,
+}

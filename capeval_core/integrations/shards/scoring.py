@@ -62,10 +62,8 @@ class BatchScorer:
             fix = 'expected a name ("pacs") or a metric of capeval_core.load(...)'
             raise wrong_option("metric", metric, described(metric), fix, kind=TypeError)
         class_.check_separable(chosen)
-        cache = ImageFirst(CACHE_BYTES, TEXT_BYTES) if chosen.cache is None else chosen.cache
-        self._chosen = ChosenMetric(
-            class_, replace(chosen, on_error="nan", evidence=False, rows=None, cache=cache)
-        )
+        changed: dict[str, Any] = {"on_error": "nan", "evidence": False, "rows": None}
+        self._chosen = ChosenMetric(class_, replace(chosen, **changed))
         class_.check_options(self._chosen.options)
         self._given = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
         self._opened: CaptionMetric | None = None
@@ -80,12 +78,26 @@ class BatchScorer:
         """The open metric."""
         if self._opened is None:
             self._opened = self._chosen.open()
+            self.forget()
         return self._opened
+
+    def forget(self) -> None:
+        """Forget features in memory: the next scores are those of a process that has just begun.
+
+        Features of one image differ in their last bits by the batch that it was in.
+        """
+        if self._opened is not None and self._chosen.options.cache is None:
+            self._opened.cache = ImageFirst(CACHE_BYTES, TEXT_BYTES)
 
     @property
     def signature(self) -> str:
         """Everything that a score depends on beside its row: that of `Result` without the references."""
         return self.metric.signature()
+
+    @property
+    def empty(self) -> str:
+        """What an empty caption is: "error" or "score"."""
+        return str(self._chosen.options.empty)
 
     @property
     def visual(self) -> str | None:
@@ -130,7 +142,8 @@ class BatchScorer:
             raise wrong_option("batch", list(batch), f"no {' and no '.join(missing)}", fix, verb="has")
         columns = {name: list(batch[name]) for name in self.columns}
         rows = len(columns["caption"])
-        errors: list[str | None] = list(batch.get("error", [None] * rows))
+        given = batch.get("error", [None] * rows)
+        errors = [str(error) if isinstance(error, str) else None for error in given]  # None may be NaN
         usable = [row for row in range(rows) if errors[row] is None]
         samples, positions = self._checked(columns, usable, errors)
         scores: list[float | None] = [None] * rows
@@ -155,16 +168,25 @@ class BatchScorer:
             return self._check(columns, rows), rows
         except ProblemsError:
             pass
-        sound = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of the sound rows come once, below
-            for row in rows:
-                try:
-                    self._check(columns, [row])
-                    sound.append(row)
-                except ProblemsError as error:
-                    errors[row] = _reason(error)
+            sound = self._sound(columns, rows, errors)
         return self._check(columns, sound), sound
+
+    def _sound(
+        self, columns: Mapping[str, list[Any]], rows: list[int], errors: list[str | None]
+    ) -> list[int]:
+        """The rows that can be scored, found by halves."""
+        try:
+            self._check(columns, rows)
+        except ProblemsError as error:
+            if len(rows) == 1:
+                errors[rows[0]] = _reason(error)
+                return []
+            middle = len(rows) // 2
+            halves = rows[:middle], rows[middle:]
+            return [row for half in halves for row in self._sound(columns, half, errors)]
+        return rows
 
     def _check(self, columns: Mapping[str, list[Any]], rows: list[int]) -> Samples | None:
         if not rows:

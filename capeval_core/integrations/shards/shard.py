@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, file_problem, wrong_option
 from capeval_core.integrations.shards.columns import check_columns
+from capeval_core.integrations.shards.images import ImageFolder
+from capeval_core.integrations.shards.outputs import COUNTS, NOTE, DamagedError, check_whole, whole_table
 from capeval_core.integrations.shards.places import Place, checksum
-from capeval_core.integrations.shards.readers import ParquetReader
+from capeval_core.integrations.shards.readers import JsonLinesReader, ParquetReader, Reader
 from capeval_core.integrations.shards.scoring import BatchScorer
+from capeval_core.integrations.shards.tars import TarReader
 from capeval_core.metric import CaptionMetric
+from capeval_core.rows import FreedMemory
 
 WINDOW = 2048
 """Rows that are in memory together."""
-NOTE, COUNTS = b"capeval_shard", b"capeval_counts"
-"""Keys of the metadata of an output: what its scores depend on, and how many there are."""
+FORMATS: dict[str, type[Reader]] = {
+    **dict.fromkeys((".parquet", ".pq"), ParquetReader),
+    **dict.fromkeys((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"), TarReader),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), JsonLinesReader),
+}
+"""How names of shards end, and what reads them."""
 
 
 @dataclass(frozen=True)
 class ShardResult:
     """What a shard came to.
 
-    source, target: their addresses. rows: all. failed: without a score, see the column `error`. truncated:
-    with a text longer than the encoder reads. signature: what scores depend on. checksum: SHA-256 of the
-    source. skipped: whether the target was there already, so that nothing was encoded.
+    source, target: their addresses.
+    rows: all. failed: without a score, see the column `error`. truncated: with a text longer than the encoder
+        reads.
+    signature: what the scores depend on.
+    checksum: SHA-256 of the source.
+    skipped: whether the target was there already, so that nothing was encoded.
     """
 
     source: str
@@ -54,58 +66,166 @@ def score_shard(
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> ShardResult:
-    """Score the rows of one shard into one Parquet file.
+    """Score the rows of one shard into one Parquet file, which appears as a whole or not at all.
+
+    The target's columns are `uid` (text), `score` (null where there is none), `parts` (a struct of the
+    components that the metric names), `truncated` (token ids cut off) and `error` (why there is no score), a
+    row per row of the source, in its order. Its metadata hold the signature and the source's checksum. A
+    target that is there with both the same is kept, one of other scores refused, a damaged one made again
+    with a warning.
+
+    A row that cannot be scored costs itself: a broken or missing image, a caption that is empty (unless
+    `empty="score"`) or None, a line that is not JSON. A shard that is cut off or damaged is refused as a
+    whole. Uids that come twice are kept, `check_shards` names them. Per caption, a corpus metric such as BLEU
+    has scores too; what it reports of a corpus is not their mean.
+
+    Memory is that of a window, whatever the length of the shard. Addresses such as `s3://bucket/00000.tar` go
+    through fsspec, with the credentials and endpoints of its own configuration: a copy of the source and the
+    target lie in the temporary folder meanwhile. `s3://` is tested, others (`gs://`, `hf://`) are fsspec's
+    own promise.
 
     Args:
-        source: a Parquet file, path or address of fsspec.
-        target: the Parquet file to write: `uid, score, parts, truncated, error`, in input order. One that is
-            there with the same signature and source is kept.
-        metric: a name, an open metric, or a `BatchScorer`.
-        images: folder that paths of images are relative to; None: that of the source.
-        columns: names of columns where they are not found by themselves: {"caption": "alt_text"}.
-        window: rows that are in memory together.
-        progress: called with the number of rows whenever some are done.
-        **options: of a metric given by name.
+        source: the shard. Parquet: images are bytes, paths, or structs {bytes, path}. A tar of webdataset:
+            `0001.jpg` with `0001.txt` or `0001.json` is the row `0001`. JSON lines: objects with paths of
+            images.
+        target: the Parquet file to write, in a folder that is made where there is none.
+        metric: a name, an open metric, or a `BatchScorer`, which is best for several shards. Images whose
+            metric is about videos are videos.
+        images: folder that paths of images are relative to, which may be an address too; None: that of the
+            source. Images named by addresses are never fetched. The checksum does not cover files beside the
+            source.
+        columns: names of columns by what they hold, where they are not found by themselves: {"uid": ...,
+            "caption": ..., "image": ..., "references": ...}. In a tar these are extensions of members or
+            fields of the `.json`. Without a uid, rows are called `<name of the shard>/<number>`.
+        window: rows that are in memory together; fewer where they have more than 256 MB.
+        progress: called with a number of rows whenever so many more are done.
+        **options: of a metric given by name, as for `capeval_core.load`.
+
+    Raises:
+        TypeError, ValueError: an option, a metric or a column that does not exist, a source that cannot be
+            read, a target of other scores; before weights are opened.
+        ValueError: a metric whose scores depend on what else is scored: without `statistics`, or relative to
+            one set as ECO's.
+        OSError: the target cannot be written; nothing of it stays.
+        MemoryError: a single row does not fit into memory.
+
+    >>> import io, tempfile, pyarrow as pa, pyarrow.parquet as pq
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("RGB", (48, 48), "red").save(file, "PNG")
+    >>> rows = {"uid": ["a", "b"], "caption": ["red", "blue"], "image": [file.getvalue(), b"GIF"]}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pq.write_table(pa.table(rows), f"{folder}/0.parquet")
+    ...     result = score_shard(f"{folder}/0.parquet", f"{folder}/out/0.parquet", "pacs", weights="tiny")
+    >>> result.rows, result.failed, result.skipped
+    (2, 1, False)
     """
     begin, end = Place.of("source", source), Place.of("target", target)
-    chosen = check_columns(columns)
-    if (begin.path, type(begin.filesystem)) == (end.path, type(end.filesystem)):
-        raise wrong_option("target", end.address, "the source", "choose another file")
+    named = check_columns(columns)
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise wrong_option("window", window, "", "expected a whole number of at least 1", verb="")
+    if begin.is_same(end):
+        raise wrong_option("target", end.address, "the source", "name another file")
+    if isinstance(metric, BatchScorer) and options:
+        raise wrong_option("metric", "BatchScorer(...)", f"open already: pass {', '.join(options)} to it")
     scorer = metric if isinstance(metric, BatchScorer) else BatchScorer(metric, **options)
-    begin.version()
+    reader_class = _reader_of(begin)
+    version = begin.version()
+    settings = {"columns": named, "empty": scorer.empty}
+    stored = _finished(end)
+    if stored is not None:
+        known = bool(version) and (stored["source"], stored["version"]) == (begin.address, version)
+        note = {**settings, "checksum": stored["checksum"] if known else _checksum(begin)}
+        _refuse_other(end, stored, {**note, "signature": scorer.signature})
+        return _result(begin, end, stored, skipped=True)
+    folder = begin.parent if images is None else Place.of("images", images)
     with begin.local_copy() as path:
-        with path.open("rb") as file:
-            digest = checksum(file)
-        reader = ParquetReader(path, begin.address, scorer.columns, chosen)
-        note = {"signature": scorer.signature, "checksum": digest, "columns": reader.columns}
-        if end.exists():
-            stored = read_note(end)
-            if any(stored.get(name) != value for name, value in note.items()):
-                raise FileError(file_problem(end.address, "holds other scores", "choose another target"))
-            return _result(begin, end, stored, skipped=True)
-        uid = pa.field("uid", pa.string())
-        schema = pa.schema([uid, *scorer.schema()], metadata={NOTE: json.dumps(note)})
-        counts = {"rows": 0, "failed": 0, "truncated": 0}
-        with end.whole() as partial:
-            with pq.ParquetWriter(partial, schema, write_page_checksum=True) as writer:
-                for rows in reader.windows(window):
-                    table = pa.table({"uid": rows["uid"], **scorer(rows)}, schema=schema)
-                    writer.write_table(table)
-                    counts["rows"] += len(table)
-                    counts["failed"] += table["score"].null_count
-                    counts["truncated"] += sum(cut > 0 for cut in table["truncated"].to_pylist())
-                    if progress is not None:
-                        progress(len(table))
-                writer.add_key_value_metadata({COUNTS: json.dumps(counts)})
+        reader = reader_class(path, begin.address, scorer.columns, named, ImageFolder(folder))
+        note = {
+            **settings,
+            "signature": scorer.signature,
+            "checksum": _checksum_of(path),
+            "source": begin.address,
+            "version": version,
+        }
+        counts = _write(end, note, reader, scorer, window, progress)
     return _result(begin, end, {**note, **counts}, skipped=False)
 
 
-def read_note(place: Place) -> dict[str, Any]:
+def _write(
+    target: Place,
+    note: Mapping[str, Any],
+    reader: Reader,
+    scorer: BatchScorer,
+    window: int,
+    progress: Callable[[int], None] | None,
+) -> dict[str, int]:
+    """Write the scores of all rows, and return how many there are, failed and are truncated."""
+    uid = pa.field("uid", pa.string(), nullable=False)
+    schema = pa.schema([uid, *scorer.schema()], metadata={NOTE: json.dumps(note)})
+    counts = {"rows": 0, "failed": 0, "truncated": 0}
+    memory = FreedMemory()
+    scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
+    with whole_table(target, schema) as writer:
+        for rows in reader.windows(window):
+            table = pa.table({"uid": rows["uid"], **scorer(rows)}, schema=schema)
+            writer.write(table)
+            counts["rows"] += len(table)
+            counts["failed"] += table["score"].null_count
+            counts["truncated"] += sum(cut > 0 for cut in table["truncated"].to_pylist())
+            memory.add(len(table))
+            if progress is not None:
+                progress(len(table))
+        writer.add_note(COUNTS, counts)
+    if not counts["rows"]:
+        warnings.warn(f"{reader.address} has no rows: its output has none either", stacklevel=3)
+    return counts
+
+
+def _reader_of(source: Place) -> type[Reader]:
+    name = source.name.lower()
+    for end in sorted(FORMATS, key=len, reverse=True):
+        if name.endswith(end):
+            return FORMATS[end]
+    raise FileError(
+        file_problem(source.address, "is no shard by its name", f"one ends in {', '.join(FORMATS)}")
+    )
+
+
+def _finished(target: Place) -> dict[str, Any] | None:
+    """The note of a target that is there and whole."""
+    if not target.exists():
+        return None
+    try:
+        return check_whole(target)
+    except DamagedError as error:
+        warnings.warn(f"{target.address} {error}: it is made again", stacklevel=3)
+        return None
+
+
+def _refuse_other(target: Place, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    differing = [
+        f"{name}: {stored.get(name)!r} there, {value!r} now"
+        for name, value in now.items()
+        if stored.get(name) != value
+    ]
+    if differing:
+        found = f"holds other scores ({'; '.join(differing)})"
+        raise FileError(file_problem(target.address, found, "choose another target, or delete it"))
+
+
+def _checksum(place: Place) -> str:
     with place.local_copy() as path:
-        metadata = pq.read_metadata(path).metadata or {}
-    return {name: value for key in (NOTE, COUNTS) for name, value in json.loads(metadata[key]).items()}
+        return _checksum_of(path)
+
+
+def _checksum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return checksum(file)
 
 
 def _result(source: Place, target: Place, note: Mapping[str, Any], *, skipped: bool) -> ShardResult:
-    counts = {name: note[name] for name in ("rows", "failed", "truncated", "signature", "checksum")}
-    return ShardResult(source.address, target.address, **counts, skipped=skipped)
+    names = ("rows", "failed", "truncated", "signature", "checksum")
+    return ShardResult(
+        source.address, target.address, **{name: note[name] for name in names}, skipped=skipped
+    )

@@ -16,6 +16,7 @@ from capeval_core.phrases.spans import Span
 from capeval_core.ragged import Ragged
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
+from capeval_core.reports.drawn import DrawnExplanation
 from capeval_core.reports.explanations import wrong_spans
 from capeval_core.reports.overlay import OutlinedImage
 from capeval_core.scores.hice.card import PhraseNote, ReferenceNote, RegionNote, card_of, region_marks
@@ -53,7 +54,7 @@ def judged(content: Mapping[str, Any], threshold: float) -> dict[str, Any]:
     }
 
 
-class HiceExplanation(dict[str, Any]):
+class HiceExplanation(DrawnExplanation):
     """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
 
     Keys: `caption`, `image`; the score under its name (`hice_s`, `refhice_s`) and its terms (`gitc`, `litc`,

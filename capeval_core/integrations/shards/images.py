@@ -1,0 +1,52 @@
+"""Paths of images in a shard, relative to a folder that may lie in an object store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from capeval_core.inputs.visual import URL
+from capeval_core.integrations.shards.places import Place
+
+
+class ImageFolder:
+    """The folder that paths of images are relative to."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def resolve(self, visuals: list[Any], errors: list[str | None], name: str) -> None:
+        """Replace paths by those in the folder, or by the files' bytes where it lies in an object store.
+
+        Bytes stay as they are, and so do addresses: what a shard names is not fetched.
+
+        visuals: values of the column `name`. errors: why rows fail, to be added to.
+        """
+        fetched: dict[str, list[int]] = {}
+        for i, value in enumerate(visuals):
+            path = value
+            if isinstance(value, Mapping):
+                path = value.get("path") if value.get("bytes") is None else None
+            if not isinstance(path, str) or not path or URL.match(path):
+                continue
+            if self._place.is_local:
+                visuals[i] = os.path.join(self._place.path, path)  # noqa: PTH118  (absolute ones stay)
+            else:
+                fetched.setdefault(f"{self._place.path.rstrip('/')}/{path.lstrip('/')}", []).append(i)
+        for path, content in self._contents(list(fetched)).items():
+            for i in fetched[path]:
+                if isinstance(content, bytes):
+                    visuals[i] = {"bytes": content, "path": path}
+                else:
+                    reason = " ".join(str(content).split()) or type(content).__name__
+                    visuals[i], errors[i] = None, f"{name}: cannot read {path!r} ({reason})"
+
+    def _contents(self, paths: list[str]) -> dict[str, Any]:
+        """The bytes of files, or the error of each."""
+        if not paths:
+            return {}
+        found = self._place.filesystem.cat(paths, on_error="return")
+        contents: dict[str, Any] = {path: FileNotFoundError("there is no such file") for path in paths}
+        contents.update(zip(paths, found.values(), strict=True) if len(found) == len(paths) else found)
+        return contents

@@ -1,0 +1,145 @@
+"""The Parquet file of one scored shard: its note, its rows, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from capeval_core.errors import FileError, file_problem
+from capeval_core.integrations.shards.places import Place, reason_of
+
+NOTE, COUNTS = b"capeval_shard", b"capeval_counts"
+"""Keys of an output's metadata: what its scores depend on, and how many there are."""
+_MAGIC = b"PAR1"
+_AT_ONCE = 65_536
+
+
+class DamagedError(ValueError):
+    """An output that is not as it was written; the message continues after its path."""
+
+
+@dataclass(frozen=True)
+class TableWriter:
+    """A Parquet file that is being written."""
+
+    place: Place
+    parquet: pq.ParquetWriter
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows. Raises OSError, which names the file."""
+        with self.place.writing():
+            self.parquet.write_table(table)
+
+    def add_note(self, key: bytes, content: Mapping[str, Any]) -> None:
+        """Add to the file's metadata."""
+        self.parquet.add_key_value_metadata({key: json.dumps(content)})
+
+
+@contextmanager
+def whole_table(place: Place, schema: pa.Schema) -> Iterator[TableWriter]:
+    """A Parquet file with page checksums that appears at a place as a whole, or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with place.whole() as partial:
+        with place.writing():
+            parquet = pq.ParquetWriter(partial, schema, write_page_checksum=True)
+        try:
+            yield TableWriter(place, parquet)
+        finally:
+            with place.writing():
+                parquet.close()
+
+
+@contextmanager
+def _reading(place: Place) -> Iterator[pq.ParquetFile]:
+    """An open output; the block does nothing but read it."""
+    try:
+        with place.filesystem.open(place.path, "rb") as file:
+            begin = file.read(len(_MAGIC))
+            if begin and begin != _MAGIC:
+                raise FileError(file_problem(place.address, "is not Parquet", "choose another file"))
+            try:
+                yield pq.ParquetFile(file, page_checksum_verification=True)
+            except (pa.ArrowException, OSError) as error:
+                raise DamagedError(f"is cut off or damaged ({reason_of(error)})") from error
+    except (FileError, DamagedError):
+        raise
+    except Exception as error:  # whatever the store's client raises
+        raise place.unreadable(error) from error
+
+
+def read_note(place: Place) -> dict[str, Any]:
+    """What an output says of itself: signature, checksum of the source, rows, failed, truncated, ...
+
+    Raises:
+        DamagedError: it is not as it was written. FileError: it is no output of a shard.
+    """
+    metadata = metadata_of(place)
+    try:
+        return {**json.loads(metadata[NOTE]), **json.loads(metadata[COUNTS])}
+    except (KeyError, ValueError, TypeError) as error:
+        found = "is Parquet of something else, not the scores of a shard"
+        raise FileError(file_problem(place.address, found, "choose another file")) from error
+
+
+def metadata_of(place: Place) -> Mapping[bytes, bytes]:
+    """The metadata of a Parquet file. Errors are those of `read_note`."""
+    with _reading(place) as parquet:
+        return dict(parquet.metadata.metadata or {})
+
+
+def read_schema(place: Place) -> pa.Schema:
+    """The columns of an output. Errors are those of `read_note`."""
+    with _reading(place) as parquet:
+        return parquet.schema_arrow
+
+
+def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of an output in order, some at a time.
+
+    Raises:
+        DamagedError: it is not as it was written.
+    """
+    with _reading(place) as parquet:
+        yield from parquet.iter_batches(_AT_ONCE, columns=columns)
+
+
+AGAIN = "delete it and score its shard again"
+"""The fix for a damaged output."""
+
+
+def note_of(place: Place) -> dict[str, Any]:
+    """As `read_note`, but a damaged output is a FileError."""
+    try:
+        return read_note(place)
+    except DamagedError as error:
+        raise FileError(file_problem(place.address, str(error), AGAIN)) from error
+
+
+def whole_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """As `read_batches`, but a damaged output is a FileError."""
+    try:
+        yield from read_batches(place, columns)
+    except DamagedError as error:
+        raise FileError(file_problem(place.address, str(error), AGAIN)) from error
+
+
+def check_whole(place: Place) -> dict[str, Any]:
+    """The note of an output, every page of which is read.
+
+    Raises:
+        DamagedError: it is not as it was written. FileError: it is no output of a shard.
+    """
+    note = read_note(place)
+    rows = sum(map(len, read_batches(place)))
+    if rows != note["rows"]:
+        raise DamagedError(f"has {rows:,} rows, and should have {note['rows']:,}")
+    return note
