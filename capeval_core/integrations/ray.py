@@ -145,7 +145,8 @@ class ImageDecoder:
             found = "no metric that sees an image at one size only"
             fix = "leave this stage out: its CaptionScorer decodes in threads"
             raise wrong_option("metric", metric, found, fix)
-        weights = options.get("weights") or getattr(class_.default_weights, "repository", "")
+        default = class_.default_weights
+        weights = options.get("weights") or ("" if default is None else default.repository)
         folder = open_weights(weights, metric=class_.name, tiny=str(class_.tiny))
         self._preprocessing = Preprocessing(**class_.encoder_class().read_config(folder)["preprocessing"])
         self.__name__ = type(self).__name__  # how Ray calls a function
