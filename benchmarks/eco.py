@@ -3,8 +3,8 @@
     python -m benchmarks.eco [--pools 300] [--captions 60]
 
 Both make the released code's consensus, a TF-IDF cosine, of the same pools; they must agree. Then CIDEr, the
-paper's, is timed, and what all of it takes for the 20,000 pools of the NICE challenge. Needs scikit-learn,
-which nothing else does.
+paper's, is timed, and what all of it takes for the 20,000 pools of the NICE challenge. Needs scikit-learn
+(`pip install ".[dev]"`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.extras import needed
 from capeval_core.phrases.consensus import consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.scores.eco.metric import EcoOptions
@@ -47,8 +48,9 @@ def pools_of(count: int, size: int, seed: int = 0) -> list[list[str]]:
 
 def with_scikit_learn(pools: list[list[str]]) -> list[Doubles]:
     """The released way: a vectoriser fitted on every pool, and each row's mean cosine with the others."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.metrics.pairwise import cosine_similarity
+    with needed("dev"):
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.metrics.pairwise import cosine_similarity
 
     scores = []
     for pool in pools:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.eco import timed
+from benchmarks.extras import needed
 from capeval_core.inputs.samples import check_samples
 from capeval_core.integrations import CocoScores
 from capeval_core.integrations.coco_java import check_java
@@ -62,10 +63,11 @@ ODD = {
 
 def theirs(gts: Texts, res: Texts) -> dict[str, Any]:
     """Tokens, values and scores by pycocoevalcap."""
-    from pycocoevalcap.bleu.bleu import Bleu
-    from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.rouge.rouge import Rouge
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+    with needed("ngram"):
+        from pycocoevalcap.bleu.bleu import Bleu
+        from pycocoevalcap.cider.cider import Cider
+        from pycocoevalcap.rouge.rouge import Rouge
+        from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     tokenize = PTBTokenizer().tokenize
     references, captions = (

@@ -22,6 +22,7 @@ import torch
 import transformers
 from PIL import Image
 
+from benchmarks.extras import needed
 from benchmarks.workload import Workload, make_weights, make_workload
 from capeval_core.integrations import CaptionMetrics
 from tests.integrations.captioner import SIDE, captioner, make_trainer, word_tokenizer
@@ -69,6 +70,8 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.1, help="of 1,000 images with 5 references each")
     parser.add_argument("--evaluations", type=int, default=4)
     arguments = parser.parse_args()
+    with needed("trainer"):
+        import accelerate  # noqa: F401 (the Trainer imports it)
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

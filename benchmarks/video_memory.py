@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.extras import needed
 from benchmarks.workload import in_own_process, peak_memory
 
 BASELINE_MINUTES = 10
@@ -104,7 +105,8 @@ def streamed(clip: Any, files: list[str]) -> list[Any]:
 
 def at_once(clip: Any, files: list[str]) -> list[Any]:
     """The same for each file by itself: all of its frames decoded, then prepared, then encoded in batches."""
-    import av
+    with needed("video"):
+        import av
 
     found = []
     for file in files:
@@ -143,7 +145,8 @@ def report_speed(folder: Path, count: int) -> None:
 
 def draw(path: Path, frames: int, size: tuple[int, int], rate: int, *, seed: int) -> Path:
     """A video of a field with a block that moves and a wave of light."""
-    import av
+    with needed("video"):
+        import av
 
     rng = np.random.default_rng(seed)
     width, height = size

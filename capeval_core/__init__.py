@@ -1,9 +1,12 @@
-"""Caption metrics that match the published ones, over one shared core.
+"""Metrics for captions of images and videos that give the published numbers.
 
+```python
 import capeval_core
-metric = capeval_core.load("pacs")
+
+metric = capeval_core.load("clips")
 result = metric.score(captions=["a dog runs on grass"], images=["dog.jpg"])
-result.mean, result.scores, result.signature, result.interval()
+result.mean, result.scores, result.signature
+```
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from typing import Any
 
 from capeval_core._version import __version__
 
-__all__ = ["Result", "__version__", "list_metrics", "load"]  # their types are in __init__.pyi
+# Their types are in __init__.pyi.
+__all__ = ["Result", "__version__", "list_metrics", "load", "module_path"]
 
 _MODULES = {
     "load": "capeval_core.registry",
     "list_metrics": "capeval_core.registry",
+    "module_path": "capeval_core.installed",
     "Result": "capeval_core.result",
 }
 

@@ -11,6 +11,7 @@ from typing_extensions import Unpack, deprecated
 
 from capeval_core._version import __version__ as __version__
 from capeval_core.cache import FeatureCache
+from capeval_core.installed import module_path as module_path
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusStatistics
 from capeval_core.phrases.source import PhraseSource
@@ -29,7 +30,7 @@ from capeval_core.scores.umic import Umic
 from capeval_core.scores.video import VideoPacS, VideoRefPacS
 from capeval_core.scores.vilbert import VilbertScore
 
-__all__ = ["Result", "__version__", "list_metrics", "load"]
+__all__ = ["Result", "__version__", "list_metrics", "load", "module_path"]
 
 _T = TypeVar("_T")
 

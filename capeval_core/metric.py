@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +21,13 @@ from capeval_core.cache import shared_cache
 from capeval_core.errors import Problem, Problems, folder_path, wrong_option
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.inputs.texts import united
+from capeval_core.metric_facts import MetricFacts
 from capeval_core.options import CorpusOptions, CorpusStatistics
 from capeval_core.options import Options as CommonOptions
-from capeval_core.result import Published, Result, Values
+from capeval_core.result import Result, Values
 from capeval_core.row_store import RowStore, check_folder
 from capeval_core.rows import RowCollector, canonical
-from capeval_core.statistics import CorpusFormula
-from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
 Self = TypeVar("Self", bound="CaptionMetric")
@@ -41,53 +41,14 @@ class Model:
     fingerprint: str
 
 
-class CaptionMetric(ABC):
+class CaptionMetric(MetricFacts, ABC):
     """A caption metric: captions and images are checked and encoded to rows, rows are aggregated to scores.
 
-    A subclass states the class attributes, opens its models in `open_models`, and implements `encode`
+    A subclass states the facts, opens its models in `open_models`, and implements `encode`
     (neural, per caption) and `aggregate` (cheap, sees all rows). If encoding needs statistics of the whole
     corpus, its options are `CorpusOptions`, `prepare` makes the statistics, and `encode` reads them from
     `options.statistics`.
     """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    key: ClassVar[str]
-    """Name of the value in an `evaluate` result."""
-    summary: ClassVar[str]
-    paper: ClassVar[str]
-    """Authors, title, venue and address."""
-    range: ClassVar[tuple[float, float]]
-    higher_is_better: ClassVar[bool] = True
-    needs_references: ClassVar[bool] = False
-    media: ClassVar[tuple[str, ...]] = ("image",)
-    """Kinds of visuals that captions are about: "image", "video", "boxes"; none for texts alone."""
-    variant: ClassVar[str | None] = None
-    """The medium that `load(name, media=...)` chooses this class by, where another class is the default."""
-    crops: ClassVar[bool] = True
-    """Whether it sees the square in an image's centre only."""
-    relative: ClassVar[str | None] = None
-    """Why its scores can be compared within one set only; None if with those of other sets, too."""
-    plots: ClassVar[bool] = False
-    """Whether the evidence that `Result.explain` returns has a `plot()`."""
-    default_weights: ClassVar[WeightsEntry | None] = None
-    """None: the metric has no weights."""
-    network: ClassVar[str | None] = None
-    """Kind of the network that the option `weights` is for, one of `registry.NETWORKS`."""
-    tiny: ClassVar[str | None] = None
-    """Folder of the embedded small model that `weights="tiny"` means."""
-    formula: ClassVar[CorpusFormula | None] = None
-    """How its number comes from sums over captions (BLEU), its values' names in `evaluate` included; None:
-    it is the mean of the scores."""
-    reference_columns: ClassVar[tuple[str, ...]] = ()
-    """List columns of `ROW` with one entry per reference, in their order. Where all that depends on
-    references stands in them, the score with fewer references is another aggregation of the same rows."""
-    corpus_texts: ClassVar[str] = "captions + references"
-    """What `corpus` gives, in messages."""
-    Options: ClassVar[type[CommonOptions]] = CommonOptions
-    ROW: ClassVar[pa.Schema]
-    published: ClassVar[tuple[Published, ...]] = ()
-    """Means that papers report for this metric, lowest first."""
 
     def __init__(self, options: CommonOptions) -> None:
         self.check_options(options)
@@ -286,11 +247,11 @@ class CaptionMetric(ABC):
             )
         cls.check_prepared(options)
 
-    def prepared(self: Self, samples: Samples) -> Self:
-        """This metric with the statistics of a whole corpus, where it needs them and was opened without."""
+    def prepared(self: Self, samples: Samples, *others: Samples) -> Self:
+        """This metric with statistics of a corpus, if it needs them; `others` are further systems."""
         if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:
             return self
-        return self.with_statistics(self.prepare(self.corpus(samples)))
+        return self.with_statistics(self.prepare(united([self.corpus(own) for own in (samples, *others)])))
 
     def with_statistics(self: Self, statistics: CorpusStatistics | None) -> Self:
         """This metric with statistics of a corpus."""
@@ -335,7 +296,7 @@ class CaptionMetric(ABC):
         stamp: Mapping[str, Any],
         bar: tqdm[Any],
     ) -> RowCollector:
-        """A `RowCollector` of samples; `folder` and `stamp` are those of its store, if it has one."""
+        """The collector of samples' rows; `folder` and `stamp` are those of its store, if it has one."""
         store = None if folder is None else self.store(folder, schema, stamp)
         return RowCollector(samples, schema, store, bar, refuse_errors=self.options.on_error == "raise")
 
@@ -382,7 +343,7 @@ class CaptionMetric(ABC):
     ) -> dict[int, dict[str, Any]]:
         """What `Result.explain` returns for each caption: by default its text, image and parts."""
         return {
-            row: {"caption": caption, "image": image.name} | {name: part[row] for name, part in parts.items()}
+            row: {"caption": caption, "image": image.label} | {name: part[row] for name, part in parts.items()}
             for row, (caption, image) in enumerate(zip(samples.captions, samples.images, strict=True))
         }
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from capeval_core.result_files import fields_of, json_text, plain
 from capeval_core.statistics import (
     Clusters,
     Comparison,
@@ -20,6 +19,17 @@ from capeval_core.statistics import (
     mean_interval,
     paired_comparison,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Counts", "Published", "Result", "Values", "json_text", "plain"]
+
+
+_SHOWN = 3
+"""Captions at either end that notebooks show."""
+_QUICK = 100_000
+"""Captions of which notebooks show an interval, which takes a second for more."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,76 @@ class Result:
     summands: list[list[float]] | None = field(default=None, repr=False)
     formula: CorpusFormula | None = field(default=None, repr=False)
 
+    def __len__(self) -> int:
+        """Number of captions; of images, where a metric chooses among the captions of each."""
+        return len(self.scores)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """What one caption has: `index`, its score under the metric's key, its parts, `group` and `error`.
+
+        >>> import capeval_core
+        >>> result = capeval_core.load("bleu").score(["a red dog runs"], references=[["a red dog runs off"]])
+        >>> result[0]["index"], round(result[0]["bleu_4"], 3), result[-1]["error"]
+        (0, 0.779, None)
+        """
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+            raise TypeError(f"result[{index!r}]: expected the number of a caption")
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"result[{index}]: there are {len(self)} captions, counted from 0")
+        number = int(index) % len(self)
+        parts = {name: values[number] for name, values in self.parts.items()}
+        about = {"group": self.groups[number], "error": self.errors.get(number)}
+        return {"index": number, self.key: self.scores[number], **parts, **about}
+
+    def worst(self, n: int = 10) -> list[dict[str, Any]]:
+        """The `n` captions with the worst scores, worst first, each as `result[i]`; none that failed."""
+        return [self[index] for index in self._ordered(worst_first=True)[: max(n, 0)]]
+
+    def best(self, n: int = 10) -> list[dict[str, Any]]:
+        """The `n` captions with the best scores, best first, each as `result[i]`."""
+        return [self[index] for index in self._ordered(worst_first=False)[: max(n, 0)]]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row per caption, by its index: the score under the metric's key, parts, `group` and `error`.
+
+        >>> import capeval_core
+        >>> result = capeval_core.load("bleu").score(["a dog", "a cat"], references=[["a dog"], ["a cow"]])
+        >>> frame = result.to_pandas()
+        >>> list(frame.index), float(frame["bleu_4"].max()) == result.best(1)[0]["bleu_4"]
+        ([0, 1], True)
+        """
+        import pandas as pd
+
+        errors = [self.errors.get(index) for index in range(len(self))]
+        columns = {self.key: self.scores, **self.parts, "group": self.groups, "error": errors}
+        frame = pd.DataFrame({name: pd.Series(values) for name, values in columns.items()})
+        return frame.rename_axis("index")
+
+    def _ordered(self, *, worst_first: bool) -> list[int]:
+        """Indices of the captions with a finite score; equal ones stay in their order."""
+        from capeval_core.registry import METRICS, metric_class
+
+        higher_is_better = metric_class(self.metric).higher_is_better if self.metric in METRICS else True
+        finite = [index for index, score in enumerate(self.scores) if np.isfinite(score)]
+        return sorted(finite, key=self.scores.__getitem__, reverse=higher_is_better is not worst_first)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the number with its interval, counts, the worst and the best captions."""
+        from capeval_core.reports.html_result import result_html
+
+        interval = None
+        if self.relative is None and len(self) <= _QUICK:
+            with suppress(ValueError):  # too few images
+                interval = self.interval()
+        return result_html(
+            self.numbers,
+            None if interval is None else (interval.low, interval.high, interval.level),
+            vars(self.counts),
+            {"worst": self.worst(_SHOWN), "best": self.best(_SHOWN)},
+            self.errors,
+            self.signature,
+        )
+
     @staticmethod
     def of(values: Values, rows: pa.Table, **about: Any) -> Result:
         """The result of values and of the row of each; `about` is the metric: name, key, signature, ..."""
@@ -170,7 +250,7 @@ class Result:
 
         Raises:
             ValueError: the signatures differ (the numbers are not comparable), scores that are relative to
-                their set, or fewer than five common images.
+                their set, or fewer than five common images (FewImagesError, with the means).
         """
         if not isinstance(other, Result):
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
@@ -226,136 +306,18 @@ class Result:
         Raises:
             KeyError, TypeError, ValueError: something is missing, or does not fit the rest.
         """
-        _check_types(saved)
-        columns = {"scores": saved["scores"], "groups": saved["groups"], **saved["parts"]}
-        summands, formula = saved.get("summands"), _formula_of(saved)
-        if summands is not None:
-            columns["summands"] = summands
-        if len({len(column) for column in columns.values()}) != 1:
-            lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
-            raise ValueError(f"it has {lengths}, which should be equally many")
-        return Result(
-            metric=saved["metric"],
-            key=saved["key"],
-            scores=_numbers(saved["scores"]),
-            parts={name: _numbers(part) for name, part in saved["parts"].items()},
-            groups=list(saved["groups"]),
-            signature=saved["signature"],
-            counts=Counts(**saved["counts"]),
-            errors={int(index): reason for index, reason in saved["errors"].items()},
-            relative=saved.get("relative"),
-            summands=None if summands is None else [_numbers(row) for row in summands],
-            formula=formula,
-        )
+        return Result(**fields_of(saved), counts=Counts(**saved["counts"]))
 
     def _refuse_relative(self, method: str) -> None:
         if self.relative is not None:
             raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
 
+    @property
+    def visual(self) -> str:
+        """What its captions are about: "image" or "video"."""
+        return "video" if "media:video" in self.signature.split("|")[:2] else "image"
+
     def _clusters(self) -> Clusters:
         if self.formula is None:
-            return Clusters.of(self.scores, self.groups)
-        return Clusters.of(self.scores, self.groups, self.formula, np.asarray(self.summands))
-
-
-def _formula_of(saved: Mapping[str, Any]) -> CorpusFormula | None:
-    """The formula of a corpus metric, by which the sums in a file are read; None for any other metric.
-
-    Raises:
-        ValueError: the file has sums of another metric, or none of a corpus metric.
-    """
-    from capeval_core.registry import METRICS, metric_class
-
-    metric, summands = saved["metric"], saved.get("summands")
-    if summands is None and metric not in METRICS:  # of a package that need not be installed to read it
-        return None
-    formula = metric_class(metric).formula
-    if formula is None and summands is not None:
-        raise ValueError(f"it has summands, and {metric} has no formula of sums")
-    if formula is not None and summands is None:
-        raise ValueError(f"it has no summands, which the number of {metric} is made of")
-    if formula is not None and summands and len(summands[0]) != len(formula.sums):
-        raise ValueError(
-            f"its summands have {len(summands[0])} numbers, those of {metric} {len(formula.sums)}"
-        )
-    return formula
-
-
-def plain(value: Any) -> Any:
-    """`value` in JSON's types: numpy's become Python's, NaN and infinities None."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (np.ndarray, np.generic)):
-        return plain(value.tolist())
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def json_text(content: Any) -> str:
-    """`content` as a file of JSON, without the tokens NaN and Infinity, which strict readers refuse."""
-    return json.dumps(plain(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
-
-
-def _check_types(saved: Mapping[str, Any]) -> None:
-    """Refuse a value that is no result before anything is computed with it."""
-    if not isinstance(saved, Mapping):
-        raise TypeError(f"expected an object, found {_shown(saved)}")
-    fields = {"metric": str, "key": str, "signature": str, "scores": list, "groups": list}
-    fields |= {"parts": Mapping, "counts": Mapping, "errors": Mapping}
-    for name, kind in fields.items():
-        if not isinstance(saved[name], kind):
-            expected = {str: "a text", list: "a list"}.get(kind, "an object")
-            raise TypeError(f"{name} should be {expected}, found {_shown(saved[name])}")
-    for i, score in enumerate(saved["scores"]):
-        if score is not None and not _is_number(score):
-            raise ValueError(
-                f"scores[{i}] is {_shown(score)}, not a number: scores are numbers, or null where scoring "
-                "failed; write the file again with `capeval score --json`"
-            )
-    for i, group in enumerate(saved["groups"]):
-        if not isinstance(group, str):
-            raise TypeError(f"groups[{i}] should be a text, the key of an image, found {_shown(group)}")
-    for name, part in saved["parts"].items():
-        if not isinstance(part, list):
-            raise TypeError(f"parts[{name!r}] should be a list, found {_shown(part)}")
-    summands = saved.get("summands")
-    if summands is not None and not (isinstance(summands, list) and _are_rows(summands)):
-        raise TypeError("summands should be lists of equally many numbers, one list per caption")
-    if not isinstance(saved.get("relative"), (str, type(None))):
-        raise TypeError(f"relative should be a text or null, found {_shown(saved['relative'])}")
-    for name, count in saved["counts"].items():
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(f"counts[{name!r}] should be a whole number, found {_shown(count)}")
-
-
-def _is_number(value: Any) -> bool:
-    """A number that float64 holds: `true` is none, nor is one of 400 digits."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, float) or abs(value) <= sys.float_info.max
-
-
-def _are_rows(values: Sequence[Any]) -> bool:
-    """Whether these are lists of numbers or null, of one length."""
-    rows = [row for row in values if isinstance(row, list)]
-    return (
-        len(rows) == len(values)
-        and len(set(map(len, rows))) <= 1
-        and all(value is None or (_is_number(value) and value >= 0) for row in rows for value in row)
-    )
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (bool, type(None))):
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, (int, float)):
-        return repr(value) if _is_number(value) else "a number beyond the range of float64"
-    return f"{value[:30]!r}" if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def _numbers(saved: Sequence[Any]) -> list[Any]:
-    """A component as it was: in a list of numbers, `plain` left None where there was NaN or an infinity."""
-    if not all(value is None or _is_number(value) for value in saved):
-        return list(saved)
-    return [value if value is not None and math.isfinite(value) else math.nan for value in saved]
+            return Clusters.of(self.scores, self.groups, visual=self.visual)
+        return Clusters.of(self.scores, self.groups, self.formula, np.asarray(self.summands), self.visual)

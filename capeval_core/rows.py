@@ -146,19 +146,25 @@ class RowCollector:
         refuse_errors: bool,
     ) -> None:
         self._tables = [schema.empty_table()]
-        self._missing, self._texts = samples, TEXTS_AT_ONCE
-        self._added = 0
+        self._missing, self.texts = samples, TEXTS_AT_ONCE
+        self._added = self.reused = 0
         self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
         self._memory = FreedMemory()
         if store is not None:
             reused, missing = store.reuse(samples.indices, lambda row: content_key(samples, row))
             self._tables.append(reused)
-            self._missing, self._texts = samples.select(missing), _TEXTS_BETWEEN_SHARDS
+            self._missing, self.texts = samples.select(missing), _TEXTS_BETWEEN_SHARDS
+            self.reused = len(reused)
             bar.update(len(reused))
+
+    @property
+    def missing(self) -> Samples:
+        """The samples that the store had no row of, in order; `reused` is the number of the others."""
+        return self._missing
 
     def windows(self) -> Iterator[Samples]:
         """The samples that have no row yet, as many at once as memory allows."""
-        return windows(self._missing, self._texts)
+        return windows(self._missing, self.texts)
 
     def add(self, table: pa.Table) -> None:
         """The next rows, in the order of the windows.

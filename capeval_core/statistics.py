@@ -37,9 +37,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from capeval_core.values import p_in_words, signed
+
 Doubles = NDArray[np.float64]
 LEAST_IMAGES = 5
-TEST = "paired t-test, clustered by image"
+TEST = "paired t-test, clustered by {}"
+"""The name of the test, of an image or a video."""
 _EQUAL = 1e-13  # of the largest score: what rounding leaves where all values are equal
 
 
@@ -62,7 +65,7 @@ class Comparison:
     interval: of the difference.
     p_value: two-sided, of no difference, by the same statistic as the interval: it is below 1 - level exactly
         where 0 lies outside the interval.
-    images: images that both systems were scored on.
+    images: images (or videos, by `visual`) that both systems were scored on.
     left_out: images without a score in one of them, not part of the comparison.
     """
 
@@ -72,11 +75,12 @@ class Comparison:
     p_value: float
     images: int
     left_out: int
+    visual: str = "image"
 
     @property
     def test(self) -> str:
         """The name of the test."""
-        return TEST
+        return TEST.format(self.visual)
 
     @property
     def verdict(self) -> str:
@@ -91,7 +95,7 @@ class Comparison:
         low, high = signed(self.interval.low), signed(self.interval.high)
         return (
             f"{self.verdict} (difference {signed(self.difference)}, interval {low} to {high}, "
-            f"{p_in_words(self.p_value, self.interval.level)}, {self.test}, {self.images:,} images, "
+            f"{p_in_words(self.p_value, self.interval.level)}, {self.test}, {self.images:,} {self.visual}s, "
             f"{self.left_out:,} left out)"
         )
 
@@ -99,22 +103,32 @@ class Comparison:
         return f"Comparison({self})"
 
 
-def signed(value: float) -> str:
-    """A difference with its sign: four digits, or as many as show that it is not 0."""
-    return next(
-        (text for digits in (4, 8) if float(text := f"{value:+.{digits}f}") or not value), f"{value:+.1e}"
-    )
+class FewImagesError(ValueError):
+    """Too few images for a test.
+
+    means: of the two systems over the images that both have a score on. images, left_out: as in `Comparison`.
+    """
+
+    def __init__(self, message: str, means: tuple[float, float], images: int, left_out: int) -> None:
+        super().__init__(message)
+        self.means, self.images, self.left_out = means, images, left_out
 
 
-def p_in_words(p_value: float, level: float) -> str:
-    """`p < 0.001`, or `p = 0.012` with as many digits as show on which side of 1 - level it lies."""
-    if p_value < 0.001:
-        return "p < 0.001"
-    limit = round(1 - level, 12)
-    for digits in range(3, 12):
-        if (round(p_value, digits) < limit) == (p_value < 1 - level):
-            return f"p = {p_value:.{digits}f}"
-    return f"p = {p_value:.3f}"
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values of a family of tests after Holm's correction, in the same order.
+
+    Adjusted values below a level are those of differences that Holm's procedure shows at that level: the
+    chance of one or more false ones among them is at most the level, whatever the tests have in common (Holm,
+    Scandinavian Journal of Statistics 6, 1979).
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
 
 
 @dataclass(frozen=True)
@@ -152,12 +166,14 @@ class Clusters:
     """Sums and counts of finite scores per image; all re-aggregations need no more.
 
     sums: (n,) of scores; or (n, k) of what a formula takes. counts: (n,) captions with a score.
+    visual: what messages call an image: "image" or "video".
     """
 
     names: list[str]
     sums: Doubles
     counts: Doubles
     formula: CorpusFormula | None = None
+    visual: str = "image"
 
     @staticmethod
     def of(
@@ -165,6 +181,7 @@ class Clusters:
         groups: Sequence[str],
         formula: CorpusFormula | None = None,
         summands: Doubles | None = None,
+        visual: str = "image",
     ) -> Clusters:
         """The images of captions; `summands` (captions, k) are what each adds to the sums of a formula."""
         values = np.asarray(scores, dtype=np.float64)
@@ -177,7 +194,7 @@ class Clusters:
         counts: Doubles = np.bincount(members, finite, len(names)).astype(np.float64)
         some = counts > 0
         sums = sums if formula is not None else sums[:, 0]
-        return Clusters([str(name) for name in names[some]], sums[some], counts[some], formula)
+        return Clusters([str(name) for name in names[some]], sums[some], counts[some], formula, visual)
 
     def take(self, images: NDArray[np.int64]) -> Clusters:
         """The chosen images, in the given order."""
@@ -203,7 +220,8 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
     n = len(clusters.names)
     if n < LEAST_IMAGES:
         raise ValueError(
-            f"an interval needs at least {LEAST_IMAGES} images with a score, found {n}: score more images"
+            f"an interval needs at least {LEAST_IMAGES} {clusters.visual}s with a score, found {n}: score "
+            f"more {clusters.visual}s"
         )
     return Interval(*_studentised(clusters).bounds(clusters.value, level), level, n)
 
@@ -212,23 +230,25 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     """Interval and test of a difference of means, or formulas, over images that both systems have a score on.
 
     Raises:
-        ValueError: fewer than five such images, or `level` is not in (0, 1).
+        FewImagesError: fewer than five such images. ValueError: none at all, or `level` is not in (0, 1).
     """
     check_level(level)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
-    n = len(a)
+    n, visual = len(a), first.visual
     if not n and first.names and second.names:
         raise ValueError(
-            f"the results have no image in common ({len(first.names)} and {len(second.names)}): score both "
-            "systems on the same images, given in the same form (files, or decoded)"
-        )
-    if n < LEAST_IMAGES:
-        raise ValueError(
-            f"a comparison needs at least {LEAST_IMAGES} images that both systems have a score on, found "
-            f"{n}: score both systems on more images"
+            f"the results have no {visual} in common ({len(first.names)} and {len(second.names)}): score "
+            f"both systems on the same {visual}s, given in the same form (files, or decoded)"
         )
     one, other = first.take(a), second.take(b)
-    means = one.value, other.value
+    left_out = len(first.names) + len(second.names) - 2 * n
+    means = (one.value, other.value) if n else (math.nan, math.nan)
+    if n < LEAST_IMAGES:
+        message = (
+            f"a comparison needs at least {LEAST_IMAGES} {visual}s that both systems have a score on, found "
+            f"{n}: score both systems on more {visual}s"
+        )
+        raise FewImagesError(message, means, n, left_out)
     difference = means[0] - means[1]
     statistic = _studentised(one, other)
     p_value = statistic.p_value(difference)
@@ -238,8 +258,7 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
         low, high = min(low, 0.0), max(high, 0.0)
     elif low <= 0 <= high:
         low, high = (math.nextafter(0, 1), high) if difference > 0 else (low, math.nextafter(0, -1))
-    left_out = len(first.names) + len(second.names) - 2 * n
-    return Comparison(means, difference, Interval(low, high, level, n), p_value, n, left_out)
+    return Comparison(means, difference, Interval(low, high, level, n), p_value, n, left_out, visual)
 
 
 def _studentised(*systems: Clusters) -> _Studentised:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 
@@ -58,3 +58,33 @@ def shown_number(value: Any) -> str:
 def has_nul(path: str | os.PathLike[str]) -> bool:
     """Whether a path has the one character that no path can have."""
     return "\0" in os.fspath(path)
+
+
+def expanded_path(path: str | os.PathLike[str]) -> Path:
+    """The path with the user's folder in place of `~`; that of an unknown user stays as it is.
+
+    >>> expanded_path("~nosuchuser/weights")
+    PosixPath('~nosuchuser/weights')
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(path)
+
+
+def signed(value: float) -> str:
+    """A difference with its sign: four digits, or as many as show that it is not 0."""
+    return next(
+        (text for digits in (4, 8) if float(text := f"{value:+.{digits}f}") or not value), f"{value:+.1e}"
+    )
+
+
+def p_in_words(p_value: float, level: float) -> str:
+    """`p < 0.001`, or `p = 0.012` with as many digits as show on which side of 1 - level it lies."""
+    if p_value < 0.001:
+        return "p < 0.001"
+    limit = round(1 - level, 12)
+    for digits in range(3, 12):
+        if (round(p_value, digits) < limit) == (p_value < 1 - level):
+            return f"p = {p_value:.{digits}f}"
+    return f"p = {p_value:.3f}"

@@ -89,7 +89,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        for file in partial.iterdir():
+        for file in filter(Path.is_file, partial.rglob("*")):
             with file.open("rb+") as opened:
                 os.fsync(opened.fileno())
         _sync_names(partial)

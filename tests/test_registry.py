@@ -188,3 +188,20 @@ def test_a_medium_that_a_metric_does_not_have_is_refused() -> None:
 def test_visuals_of_another_medium_are_refused_before_anything_else() -> None:
     with pytest.raises(TypeError, match="videos is given, but this umic is about images: pass images="):
         metric_class("umic").visuals_among(images=None, videos=["clip.mp4"])
+
+
+# --- modules of evaluate
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_of_this_package_has_a_module(name: str) -> None:
+    folder = Path(capeval_core.module_path(name))
+    assert f'metric_name = "{name}"' in (folder / f"{name}.py").read_text(encoding="utf-8")
+
+
+def test_other_metrics_have_no_module_here(declare: Declare) -> None:
+    with pytest.raises(ValueError, match="unknown metric 'pasc': did you mean 'pacs'"):
+        capeval_core.module_path("pasc")
+    declare("mine = someones:Whole")
+    with pytest.raises(ValueError, match="mine has no evaluate module: someones declares it, open it by"):
+        capeval_core.module_path("mine")

@@ -22,10 +22,9 @@ from capeval_core.statistics import (
     CorpusFormula,
     Interval,
     mean_interval,
-    p_in_words,
     paired_comparison,
-    signed,
 )
+from capeval_core.values import p_in_words, signed
 
 NAN = float("nan")
 System = list[list[float]]  # the scores of each image
@@ -392,7 +391,7 @@ def test_a_comparison_says_what_it_means() -> None:
     assert str(better) == (
         "the first system scores higher: 0 lies outside the 95% interval "
         f"(difference {better.difference:+.4f}, interval {low:+.4f} to {high:+.4f}, "
-        f"{p_in_words(better.p_value, 0.95)}, {TEST}, 12 images, 0 left out)"
+        f"{p_in_words(better.p_value, 0.95)}, {TEST.format('image')}, 12 images, 0 left out)"
     )
     assert repr(better) == f"Comparison({better})"
     worse = compared((list(scores), names(12)), (list(scores + rng.normal(0.1, 0.05, 12)), names(12)))

@@ -1,10 +1,10 @@
 """Generated parts of documents: tables made from the classes, and paragraphs that documents share.
 
-    python -m tools.documents                 all documents of the checkout, and the stub of `load`
+    python -m tools.documents                 all documents of the checkout, setup.cfg, and the stub of `load`
     python -m tools.documents README.md ...   only these documents
 
 A document marks a generated part by two lines, `<!-- options pacs -->` and `<!-- /options pacs -->`: the
-name of a table and its arguments. The lines between them are replaced.
+name of a table and its arguments. The lines between them are replaced. In setup.cfg `# ` stands before them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.errors import Problems, did_you_mean
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
+from capeval_core.project import address
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
@@ -26,7 +27,14 @@ from tools.load_types import load_stub
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "metrics/*/README.md", "hub_cards/*.md", "docs/*.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "metrics/*/README.md",
+    "hub_cards/*.md",
+    "docs/*.md",
+    "setup.cfg",
+)
 """The documents of a checkout."""
 PARTS = CHECKOUT / "docs" / "parts"
 """Paragraphs that documents share, one per file."""
@@ -37,6 +45,11 @@ def markdown(header: Row, rows: list[Row]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def folded(summary: str, content: str) -> str:
+    """Markdown that a reader opens."""
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
 
 
 def metrics_table() -> str:
@@ -100,28 +113,41 @@ def inputs_list(metric: str, media: str | None = None) -> str:
 
 
 def options_table(metric: str, media: str | None = None) -> str:
-    """Every option of a metric: type, default and meaning."""
+    """The options of a metric, folded: type, default, meaning; for a variant those that the metric lacks."""
     described = describe_options(metric_class(metric, media).Options)
+    summary = f"The {len(described)} options"
+    if media is not None:
+        usual = describe_options(metric_class(metric).Options)
+        lost = [f"<code>{d.name}</code>" for d in usual if d.name not in {other.name for other in described}]
+        described = [option for option in described if option not in usual]
+        summary = f"Its own options; the others are those above, without {' and '.join(lost)}"
     rows = [[f"`{d.name}`", f"`{d.type}`", f"`{d.default!r}`", d.help] for d in described]
-    return markdown(["option", "type", "default", "meaning"], rows)
+    return folded(summary, markdown(["option", "type", "default", "meaning"], rows))
 
 
 def rows_table(metric: str, media: str | None = None) -> str:
-    """Every column of a metric's rows: type and meaning."""
+    """Every column of a metric's rows, folded: type and meaning."""
     columns = metric_class(metric, media).ROW
     rows = [[f"`{c.name}`", f"`{c.type}`", c.metadata[b"meaning"].decode()] for c in columns]
-    return markdown(["column", "type", "meaning"], rows)
+    return folded(f"The {len(rows)} columns of a row", markdown(["column", "type", "meaning"], rows))
 
 
 def published_table(metric: str) -> str:
-    """The values that papers report for a metric."""
+    """The values that papers report for a metric; what is the same for all stands below the table."""
     class_ = metric_class(metric)
-    rows = [[p.captions, f"{p.value:g}", p.dataset, f"`{p.weights}`", p.source] for p in class_.published]
-    heading = ["captions", class_.title, "images", "weights", "source"]
-    if any(p.settings for p in class_.published):
-        rows = [[*row, p.settings or "default"] for row, p in zip(rows, class_.published, strict=True)]
-        heading.append("settings")
-    return markdown(heading, rows)
+    values = class_.published
+    about = {
+        "images": [p.dataset for p in values],
+        "weights": [f"`{p.weights}`" for p in values],
+        "source": [p.source for p in values],
+        "settings": [p.settings or "default" for p in values],
+    }
+    differing = {name: cells for name, cells in about.items() if len(set(cells)) > 1}
+    shared = [cells[0] for name, cells in about.items() if name not in differing and cells[0] != "default"]
+    rows = [[p.captions, f"{p.value:g}"] for p in values]
+    rows = [[*row, *(cells[i] for cells in differing.values())] for i, row in enumerate(rows)]
+    table = markdown(["captions", class_.title, *differing], rows)
+    return "\n\n".join([table, *([f"All of them: {'; '.join(shared)}."] if shared else [])])
 
 
 def weights_table() -> str:
@@ -146,6 +172,32 @@ def convert_command(metric: str, folder: str) -> str:
     """The command that converts these weights, as a block of code."""
     name = metric if metric in CONVERTED_AS.values() else metric_class(metric).name
     return f"```sh\n{_own_weights(folder).convert_command(name)}\n```"
+
+
+def project_line() -> str:
+    """Where the project is, '' while it has no address."""
+    return f"Code, documentation and issues of capeval: <{address()}>" if address() else ""
+
+
+def footguns_line() -> str:
+    """Where the ways to go wrong are collected."""
+    found = address("docs/footguns.md")
+    where = f"[here]({found})" if found else "in the project's `docs/footguns.md`"
+    return f"Ways to go wrong, each with its fix, are collected {where}."
+
+
+def package_urls() -> str:
+    """The addresses in the package's metadata, '' while there are none."""
+    if not address():
+        return ""
+    named = {"Documentation": "README.md", "Changelog": "CHANGELOG.md"}
+    lines = [f"    {name} = {address(path)}" for name, path in named.items()]
+    return "\n".join([f"url = {address()}", "project_urls =", *lines])
+
+
+def bibtex(metric: str) -> str:
+    """The BibTeX entry of a metric's paper, as a block of code."""
+    return f"```bibtex\n{describe_metric(metric_class(metric)).bibtex}\n```"
 
 
 def part(name: str) -> str:
@@ -178,11 +230,15 @@ TABLES: dict[str, Callable[..., str]] = {
     "weights": weights_table,
     "origin": origin_table,
     "convert": convert_command,
+    "project": project_line,
+    "footguns": footguns_line,
+    "urls": package_urls,
+    "bibtex": bibtex,
     "part": part,
 }
 """Every table by its name in markers, where its arguments follow."""
 
-_MARKER = re.compile(r"^<!-- (?P<end>/?)(?P<call>[^\s/][^\n]*?) -->$", re.MULTILINE)
+_MARKER = re.compile(r"^(?:# )?<!-- (?P<end>/?)(?P<call>[^\s/][^\n]*?) -->$", re.MULTILINE)
 
 
 def filled(text: str, name: str = "document") -> str:

@@ -38,6 +38,7 @@ def load_stub() -> str:
     imports.add("typing_extensions", "Unpack", "deprecated")
     imports.add(CaptionMetric.__module__, CaptionMetric.__name__)
     imports.add("capeval_core._version", "__version__ as __version__")
+    imports.add("capeval_core.installed", "module_path as module_path")
     imports.add("capeval_core.registry", "list_metrics as list_metrics")
     imports.add("capeval_core.result", "Result as Result")
     for metric in [*metrics.values(), *variants.values()]:
@@ -56,7 +57,7 @@ def load_stub() -> str:
     for name, metric in metrics.items():
         media = "".join(f'"{medium}", ' for medium in metric.media)
         overloads.append(_overload(name, f"media: Literal[{media}None] = None", metric))
-    exported = '__all__ = ["Result", "__version__", "list_metrics", "load"]\n'
+    exported = '__all__ = ["Result", "__version__", "list_metrics", "load", "module_path"]\n'
     return "\n".join(
         [
             _HEAD + "\n" + str(imports),

@@ -6,18 +6,16 @@ import argparse
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from capeval_core.commands.terminal import Parser, complain
-from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words
+from capeval_core.errors import Index, InputError, InPython, Piece, ProblemsError, Setting, Words
 from capeval_core.inputs.media import ARGUMENTS, argument_of
 from capeval_core.inputs.samples import Samples
-from capeval_core.metric import CaptionMetric
+from capeval_core.inputs.sources import IdentifiedTexts
 from capeval_core.options import OptionDescription, Settings, describe_options
-from capeval_core.registry import media_of, metric_class, variant_classes
 from capeval_core.values import shown
 
 _WIDEST = 50
@@ -41,10 +39,67 @@ def add_flags(
             group.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **_kind(option))
 
 
+def add_flags_of_several(
+    parser: argparse.ArgumentParser,
+    options: Mapping[str, type[Settings]],
+    without: Mapping[str, Sequence[str]],
+) -> None:
+    """A flag for every option of several metrics, by their names, each for all metrics that have it.
+
+    METRIC=VALUE is a value for one of them. `without`: by option, the metrics that it has no meaning for.
+    """
+    group = parser.add_argument_group(
+        "options of the metrics",
+        "Each is for all metrics that have it; METRIC=VALUE is for one alone, as in "
+        f"--device {next(iter(options))}=cpu.",
+    )
+    owners: dict[str, dict[str, OptionDescription]] = {}
+    for metric, class_ in options.items():
+        for option in describe_options(class_):
+            if option.flag and metric not in without.get(option.name, ()):
+                owners.setdefault(option.name, {})[metric] = option
+    for name, by_metric in owners.items():
+        kinds = [_kind(option) for option in by_metric.values()]
+        texts: dict[str, list[str]] = {}
+        for metric, kind in zip(by_metric, kinds, strict=True):
+            texts.setdefault(kind["help"], []).append(metric)
+        everywhere = len(texts) == 1 and len(by_metric) == len(options)
+        help_text = "; ".join(
+            text if everywhere else f"{', '.join(metrics)}: {text}" for text, metrics in texts.items()
+        )
+        shape = {**kinds[0], "help": help_text}
+        if "action" not in shape:
+            shape |= {"action": "append", "type": _OfMetric(shape.get("type", str), [*by_metric])}
+        group.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **shape)
+
+
+class _OfMetric:
+    """Reads `VALUE`, or `METRIC=VALUE` of one of these metrics, as a pair of metric (or None) and value."""
+
+    def __init__(self, kind: Callable[[str], Any], metrics: Sequence[str]) -> None:
+        self.kind, self.metrics, self.__name__ = kind, metrics, kind.__name__
+
+    def __call__(self, text: str) -> tuple[str | None, Any]:
+        metric, equals, value = text.partition("=")
+        if equals and metric in self.metrics:
+            return metric, self.kind(value)
+        return None, self.kind(text)
+
+
 def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, Any]:
     """The options that are among the arguments."""
     values = vars(arguments)
     return {option.name: values[option.name] for option in describe_options(options) if option.name in values}
+
+
+def chosen_of(arguments: argparse.Namespace, options: type[Settings], metric: str) -> dict[str, Any]:
+    """The options of one metric that are among the arguments, by flags of `add_flags_of_several`."""
+    own: dict[str, Any] = {}
+    for name, value in chosen(arguments, options).items():
+        pairs = value if isinstance(value, list) else [(None, value)]
+        values = [one for to, one in pairs if to is None] + [one for to, one in pairs if to == metric]
+        own |= {name: values[-1]} if values else {}
+    return own
 
 
 def flag_of(name: str) -> str:
@@ -76,94 +131,10 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
     return shape
 
 
-def read_metric(command: str, arguments: Sequence[str]) -> tuple[type[CaptionMetric], list[str]]:
-    """The metric that the first argument and `--media` choose, and the other arguments.
-
-    Raises:
-        ValueError: there is no such metric, or none for this medium.
-    """
-    name, *rest = arguments
-    metric_class(name)
-    parser = Parser(prog=f"{command} {name}", add_help=False)
-    parser.add_argument("--media")
-    flags, others = parser.parse_known_args(rest)
-    with in_words_of_the_user(Settings):
-        return metric_class(name, flags.media), others
-
-
-def command_of(metric: type[CaptionMetric]) -> str:
-    """The metric as a command line names it.
-
-    >>> command_of(metric_class("pacs"))
-    'pacs'
-    """
-    return metric.name if metric.variant is None else f"{metric.name} --media {metric.variant}"
-
-
-def add_media(group: Any, metric: type[CaptionMetric], *, optional: bool) -> None:
-    """`--media` where there is a choice, and a flag for the folder of what captions are about.
-
-    The flags of other media are not shown: `folder_of` refuses them. `optional`: whether there may be none.
-    """
-    media = media_of(metric.name)
-    if any(name == metric.name for name, _ in variant_classes()):
-        text = f"what captions are about (default: {media[0]})"
-        group.add_argument("--media", metavar="{" + ",".join(media) + "}", help=text)
-    for argument in ARGUMENTS:
-        own = argument == argument_of(metric.media)
-        text = f"the {argument} that they describe" if own else argparse.SUPPRESS
-        if own and optional:
-            text += "; none where --regions names features"
-        if own and "video" in metric.media:
-            text += ": files, or folders of frames"
-        required = own and not optional
-        group.add_argument(flag_of(argument), metavar="FOLDER", required=required, help=text)
-
-
-def media_hint(metric: type[CaptionMetric], rest: Sequence[str]) -> str | None:
-    """What to say of arguments with a folder of another medium that the metric takes, and none of its own.
-
-    >>> media_hint(metric_class("pacs"), ["--videos", "clips"])
-    '--videos: pacs is about images, pass --images FOLDER or --media video'
-    """
-    given = [argument for argument in ARGUMENTS if _has(rest, argument)]
-    own = argument_of(metric.media)
-    if own is None or own in given or _has(rest, "help") or "-h" in rest:
-        return None
-    return next((text for argument in given if (text := _about_others(metric, own, argument))), None)
-
-
-def _has(rest: Sequence[str], name: str) -> bool:
-    return any(one.partition("=")[0] == flag_of(name) for one in rest)
-
-
-def _about_others(metric: type[CaptionMetric], own: str, argument: str) -> str:
-    medium = argument.removesuffix("s")
-    chosen = [] if medium not in media_of(metric.name) else [f"--media {medium}"]
-    fix = " or ".join([f"pass {flag_of(own)} FOLDER", *chosen])
-    return f"{flag_of(argument)}: {command_of(metric)} is about {own}, {fix}"
-
-
-def folder_of(metric: type[CaptionMetric], flags: argparse.Namespace) -> str | None:
-    """The folder of what captions are about; None where the metric compares texts alone, or none is given.
-
-    Raises:
-        ValueError: a folder of another medium is given.
-    """
-    own = argument_of(metric.media)
-    for argument in ARGUMENTS:
-        if argument == own or getattr(flags, argument) is None:
-            continue
-        if own is None:
-            complain(f"warning: {metric.name} compares texts alone: {flag_of(argument)} is ignored")
-            continue
-        raise ValueError(_about_others(metric, own, argument))
-    found: str | None = None if own is None else getattr(flags, own)
-    return found
-
-
 class FlagWords(Words):
     """The words of the command line: options are flags, and rows of files have the id of their image.
+
+    systems: of each row the system that it belongs to, where there are several.
 
     >>> from capeval_core.options import Options
     >>> words = FlagWords(Options, ["dog", "dog", "cat"])
@@ -173,12 +144,19 @@ class FlagWords(Words):
     ('--batch-size 0', 'pass --empty score')
     """
 
-    def __init__(self, options: type[Settings], ids: Sequence[str] = ()) -> None:
-        self.options = {option.name for option in describe_options(options)} | {"media"}
-        self.ids = ids
-        counts: Counter[str] = Counter()
-        self._numbers = [counts.update([image_id]) or counts[image_id] for image_id in ids]
-        self._several = {image_id for image_id, count in counts.items() if count > 1}
+    def __init__(
+        self,
+        options: type[Settings] | Sequence[type[Settings]],
+        ids: Sequence[str] = (),
+        systems: Sequence[str] = (),
+    ) -> None:
+        classes = [options] if isinstance(options, type) else options
+        self.options = {option.name for one in classes for option in describe_options(one)} | {"media"}
+        self.ids, self.systems = ids, systems or [""] * len(ids)
+        counts: Counter[tuple[str, str]] = Counter()
+        pairs = list(zip(self.systems, ids, strict=True))
+        self._numbers = [counts.update([pair]) or counts[pair] for pair in pairs]
+        self._several = {pair for pair, count in counts.items() if count > 1}
 
     def argument(self, argument: str, index: Index) -> str:
         position, *inner = index if isinstance(index, tuple) else (index,)
@@ -191,14 +169,19 @@ class FlagWords(Words):
             return visual_of(image_id, argument)
         if argument == "references":
             return f"{f'reference {number}' if inner else 'references'} of {image_id!r}"
-        if not inner and image_id in self._several:
+        system = self.systems[position]
+        if not inner and (system, image_id) in self._several:
             number = self._numbers[position]
-        return f"{f'caption {number}' if number else 'caption'} of {image_id!r}"
+        caption = f"{f'caption {number}' if number else 'caption'} of {image_id!r}"
+        return f"{caption} in {system!r}" if system else caption
 
     def option(self, name: str, value: Any) -> str:
         if name not in self.options:
             return super().option(name, value)
         return f"{flag_of(name)} {(value if isinstance(value, str) else shown(value)) or repr('')}"
+
+    def piece(self, piece: Piece) -> str:
+        return "" if isinstance(piece, InPython) else super().piece(piece)
 
     def setting(self, setting: Setting) -> str:
         if setting.name not in self.options:
@@ -215,9 +198,11 @@ def visual_of(image_id: str, argument: str) -> str:
 
 
 @contextmanager
-def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> Iterator[None]:
+def in_words_of_the_user(
+    options: type[Settings] | Sequence[type[Settings]], ids: Sequence[str] = (), systems: Sequence[str] = ()
+) -> Iterator[None]:
     """Let errors and warnings of the block speak of flags and ids, and not of options and `captions[3]`."""
-    words, show = FlagWords(options, ids), warnings.showwarning
+    words, show = FlagWords(options, ids, systems), warnings.showwarning
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *rest: show(
@@ -228,11 +213,26 @@ def in_words_of_the_user(options: type[Settings], ids: Sequence[str] = ()) -> It
         raise InputError(words.of(error)) from error
 
 
-def with_ids(samples: Checked, ids: Sequence[str], media: Sequence[str] = ("image",)) -> Checked:
-    """Samples whose visuals are named by their ids in errors that come later; one id per caption or pool."""
+def with_ids(
+    samples: Checked,
+    ids: Sequence[str],
+    media: Sequence[str] = ("image",),
+    entries: Sequence[str] | None = None,
+) -> Checked:
+    """Samples whose visuals are named by their ids in errors that come later; one id per caption or pool.
+
+    `entries`: ids in the file of references, by which a metric on texts alone groups captions: equal
+    references of two images are no reason to take them for one.
+    """
     argument = argument_of(media) or "references"
     images = [
         image.at(visual_of(ids[position], argument))
         for image, position in zip(samples.images, samples.places, strict=True)
     ]
+    if not media and entries is not None:
+        pairs = zip(entries, samples.references or [], strict=True)
+        sources = {entry: IdentifiedTexts(texts, entry) for entry, texts in pairs}
+        images = [
+            type(image)(image.where, sources[entry]) for image, entry in zip(images, entries, strict=True)
+        ]
     return replace(samples, images=images)

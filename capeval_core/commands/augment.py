@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.files import FILES
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.outputs import tell_reasons
-from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.errors import did_you_mean
+from capeval_core.inputs.file_texts import FileOptions
 
 if TYPE_CHECKING:
     from capeval_core.training.augmentation import Augmentation, Counts
@@ -122,9 +123,10 @@ def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
             if flags.captions is not None:
                 raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
             return dataset.read(dataset.dataset)
+        options = FileOptions(**chosen(flags, FileOptions))
         if what == CAPTIONS:
-            return images_of_files(flags.images, flags.captions)
-        return captions_of_file(flags.captions)
+            return images_of_files(flags.images, flags.captions, options)
+        return captions_of_file(flags.captions, options)
 
 
 def _dataset_of(what: str) -> type[ImageDataset] | type[CaptionDataset]:
@@ -168,10 +170,13 @@ def _parser(what: str) -> Parser:
     text = "the captions to draw" if what == IMAGES else "only the images of these captions, by their ids"
     files.add_argument("--captions", metavar="FILE", type=Path, help=text)
     files.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="folder to make, or one to go on with"
+        "--out", metavar="FOLDER", type=Path, required=True, help="folder to write, or to continue"
     )
     files.add_argument(
-        "--shard", metavar="I/N", default="1/1", help="part of the work of this process (default: all of it)"
+        "--shard",
+        metavar="I/N",
+        default="1/1",
+        help="share of the work of this process, e.g. 1/4 (default: 1/1)",
     )
     add_flags(parser, _dataset_of(what), title="or a dataset of Hugging Face")
     add_flags(parser, _settings_of(what), title="options of the generation")

@@ -1,61 +1,183 @@
-"""`capeval compare`: is one system better than another, or is it chance?"""
+"""`capeval compare`: is one system better than others, or is it chance?"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from capeval_core.commands.comparison import (
+    add_comparison_flags,
+    check_comparison,
+    compare_systems,
+    show,
+    write_page,
+)
+from capeval_core.commands.systems import ScoredSystem, baseline_of, names_of_files
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.errors import Problems
+from capeval_core.inputs.folder import KINDS, Names, match_images, names_in
 from capeval_core.registry import metric_of
 from capeval_core.result import Result
-from capeval_core.statistics import p_in_words, signed
+from capeval_core.statistics import FewImagesError
+from capeval_core.values import p_in_words, signed
+
+_SYSTEMS = "systems"
+"""The key of a file of `capeval score --json` that holds several systems or metrics."""
 
 
 def run(arguments: list[str]) -> int:
     parser = Parser(
         prog="capeval compare",
-        description="Paired test of two systems that were scored on the same images.",
+        usage="capeval compare A.json B.json [C.json ...] [options]",
+        description="Paired tests of systems that were scored on the same images.",
         epilog=paragraph(
-            "A and B are files of `capeval score ... --json OUT`, scored with the same settings."
+            "Files are those of `capeval score ... --json OUT`, scored with the same settings: of one system "
+            "each, or of several."
         ),
     )
-    parser.add_argument("a", metavar="A.json", type=Path, help="the first system")
-    parser.add_argument("b", metavar="B.json", type=Path, help="the second system")
+    parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="results of systems")
+    add_comparison_flags(parser)
+    parser.add_argument(
+        "--images", "--videos", dest="visuals", metavar="FOLDER", type=Path, help="those that --report shows"
+    )
     flags = parser.read(arguments)
-    a, b = read_result(flags.a), read_result(flags.b)
-    test = a.compare(b)
-    try:
-        title = metric_of(a).title
-    except ValueError:  # of a package that is not installed here
-        title = a.metric
-    low, high = signed(test.interval.low), signed(test.interval.high)
-    rows = [
-        [title, f"{test.means[0]:.4f} ({flags.a})"],
-        ["", f"{test.means[1]:.4f} ({flags.b})"],
-        ["difference", signed(test.difference)],
-        ["interval", f"{low} to {high} ({test.interval.level:.0%})"],
-        ["test", f"{p_in_words(test.p_value, test.interval.level)}, {test.test}"],
-        ["verdict", test.verdict],
-        ["images", f"{test.images:,} ({test.left_out:,} left out)"],
-        ["signature", a.signature],
-    ]
-    print(table(rows, width=WHOLE_LINES))
-    if test.left_out:
-        complain(
-            f"warning: {test.left_out:,} images have a score in only one of the files: they are left out, "
-            "of the means too"
-        )
+    check_comparison(flags)
+    systems, one_run = _read(flags.files)
+    names = [system.name for system in systems]
+    if len(systems) == 1:
+        parser.error(f"{flags.files[0]} holds one system: name the file of another one to compare with")
+    baseline = baseline_of(flags.baseline, names, flags.files if len(flags.files) == len(names) else ())
+    _refuse_different(systems, next(system for system in systems if system.name == baseline), one_run)
+    alone = len(systems) == 2 and all(len(system.results) == 1 for system in systems)
+    if alone and flags.format is None and flags.baseline is None:
+        first, second = (next(iter(system.results.values())) for system in systems)
+        print(_summary(first, second, flags.files if len(flags.files) == 2 else names))
+        if flags.report is None:
+            return 0
+    compared = compare_systems(_with_visuals(systems, flags.visuals), baseline, one_run=one_run)
+    if not alone or flags.format is not None or flags.baseline is not None:
+        print(show(compared, flags.format or "text"))
+    write_page(flags, compared, ["compare", *arguments])
     return 0
 
 
-def read_result(path: Path) -> Result:
-    """The result in a file of `capeval score --json`; ValueError for another kind of file, or OSError."""
+def _with_visuals(systems: Sequence[ScoredSystem], folder: Path | None) -> list[ScoredSystem]:
+    """The systems with the paths of their images in a folder, by id; as they are without one."""
+    if folder is None:
+        return list(systems)
+    problems = Problems()
+    kind = KINDS[next(iter(systems[0].results.values())).visual]
+    names = Names(names_in(folder, kind), kind.extensions)
+    paths = [match_images(folder, names, list(dict.fromkeys(s.ids)), problems, kind=kind) for s in systems]
+    problems.raise_if_any()
+    return [
+        replace(system, images=[own[one] for one in system.ids])
+        for system, own in zip(systems, paths, strict=True)
+    ]
+
+
+def _read(files: Sequence[Path]) -> tuple[list[ScoredSystem], bool]:
+    """The systems of all files, and whether one run scored them."""
+    contents = [read_systems(path) for path in files]
+    systems: list[ScoredSystem] = []
+    for name, (of_file, several) in zip(names_of_files("FILE", files), contents, strict=True):
+        for system in of_file:
+            own = system.name if several else name
+            if several and own in [other.name for other in systems]:
+                own = f"{name}/{own}"
+            systems.append(ScoredSystem(own, system.ids, system.captions, None, None, system.results))
+    return systems, len(files) == 1
+
+
+def read_systems(path: Path) -> tuple[list[ScoredSystem], bool]:
+    """The systems in a file of `capeval score --json`, and whether it is of a run of several.
+
+    Raises:
+        ValueError: another kind of file. OSError: it cannot be read.
+    """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no regular file: name a file of `capeval score --json`")
     try:
-        return Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not (isinstance(content, Mapping) and _SYSTEMS in content):
+            return [_system(path.stem, content, [content])], False
+        found = [_system(one["system"], one, one["results"]) for one in content[_SYSTEMS]]
+        if not found:
+            raise ValueError("it has no system")
+        return found, True
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(
             f"{path} is not a file of `capeval score --json`, or is damaged ({reason})"
         ) from error
+
+
+def _system(name: str, content: Any, results: Sequence[Any]) -> ScoredSystem:
+    read = [Result.from_dict(result) for result in results]
+    ids, captions = (
+        [str(one) for one in content.get(key) or [""] * len(read[0].scores)] for key in ("ids", "captions")
+    )
+    return ScoredSystem(str(name), ids, captions, None, None, {result.metric: result for result in read})
+
+
+def _refuse_different(systems: Sequence[ScoredSystem], baseline: ScoredSystem, one_run: bool) -> None:
+    """Refuse systems whose numbers are not comparable: of other metrics or other settings."""
+    for system in systems:
+        if system.results.keys() != baseline.results.keys():
+            mine, others = (", ".join(one.results) for one in (system, baseline))
+            raise ValueError(
+                f"{system.name} was scored by {mine} and {baseline.name} by {others}: score both by the same "
+                "metrics"
+            )
+        for metric, result in system.results.items():
+            other = baseline.results[metric]
+            fields = set(result.signature.split("|")) ^ set(other.signature.split("|"))
+            if not fields or (one_run and all(field.startswith("refs:") for field in fields)):
+                continue
+            fix = "score both systems with the same settings"
+            if all(field.startswith("statistics:") for field in fields):
+                fix = (
+                    "each was weighed by its own texts: score both in one command, which weighs them by the "
+                    f"texts of both, capeval score {metric} --candidates FILE FILE ..."
+                )
+            raise ValueError(
+                "these results are not comparable, their signatures differ:\n"
+                f"    {other.signature}\n    {result.signature}\n{fix}"
+            )
+
+
+def _summary(a: Result, b: Result, names: Sequence[object]) -> str:
+    """Two systems by one metric in lines, with a test where there are images enough."""
+    try:
+        title = metric_of(a).title
+    except ValueError:  # of a package that is not installed here
+        title = a.metric
+    try:
+        test = a.compare(b)
+        means, images, left_out = test.means, test.images, test.left_out
+        low, high = signed(test.interval.low), signed(test.interval.high)
+        outcome = [
+            ["interval", f"{low} to {high} ({test.interval.level:.0%})"],
+            ["test", f"{p_in_words(test.p_value, test.interval.level)}, {test.test}"],
+            ["verdict", test.verdict],
+        ]
+    except FewImagesError as few:
+        means, images, left_out = few.means, few.images, few.left_out
+        outcome = [["test", f"none: {few}"]]
+    if left_out:
+        complain(
+            f"warning: {left_out:,} {a.visual}s have a score in only one of the files: they are left out, of "
+            "the means too"
+        )
+    rows = [
+        [title, f"{means[0]:.4f} ({names[0]})"],
+        ["", f"{means[1]:.4f} ({names[1]})"],
+        ["difference", signed(means[0] - means[1])],
+        *outcome,
+        [f"{a.visual}s", f"{images:,} ({left_out:,} left out)"],
+        ["signature", a.signature],
+    ]
+    return table(rows, width=WHOLE_LINES)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from os import PathLike
+from pathlib import Path
 
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
 from capeval_core.demo import KINDS, DemoItem, demo_set, score_kinds
@@ -11,6 +14,7 @@ from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
 from capeval_core.statistics import LEAST_IMAGES
 from capeval_core.weights.catalogue import PACS_B32
+from capeval_core.writing import whole_folder
 
 METRICS = ("pacs", "refpacs")
 
@@ -20,9 +24,46 @@ def run(arguments: list[str]) -> int:
         prog="capeval demo",
         description="Score packaged images with the packaged `tiny` weights: no network, no files.",
     )
-    parser.read(arguments)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="also write the images, captions and references into a folder",
+    )
+    flags = parser.read(arguments)
+    if flags.out is not None:
+        write_files(flags.out)
     print(report("tiny"))
+    if flags.out is not None:
+        print(f"\nOn the files in {flags.out}:\n  {_example(flags.out)}")
     return 0
+
+
+def write_files(folder: Path) -> None:
+    """Write `images/`, `references.json`, and a file of each kind of captions, into a new folder.
+
+    Raises:
+        FileExistsError: the folder exists.
+    """
+    if folder.exists():
+        raise FileExistsError(f"--out {folder} exists: name a folder to be made")
+    items = demo_set()
+    texts = {field: {item.id: getattr(item, field) for item in items} for field in KINDS.values()}
+    with whole_folder(folder) as partial:
+        (partial / "images").mkdir()
+        for item in items:
+            shutil.copy(item.image, partial / "images")
+        for name, content in {**texts, "references": {item.id: item.references for item in items}}.items():
+            text = json.dumps(content, indent=1) + "\n"
+            (partial / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def _example(folder: Path) -> str:
+    candidates = f"--candidates {folder / 'good.json'} --images {folder / 'images'}"
+    return (
+        f"capeval score refpacs {candidates} \\\n"
+        f"      --references {folder / 'references.json'} --weights tiny"
+    )
 
 
 def report(weights: str | PathLike[str]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from capeval_core.commands.arguments import command_of
+from capeval_core.commands.metrics import command_of
 from capeval_core.commands.outputs import write
-from capeval_core.inputs.collection import Collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_classes, variant_classes
 from capeval_core.result import Result, json_text
@@ -38,14 +38,14 @@ def make_folder(folder: Path, metric: type[CaptionMetric]) -> None:
         raise ValueError(f"{FLAG} {folder} is not empty: name a new or an empty folder")
 
 
-def write_explanations(folder: Path, collection: Collection, result: Result) -> str:
+def write_explanations(folder: Path, ids: Sequence[str], result: Result) -> str:
     """Write `ID-NUMBER.png` and `ID-NUMBER.json` for each caption of each image; a line that says how many.
 
     Slashes of ids become underscores. A caption without a score has no image; its numbers say why.
     """
     numbers: Counter[str] = Counter()
     drawn = 0
-    for index, image_id in enumerate(tqdm(collection.ids, FLAG[2:], disable=None, unit="caption")):
+    for index, image_id in enumerate(tqdm(ids, FLAG[2:], disable=None, unit="caption")):
         name = image_id.replace("/", "_")
         numbers[name] += 1
         path = folder / f"{name}-{numbers[name]}"
@@ -57,5 +57,5 @@ def write_explanations(folder: Path, collection: Collection, result: Result) -> 
             explanation.plot().save(drawing, "PNG")  # type: ignore[attr-defined]
             write(FLAG, path.with_name(path.name + ".png"), drawing.getvalue())
             drawn += 1
-    share = f"{drawn:,}" if drawn == len(collection.ids) else f"{drawn:,} of {len(collection.ids):,}"
+    share = f"{drawn:,}" if drawn == len(ids) else f"{drawn:,} of {len(ids):,}"
     return f"explained  {share} captions in {folder}"

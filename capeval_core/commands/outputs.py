@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,17 +97,37 @@ class Outputs:
             raise self._failure
 
 
+def tell_equal_images(ids: Sequence[str], groups: Sequence[str], noun: str = "images") -> None:
+    """Say how many images are counted once in intervals and tests because their content is equal.
+
+    groups: of each caption, the key of its image. noun: what has these keys.
+    """
+    first: dict[str, str] = {}
+    equal: dict[str, str] = {}
+    for image_id, group in zip(ids, groups, strict=True):
+        if group and first.setdefault(group, image_id) != image_id:  # no group: it could not be read
+            equal[image_id] = first[group]
+    if equal:
+        image_id, other = next(iter(equal.items()))
+        are = "is equal to another" if len(equal) == 1 else "are equal to others"
+        complain(
+            f"warning: {len(equal):,} of {len(set(ids)):,} {noun} {are}, e.g. {image_id!r} to {other!r}: "
+            "equal ones count as one image in intervals and tests"
+        )
+
+
 def tell_failures(result: Result) -> None:
     """Say which captions failed and why, the first of them."""
     tell_reasons(list(result.errors.values()), result.counts.captions, "captions")
 
 
 def tell_reasons(reasons: Sequence[str], total: int, items: str) -> None:
-    """Say why so many of all items failed, the first of them."""
+    """Say why so many of all items failed, the first reasons of all, each once."""
     if not reasons:
         return
-    more = len(reasons) - _FAILURES_SHOWN
+    counts = Counter(reasons)
+    more = len(counts) - _FAILURES_SHOWN
     lines = [f"{len(reasons):,} of {total:,} {items} failed:"]
-    for reason in reasons[:_FAILURES_SHOWN]:
-        lines += reason.split("\n")
-    complain("\n  ".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]))
+    for reason, count in list(counts.items())[:_FAILURES_SHOWN]:
+        lines += f"{reason}{f' ({count:,} {items})' if count > 1 else ''}".split("\n")
+    complain("\n  ".join([*lines, *([f"and {more:,} more reasons"] if more > 0 else [])]))

@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
+from capeval_core.commands.comparison import (
+    add_report_flag,
+    check_comparison,
+    compare_systems,
+    write_page,
+)
+from capeval_core.commands.files import FILES, add_file_flags, read_files
 from capeval_core.commands.interrupts import resumable
 from capeval_core.commands.outputs import Outputs, check_output, tell_failures, write
-from capeval_core.commands.score import FILES
+from capeval_core.commands.systems import ScoredSystem
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
-from capeval_core.inputs.collection import read_collection
+from capeval_core.evidence import Evidence
 from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
@@ -40,10 +47,11 @@ def run(arguments: list[str]) -> int:
         check_output(flag, out, flags, ("candidates",))
     if flags.json is not None and flags.out.resolve() == flags.json.resolve():
         raise ValueError(f"--out and --json are both {flags.out}: name two files")
+    check_comparison(flags)
     with in_words_of_the_user(metric.Options):
         options = metric.Options.of(METRIC, chosen(flags, metric.Options))
         metric.check_options(options)
-    file = _read(flags.candidates, flags.images)
+    file = _read(flags)
     with resumable(options), in_words_of_the_user(metric.Options, file.ids):
         samples = with_ids(metric.check_input(options, file.captions, file.images), file.ids)
         opened = metric(options)
@@ -58,6 +66,12 @@ def run(arguments: list[str]) -> int:
             write("--json", flags.json, json_text(content))
     print(_summary(metric, file, result, flags.out))
     tell_failures(result)
+    with outputs.next():
+        chosen_captions = [caption or "" for caption in result.parts["caption"]]
+        evidence = {METRIC: Evidence(opened, samples, rows, result)}
+        name, found = flags.candidates.stem, {METRIC: result}
+        system = ScoredSystem(name, file.ids, chosen_captions, file.images, None, found, evidence)
+        write_page(flags, compare_systems([system], None), ["rerank", *arguments])
     outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
 
@@ -71,8 +85,9 @@ def submission(file: CandidateFile, result: Result) -> str:
     return text.getvalue()
 
 
-def _read(candidates: Path, images: Path) -> CandidateFile:
-    collection = read_collection(candidates, images, wide=True)
+def _read(flags: argparse.Namespace) -> CandidateFile:
+    candidates, images = flags.candidates, flags.images
+    collection = read_files(flags, images, wide=True)
     captions: dict[str, list[str]] = {}
     paths: dict[str, Path] = {}
     for image_id, caption, image in zip(collection.ids, collection.captions, collection.images, strict=True):
@@ -138,6 +153,8 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         "--out", metavar="BEST.csv", type=_table_file, required=True, help="write the chosen captions"
     )
     files.add_argument("--json", metavar="OUT", type=Path, help="write the scores of every candidate")
+    add_report_flag(files)
+    add_file_flags(parser)
     add_flags(parser, metric.Options)
     return parser
 

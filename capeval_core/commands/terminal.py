@@ -29,6 +29,12 @@ def complain(message: str) -> None:
     print(f"capeval: {message}", file=sys.stderr)
 
 
+def announce(message: str) -> None:
+    """What a command begins to do, on stderr; like progress bars on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"capeval: {message}", file=sys.stderr, flush=True)
+
+
 def terminal_width() -> int:
     """Characters per line: the terminal's, 80 where there is none."""
     return min(shutil.get_terminal_size().columns, _WIDEST)
@@ -68,6 +74,10 @@ def paragraph(text: str, *, indent: str = "") -> str:
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26, width=terminal_width())
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        # Descriptions of groups are indented; the others come with their own line breaks.
+        return paragraph(text, indent=indent) if indent else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.files import FILES
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.score import FILES
 from capeval_core.commands.terminal import Parser, complain, paragraph
 from capeval_core.errors import FileError, file_problem
+from capeval_core.inputs.file_texts import FileOptions
 from capeval_core.training.pacs import PacsTraining
 from capeval_core.training.settings import RegionTraining, Training
 from capeval_core.training.umic import UmicTraining
@@ -64,7 +65,6 @@ def _train(training: Training, flags: argparse.Namespace) -> None:
 
 
 def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
-    from capeval_core.training.captioned import read_captioned
     from capeval_core.training.pacs_run import PairData, train_pacs
     from capeval_core.training.positives import read_positives
 
@@ -77,7 +77,7 @@ def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
             raise ValueError(
                 "--validation-images is missing: pass the folder of the images that are held out"
             )
-        validation = read_captioned(flags.validation_captions, folder)
+        validation = _captions_of(flags, flags.validation_captions, folder, flags.validation_split)
     data = PairData(training, captioned, positives, validation)
     flags.out.mkdir(parents=True, exist_ok=True)
     with _resumable(flags.out):
@@ -131,21 +131,36 @@ def _conclude(
 
 
 def _captioned(flags: argparse.Namespace, store: BoxFeatureStore | None) -> CaptionedImages:
-    from capeval_core.training.captioned import open_dataset, read_captioned
+    from capeval_core.training.captioned import open_dataset
 
     if (flags.captions is None) == (flags.dataset is None):
         raise ValueError("pass either --captions FILE or --dataset NAME")
     if flags.dataset is not None:
         return open_dataset(
             flags.dataset,
-            split=flags.split,
-            image_column=flags.image_column,
-            caption_column=flags.caption_column,
+            split=flags.split or "train",
+            image_column=flags.image_column or "image",
+            caption_column=flags.caption_column or "caption",
             id_column=flags.id_column,
         )
     if flags.images is None and store is None:
         raise ValueError("--images is missing: pass the folder of the images that --captions is about")
-    return read_captioned(flags.captions, flags.images, store)
+    return _captions_of(flags, flags.captions, flags.images, flags.split, store)
+
+
+def _captions_of(
+    flags: argparse.Namespace,
+    file: Path,
+    images: Path | None,
+    split: str | None,
+    store: BoxFeatureStore | None = None,
+) -> CaptionedImages:
+    """The captions of a file, its columns and split those of the flags."""
+    from capeval_core.training.captioned import read_captioned
+
+    with in_words_of_the_user(FileOptions):
+        options = FileOptions(id_column=flags.id_column, caption_column=flags.caption_column, split=split)
+        return read_captioned(file, images, store, options)
 
 
 def _judged(
@@ -192,18 +207,19 @@ def _parser(name: str) -> Parser:
     files.add_argument("--captions", metavar="FILE", type=Path, help="captions by image id")
     files.add_argument("--images", metavar="FOLDER", type=Path, help="the images that they describe")
     files.add_argument("--dataset", metavar="NAME", help="or: a dataset's folder (`save_to_disk`) or Hub id")
-    files.add_argument("--split", metavar="NAME", default="train", help="part of it (default: train)")
-    for column, default in (("image", "image"), ("caption", "caption")):
-        files.add_argument(
-            f"--{column}-column",
-            metavar="NAME",
-            default=default,
-            help=f"of its {column}s (default: {default})",
-        )
+    files.add_argument(
+        "--split",
+        metavar="NAME",
+        help="part of it (default: train), or of a file whose rows name theirs, e.g. train,restval",
+    )
+    files.add_argument("--image-column", metavar="NAME", help="of the dataset's images (default: image)")
+    files.add_argument(
+        "--caption-column", metavar="NAME", help="of captions, in a file or dataset (default: caption)"
+    )
     files.add_argument(
         "--id-column",
         metavar="NAME",
-        help="its rows with equal values there show one image",
+        help="of image ids in a file; rows of a dataset with equal values there show one image",
     )
     if name == "umic":
         _add_judgements(files)
@@ -242,6 +258,7 @@ def _add_positives(files: argparse._ArgumentGroup) -> None:
         type=Path,
         help="captions of images that are held out (default: --validation is their share)",
     )
+    files.add_argument("--validation-split", metavar="NAME", help="part of that file")
     files.add_argument(
         "--validation-images", metavar="FOLDER", type=Path, help="their images (default: --images)"
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from capeval_core.models.architecture import check_tensors, is_number, scaling_problems, shown, size_problems
 from capeval_core.models.device import DTYPES
+from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_CONFIG, TINY, WeightsError, read_json
 
@@ -157,7 +158,7 @@ def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
     name = os.fspath(weights)
     if entry_of(name.partition("@")[0]) is not None and not Path(name).is_dir():
         return _USUAL
-    folder = TINY / tiny if name == "tiny" else Path(name).expanduser()
+    folder = TINY / tiny if name == "tiny" else expanded_path(name)
     for file in (OPEN_CLIP_CONFIG, CONFIG):
         try:
             config = read_json(folder / file)

@@ -1,90 +1,42 @@
-"""Captions and references in the files that the field already uses, joined with a folder of images.
-
-Read by extension:
-
-    .json     {image id: caption}, {image id: [captions]}, {image id: [references]},
-              COCO results [{"image_id": ..., "caption": ...}],
-              COCO annotations {"images": [...], "annotations": [...]}
-    .jsonl    one object a line, with image_id, image or id, and caption, captions or references;
-              also .ndjson
-    .csv      a header with those names; several rows for one image, or a list in a cell of captions or
-              references, as JSON or as pandas writes it; for candidates to choose from also one row per
-              image, its id first, then its captions under any names
-    .parquet  columns with those names
-
-Image ids are strings throughout: the number 42 of COCO is "42", and finds `COCO_val2014_000000000042.jpg`.
-A new format is a reader and a line in `READERS`.
-"""
+"""Captions and references of files, joined by image id with a folder of images."""
 
 from __future__ import annotations
 
-import codecs
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from capeval_core.errors import FileError, Problems, file_problem
-from capeval_core.inputs.file_texts import CANDIDATE_FIELDS, REFERENCE_FIELDS, Gatherer, Texts
+from capeval_core.errors import FileError, Piece, Problems, Setting, file_problem
+from capeval_core.inputs.file_texts import (
+    CANDIDATE_FIELDS,
+    FILE_NAME,
+    REFERENCE_FIELDS,
+    FileOptions,
+    Texts,
+    refuse_unused,
+)
 from capeval_core.inputs.folder import KINDS, Names, match_images, names_in, only_matches
-from capeval_core.inputs.json_files import contents, read_json, read_json_lines
-from capeval_core.inputs.tables import read_csv, read_parquet
+from capeval_core.inputs.text_files import STANDARD_INPUT, read_texts
 
 Read = TypeVar("Read")
-Reader = Callable[[bytes, Gatherer], None]
-"""Hands the values of a file to the gatherer; raises FileError for a file that is something else."""
-
-READERS: Mapping[str, Reader] = {
-    ".json": read_json,
-    ".jsonl": read_json_lines,
-    ".ndjson": read_json_lines,
-    ".csv": read_csv,
-    ".parquet": read_parquet,
-}
-WIDE_READERS: Mapping[str, Reader] = {**READERS, ".csv": partial(read_csv, wide=True)}
-
-
-def read_texts(
-    path: str | os.PathLike[str],
-    fields: Sequence[str],
-    problems: Problems,
-    readers: Mapping[str, Reader] = READERS,
-) -> Texts:
-    """Read any of the forms; `fields` are the names that a row's text may have.
-
-    What is wrong with single rows is noted; a file that cannot be read at all raises FileError.
-    """
-    path = Path(path)
-    reader = readers.get(path.suffix.lower())
-    if path.is_dir():
-        raise FileError(file_problem(path, "is a folder, expected a file"))
-    if reader is None:
-        found = f"extension {path.suffix!r}" if path.suffix else "no extension"
-        raise FileError(file_problem(path, f"{found}, expected one of {', '.join(readers)}"))
-    data = contents(path)
-    if not data.removeprefix(codecs.BOM_UTF8).strip():
-        raise FileError(file_problem(path, "is empty"))
-    before = len(problems)
-    gatherer = Gatherer(path, fields, problems)
-    reader(data, gatherer)
-    if not gatherer.texts.rows and len(problems) == before:
-        raise FileError(file_problem(path, "holds no captions"))
-    return gatherer.texts
 
 
 @dataclass(frozen=True)
 class Collection:
     """Rows read from files: parallel lists, one entry per caption, fit for `metric.score`.
 
-    images: paths of images or videos; without a folder of them their ids.
+    images: paths of images or videos; without a folder of them their ids. entries: ids as the file of
+    references writes them; None without such a file.
     """
 
     ids: list[str]
     captions: list[str]
     images: Sequence[Any]
     references: list[list[str]] | None
+    entries: list[str] | None = None
 
 
 def read_collection(
@@ -92,6 +44,7 @@ def read_collection(
     images: str | os.PathLike[str] | None,
     references: str | os.PathLike[str] | None = None,
     *,
+    options: FileOptions | None = None,
     wide: bool = False,
     medium: str = "image",
 ) -> Collection:
@@ -101,9 +54,9 @@ def read_collection(
     no candidate has are left out. Ids need not be written the same way in all three (see `Names`).
     Where COCO annotations give an id a `file_name`, that image is taken. If none of these files is there, as
     in a folder whose images were renamed to their ids, a warning says so and the ids are used; if only some
-    are, the others are an error. `images` None: there is no folder, ids alone name images. `wide`: CSV
-    may have one row per image, its candidates side by side. `medium`: "image", or "video": a video is a file,
-    or a folder of its frames.
+    are, the others are an error. `images` None: there is no folder, ids alone name images. `options`: columns
+    and splits to read. `wide`: a table may have one row per image, its candidates side by side. `medium`:
+    "image", or "video": a video is a file, or a folder of its frames.
 
     Raises FileError that lists everything that does not match.
 
@@ -116,8 +69,13 @@ def read_collection(
     (['42'], ['a dog'], 'COCO_val2014_000000000042.jpg', None)
     """
     problems = Problems()
-    readers = WIDE_READERS if wide else READERS
-    texts = _attempted(lambda: read_texts(candidates, CANDIDATE_FIELDS, problems, readers), problems)
+    options = options or FileOptions()
+    if references is not None and os.fspath(candidates) == os.fspath(references) == STANDARD_INPUT:
+        fix = "name a file for one of them"
+        raise FileError(file_problem("standard input", "cannot be both candidates and references", fix))
+    texts = _attempted(
+        lambda: read_texts(candidates, CANDIDATE_FIELDS, problems, options, wide=wide), problems
+    )
     folder = None if images is None else Path(images)
     kind = KINDS[medium]
     names = None
@@ -125,16 +83,26 @@ def read_collection(
         names = _attempted(lambda: Names(names_in(folder, kind), kind.extensions), problems)
     reference_texts = None
     if references is not None:
-        reference_texts = _attempted(lambda: read_texts(references, REFERENCE_FIELDS, problems), problems)
+        column = "reference_column"
+        reference_texts = _attempted(
+            lambda: read_texts(
+                references, REFERENCE_FIELDS, problems, options, column=column, all_splits=True
+            ),
+            problems,
+        )
+    if texts is not None and (reference_texts is not None or references is None):
+        read = [(candidates, texts), (references, reference_texts)]
+        refuse_unused(options, {Path(path): one for path, one in read if path and one}, problems)
 
     texts = texts or Texts()
     ids = list(texts.by_id())
     paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids}
     references_of: dict[str, list[str]] = {}
+    matched: dict[str, str] = {}
     if folder is not None and names is not None:
         file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
         paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names, kind=kind)
-        _refuse_two_ids(Path(candidates), matched_paths, problems)
+        _refuse_two_ids(Path(candidates), matched_paths, texts, problems)
     if references is not None and reference_texts is not None:
         entries = reference_texts.by_id()
         entry_names = Names(entries)
@@ -142,6 +110,7 @@ def read_collection(
         matched = only_matches(Path(references), matches, "no references", problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     problems.raise_if_any()
+    _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)
     return Collection(
         ids=[image_id for image_id, _ in texts.rows],
         captions=[caption for _, caption in texts.rows],
@@ -149,6 +118,7 @@ def read_collection(
         references=None
         if reference_texts is None
         else [references_of[image_id] for image_id, _ in texts.rows],
+        entries=None if reference_texts is None else [matched[image_id] for image_id, _ in texts.rows],
     )
 
 
@@ -161,10 +131,36 @@ def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:
         return None
 
 
-def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> None:
+def _refuse_two_ids(path: Path, images: dict[str, Path], texts: Texts, problems: Problems) -> None:
     """Note images that have several ids: each id would get a pool and a line of its own."""
     first: dict[Path, str] = {}
     for image_id, image in images.items():
         if first.setdefault(image, image_id) != image_id:
             found = f"the ids {first[image]!r} and {image_id!r} both mean {image.name!r}"
-            problems.add(file_problem(path, found, "write its id in one way"))
+            fix: tuple[Piece, ...] = ("write its id in one way",)
+            if FILE_NAME in texts.columns:
+                fix += (Setting("id_column", FILE_NAME, ", or pass "),)
+            problems.add(file_problem(path, found, fix))
+
+
+def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:
+    """Warn of captions that look like references, and, unless pools repeat them, of captions that repeat."""
+    several = len(texts.rows) / len(references) if references else 0
+    if several >= 2 and all(len(of_image) == 1 for of_image in references.values()):
+        warnings.warn(
+            f"{path}: {several:.3g} captions and one reference of each image: are the two files swapped?",
+            stacklevel=3,
+        )
+    if references and all(caption in references[image_id] for image_id, caption in texts.rows):
+        warnings.warn(
+            f"{path}: every caption is one of its own references, so a score says nothing: are they the "
+            "captions of people?",
+            stacklevel=3,
+        )
+    repeats = 0 if wide else len(texts.rows) - len(set(texts.rows))
+    if repeats:
+        again = "caption that its image has" if repeats == 1 else "captions that their images have"
+        warnings.warn(
+            f"{path}: {repeats:,} {again} already: each counts ({len(texts.rows):,} captions)",
+            stacklevel=3,
+        )

@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from capeval_core.errors import FileError, Problems, Text, file_problem
+from capeval_core.errors import FileError, Problem, Problems, Setting, Text, file_problem, pieces_of
 from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
+from capeval_core.options import Settings, option
 from capeval_core.values import described
 
-ID_FIELDS = ("image_id", "image", "id", "filename")
+ID_FIELDS = ("image_id", "image", "id", "filename", "file_name", "image_name")
 CANDIDATE_FIELDS = ("caption", "captions")
 REFERENCE_FIELDS = ("references", "captions", "caption")
 LIST_FIELDS = ("references", "captions")
+FOREIGN_FIELDS = ("text", "comment", "sentence", "sentences", "raw")
+"""What datasets call texts; they count where none of the names before is there, and only one of these."""
+SPLIT, FILE_NAME = "split", "file_name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(Settings):
+    """What of the user's files is read."""
+
+    id_column: str | None = option(
+        None, "column or key of image ids, in the files that have it; None: image_id, image, id or file_name"
+    )
+    caption_column: str | None = option(None, "column or key of captions; None: caption, captions or text")
+    reference_column: str | None = option(
+        None, "column or key of references; None: references, captions, caption or text"
+    )
+    split: str | None = option(
+        None, "parts of a file whose rows name theirs, e.g. test of Karpathy's JSON, or train,restval"
+    )
+
+    @property
+    def splits(self) -> list[str]:
+        """The parts to read; none: all."""
+        return [name.strip() for name in (self.split or "").split(",") if name.strip()]
 
 
 @dataclass
 class Texts:
-    """The texts of a file by image id, in the file's order, and the file names that it gives to ids."""
+    """The texts of a file by image id, in the file's order.
+
+    file_names: that the file gives to ids. columns: names of columns or keys. splits: how many rows are in
+    each part.
+    """
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     file_names: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, None] = field(default_factory=dict)
+    splits: Counter[str] = field(default_factory=Counter)
 
     def by_id(self) -> dict[str, list[str]]:
         gathered: dict[str, list[str]] = {}
@@ -39,24 +71,41 @@ class Gatherer:
         path: the file, which begins every message.
         fields: the names that a row's text may have, the first that is there counts.
         problems: where problems are noted.
+        options: the columns and splits that the user names.
+        column: which of these options names the texts.
+        wide: whether a table may have one row per image, its candidates side by side.
 
     >>> problems = Problems()
     >>> gatherer = Gatherer(Path("c.json"), CANDIDATE_FIELDS, problems)
     >>> gatherer.row({"image_id": 42, "caption": "a dog"}, "entry 0")
-    >>> gatherer.row({"image_id": 43, "text": "a cat"}, "entry 1")
+    >>> gatherer.row({"image_id": 43, "title": "a cat"}, "entry 1")
     >>> gatherer.texts.rows
     [('42', 'a dog')]
     >>> problems.raise_if_any()
     Traceback (most recent call last):
-    capeval_core.errors.FileError: c.json: entry 1 has no caption or captions, only 'image_id', 'text'
+    capeval_core.errors.FileError: c.json: entry 1 has 'image_id', 'title', but no caption or captions: name
+    it with caption_column="title"
     """
 
-    def __init__(self, path: Path, fields: Sequence[str], problems: Problems) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fields: Sequence[str],
+        problems: Problems,
+        options: FileOptions | None = None,
+        *,
+        column: str = "caption_column",
+        wide: bool = False,
+    ) -> None:
         self.path = path
         self.fields = fields
         self.problems = problems
+        self.options = options or FileOptions()
+        self.column = column
+        self.wide = wide
         self.texts = Texts()
         self._lists: dict[str, list[str]] = {}
+        self._kept = set(self.options.splits)
 
     def complain(self, row: str | None, found: Text, fix: Text = "", *, verb: str = "is") -> None:
         """Note a problem with a row, such as `line 3`, or a part of it; None: with the file."""
@@ -64,45 +113,100 @@ class Gatherer:
 
     def require_columns(self, names: Sequence[str], table: str) -> None:
         """Raise FileError unless a table names ids and texts, once; `table`: what has these columns."""
-        if not (set(names) & set(ID_FIELDS) and set(names) & set(self.fields)):
-            found = f"{table} {', '.join(map(repr, names[:8]))}"
-            fix = f"expected {' or '.join(ID_FIELDS)}, and {' or '.join(self.fields)}"
-            raise FileError(file_problem(self.path, f"{found}, {fix}"))
+        self.texts.columns = dict.fromkeys(names)
+        if self.id_field(names) is None or len(self.text_fields(names)) != 1:
+            found, fix = self._unclear(names)
+            if table == "the header has" and self.id_field(names) is None and fix:
+                fix = (*pieces_of(fix), ", or write a header above the first row if there is none")
+            raise FileError(file_problem(self.path, f"{table} {_listed(names)}, {found}", fix))
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
             fix = "give every column a name of its own"
             raise FileError(file_problem(self.path, f"{twice[0]!r} names several columns", fix))
+
+    def used_columns(self, names: Collection[str]) -> list[str]:
+        """Those of a table's columns that may be read."""
+        options = self.options
+        chosen = {options.id_column, options.caption_column, options.reference_column}
+        known = {*ID_FIELDS, *self.fields, *FOREIGN_FIELDS, SPLIT, *chosen}
+        return [name for name in names if name in known]
 
     def row(self, row: Any, name: str) -> None:
         """One object with an id and a text, from any kind of file; `name`: such as `line 3`."""
         if not isinstance(row, dict):
             self.complain(name, described(row), "expected an object with an id and a caption")
             return
-        id_field = next((field for field in ID_FIELDS if row.get(field) is not None), None)
-        text_field = self.text_field(row)
-        if id_field is None or text_field is None:
-            needed = " or ".join(ID_FIELDS if id_field is None else self.fields)
-            fields = ", ".join(map(repr, list(row)[:8])) or "nothing"
-            self.complain(name, f"no {needed}, only {fields}", verb="has")
+        self.texts.columns = self.texts.columns or dict.fromkeys(row)
+        if not self._in_split(row):
             return
+        # An image in a table of Hugging Face is an object, and another column has its name.
+        id_field = self.id_field([k for k, value in row.items() if not isinstance(value, (dict, NoneType))])
+        text_fields = self.text_fields(row)
+        if id_field is None or len(text_fields) != 1:
+            found, fix = self._unclear(row, id_field)
+            self.complain(name, f"{_listed(row)}, {found}", fix, verb="has")
+            return
+        (text_field,) = text_fields
         image_id = self.image_id(row[id_field], f"{name}: {id_field}")
         if image_id is None:
             return
+        if id_field != FILE_NAME and isinstance(row.get(FILE_NAME), str) and row[FILE_NAME]:
+            self.file_name(image_id, row[FILE_NAME], name)
         name = f"{name} (id {image_id!r}): {text_field}"
         value = row[text_field]
-        if isinstance(value, str) and text_field in LIST_FIELDS:
+        if isinstance(value, str) and text_field in (*LIST_FIELDS, getattr(self.options, self.column)):
             texts = read_written_list(value)
-            if texts is None and is_written_list(value, whole=False):
-                found = f"{name} begins like a list but cannot be read as one ({value[:40]!r})"
-                self.complain(None, found, 'write a list of strings as JSON, ["...", "..."]', verb="")
+            if texts is None and is_written_list(value, whole=text_field not in LIST_FIELDS):
+                found = f"like a list but cannot be read as one ({value[:40]!r})"
+                self.complain(name, found, 'write a list of strings as JSON, ["...", "..."]', verb="begins")
                 return
             value = value if texts is None else texts
         repeats = text_field == "references"  # rows that carry their image's whole list each
         self.add(image_id, value, name, repeats)
 
-    def text_field(self, row: Container[str]) -> str | None:
-        """The name of a row's text."""
-        return next((name for name in self.fields if name in row), None)
+    def id_field(self, names: Collection[str]) -> str | None:
+        """The name of a row's id."""
+        wanted = (self.options.id_column, *ID_FIELDS)
+        return next((name for name in wanted if name is not None and name in names), None)
+
+    def text_fields(self, names: Collection[str]) -> list[str]:
+        """The names that may be those of the texts: one is clear, several are not."""
+        chosen: str | None = getattr(self.options, self.column)
+        if chosen is not None:
+            return [chosen] if chosen in names else []
+        own = [name for name in self.fields if name in names][:1]
+        usual = own or [name for name in FOREIGN_FIELDS if name in names]
+        # Both files may have one form; but where this one has other texts, those named may be candidates.
+        captions = self.options.caption_column
+        return usual if captions is None or captions not in names else list(dict.fromkeys([captions, *usual]))
+
+    def _unclear(self, names: Collection[str], id_field: str | None = None) -> tuple[str, Text]:
+        """What a row or table of these names lacks, or has too much of, and the fix."""
+        ids, texts = id_field or self.id_field(names), self.text_fields(names)
+        others = [name for name in names if name and name not in (*ID_FIELDS, SPLIT, *texts)]
+        lacking, settings = [], []
+        if ids is None:
+            lacking.append(self.options.id_column or " or ".join(ID_FIELDS))
+            settings += [Setting("id_column", name) for name in others[:1]]
+        if not texts:
+            lacking.append(getattr(self.options, self.column) or " or ".join(self.fields))
+            others = others if ids else others[1:]
+            settings += [Setting(self.column, name) for name in others[-1:]]
+        if lacking:
+            found = f"but no {', and no '.join(lacking)}"
+        else:
+            found = f"of which {' or '.join(map(repr, texts))} may be the text"
+            settings = [Setting(self.column, texts[0])]
+        named = [replace(one, before=" and " if place else "") for place, one in enumerate(settings)]
+        return found, (f"name {'it' if len(named) == 1 else 'them'} with ", *named) if named else ""
+
+    def _in_split(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is in the part that is read."""
+        split = row.get(SPLIT)
+        if not isinstance(split, str):
+            return True
+        self.texts.splits[split] += 1
+        return not self._kept or split in self._kept
 
     def image_id(self, value: Any, name: str) -> str | None:
         """The id as a string, or None with the problem noted."""
@@ -119,21 +223,64 @@ class Gatherer:
         self.complain(name, found, "expected a string or a whole number")
         return None
 
+    def file_name(self, image_id: str, value: str, name: str) -> None:
+        """Note the file that an id means."""
+        if self.texts.file_names.setdefault(image_id, value) != value:
+            found = f"the id {image_id!r} is also that of {self.texts.file_names[image_id]!r}"
+            self.complain(name, found, verb="")
+
     def add(self, image_id: str, value: Any, name: str, repeats: bool = False) -> None:
-        """A caption or a list of them. With `repeats`, the same list may come again and counts once."""
+        """A caption or a list of them, or of objects that hold one.
+
+        With `repeats`, the same list may come again and counts once.
+        """
         values = value if isinstance(value, list) else [value]
         if not values:
             self.complain(name, "an empty list")
         if isinstance(value, str) and "references" in self.fields and is_written_list(value):
             self.complain(name, f"a list written as text ({value[:40]!r})", "write it as a list")
             return
+        texts: list[str] = []
         for j, text in enumerate(values):
+            item = f"{name}[{j}]" if isinstance(value, list) else name
+            if isinstance(text, dict):
+                names = (getattr(self.options, self.column), *self.fields, *FOREIGN_FIELDS)
+                inner = next((name for name in names if name in text), None)
+                if inner is None:
+                    found = f"{_listed(text)}, but no {' or '.join(self.fields)}"
+                    self.complain(item, found, verb="has")
+                    return
+                self.texts.columns.setdefault(inner)
+                text = text[inner]
             if not isinstance(text, str):
-                item = f"{name}[{j}]" if isinstance(value, list) else name
                 self.complain(item, described(text, none="null"), "expected a string")
                 return
-        if repeats and isinstance(value, list) and self._lists.setdefault(image_id, value) is not value:
-            if self._lists[image_id] != value:
-                self.complain(None, f"{name} differ from those given for this id before", verb="")
+            texts.append(text)
+        if repeats and isinstance(value, list) and self._lists.setdefault(image_id, texts) is not texts:
+            if self._lists[image_id] != texts:
+                self.complain(name, "from those given for this id before", verb="differ")
             return
-        self.texts.rows.extend((image_id, text) for text in values)
+        self.texts.rows.extend((image_id, text) for text in texts)
+
+
+def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Problems) -> None:
+    """Note columns and splits that the user names and none of the files has."""
+    columns = list(dict.fromkeys(name for texts in read.values() for name in texts.columns))
+    splits = sum((texts.splits for texts in read.values()), Counter[str]())
+    files = " or ".join(map(str, read))
+    chosen = [(name, getattr(options, name)) for name in ("id_column", "caption_column", "reference_column")]
+    for name, value in chosen:
+        if value is not None and value not in columns:
+            has = f"the columns are {_listed(columns)}" if columns else "captions there have no columns"
+            problems.add(Problem(name, None, f"no column of {files}", has, value=value))
+    for split in options.splits:
+        if split not in splits:
+            counts = ", ".join(f"{name!r} ({count:,})" for name, count in splits.items())
+            has = f"the splits are {counts}" if splits else "rows there have no split"
+            problems.add(Problem("split", None, f"no split of {files}", has, value=split))
+
+
+def _listed(names: Collection[str]) -> str:
+    return (
+        ", ".join(repr(name) for name in list(names)[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
+    )

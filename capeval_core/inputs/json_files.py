@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import FileError, file_problem, refuse_nul
+from capeval_core.errors import FileError, did_you_mean, file_problem, refuse_nul
 from capeval_core.inputs.file_texts import Gatherer
 from capeval_core.values import described
 
 FORMS = (
-    "{image id: caption}, {image id: [captions or references]}, "
-    'COCO results [{"image_id": ..., "caption": ...}] and '
-    'COCO annotations {"images": [...], "annotations": [...]}'
+    '{image id: caption}, {image id: [captions or references]}, {image id: [{"caption": ...}]}, '
+    'COCO results [{"image_id": ..., "caption": ...}], COCO annotations {"images": [...], '
+    '"annotations": [...]} and Karpathy\'s {"images": [{"sentences": [...]}]}'
 )
 
 
 def read_json(data: bytes, gatherer: Gatherer) -> None:
-    """A JSON file in any of these forms."""
-    content = parse_json(gatherer.path, decoded(gatherer.path, data))
+    """A JSON file in any of these forms, or JSON lines under the name of JSON."""
+    text = decoded(gatherer.path, data)
+    if _is_json_lines(text):
+        read_json_lines(data, gatherer)
+        return
+    content = parse_json(gatherer.path, text)
     if isinstance(content, dict) and _is_list_of_objects(content.get("annotations")):
         _read_annotations(content, gatherer)
+    elif isinstance(content, dict) and _is_karpathy(content.get("images")):
+        _read_karpathy(content["images"], gatherer)
     elif isinstance(content, dict) and (not content or any(map(_is_text_or_list, content.values()))):
         _read_mapping(content, gatherer)
     elif _is_list_of_objects(content):
@@ -30,6 +38,21 @@ def read_json(data: bytes, gatherer: Gatherer) -> None:
             gatherer.row(row, f"entry {i}")
     else:
         gatherer.complain(None, f"unknown form, found {_outlined(content)}; read are {FORMS}", verb="")
+
+
+def _is_json_lines(text: str) -> bool:
+    """Whether the first line is an object of its own, and another line follows."""
+    line, _, rest = text.lstrip().partition("\n")
+    if not line.startswith("{") or not rest.strip():
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_karpathy(images: Any) -> bool:
+    return _is_list_of_objects(images) and any("sentences" in image for image in images)
 
 
 def _is_list_of_objects(value: Any) -> bool:
@@ -59,7 +82,6 @@ def _read_annotations(content: dict[str, Any], gatherer: Gatherer) -> None:
     if not isinstance(images, list):
         gatherer.complain("images", described(images, none="null"), "expected a list, or leave it out")
         return
-    file_names = gatherer.texts.file_names
     for i, image in enumerate(images):
         if not isinstance(image, dict):
             gatherer.complain(f"image {i}", described(image, none="null"), "expected an object with an id")
@@ -72,9 +94,20 @@ def _read_annotations(content: dict[str, Any], gatherer: Gatherer) -> None:
             gatherer.complain(f"image {i}: file_name", found, "expected a file's name, or leave it out")
         else:
             image_id = gatherer.image_id(image.get("id"), f"image {i}: id")
-            if image_id is not None and file_names.setdefault(image_id, name) != name:
-                found = f"the id {image_id!r} is also that of {file_names[image_id]!r}"
-                gatherer.complain(f"image {i}", found, verb="")
+            if image_id is not None:
+                gatherer.file_name(image_id, name, f"image {i}")
+
+
+def _read_karpathy(images: list[dict[str, Any]], gatherer: Gatherer) -> None:
+    """Images with their sentences. The number of COCO is the id where there is one, else the file's name."""
+    for i, image in enumerate(images):
+        row = dict(image)
+        if "cocoid" in image:
+            row.setdefault("image_id", image["cocoid"])
+        folder, name = image.get("filepath"), image.get("filename")
+        if isinstance(folder, str) and isinstance(name, str):
+            row.setdefault("file_name", f"{folder}/{name}")
+        gatherer.row(row, f"image {i}")
 
 
 def _outlined(content: Any) -> str:
@@ -107,24 +140,47 @@ def contents(path: Path) -> bytes:
         mode = path.stat().st_mode
         data = path.read_bytes() if stat.S_ISREG(mode) else b""
     except FileNotFoundError:
-        raise FileError(file_problem(path, "there is no such file")) from None
+        found = "there is no such file"
+        raise FileError(file_problem(path, found + did_you_mean(path.name, _beside(path)))) from None
     except OSError as error:
         raise FileError(file_problem(path, f"cannot be read ({error.strerror})")) from None
     if stat.S_ISDIR(mode):
         raise FileError(file_problem(path, "is a folder, expected a file"))
     if not stat.S_ISREG(mode):
         found = "is a pipe, a socket or a device"
-        raise FileError(file_problem(path, found, "write its content to a file first"))
+        fix = "write its content to a file first, or send captions to standard input and name it -"
+        raise FileError(file_problem(path, found, fix))
     return data
 
 
-def decoded(path: Path, data: bytes) -> str:
-    """The text of a file in UTF-8, without its byte order mark. Raises FileError."""
+def _beside(path: Path) -> list[str]:
+    """The names in the folder of a path, the first thousand."""
     try:
-        return data.decode("utf-8-sig")
+        with os.scandir(path.parent) as entries:
+            return [entry.name for entry, _ in zip(entries, range(1000), strict=False)]
+    except OSError:
+        return []
+
+
+def decoded(path: Path, data: bytes) -> str:
+    """The text of a file in UTF-8, or in UTF-16 with a byte order mark, without that mark.
+
+    Raises FileError.
+    """
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # as Excel and PowerShell write
+        try:
+            return data.decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise FileError(file_problem(path, f"is not UTF-16 ({error.reason})", "write it again")) from None
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"is not UTF-8 (byte {data[error.start]:#04x} at position {error.start})"
         raise FileError(file_problem(path, found, "convert it")) from None
+    if "\0" in text[:100]:
+        found = "holds NUL characters, as UTF-16 without a byte order mark does"
+        raise FileError(file_problem(path, found, "convert it to UTF-8"))
+    return text
 
 
 _ONCE = "for several captions of an image use {image id: [captions]}"
@@ -161,6 +217,8 @@ def parse_json(path: Path, text: str, first_line: int = 1, once: str = _ONCE) ->
         fix = ""
         if error.msg == "Extra data" and text.lstrip().startswith("{"):
             fix = "; if each line is an object, name it .jsonl"
+        if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
+            fix = "; it ends too early: write it again"
         line = first_line + error.lineno - 1
         found = f"not JSON (line {line}, column {error.colno}: {error.msg}){fix}"
         raise FileError(file_problem(path, found)) from None

@@ -244,3 +244,14 @@ class Texts(Source[Any]):
 
     def decode(self, reduced: bool = False) -> Any:
         raise Refused("not opened by a metric on texts alone", verb="is")
+
+
+@dataclass(eq=False, slots=True)
+class IdentifiedTexts(Texts):
+    """The same, of an image whose id is known: another image with equal references is another one."""
+
+    image_id: str
+
+    def compute_key(self) -> str:
+        content = json.dumps([self.image_id, *self.texts]).encode()
+        return "references:" + hashlib.blake2b(content, digest_size=16).hexdigest()

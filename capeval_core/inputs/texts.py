@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -168,6 +169,23 @@ def check_references(
             fix += "; these look transposed, pass list(zip(*references))"
         problems.add(other_length(per, rows, "references", len(listed), fix))
     return checked
+
+
+def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """The union of corpora as multisets, whose documents are texts or lists of texts.
+
+    A document counts as often as in the corpus where it is most frequent. So references that systems share
+    count once, the order of systems has no effect, and neither has a copy of a system.
+
+    >>> united([["a dog", "a dog", ["x", "y"]], [["x", "y"], "a dog", "a cat"]])
+    ['a dog', 'a dog', ['x', 'y'], 'a cat']
+    """
+    if len(corpora) == 1:
+        return corpora[0]
+    union: Counter[str | tuple[str, ...]] = Counter()
+    for documents in corpora:
+        union |= Counter(text if isinstance(text, str) else tuple(text) for text in documents)
+    return [text if isinstance(text, str) else list(text) for text in union.elements()]
 
 
 def corpus_texts(texts: Any) -> list[str]:

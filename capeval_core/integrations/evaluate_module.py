@@ -25,8 +25,10 @@ from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean, renamed
 from capeval_core.inputs.media import ARGUMENTS, argument_of
 from capeval_core.inputs.samples import Samples
+from capeval_core.integrations.module_description import module_description, module_usage
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
+from capeval_core.project import LICENCE, address
 from capeval_core.registry import MEDIA_VARIANTS, media_of, metric_class
 from capeval_core.result import Result
 
@@ -97,14 +99,26 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         """The metric behind this module."""
         return self.metric_type(self.options)
 
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What a user passes to `compute` and `add_batch`: arguments, and the meaning of each.
+
+        `features` are other things: the columns that evaluate keeps, which are rows of plain numbers, so that
+        no image enters its cache.
+        """
+        return dict(describe_metric(self.metric_type).inputs)
+
     def _info(self) -> evaluate.EvaluationModuleInfo:
         metric = self.metric_type
         described = describe_metric(metric)
         info = evaluate.EvaluationModuleInfo(
-            description=str(described),
-            citation=metric.paper,
-            inputs_description=_inputs_description(metric),
+            description=module_description(metric),
+            citation=described.bibtex or metric.paper,
+            inputs_description=module_usage(metric),
             features=_features(metric),
+            homepage=address() or "",
+            license=f"{LICENCE}; weights {described.weights}: {described.licence}",
+            codebase_urls=list(filter(None, [address()])),
             reference_urls=[described.address],
         )
         # Set afterwards: evaluate allows a format for flat features only, which matters for numpy, not here.
@@ -323,33 +337,3 @@ def _features(metric: type[CaptionMetric]) -> Features:
     row = Features.from_arrow_schema(metric.ROW)
     inputs = [name for name in describe_metric(metric).inputs if name in _INPUTS]
     return Features({name: Value("null") for name in inputs} | {"predictions": dict(row)})
-
-
-def _inputs_description(metric: type[CaptionMetric]) -> str:
-    described = describe_metric(metric)
-    inputs = [f"{name}: {meaning}" for name, meaning in described.inputs.items()]
-    values = {"predictions": described.predictions, "references": "[...], ..."}
-    example = ", ".join(f"{name}=[{values.get(name, '...')}]" for name in described.inputs if name in _INPUTS)
-    configuration = "" if metric.variant is None else f', "{metric.variant}"'
-    weights = "" if metric.tiny is None else ', weights="tiny"'
-    options = [
-        f"{option.name} ({option.type}, default {option.default!r}): {option.help}"
-        for option in describe_options(metric.Options)
-        if option.name != "evidence"
-    ]
-    sections = {
-        "Inputs:": inputs,
-        "Result:": [
-            f"{metric.key}: mean over all {described.mean}.",
-            "with per_caption=True also per_caption, signature, and counts: captions, failed, truncated "
-            "(longer than the text encoder reads, references too), empty.",
-        ],
-        "Example:": [
-            f'>>> metric = evaluate.load("metrics/{metric.name}"{configuration}{weights})',
-            f">>> metric.compute({example}, per_caption=True)",
-        ],
-        "Options, keywords of `evaluate.load`:": options,
-    }
-    return "\n\n".join(
-        "\n".join([title, *(f"    {line}" for line in lines)]) for title, lines in sections.items()
-    )

@@ -84,6 +84,19 @@ def choose_metrics(
     return chosen
 
 
+def open_one(metric: Any, options: Mapping[str, Any], cache: FeatureCache, door: str) -> CaptionMetric:
+    """One metric, open, for a door that scores with one; `options` may hold `media`.
+
+    Raises:
+        TypeError, ValueError: as `choose_metrics`, or a list of several metrics.
+    """
+    own = dict(options)
+    chosen = choose_metrics(metric, own, cache, media=own.pop("media", None))
+    if len(chosen) != 1:
+        raise ValueError(f"{door} takes one metric, found {len(chosen)}: make one {door} of each")
+    return chosen[0].open()
+
+
 def _class_of(metric: str | Mapping[str, Any], media: str | None) -> type[CaptionMetric]:
     """The class of a metric that is given by name; one on texts alone is the same for all media."""
     name, own = (metric, None) if isinstance(metric, str) else (metric["name"], metric.get("media"))

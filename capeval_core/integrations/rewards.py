@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from capeval_core.cache import DEFAULT_BYTES, FeatureCache, Floats, kind_of
-from capeval_core.errors import Problems
+from capeval_core.errors import Problem, Problems, ProblemsError
 from capeval_core.inputs.media import argument_of
-from capeval_core.integrations.opening import choose_metrics
+from capeval_core.integrations.opening import open_one
 from capeval_core.metric import CaptionMetric
 
 TEXT_BYTES = 64 << 20
@@ -46,11 +47,7 @@ class Reward:
     """The reward function that `reward` makes; it can be pickled."""
 
     def __init__(self, metric: Any, options: Mapping[str, Any]) -> None:
-        own = dict(options)
-        chosen = choose_metrics(metric, own, ImageFirst(), media=own.pop("media", None))
-        if len(chosen) != 1:
-            raise ValueError(f"reward takes one metric, found {len(chosen)}: make one reward of each")
-        self.metric = chosen[0].open()
+        self.metric = open_one(metric, options, ImageFirst(), "reward")
         self.__name__ = self.metric.name  # how TRL calls it in logs
 
     def __call__(
@@ -63,19 +60,21 @@ class Reward:
         image: Any = None,
         video: Any = None,
         **columns: Any,
-    ) -> list[float]:
-        """The score of each caption.
+    ) -> list[float | None]:
+        """The score of each caption; None for a row without an image (or video), which TRL leaves out.
 
         Nothing touches the disk. Equal images are encoded once, and kept up to 512 MB whatever number of
         captions is scored; what texts take is bounded by 64 MB.
 
         Args:
-            completions: n captions: texts, or TRL's conversations, whose last message counts.
+            completions: n captions: texts, or TRL's conversations, whose last message counts. Reasoning in
+                `<think>...</think>` is no part of a caption: it is left out, also where it has no beginning
+                (the prompt has it) or no end (the policy was cut off, and the caption is empty).
             images: n images: a tensor (n, 3, height, width) or n tensors on any device, of uint8 or float
                 in [0, 1], PIL images, or whatever `CaptionMetric.score` takes; a list of one image is
-                that image. Tensors are copied to memory, rounded to 8 bits, and go the way of an image
-                file from there: the score is exactly that of the same pixels in a PNG. Pass them as they
-                are before normalisation.
+                that image, None or an empty list none. Tensors are copied to memory, rounded to 8 bits, and
+                go the way of an image file from there: the score is exactly that of the same pixels in a
+                PNG. Pass them as they are before normalisation.
             references: n lists of texts, for metrics that compare with references.
             videos: n videos, for a metric on videos: tensors (frames, 3, height, width) or one (n, frames, 3,
                 height, width), lists of frames, paths.
@@ -91,12 +90,39 @@ class Reward:
         names = [] if argument is None else [argument, argument.removesuffix("s")]
         if len(values := [given[name] for name in names if given[name] is not None]) > 1:
             raise TypeError(f"reward: pass {' or '.join(names)}, not both")
-        result = self.metric.score(
-            _texts(completions),
-            references=references if self.metric.needs_references else None,
-            **({} if argument is None else {argument: _in_memory(values[0] if values else None, argument)}),
-        )
-        return result.scores
+        captions = _texts(completions)
+        references = references if self.metric.needs_references else None
+        if argument is None:
+            return [*self.metric.score(captions, references=references).scores]
+        visuals = in_memory(values[0] if values else None, argument)
+        rows = _rows_with(visuals, captions, references)
+        if rows is None:
+            return [*self.metric.score(captions, references=references, **{argument: visuals}).scores]
+        scores: list[float | None] = [None] * len(captions)
+        if rows:
+            scored = self._score_rows(rows, captions, references, visuals, argument)
+            for row, score in zip(rows, scored, strict=True):
+                scores[row] = score
+        return scores
+
+    def _score_rows(
+        self, rows: list[int], captions: Any, references: Any, visuals: Any, argument: str
+    ) -> list[float]:
+        """Scores of these rows; problems name the rows of the whole input."""
+
+        def of_input(problem: Problem) -> Problem:
+            row, *rest = problem.index if isinstance(problem.index, tuple) else (problem.index,)
+            index = (rows[row], *rest) if isinstance(row, int) else problem.index
+            return replace(problem, index=index)
+
+        captions, visuals = [captions[row] for row in rows], [visuals[row] for row in rows]
+        if references is not None:
+            references = [references[row] for row in rows]
+        try:
+            return self.metric.score(captions, references=references, **{argument: visuals}).scores
+        except ProblemsError as error:
+            error.change(of_input)
+            raise
 
     def __repr__(self) -> str:
         return f"Reward({shown(self.metric)})"
@@ -150,15 +176,34 @@ def _texts(completions: Sequence[Any]) -> Sequence[Any]:
 
 
 def _last_message(completion: Any) -> Any:
-    if not (isinstance(completion, list) and completion and isinstance(completion[-1], Mapping)):
-        return completion
-    content = completion[-1].get("content")
-    if isinstance(content, list):  # parts, of which the texts count
-        return "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
-    return content
+    if isinstance(completion, list) and completion and isinstance(completion[-1], Mapping):
+        completion = completion[-1].get("content")
+        if isinstance(completion, list):  # parts, of which the texts count
+            completion = "".join(part.get("text", "") for part in completion if isinstance(part, Mapping))
+    return without_reasoning(completion) if isinstance(completion, str) else completion
 
 
-def _in_memory(visuals: Any, argument: str) -> Any:
+def without_reasoning(text: str) -> str:
+    """A completion without its reasoning, which may have its beginning in the prompt, or no end.
+
+    >>> without_reasoning("<think>It has four legs.</think> a dog"), without_reasoning("<think>It has")
+    ('a dog', '')
+    """
+    _, end, after = text.rpartition("</think>")
+    caption, beginning, _ = after.partition("<think>")
+    return caption.strip() if end or beginning else text
+
+
+def _rows_with(visuals: Any, captions: Any, references: Any) -> list[int] | None:
+    """Rows that have a visual, where some have none; None: all have one, or the input is to be refused."""
+    listed = [column for column in (visuals, captions, references) if column is not None]
+    if not all(isinstance(column, (list, tuple)) and len(column) == len(captions) for column in listed):
+        return None
+    rows = [row for row, visual in enumerate(visuals or []) if visual is not None]
+    return rows if visuals is not None and len(rows) < len(visuals) else None
+
+
+def in_memory(visuals: Any, argument: str) -> Any:
     """Visuals, copied from a device once: their pixels are read several times."""
     if _is_tensor(visuals):
         return visuals.detach().cpu()
@@ -168,10 +213,10 @@ def _in_memory(visuals: Any, argument: str) -> Any:
     copied = []
     for i, one in enumerate(visuals):
         if isinstance(one, (list, tuple)) and argument == "images":
-            if len(one) != 1:
+            if len(one) > 1:
                 problems.add(f"images[{i}] has {len(one)} images: a caption is scored with exactly one")
                 continue
-            one = one[0]
+            one = one[0] if one else None
         if isinstance(one, (list, tuple)):
             copied.append([part.detach().cpu() if _is_tensor(part) else part for part in one])
         else:

@@ -17,7 +17,8 @@ from capeval_core.judgements.published import sources
 from capeval_core.judgements.sets import SETS
 from capeval_core.reports.charts import Bar, Spread, draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
-from capeval_core.statistics import LEAST_IMAGES, signed
+from capeval_core.statistics import LEAST_IMAGES
+from capeval_core.values import signed
 
 UNDEFINED = "n/a"
 _NOUNS = ("rating", "caption", "image", "pair", "pool")

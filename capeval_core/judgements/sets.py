@@ -263,7 +263,7 @@ def downloaded(entry: SetEntry, dataset: str) -> Path:
         first = str(error).strip().split("\n")[0]
         found = f"the data set could not be loaded from the Hub ({first or type(error).__name__})"
         fix = "check the id and the connection, or name a folder"
-        raise FileError(file_problem(dataset, found, fix)) from error
+        raise FileError(file_problem(dataset, found, fix)) from None
     return Path(path)
 
 

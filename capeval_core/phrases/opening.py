@@ -10,6 +10,7 @@ from pathlib import Path
 from capeval_core.errors import FileError, did_you_mean, wrong_option
 from capeval_core.inputs.json_files import load_json
 from capeval_core.phrases.source import ChunkPhrases, PhraseSource, PrecomputedPhrases
+from capeval_core.values import expanded_path
 
 PhraseSpec = str | os.PathLike[str] | Mapping[str, Sequence[str]] | PhraseSource
 
@@ -42,7 +43,7 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
     if isinstance(spec, Mapping) or Path(name).suffix == ".json":
         source = PrecomputedPhrases(spec if isinstance(spec, Mapping) else _read(Path(name)))
         return lambda **settings: source
-    if not (name == "factual" or "/" in name or (name and Path(name).expanduser().is_dir())):
+    if not (name == "factual" or "/" in name or (name and expanded_path(name).is_dir())):
         fix = (
             "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a parser, a JSON "
             f"file, or a mapping {{caption: [phrases]}}{did_you_mean(name, ['factual', 'chunks'])}"
@@ -57,7 +58,7 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
     try:
-        phrases = load_json(path.expanduser(), once="give all phrases of a caption in one list")
+        phrases = load_json(expanded_path(path), once="give all phrases of a caption in one list")
     except FileError as error:
         raise wrong_option("phrases", str(path), str(error), verb="") from error
     if not isinstance(phrases, dict):

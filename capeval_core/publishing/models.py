@@ -7,6 +7,7 @@ from pathlib import Path
 
 from capeval_core._version import __version__
 from capeval_core.errors import did_you_mean
+from capeval_core.installed import shipped
 from capeval_core.publishing.publication import (
     CARD,
     Publication,
@@ -15,9 +16,9 @@ from capeval_core.publishing.publication import (
     in_namespace,
     others,
     own_file,
-    shipped,
 )
 from capeval_core.registry import METRICS, network_of
+from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import LICENCE_NOT_STATED, WeightsEntry, entry_known_as, restriction_of
 from capeval_core.weights.folder import (
     CONFIG,
@@ -60,7 +61,7 @@ def weights(
         PublishError: their authors state no licence or restrict their use, they are another model than their
             name says, there is no card for them, or one of their files is a link.
     """
-    path = Path(folder).expanduser()
+    path = expanded_path(folder)
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder: pass one that `capeval convert` has made")
     # Before anything is read: what is opened is what will be sent.

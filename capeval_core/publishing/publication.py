@@ -104,12 +104,6 @@ def checked(name: str) -> str:
     return name
 
 
-def shipped(package: str, folder: str) -> Path:
-    """A folder of the repository, which a wheel installs inside the package."""
-    root = Path(__file__).parents[1]
-    return root / package if (root / package).is_dir() else root.parent / folder
-
-
 @dataclass(frozen=True)
 class Pushed:
     """A repository that holds its publication. changed: whether that took a commit."""
@@ -158,7 +152,7 @@ def publish(
             problem = f"{publication.address}: {_fix(error, publication)}"
             if sent:
                 problem += f"\nsent before that: {', '.join(sent)}; a second run sends only the rest"
-            raise PublishError(problem) from error
+            raise PublishError(problem) from None
         sent.append(publication.address)
         yield pushed
 

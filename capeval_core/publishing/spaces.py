@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from capeval_core._version import __version__
+from capeval_core.installed import module_path
 from capeval_core.publishing.publication import (
     CARD,
     Publication,
@@ -15,7 +16,6 @@ from capeval_core.publishing.publication import (
     in_namespace,
     others,
     own_file,
-    shipped,
 )
 from capeval_core.registry import METRICS, metric_class
 
@@ -34,10 +34,7 @@ def module(name: str, namespace: str, install_from: str) -> Publication:
             takes this very version, which must be there), or an address that pip takes, e.g.
             `git+https://host/org/capeval@<commit>`. One with a password, a token or a query is refused.
     """
-    metric_class(name)
-    folder = shipped("hub_metrics", "metrics") / name
-    if not folder.is_dir():
-        raise PublishError(f"metric {name!r} has no module folder: {folder} does not exist")
+    folder = Path(module_path(name))
     package = "capeval" if install_from == PYPI else install_from
     loading = f"The package must be installed: `pip install {package}`."
     files: dict[str, bytes | Path] = {}

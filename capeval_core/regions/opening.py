@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import did_you_mean, wrong_option
+from capeval_core.errors import InPython, did_you_mean, wrong_option
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.source import RegionSource
+from capeval_core.values import expanded_path
 
 SOURCES = {
     "objects": "SAM's masks of the boxes of OWLv2 (or those of the segmenter after a colon)",
@@ -22,7 +23,10 @@ SOURCES = {
 }
 """Name of a source -> its description."""
 
-_EXPECTED = f"expected {', '.join(map(repr, SOURCES))}, a JSON file of masks by image id, or a RegionSource"
+_EXPECTED = (
+    f"expected {', '.join(map(repr, SOURCES))}, or a JSON file of masks by image id",
+    InPython(", or a RegionSource"),
+)
 RegionSpec = str | os.PathLike[str] | Mapping[str, Sequence[Any]] | RegionSource
 
 
@@ -55,11 +59,11 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
         raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
     name = os.fspath(spec)
     if Path(name).suffix.lower() == ".json":
-        source = PrecomputedRegions.read(Path(name).expanduser())
+        source = PrecomputedRegions.read(expanded_path(name))
         return lambda **settings: source
     kind, colon, weights = name.partition(":")
     if kind not in SOURCES or (colon and (not weights or kind == "colours")):
-        fix = _EXPECTED + did_you_mean(kind, SOURCES)
+        fix = (*_EXPECTED, did_you_mean(kind, SOURCES))
         raise wrong_option("regions", name, "", fix, verb="")
     if kind == "colours":
         return lambda **settings: ColourRegions()
@@ -73,7 +77,7 @@ _SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)"
 def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | None]:
     """The text behind the colon as weights ("" by default) and threshold of boxes (None by default)."""
     match = _SETTING.fullmatch(weights)
-    if match is None or Path(weights).expanduser().exists():
+    if match is None or expanded_path(weights).exists():
         return weights, None
     if match["setting"] != "threshold":
         hint = did_you_mean(match["setting"], ["threshold"])

@@ -9,6 +9,7 @@ import numpy as np  # noqa: F401  (for the example)
 
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.reports.canvas import PAPER, Canvas, check_width, region_colour
+from capeval_core.reports.drawn import DrawnExplanation
 from capeval_core.reports.text import FINER
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def box_notes(boxes: BoxFeatures) -> list[dict[str, Any]]:
     ]
 
 
-class BoxExplanation(dict[str, Any]):
+class BoxExplanation(DrawnExplanation):
     """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
 
     Keys: `caption`, `image`; the parts of the score; `boxes`, a list of `{"box": [x0, y0, x1, y1],

@@ -55,7 +55,7 @@ def _draw_bars(canvas: Canvas, top: float, left: float, title: str, bars: Sequen
     right = _WIDTH - _MARGIN - 150
     drawn = (x for bar in bars for x in (bar.value, bar.low, bar.high, bar.published))
     extents = [x for x in drawn if x is not None and math.isfinite(x)]
-    low, high, step = _axis(extents)
+    low, high, step = round_axis(extents)
 
     def place(x: float) -> float:
         return left + (right - left) * (x - low) / (high - low)
@@ -130,7 +130,7 @@ def _draw_spreads(
         return
     marks = [np.quantile(spread.values, [0.05, 0.25, 0.5, 0.75, 0.95]) for spread in drawn]
     means = [float(np.mean(spread.values)) for spread in drawn]
-    low, high, step = _axis([*np.concatenate(marks).tolist(), *means], parts=4)
+    low, high, step = round_axis([*np.concatenate(marks).tolist(), *means], parts=4)
     left, right, above, below = x + 46, x + width, y + 28, y + _BOXES - 34
 
     def height(value: float) -> float:
@@ -156,14 +156,18 @@ def _draw_spreads(
     canvas.text((left + right) / 2, below + 30, axis, _SIZE - 3, FAINT, anchor="ms")
 
 
-def _axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, float]:
+def round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, float]:
     """Ends and step of an axis of round numbers that holds the values.
 
-    >>> _axis([3.2, 47.0])
+    >>> round_axis([3.2, 47.0])
     (0.0, 50.0, 10.0)
+    >>> round_axis([0.5, 0.5 + 1e-16])
+    (0.5, 0.6, 0.1)
     """
     low, high = (min(values), max(values)) if len(values) else (0.0, 1.0)
-    span = (high - low) or abs(high) or 1.0
+    span = high - low
+    if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
+        span = abs(high) or 1.0
     rough = span / parts
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough - 1e-12)
@@ -192,7 +196,7 @@ def draw_histogram(
     canvas.text(_MARGIN, 34, title, _SIZE + 3, INK, bold=True)
     canvas.text(_MARGIN, canvas.height - 14, note, _SIZE - 2, FAINT)
     low, high = float(edges[0]), float(edges[-1])
-    _, most, rise = _axis([0.0, float(max(counts, default=0))], parts=4)
+    _, most, rise = round_axis([0.0, float(max(counts, default=0))], parts=4)
 
     def across(x: float) -> float:
         return left + (right - left) * (x - low) / (high - low)
@@ -211,7 +215,7 @@ def draw_histogram(
                 if stop > start:
                     width = across(stop) - across(start)
                     canvas.box(across(start), y, max(width - 1, 0.5), below - y, fill=colour)
-    first, _, step = _axis([low, high], parts=8)
+    first, _, step = round_axis([low, high], parts=8)
     for tick in np.arange(first, high + step / 2, step):
         if low <= tick <= high:
             canvas.text(across(tick), below + 18, f"{tick:.4g}", _SIZE - 2, FAINT, anchor="ms")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from capeval_core.reports.canvas import FAINT, INK, LINE, PAPER, Canvas, Rgb, check_width
+from capeval_core.reports.drawn import DrawnExplanation
 from capeval_core.reports.text import FINER, lines_of, shortened, width_of
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _matches(
     return found
 
 
-class MatchExplanation(dict[str, Any]):
+class MatchExplanation(DrawnExplanation):
     """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
 
     Keys: `caption`, `image`; the parts of the score; `matches`, a list of `WordMatches`, one per reference,

@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Piece, Problem, Setting, renamed, wrong_option
+from capeval_core.errors import InPython, Piece, Problem, Setting, renamed, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.decoding import Refused
@@ -20,7 +19,7 @@ from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
 from capeval_core.regions.features import BoxVisual, RegionEncoder, refuse_unusable
 from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
-from capeval_core.values import described
+from capeval_core.values import described, expanded_path
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
 from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub, open_weights
 
@@ -28,8 +27,9 @@ _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
 _LONGEST_SHOWN = 200
 _EXPECTED = (
-    "expected weights of a region encoder (a Hub id, a folder, 'tiny'), features made before (a folder of "
-    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv), or a RegionEncoder"
+    "expected weights of a region encoder (a Hub id, a folder, 'tiny') or features made before (a folder of "
+    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv)",
+    InPython(", or a RegionEncoder"),
 )
 
 
@@ -198,9 +198,9 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
     if not isinstance(spec, (str, os.PathLike)):
         return None
     if not os.fspath(spec):
-        raise wrong_option("regions", spec, "empty", f"{_EXPECTED} ('.' is the current folder)")
+        raise wrong_option("regions", spec, "empty", (*_EXPECTED, " ('.' is the current folder)"))
     try:
-        path = Path(spec).expanduser()
+        path = expanded_path(spec)
         exists, is_weights = path.exists(), path.is_dir() and (path / CONFIG).exists()
     except (OSError, RuntimeError) as error:  # too long, or ~ of an unknown user
         reason = getattr(error, "strerror", None) or error

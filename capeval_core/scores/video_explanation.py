@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from capeval_core.inputs.frames import EVERY
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.matching.cosine import unit
+from capeval_core.reports.drawn import DrawnExplanation
 from capeval_core.reports.frames import DESIGNED, NARROW, FrameMatch, best_frames, draw_frames
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 
 
-class VideoExplanation(dict[str, Any]):
+class VideoExplanation(DrawnExplanation):
     """The explanation of a score, by `result.explain(i)`: plain values, and `plot()`, which draws them.
 
     Keys: `caption`; `image`, the name of the video; the parts of the score; `frame_cosines`, the cosine of

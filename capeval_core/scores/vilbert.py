@@ -184,8 +184,8 @@ class VilbertScore(RegionMetric):
     def corpus(self, samples: Samples) -> list[str]:
         return [text for row in samples.references or [] for text in row]
 
-    def prepared(self: Self, samples: Samples) -> Self:
-        return self if self.options.idf is None else super().prepared(samples)
+    def prepared(self: Self, samples: Samples, *others: Samples) -> Self:
+        return self if self.options.idf is None else super().prepared(samples, *others)
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         from capeval_core.scores.vilbert_rows import Matcher

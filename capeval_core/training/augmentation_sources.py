@@ -13,13 +13,18 @@ from typing import Generic, TypeVar
 from PIL import Image
 
 from capeval_core.errors import FileError, Problems, file_problem
-from capeval_core.inputs.collection import read_texts
-from capeval_core.inputs.file_texts import REFERENCE_FIELDS, Texts
+from capeval_core.inputs.file_texts import FileOptions, Texts
 from capeval_core.inputs.folder import Names, match_images, names_in, paths_by_id
 from capeval_core.inputs.sources import InRgb
 from capeval_core.inputs.visual import InputImage
 from capeval_core.options import Settings, option
-from capeval_core.training.captioned import captions_of_rows, ids_of_rows, load_rows, pictures_of_rows
+from capeval_core.training.captioned import (
+    captions_of_rows,
+    ids_of_rows,
+    load_rows,
+    pictures_of_rows,
+    texts_of,
+)
 from capeval_core.training.positives import CAPTION, IMAGE, Source
 
 Content = TypeVar("Content")
@@ -47,7 +52,9 @@ class Sources(Generic[Content]):
         return digest.hexdigest()
 
 
-def images_of_files(images: Path, captions: Path | None) -> Sources[Image.Image]:
+def images_of_files(
+    images: Path, captions: Path | None, options: FileOptions | None = None
+) -> Sources[Image.Image]:
     """The images of a folder: those that a file of captions is about, by its ids, or all, by their names.
 
     Raises:
@@ -57,7 +64,7 @@ def images_of_files(images: Path, captions: Path | None) -> Sources[Image.Image]
     if captions is None:
         paths = paths_by_id(images, problems)
     else:
-        texts = _texts_of(captions)
+        texts = _texts_of(captions, options)
         ids = list(dict.fromkeys(image_id for image_id, _ in texts.rows))
         found = match_images(images, Names(names_in(images)), ids, problems, texts.file_names)
         paths = {image_id: found[image_id] for image_id in ids if image_id in found}
@@ -66,13 +73,13 @@ def images_of_files(images: Path, captions: Path | None) -> Sources[Image.Image]
     return _image_sources(list(paths), lambda i: files[i])
 
 
-def captions_of_file(captions: Path) -> Sources[str]:
+def captions_of_file(captions: Path, options: FileOptions | None = None) -> Sources[str]:
     """The captions of a file of references or candidates; empty ones are left out with a warning.
 
     Raises:
         FileError: what cannot be read; no captions.
     """
-    rows = [(image_id, text) for image_id, text in _texts_of(captions).rows if text.strip()]
+    rows = [(image_id, text) for image_id, text in _texts_of(captions, options).rows if text.strip()]
     if not rows:
         raise FileError(file_problem(captions, "holds no captions that are not empty"))
     return _caption_sources(rows)
@@ -83,9 +90,11 @@ class DatasetOptions(Settings):
     """A dataset of Hugging Face."""
 
     dataset: str | None = option(None, "a dataset's folder (`save_to_disk`) or Hub id")
-    split: str = option("train", "part of it")
+    split: str = option("train", "part of it, or of a file whose rows name theirs")
     id_column: str | None = option(
-        None, "its rows with equal values there show one image; None: each row's number is its id"
+        None,
+        "of image ids in a file; rows of a dataset with equal values there show one image; None: each row's "
+        "number is its id",
     )
 
 
@@ -93,6 +102,7 @@ class DatasetOptions(Settings):
 class ImageDataset(DatasetOptions):
     """A dataset whose images get captions."""
 
+    caption_column: str = option("caption", "of captions in a file")
     image_column: str = option("image", "of its images")
 
     def read(self, name: str) -> Sources[Image.Image]:
@@ -112,7 +122,7 @@ class ImageDataset(DatasetOptions):
 class CaptionDataset(DatasetOptions):
     """A dataset whose captions get images."""
 
-    caption_column: str = option("caption", "of its captions")
+    caption_column: str = option("caption", "of captions, in a file or dataset")
 
     def read(self, name: str) -> Sources[str]:
         """The captions of the dataset of that name; errors are those of `load_rows`."""
@@ -138,10 +148,8 @@ def _caption_sources(rows: list[tuple[str, str]]) -> Sources[str]:
     return Sources(sources, lambda i: str(sources[i].source_caption))
 
 
-def _texts_of(captions: Path) -> Texts:
-    problems = Problems()
-    texts = read_texts(captions, REFERENCE_FIELDS, problems)
-    problems.raise_if_any()
+def _texts_of(captions: Path, options: FileOptions | None) -> Texts:
+    texts = texts_of(captions, options)
     if empty := sum(not text.strip() for _, text in texts.rows):
         warnings.warn(f"{captions}: {empty:,} captions are empty and left out", stacklevel=2)
     return texts

@@ -12,12 +12,12 @@ from typing import Any
 
 from capeval_core.errors import Problems, did_you_mean, file_problem, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore
-from capeval_core.inputs.collection import read_texts
-from capeval_core.inputs.file_texts import REFERENCE_FIELDS
+from capeval_core.inputs.file_texts import REFERENCE_FIELDS, FileOptions, Texts, refuse_unused
 from capeval_core.inputs.folder import Names, match_images, names_in
+from capeval_core.inputs.text_files import read_texts
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.scores.box_source import boxes_by_id
-from capeval_core.values import shown
+from capeval_core.values import expanded_path, shown
 
 Visuals = Callable[[], Iterator[InputVisual[Any]]]
 
@@ -45,23 +45,33 @@ class CaptionedImages:
 
 
 def read_captioned(
-    captions: Path, images: Path | None, store: BoxFeatureStore | None = None
+    captions: Path,
+    images: Path | None,
+    store: BoxFeatureStore | None = None,
+    options: FileOptions | None = None,
 ) -> CaptionedImages:
     """The captions of a file of references or candidates, with a folder of images or with box features.
 
-    Empty captions are left out with a warning.
+    `options`: columns and splits to read. Empty captions are left out with a warning.
 
     Raises:
         FileError: what cannot be read; ids without an image; no captions.
     """
-    problems = Problems()
-    texts = read_texts(captions, REFERENCE_FIELDS, problems)
-    problems.raise_if_any()
+    texts = texts_of(captions, options)
     rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
     if empty := len(texts.rows) - len(rows):
         warnings.warn(f"{captions}: {empty:,} captions are empty and left out", stacklevel=2)
     ids, captions_ = [image_id for image_id, _ in rows], [text for _, text in rows]
     return images_of(captions, ids, captions_, images, store, texts.file_names)
+
+
+def texts_of(captions: Path, options: FileOptions | None = None) -> Texts:
+    """The captions of a file of references or candidates. Raises FileError."""
+    problems = Problems()
+    texts = read_texts(captions, REFERENCE_FIELDS, problems, options)
+    refuse_unused(options or FileOptions(), {captions: texts}, problems)
+    problems.raise_if_any()
+    return texts
 
 
 def images_of(
@@ -133,7 +143,7 @@ def load_rows(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
     """
     import datasets
 
-    path = Path(name).expanduser()
+    path = expanded_path(name)
     try:
         loaded: Any = (
             datasets.load_from_disk(str(path)) if path.exists() else datasets.load_dataset(name, split=split)
@@ -143,7 +153,7 @@ def load_rows(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
         fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
         raise wrong_option(
             "dataset", name, f"a dataset ({reason})", fix, verb="could not be loaded as"
-        ) from error
+        ) from None
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             raise wrong_option("split", split, f"not in {name} ({', '.join(loaded)})", "")

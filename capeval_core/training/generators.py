@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from capeval_core.errors import wrong_option
+from capeval_core.values import expanded_path
 from capeval_core.weights.folder import WeightsError, file_checksum
 from capeval_core.weights.foreign import open_foreign
 
@@ -71,9 +72,9 @@ def find_model(
     Raises:
         WeightsError: the model could not be found, or a file is missing.
     """
-    if Path(model).expanduser().is_file():
+    if expanded_path(model).is_file():
         raise wrong_option("model", model, "a file", "pass a folder or a Hub id", kind=WeightsError)
-    if revision is not None and (Path(model).expanduser().is_dir() or "@" in model):
+    if revision is not None and (expanded_path(model).is_dir() or "@" in model):
         where = "has one already" if "@" in model else "is a folder, which has no revisions"
         raise wrong_option("revision", revision, f"--model {model} {where}", "leave it out", verb="")
     pinned = model if revision is None else f"{model}@{revision}"

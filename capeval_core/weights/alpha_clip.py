@@ -13,6 +13,7 @@ from torch import nn
 
 from capeval_core.errors import Argument, InputError, Problem, Setting, renamed, wrong_option
 from capeval_core.options import option
+from capeval_core.values import expanded_path
 from capeval_core.weights.adapters import is_adapter
 from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
@@ -71,7 +72,7 @@ class AlphaClipConversion(Conversion):
             with naming([path], self.title):
                 tower = self.translate(self.select(content, notes), notes)
             name, base = self._base(path, tower, empty)
-            files += [file for file in [Path(str(self.base)).expanduser()] if file.is_file()]
+            files += [file for file in [expanded_path(str(self.base))] if file.is_file()]
             texts = {key: value for key, value in base.tensors.items() if not key.startswith("visual.")}
             tensors = {**tower, **texts}
             notes.append(f"text tower: of {name}")
@@ -114,7 +115,7 @@ class AlphaClipConversion(Conversion):
             uses = f", the CLIP that it was tuned from and whose text tower it uses{_guess(tower)}"
             fix = ("pass ", Argument("base"), uses)
             raise InputError(Problem("", None, f"{path} holds the image tower alone", fix, verb=""))
-        file = Path(self.base).expanduser()
+        file = expanded_path(self.base)
         if file.is_file():
             name, base = file.name, self._base_file(file, empty)
         else:

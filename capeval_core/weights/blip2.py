@@ -16,6 +16,7 @@ import torch
 
 from capeval_core.errors import Argument, InputError, Problem, wrong_option
 from capeval_core.options import option
+from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import BLIP2
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.conversion import Conversion, Shapes, Tensors, clip_preprocessing, count_blocks
@@ -102,7 +103,7 @@ class Blip2Conversion(Conversion):
 
     def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
         content = read_checkpoint(path)
-        return content, [path, *([Path(self.vision).expanduser()] if self.vision else [])]
+        return content, [path, *([expanded_path(self.vision)] if self.vision else [])]
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         content = super().select(content, notes)
@@ -117,7 +118,7 @@ class Blip2Conversion(Conversion):
             return content
         if inside:
             raise ValueError("it holds its own image tower, tuned with the rest: pass no vision")
-        file = Path(self.vision).expanduser()
+        file = expanded_path(self.vision)
         tower = read_checkpoint(file)
         blocks = [int(block[1]) for name in tower if (block := re.match(r"blocks\.(\d+)\.", name))]
         if not blocks:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.errors import InputError, Piece, Problem, Setting, wrong_option
+from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry, entry_known_as, entry_of
 from capeval_core.weights.hub import download
 from capeval_core.writing import write_whole
@@ -174,8 +175,8 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
     name = os.fspath(weights)
     if name == "tiny":
         return _read(TINY / tiny, "tiny", None)
-    if name and Path(name).expanduser().is_dir():
-        path = Path(name).expanduser()
+    if name and expanded_path(name).is_dir():
+        path = expanded_path(name)
         return _read(path, path.resolve().name, None)
     if Path(name).is_file():
         fix = f"convert it with `capeval convert {metric} {name} --out FOLDER` and pass the folder"
@@ -197,7 +198,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
 def open_unless_on_the_hub(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> None:
     """Raise the errors of `open_weights` that need no Hub."""
     name = os.fspath(weights)
-    if Path(name).expanduser().exists() or not _may_be_on_the_hub(name):
+    if expanded_path(name).exists() or not _may_be_on_the_hub(name):
         open_weights(name, metric=metric, tiny=tiny)
 
 
@@ -324,7 +325,7 @@ def file_checksum(path: Path, *, remembered: bool = True) -> str:
     settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= _SETTLED
     identity = [path.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     key = "|".join(map(str, identity)).encode("utf-8", "surrogateescape")
-    memory = Path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")).expanduser() / "checksums"
+    memory = expanded_path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")) / "checksums"
     note = memory / hashlib.sha256(key).hexdigest()
     if settled and remembered:
         with suppress(OSError, ValueError):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from capeval_core.values import expanded_path
 from capeval_core.weights.folder import (
     CONFIG,
     TENSORS,
@@ -60,7 +61,7 @@ def open_foreign(
             f"{without}"
         )
 
-    path, commit = Path(model).expanduser(), None
+    path, commit = expanded_path(model), None
     name = path.resolve().name
     if not path.is_dir():
         name = model.partition("@")[0]
@@ -85,7 +86,7 @@ def open_foreign_weights(
     `model_type` is transformers' name of its architecture; other arguments are those of `open_foreign`.
     """
     given = os.fspath(weights)
-    if Path(given).expanduser().is_file():
+    if expanded_path(given).is_file():
         raise WeightsError(
             f"{what} {given!r} is a file: convert it with `capeval convert {_CONVERTED_AS} {given} "
             "--out FOLDER` and pass the folder"

@@ -63,8 +63,8 @@ def download(
     repository, _, revision = name.partition("@")
     try:
         path, unverified = _fetch(repository, revision or None, small, large)
-    except HFValidationError as invalid:
-        raise error(repository, None) from invalid
+    except HFValidationError:
+        raise error(repository, None) from None
     except failures() as failed:
         if isinstance(failed, GatedRepoError):
             why = "it is gated: accept its terms at its page on the Hub and log in with `hf auth login`"
@@ -74,7 +74,7 @@ def download(
             why = "no such repository on the Hub, or it is private"
         else:
             why = f"not in the local cache; {reason(failed)}"
-        raise error(repository, why) from failed
+        raise error(repository, why) from None
     if unverified:
         warnings.warn(
             f"{what}: the Hub did not say which version is the newest ({unverified}). Commit {path.name} of "

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import Argument, InputError, Problem
+from capeval_core.values import expanded_path
 from capeval_core.weights.folder import TOKENIZER, VOCABULARY, WeightsError, read_json, sha256_of
 from capeval_core.writing import write_whole
 
@@ -68,7 +69,7 @@ def required_words(vocabulary: str | None, model: str, notes: list[str]) -> tupl
     if vocabulary is None:
         fix = ("pass ", Argument("vocabulary"), f", the file vocab.txt of https://huggingface.co/{model}")
         raise InputError(Problem("", None, "the checkpoint holds no words", fix, verb=""))
-    file = Path(vocabulary).expanduser()
+    file = expanded_path(vocabulary)
     words = read_words(file)
     notes.append(f"words: {file.name}, sha256 {sha256_of(file)[:12]}...")
     return file, words

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from capeval_core.result import Counts, Result, json_text
-from capeval_core.statistics import TEST, p_in_words
+from capeval_core.statistics import TEST
+from capeval_core.values import p_in_words
 from tests.cli.conftest import Ran
 
 Score = Callable[..., Ran]
@@ -56,7 +57,7 @@ def test_the_paired_test_is_the_library_s(capeval: Score, score: Score, files: P
         f"            {test.means[1]:.4f} ({b})",
         f"difference  {test.difference:+.4f}",
         f"interval    {test.interval.low:+.4f} to {test.interval.high:+.4f} (95%)",
-        f"test        {p_in_words(test.p_value, 0.95)}, {TEST}",
+        f"test        {p_in_words(test.p_value, 0.95)}, {TEST.format('image')}",
         f"verdict     {test.verdict}",
         "images      5 (2 left out)",
         f"signature   {first.signature}",
@@ -88,15 +89,27 @@ def test_the_verdict_is_in_words(
     a = saved(tmp_path / "a.json", [x + y for x, y in zip(base, gain, strict=True)])
     ran = capeval("compare", a, b)
     assert (ran.status, ran.err) == (0, "")
-    assert f"test        {p_value}, {TEST}\n" in ran.out
+    assert f"test        {p_value}, {TEST.format('image')}\n" in ran.out
     assert f"verdict     {verdict}" in ran.out
 
 
-def test_fewer_than_five_common_images_are_refused(capeval: Score, tmp_path: Path) -> None:
+def test_of_fewer_than_five_common_images_there_are_means_and_no_test(capeval: Score, tmp_path: Path) -> None:
     a, b = saved(tmp_path / "a.json", [0.1, 0.2, 0.3, 0.4, None]), saved(tmp_path / "b.json", [0.1] * 5)
     ran = capeval("compare", a, b)
-    assert (ran.status, ran.out) == (2, "")
-    assert "at least 5 images that both systems have a score on, found 4: score both" in ran.err
+    assert ran.status == 0
+    assert ran.err.startswith("capeval: warning: 1 images have a score in only one of the files")
+    assert ran.out.splitlines() == [
+        f"PAC-S       0.2500 ({a})",
+        f"            0.1000 ({b})",
+        "difference  +0.1500",
+        "test        none: a comparison needs at least 5 images that both systems have a score on, found 4: "
+        "score both systems on more images",
+        "images      4 (1 left out)",
+        "signature   capeval:pacs|v:1",
+    ]
+    other = saved(tmp_path / "c.json", [0.1] * 5, groups=[f"other {i}" for i in range(5)])
+    ran = capeval("compare", a, other)
+    assert (ran.status, ran.out) == (2, "") and "the results have no image in common (4 and 5)" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,22 @@ def test_without_a_network_good_captions_come_first(
     wrong = next(row for row in rows[at:] if "subtly" in row)
     assert ("wins in PAC-S of 1.png" in ran.out) is (float(wrong[0]) > float(rows[at][1]))
     assert "weights:tiny@" in ran.out
+
+
+def test_the_demo_writes_files_that_score_as_it_does(capeval: Callable[..., Ran], tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    ran = capeval("demo", "--out", folder)
+    assert ran.status == 0, ran.err
+    mean = next(line for line in ran.out.splitlines() if line.startswith("good")).split()[-1]
+    command = shlex.split(ran.out.split(f"On the files in {folder}:\n")[1].replace("\\\n", ""))
+    assert command[0] == "capeval"
+    again = capeval(*command[1:])
+    assert again.status == 0 and mean == f"{float(again.out.split()[1]):.3f}"
+    names = {"images", "good.json", "subtly_wrong.json", "unrelated.json", "references.json"}
+    assert {path.name for path in folder.iterdir()} == names
+
+    ran = capeval("demo", "--out", folder)
+    assert ran.status == 2 and f"--out {folder} exists: name a folder to be made" in ran.err
 
 
 def test_the_demo_takes_no_arguments(capeval: Callable[..., Ran]) -> None:

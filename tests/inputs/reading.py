@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capeval_core.errors import Problems
-from capeval_core.inputs.collection import read_texts
 from capeval_core.inputs.file_texts import CANDIDATE_FIELDS, REFERENCE_FIELDS
 from capeval_core.inputs.folder import Names, match_images, names_in
+from capeval_core.inputs.text_files import read_texts
 
 
 def read_candidates(path: str | os.PathLike[str]) -> list[tuple[str, str]]:

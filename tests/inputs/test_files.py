@@ -151,8 +151,8 @@ def test_an_image_may_be_called_annotations(tmp_path: Path) -> None:
         (b"{}", "holds no captions"),
         (b'{"a": "x",\n "b"}', "not JSON (line 2, column 5: Expecting ':' delimiter)"),
         (
-            b'{"id": "a", "caption": "x"}\n{"id": "b"}',
-            "not JSON (line 2, column 1: Extra data); if each line is an object, name it .jsonl",
+            b'{"id": "a", "caption": "x"}\n{"id": "b"}',  # lines, whatever the file's name
+            "line 2 has 'id', but no caption or captions",
         ),
         (b'{"a": "\xff"}', "is not UTF-8 (byte 0xff at position 7): convert it"),
         (
@@ -172,15 +172,21 @@ def test_an_image_may_be_called_annotations(tmp_path: Path) -> None:
         ([], "unknown form, found an empty list; read are"),
         (5, "unknown form, found the number 5; read are"),
         (None, "unknown form, found null; read are"),
-        ([{"image_id": 1, "text": "x"}], "entry 0 has no caption or captions, only 'image_id', 'text'"),
-        ([{"caption": "x"}], "entry 0 has no image_id or image or id or filename, only 'caption'"),
+        (
+            [{"image_id": 1, "title": "x"}],
+            "entry 0 has 'image_id', 'title', but no caption or captions: name it with caption_column=",
+        ),
+        (
+            [{"caption": "x"}],
+            "entry 0 has 'caption', but no image_id or image or id or filename or file_name or image_name",
+        ),
         ([{"id": 1, "caption": 5}], "entry 0 (id '1'): caption is the number 5: expected a string"),
         ([{"id": 1.5, "caption": "x"}], "entry 0: id is the number 1.5: expected a string or a whole number"),
         ([{"id": True, "caption": "x"}], "entry 0: id is the bool True: expected a string or a whole"),
         ([{"id": "", "caption": "x"}], "entry 0: id is an empty string: expected a string or a whole"),
         (
             {"annotations": [{"image_id": 3, "category_id": 2}], "images": []},
-            "annotation 0 has no caption or captions, only 'image_id', 'category_id'",
+            "annotation 0 has 'image_id', 'category_id', but no caption or captions",
         ),
     ],
 )
@@ -197,9 +203,8 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
         ("c.jsonl", b'{"id": 1, "id": 2, "caption": "x"}', "the key 'id' comes twice"),
         (
             "c.csv",
-            b"image,text\na,x\n",
-            "the header has 'image', 'text', expected image_id or image or id or filename, and caption or "
-            "captions",
+            b"image,title\na,x\n",
+            "the header has 'image', 'title', but no caption or captions: name it with caption_column",
         ),
         (
             "c.csv",
@@ -217,8 +222,12 @@ def test_json_that_cannot_be_used(tmp_path: Path, content: Any, message: str) ->
         ("c.csv", b"id,caption\n", "holds no captions"),
         ("c.csv", b"id,caption\n,x\n", "line 2: id is an empty string"),
         ("c.parquet", b"PAR1 and more", "is not Parquet, or damaged ("),
-        ("c.txt", b"x", "extension '.txt', expected one of .json, .jsonl, .ndjson, .csv, .parquet"),
-        ("captions", b"x", "no extension, expected one of .json"),
+        (
+            "c.txt",
+            b"a dog",
+            "the first line is 'a dog', expected a header that names an id and a caption",
+        ),
+        ("captions", b"[1, 2]", "unknown form, found a list with the number 1; read are {image id: caption}"),
     ],
 )
 def test_other_files_that_cannot_be_used(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -228,10 +237,8 @@ def test_other_files_that_cannot_be_used(tmp_path: Path, name: str, content: byt
 
 def test_parquet_without_the_columns(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
-    pq.write_table(pa.table({"id": ["a"], "text": ["x"]}), path)
-    with pytest.raises(
-        FileError, match="the columns are 'id', 'text', expected image_id or image or id or filename, and"
-    ):
+    pq.write_table(pa.table({"id": ["a"], "title": ["x"]}), path)
+    with pytest.raises(FileError, match="the columns are 'id', 'title', but no caption or captions: name it"):
         read_candidates(path)
     pq.write_table(pa.table({"id": ["a", "b"], "caption": ["x", None]}), path)
     with pytest.raises(FileError, match=r"row 1 \(id 'b'\): caption is null: expected a string"):
@@ -263,9 +270,9 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path) -> None:
     found = complaint(tmp_path, b'{"id": 1}\nnot json\n{"caption": "x"}\n', "c.jsonl")
-    assert found.startswith("3 problems with the input:\n  c.jsonl: line 1 has no caption")
+    assert found.startswith("3 problems with the input:\n  c.jsonl: line 1 has 'id', but no caption")
     assert "(line 2, column 1: Expecting value)" in found
-    assert "line 3 has no image_id or image or id or filename" in found
+    assert "line 3 has 'caption', but no image_id or image or id or filename" in found
 
 
 # ---- folders
@@ -320,12 +327,20 @@ def test_an_id_may_be_a_path(
     assert find_images(".", [image_id]) == {image_id: Path(name)}
 
 
-@pytest.mark.parametrize("image_id", ["../images/b.jpg", "elsewhere/b.jpg", "cats/a.jpg", "/b.jpg", "a"])
+@pytest.mark.parametrize("image_id", ["../images/b.jpg", "elsewhere/b.jpg", "cats/a.jpg", "/b.jpg"])
 def test_a_path_from_elsewhere_finds_nothing(tmp_path: Path, image_id: str) -> None:
     folder = folder_of(tmp_path / "images", "b.jpg")
     folder_of(folder / "dogs", "a.jpg")
     with pytest.raises(FileError, match=r"has no image; it holds files like 'b.jpg'. An id is an image's"):
         find_images(folder, [image_id])
+
+
+def test_the_folder_that_has_the_image_is_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", "b.jpg")
+    folder_of(folder / "cats", "b.jpg")
+    folder_of(folder / "dogs", "a.jpg")
+    with pytest.raises(FileError, match=r"files like 'b.jpg'; that of 'a' is in its folder 'dogs'. An id is"):
+        find_images(folder, ["b", "a"])
 
 
 def test_an_absolute_id_does_not_leave_the_folder(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import doctest
 import gc
 import math
 import pickle
@@ -21,14 +23,20 @@ from evaluate.loading import get_imports
 from PIL import Image
 
 import capeval_core
+from capeval_core import project
+from capeval_core.description import describe_metric
+from capeval_core.integrations.module_description import module_description, module_usage
 from capeval_core.options import describe_options
-from capeval_core.registry import media_of, metric_class
+from capeval_core.papers import BIBTEX
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, media_of, metric_class
 from capeval_core.reranking import Reranker
 from tests.counting import counted
 from tests.integrations.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 NAMES = capeval_core.list_metrics()
+FIELD = re.compile(r"(\w+)\s+= \{(.*?)\}(?=,\n|\n)", re.DOTALL)
+"""Name and value of a field of a BibTeX entry."""
 OF_CAPTIONS = [name for name in NAMES if not issubclass(metric_class(name), Reranker)]
 CAPTIONS = ["a red circle", "two blue squares", "a small green star", "a red circle", "hearts", "nothing"]
 REFERENCES = [
@@ -339,13 +347,56 @@ def test_a_module_describes_itself(weights: str, tmp_path: Path) -> None:
         inputs = ["predictions", *(["images"] if metric.media else [])]
         inputs += ["references"] if metric.needs_references else []
         assert list(module.features) == inputs
+        assert list(module.inputs) == [*inputs, "per_caption"]
         assert metric.title in module.description and metric.summary in module.description
-        assert module.citation == metric.paper
+        for name_of_input, meaning in module.inputs.items():
+            assert f"\n    {name_of_input}: {meaning}" in module.description
+        assert module.citation == BIBTEX[describe_metric(metric).address]
+        assert module.license == f"Apache-2.0; weights {describe_metric(metric).weights}: " + (
+            describe_metric(metric).licence
+        )
         assert module.info.reference_urls and all(url in metric.paper for url in module.info.reference_urls)
         for option in describe_options(metric.Options):
             assert (f"\n    {option.name} (" in module.inputs_description) == (option.name != "evidence")
         assert ("references: per caption" in module.inputs_description) == metric.needs_references
         assert metric.key in module.compute.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "medium"), [*((name, None) for name in capeval_core.list_metrics()), *MEDIA_VARIANTS]
+)
+def test_the_example_of_a_description_runs(
+    name: str, medium: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path)
+    metric = metric_class(name, medium)
+    for text in (module_description(metric), module_usage(metric)):
+        example = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
+        outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
+        assert (outcome.failed, outcome.attempted) == (0, 4)
+
+
+def test_addresses_come_from_one_constant(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project, "ADDRESS", None)
+    assert (load("pacs").homepage, load("pacs").codebase_urls) == ("", [])
+    monkeypatch.setattr(project, "ADDRESS", "https://example.org/capeval")
+    module = load("pacs")
+    assert (module.homepage, module.codebase_urls) == ("https://example.org/capeval", [module.homepage])
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_entry_of_a_paper_is_that_of_the_paper(name: str) -> None:
+    described = describe_metric(metric_class(name))
+    entry = {key: value.replace("{", "").replace("}", "") for key, value in FIELD.findall(described.bibtex)}
+    words = re.sub(r"\W+", " ", described.citation).split()
+    assert " ".join(re.sub(r"\W+", " ", entry["title"]).split()) in " ".join(words)
+    assert words[0] == entry["author"].split(",")[0] and entry["year"] in words
+
+
+def test_the_licence_is_that_of_the_package() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert config["metadata"]["license_expression"] == project.LICENCE
 
 
 def test_wrong_weights_are_refused_at_load() -> None:

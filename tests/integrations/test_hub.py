@@ -42,6 +42,16 @@ for name, keywords in asked["load"]:
     answers.append(answer)
 print(json.dumps(answers))
 """
+COMBINE = """
+import json
+import evaluate
+names, captions, images = json.loads(%r)
+both = evaluate.combine([f"capeval/{name}" for name in names])
+values = [both.compute(predictions=captions, images=images)]
+for caption, image in zip(captions, images):
+    both.add(prediction=caption, images=image)
+print(json.dumps([*values, both.compute()]))
+"""
 
 
 @dataclass
@@ -188,6 +198,30 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     assert {key: repository.messages for key, repository in published.hub.repositories.items()} == before
     assert not any("/tag/" in request for request in published.hub.requests)
     assert all(list(repository.names) == ["main"] for repository in published.hub.repositories.values())
+
+
+@pytest.mark.slow
+def test_modules_are_combined_by_their_names(
+    seeded_weights: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, shown = ["pacs", "clips"], [str(path) for path in images[:2]]
+    with serving({}) as hub:
+        log_in(hub.address, WRITER, tmp_path / "login", monkeypatch)
+        sent = [publishing.module(name, "capeval", publishing.PYPI) for name in names]
+        list(publishing.publish([*sent, weights(seeded_weights)]))
+        clip = metric_class("clips").default_weights
+        assert clip is not None
+        hub.repositories[clip.repository] = hub.repositories[WEIGHTS]
+        home = tmp_path / "home"
+        home.mkdir()
+        values = ask(COMBINE % json.dumps([names, CAPTIONS, shown]), hub.address, home)
+    expected = {
+        metric_class(name).key: capeval_core.load(name, weights=seeded_weights, device="cpu")
+        .score(CAPTIONS, shown)
+        .mean
+        for name in names
+    }
+    assert values == [pytest.approx(expected, abs=1e-6)] * 2
 
 
 @pytest.mark.slow

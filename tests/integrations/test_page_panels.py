@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -13,8 +12,9 @@ from capeval_core.demo import demo_set
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 
-from capeval_core.integrations.page import panels, views
+from capeval_core.integrations.page import views
 from capeval_core.integrations.page.scorer import Scorer
+from capeval_core.reports import explanations
 from capeval_core.reports.matches import MatchExplanation, word_matches
 
 ITEMS = demo_set()
@@ -64,11 +64,11 @@ def test_matches_of_words_are_shown_with_the_best_reference() -> None:
         for text in ("red dog", "<i> cat")
     ]
     explanation = MatchExplanation({"caption": "a <b>", "matches": notes, "best": 1})
-    shown = panels.matches(SimpleNamespace(evidence=explanation))  # type: ignore[arg-type]
+    shown = explanations.panels(explanation)
     assert "<i>" not in shown and "<b>" not in shown and "1. red dog<" in shown
     assert shown.count("<small>best</small>") == 1 and "2. &lt;i&gt; cat <small>best</small>" in shown
     assert 'src="data:image/jpeg;base64,' in shown
     assert "1. a <small>cat</small>" in shown and "2. &lt;b&gt; <small>&lt;i&gt;</small>" in shown
     empty = word_matches("red dog", [], ["red", "dog"], [], 0.0, 0.0, 0.0)
     explanation = MatchExplanation({"caption": "", "matches": [empty], "best": 0})
-    assert "<img" not in panels.matches(SimpleNamespace(evidence=explanation))  # type: ignore[arg-type]
+    assert "<img" not in explanations.panels(explanation)

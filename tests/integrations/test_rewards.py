@@ -91,6 +91,32 @@ def test_the_last_message_of_a_conversation_is_the_caption(drawn: list[Image.Ima
     assert rewards(conversations, drawn) == pytest.approx(rewards(CAPTIONS, drawn), abs=1e-6)
 
 
+def test_reasoning_is_no_part_of_a_caption(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward("pacs", weights=weights)
+    thought = "<think>Two blue squares, or is it a star?</think>\n"
+    reasoned = [
+        f"{thought}{CAPTIONS[0]}",
+        f"a star, so </think>{CAPTIONS[1]} ",  # the beginning is in the prompt
+        [{"role": "assistant", "content": f"{thought}<think>Again.</think>{CAPTIONS[2]}"}],
+        "<think>hearts, I am sure that these are",  # cut off
+    ]
+    assert rewards(reasoned, drawn) == pytest.approx(rewards([*CAPTIONS[:3], ""], drawn), abs=1e-6)
+
+
+def test_a_row_without_an_image_has_no_reward(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward("refpacs", weights=weights)
+    references = [["a circle"], ["squares"], ["a star"], ["one"]]
+    whole = rewards(CAPTIONS, drawn, references)
+    for absent in (None, []):
+        images = [absent, drawn[1], absent, [drawn[3]]]
+        scores = rewards(CAPTIONS, images=images, references=references)
+        assert scores == [None, pytest.approx(whole[1], abs=1e-6), None, pytest.approx(whole[3], abs=1e-6)]
+        assert rewards(CAPTIONS, images=[absent] * 4, references=references) == [None] * 4
+    assert reward("rougel")(CAPTIONS, image=[None] * 4, references=references) == (
+        capeval_core.load("rougel").score(CAPTIONS, references=references).scores
+    )
+
+
 def test_an_empty_caption_is_scored(drawn: list[Image.Image], weights: str) -> None:
     rewards = reward(capeval_core.load("pacs", weights=weights))
     expected = capeval_core.load("pacs", weights=weights, empty="score").score(["", "  "], drawn[:2]).scores
@@ -124,7 +150,9 @@ def test_a_log_tells_what_it_is(weights: str) -> None:
         ("a star", "three", "captions is a single string"),
         ([None, "a", "b"], "three", "captions[0] is None"),
         (["a"], [["x.png", "y.png"]], "images[0] has 2 images"),
-        (["a"], [[]], "images[0] has 0 images"),
+        (["a", None, "b"], [None, "x.png", None], "captions[1] is None"),
+        (["a", "b"], [None, "x.png"], "images[1]: there is no file 'x.png'"),
+        (["a", "b"], [None], "len(captions)=2 but len(images)=1"),
         (["a"], torch.randn(1, 3, 8, 8), "pass the pixels as they were before normalisation"),
         (["a"], torch.zeros(3, 8, 8), "images is a single image"),
     ],

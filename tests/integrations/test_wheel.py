@@ -76,7 +76,12 @@ def test_every_folder_of_modules_is_a_committed_package() -> None:
 
 
 def test_a_metric_loads_from_its_installed_folder(installed: Path, weights: str, tmp_path: Path) -> None:
-    folder = installed / "capeval_core" / "hub_metrics" / "refpacs"
+    asked = "import capeval_core; print(capeval_core.module_path('refpacs'))"
+    done = subprocess.run(
+        [sys.executable, "-c", asked], cwd=installed, check=True, capture_output=True, text=True
+    )
+    folder = Path(done.stdout.strip())
+    assert folder == installed / "capeval_core" / "hub_metrics" / "refpacs"
     assert (folder / "README.md").read_text(encoding="utf-8").startswith("---\n")
     module = evaluate.load(str(folder), weights=weights, cache_dir=str(tmp_path))
     assert list(module.features) == ["predictions", "images", "references"]

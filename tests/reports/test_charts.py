@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from capeval_core.reports.canvas import REGIONS, WRONG
-from capeval_core.reports.charts import Bar, Spread, _axis, draw_bars, draw_spreads
+from capeval_core.reports.charts import Bar, Spread, draw_bars, draw_spreads, round_axis
 from capeval_core.reports.tables import Table
 
 
@@ -51,7 +51,7 @@ def test_boxes_rise_with_their_values() -> None:
 
 @pytest.mark.parametrize("values", [[], [0.0], [1e-9, 2e-9], [-3.0, 4.0], [12345.0, 12346.0]])
 def test_axes_hold_their_values(values: list[float]) -> None:
-    low, high, step = _axis(values)
+    low, high, step = round_axis(values)
     assert low < high and step > 0 and all(low - 1e-9 <= value <= high + 1e-9 for value in values)
     assert 1 <= round((high - low) / step) <= 12
 

@@ -8,10 +8,12 @@ from html import escape
 
 from capeval_core.description import describe_metric
 from capeval_core.integrations.page.media import MEDIA
-from capeval_core.integrations.page.panels import number, panels
 from capeval_core.integrations.page.scorer import Mark, Marks, Scored
-from capeval_core.integrations.page.words import words_of
+from capeval_core.integrations.page.words import PageWords, words_of
 from capeval_core.metric import CaptionMetric
+from capeval_core.project import address
+from capeval_core.registry import metric_classes
+from capeval_core.reports.explanations import number, panels, parts
 
 TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
@@ -24,12 +26,16 @@ _MOST = 5  # steps; more numbers would run into each other on a phone
 def heading(metric: type[CaptionMetric]) -> str:
     """The metric's name, and in a sentence what its number means."""
     described = describe_metric(metric)
+    links = {"the paper": described.address, "the project": address()}
+    linked = "".join(
+        f'<span><a href="{escape(url)}" target="_blank" rel="noreferrer">{text}</a></span>'
+        for text, url in links.items()
+        if url
+    )
     return (
         f'<header class="heading"><h1>{escape(described.title)}</h1><p>{escape(described.summary)}</p>'
         f'<p class="facts"><span>{described.range}</span><span>{described.better}</span>'
-        f"<span>{described.references}</span>"
-        f'<span><a href="{escape(described.address)}" target="_blank" rel="noreferrer">the paper</a></span>'
-        "</p></header>"
+        f"<span>{described.references}</span>{linked}</p></header>"
     )
 
 
@@ -45,6 +51,13 @@ def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     )
 
 
+def keys(words: PageWords, metric: type[CaptionMetric]) -> str:
+    """The keys that score, below the button."""
+    pressed = "Enter" if words.lines[0] == 1 else "Shift + Enter"
+    pressed += ", in the references Shift + Enter" if metric.needs_references else ""
+    return f'<p class="keys">or press {pressed}</p>'
+
+
 def opening(weights: str) -> str:
     """While weights are opened for the first time."""
     return _section(
@@ -57,6 +70,7 @@ def score(scored: Scored, weights: str) -> str:
     """The score on its scale, with its parts."""
     if scored.result.errors:
         return problem(scored.result.errors[0])
+    titles = {metric.key: metric.title for metric in metric_classes().values()}
     notes = [scored.marks.source]
     if scored.metric.relative:
         notes.append(f"Compare totals of these captions only: {scored.metric.relative}.")
@@ -68,7 +82,10 @@ def score(scored: Scored, weights: str) -> str:
         f'<blockquote title="{escape(scored.caption)}">{escape(scored.caption)}</blockquote>'
         f"{_truncated(scored)}"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
-        f"{scale(scored.metric, scored.marks.values, scored.score)}" + _notes(notes) + panels(scored)
+        f"{scale(scored.metric, scored.marks.values, scored.score)}"
+        + _notes(notes)
+        + panels(scored.evidence)
+        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles)
     )
 
 

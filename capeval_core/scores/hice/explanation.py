@@ -12,10 +12,12 @@ import pyarrow as pa
 from capeval_core.encoders.preprocessing import central_square
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.visual import ImageError, InputImage
-from capeval_core.phrases.spans import Span, wrong_words
+from capeval_core.phrases.spans import Span
 from capeval_core.ragged import Ragged
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
+from capeval_core.reports.drawn import DrawnExplanation
+from capeval_core.reports.explanations import wrong_spans
 from capeval_core.reports.overlay import OutlinedImage
 from capeval_core.scores.hice.card import PhraseNote, ReferenceNote, RegionNote, card_of, region_marks
 from capeval_core.scores.hice.formulas import joint
@@ -52,7 +54,7 @@ def judged(content: Mapping[str, Any], threshold: float) -> dict[str, Any]:
     }
 
 
-class HiceExplanation(dict[str, Any]):
+class HiceExplanation(DrawnExplanation):
     """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
 
     Keys: `caption`, `image`; the score under its name (`hice_s`, `refhice_s`) and its terms (`gitc`, `litc`,
@@ -100,10 +102,7 @@ class HiceExplanation(dict[str, Any]):
 
     def wrong_words(self) -> list[Span]:
         """The words of the caption to mark: those of mistakes that no right phrase contains."""
-        judged = [note for note in self.phrases if note["judged"]]
-        wrong = [note["phrase"] for note in judged if note["mistake"]]
-        right = [note["phrase"] for note in judged if not note["mistake"]]
-        return wrong_words(self["caption"], wrong, right)
+        return wrong_spans(self)
 
     def with_threshold(self, threshold: float) -> HiceExplanation:
         """The same explanation with another threshold for mistakes and unmentioned regions."""

@@ -1,4 +1,8 @@
-"""The panels below the score. A metric adds its own here, by the evidence that it keeps."""
+"""Explanations as HTML, for pages and reports: a panel for each kind of evidence that metrics keep.
+
+A metric adds its own here. Evidence is what `Result.explain` gives, also as it comes back from a file of
+JSON: then there is nothing to draw, and the numbers are shown.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from capeval_core.integrations.page.scorer import Scored
-from capeval_core.registry import metric_classes
+from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.reports.canvas import region_colour
 from capeval_core.reports.frames import shown_word
-from capeval_core.scores.hice.card import outside_text, threshold_text
-
-if TYPE_CHECKING:
-    from capeval_core.reports.boxes import BoxExplanation
-    from capeval_core.reports.matches import MatchExplanation
-    from capeval_core.scores.hice.card import PhraseNote
-    from capeval_core.scores.hice.explanation import HiceExplanation
-    from capeval_core.scores.video_explanation import VideoExplanation
 
 DIGITS = 3
 """As papers report these metrics."""
-Panel = Callable[[Scored], str]
-"""Of a scored caption some HTML; every text of a user or a model in it is escaped."""
+Evidence = Mapping[str, Any]
+Draw = Callable[[Evidence, str], str]
+"""An `<img>` of what an explanation draws, with its description; "" where there is nothing to draw."""
+Panel = Callable[[Evidence, Draw], str]
+"""Of the evidence of a score some HTML; every text of a user or a model in it is escaped."""
 
 
 def number(value: float) -> str:
@@ -36,20 +34,20 @@ def number(value: float) -> str:
     return f"{value:.{DIGITS}f}" if math.isfinite(value) else "no score"
 
 
-def parts(scored: Scored) -> str:
-    """The components that the paper names."""
-    titles = {metric.key: metric.title for metric in metric_classes().values()} | _NAMES
+def parts(values: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+    """The components of a score that the paper names, by their names; `titles` of some of these."""
+    titles = {**titles, **TERMS}
     rows = {
         titles.get(name, name.replace("_", " ")): int(value) if name in _COUNTS else value
-        for name, (value, *_) in scored.result.parts.items()
+        for name, value in values.items()
         if isinstance(value, float) and (value or name not in _COUNTS)
     }
     return table("Parts", {escape(name): value for name, value in rows.items()})
 
 
-def references(scored: Scored) -> str:
+def references(evidence: Evidence, draw: Draw) -> str:
     """The cosine of the caption with each reference, nearest first."""
-    found = scored.evidence["references"]
+    found = evidence["references"]
     if isinstance(found, list):
         rows = {f"{number + 1}. {escape(one['reference'])}": one["score"] for number, one in enumerate(found)}
         return table("How the caption fits each reference", rows)
@@ -69,40 +67,36 @@ _NEAREST = 5
 _CHOSEN = " <small>chosen</small>"
 _OVERLAY = 1040
 """Pixels of the outlined image's width: twice what it has on a desk, for dense screens."""
-_NAMES = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC"}
-"""What papers call parts."""
+TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
+"""The papers' names of parts that have others here."""
 _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
 
 
-def regions(scored: Scored) -> str:
+def regions(evidence: Evidence, draw: Draw) -> str:
     """The image with its regions, the caption with its wrong words, and what fits what."""
-    explanation = cast("HiceExplanation", scored.evidence)
-    missed = sum(note["unmentioned"] for note in explanation.regions)
-    outside = outside_text(explanation)
+    missed = sum(note["unmentioned"] for note in evidence["regions"])
+    outside = outside_text(evidence)
     description = (
-        f"The image with {len(explanation.regions)} regions outlined, {missed} of which no phrase mentions."
+        f"The image with {len(evidence['regions'])} regions outlined, {missed} of which no phrase mentions."
     )
     description += f" {outside}." if outside else ""
-    shown = f'<img src="{_data_address(explanation)}" alt="{description}">'
-    shown += f"<figcaption>{_marked(explanation)}</figcaption>"
-    legend = f'<p class="note">{_sign("right")}{threshold_text(explanation)}</p>'
+    shown = f'{draw(evidence, description)}<figcaption dir="auto">{_marked(evidence)}</figcaption>'
+    legend = f'<p class="note">{_sign("right")}{threshold_text(evidence)}</p>'
     if outside:
         legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
     phrases = {
-        _sign("unknown" if not note["judged"] else "wrong" if note["mistake"] else "right")
-        + escape(note["phrase"])
-        + _badge(explanation, note["region"]): note["precision"]
-        for note in explanation.phrases
+        _sign(_kind(note)) + escape(note["phrase"]) + _badge(evidence, note["region"]): note["precision"]
+        for note in evidence["phrases"]
     }
     nearest = "<small>not mentioned; nearest:</small> "
     best = {
-        f"{_badge(explanation, index)}{nearest if note['unmentioned'] else ''}{escape(note['phrase'])}": note[
+        f"{_badge(evidence, index)}{nearest if note['unmentioned'] else ''}{escape(note['phrase'])}": note[
             "recall"
         ]
-        for index, note in enumerate(explanation.regions)
+        for index, note in enumerate(evidence["regions"])
     }
-    if explanation["whole"] is not None:
-        best["the whole image: " + escape(explanation["whole"]["phrase"])] = explanation["whole"]["recall"]
+    if evidence["whole"] is not None:
+        best["the whole image: " + escape(evidence["whole"]["phrase"])] = evidence["whole"]["recall"]
     return (
         f"<figure>{shown}</figure>{legend}"
         + table("Phrases, the region that fits each best, and how well (precision)", phrases)
@@ -110,24 +104,61 @@ def regions(scored: Scored) -> str:
     )
 
 
-def _data_address(
-    explanation: HiceExplanation | BoxExplanation | MatchExplanation | VideoExplanation,
-) -> str:
+def drawing(evidence: Evidence, text: str, width: int = _OVERLAY, quality: int = 90) -> str:
+    """What an explanation draws as a JPEG of so many pixels; "" for evidence that came from a file."""
+    if not hasattr(evidence, "overlay"):
+        return ""
     written = BytesIO()
-    explanation.overlay(_OVERLAY).save(written, "JPEG", quality=90, subsampling=0)
-    return "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()
+    evidence.overlay(width).save(written, "JPEG", quality=quality, subsampling=0)
+    data = base64.b64encode(written.getvalue()).decode()
+    return f'<img src="data:image/jpeg;base64,{data}" alt="{escape(text)}">'
 
 
-def _marked(explanation: HiceExplanation) -> str:
+def _figure(image: str, note: str = "") -> str:
+    """An image with a note below it; "" without one."""
+    shown = f'<p class="note">{note}</p>' if note else ""
+    return f"<figure>{image}</figure>{shown}" if image else ""
+
+
+def threshold_text(evidence: Evidence) -> str:
+    """The least precision of a right phrase, in words for a legend.
+
+    >>> threshold_text({"threshold": 0.5})
+    'fits a region: precision of at least 0.5'
+    """
+    return f"fits a region: precision of at least {evidence['threshold']:.4g}"
+
+
+def outside_text(evidence: Evidence) -> str:
+    """The number of regions that the image tower does not see, in words; "" where it sees all.
+
+    >>> outside_text({"outside": 11}), outside_text({"outside": 1})
+    ('11 regions outside the square were not judged', '1 region outside the square was not judged')
+    """
+    count = evidence["outside"]
+    if not count:
+        return ""
+    return f"{count} region{'s' * (count > 1)} outside the square {'were' if count > 1 else 'was'} not judged"
+
+
+def wrong_spans(evidence: Evidence) -> list[Span]:
+    """The words of a caption to mark: those of its mistakes that no right phrase contains."""
+    judged = [note for note in evidence["phrases"] if note["judged"]]
+    wrong = [note["phrase"] for note in judged if note["mistake"]]
+    right = [note["phrase"] for note in judged if not note["mistake"]]
+    return wrong_words(evidence["caption"], wrong, right)
+
+
+def _marked(evidence: Evidence) -> str:
     """The caption with its wrong words marked."""
-    text, pieces, end = explanation["caption"], [], 0
-    for span in explanation.wrong_words():
+    text, pieces, end = evidence["caption"], [], 0
+    for span in wrong_spans(evidence):
         pieces += [escape(text[end : span.start]), f"<mark>{escape(text[span.start : span.end])}</mark>"]
         end = span.end
     return "".join([*pieces, escape(text[end:])])
 
 
-def _kind(note: PhraseNote) -> str:
+def _kind(note: Mapping[str, Any]) -> str:
     return "unknown" if not note["judged"] else "wrong" if note["mistake"] else "right"
 
 
@@ -145,29 +176,29 @@ def _sign(kind: str) -> str:
     return f'<svg {attributes} viewBox="0 0 14 14"><path d="{path}"/></svg>'
 
 
-def _badge(explanation: HiceExplanation, region: int | None) -> str:
+def _badge(evidence: Evidence, region: int | None) -> str:
     if region is None:
         return " <small>the whole image</small>"
-    red, green, blue = region_colour(region, explanation.regions[region]["unmentioned"])
+    red, green, blue = region_colour(region, evidence["regions"][region]["unmentioned"])
     style = f"--region:rgb({red} {green} {blue})"
     return f' <b class="badge" style="{style}" aria-label="region {region + 1}">{region + 1}</b> '
 
 
-def compared(scored: Scored) -> str:
+def compared(evidence: Evidence, draw: Draw) -> str:
     """What the caption and its phrases have of each reference."""
     rows = {
         escape(note["reference"]) + (_CHOSEN if note["chosen"] else ""): (
             note["gttc"],
             note["lttc"],
         )
-        for note in cast("HiceExplanation", scored.evidence).compared
+        for note in evidence["compared"]
     }
-    return table("How the caption fits each reference", rows, ["as a whole", "by phrases"])
+    return table("How the caption fits each reference", rows, [TERMS["gttc"], TERMS["lttc"]])
 
 
-def candidates(scored: Scored) -> str:
+def candidates(evidence: Evidence, draw: Draw) -> str:
     """The captions that could be chosen, best first, and why the others could not."""
-    notes, choice = scored.evidence["candidates"], scored.evidence["choice"]
+    notes, choice = evidence["candidates"], evidence["choice"]
     kept = sorted((note["rank"], row) for row, note in enumerate(notes) if note["dropped"] is None)
     columns = ("total", "ensemble", "consensus", "itm")
     ranked = {
@@ -184,25 +215,20 @@ def candidates(scored: Scored) -> str:
         for row, note in enumerate(notes)
         if note["dropped"] is not None
     }
-    headings = ("total", "ensemble", "consensus", "match")
+    headings = [TERMS.get(column, column) for column in columns]
     shown = table("Captions, best first, and the parts of their totals", ranked, headings)
     return shown + (table("Captions that filters left out", dropped, headings[1::2]) if dropped else "")
 
 
-def boxes(scored: Scored) -> str:
+def boxes(evidence: Evidence, draw: Draw) -> str:
     """The image with the boxes that the network looked at."""
-    explanation = cast("BoxExplanation", scored.evidence)
-    text = (
-        f"The image with the {len(explanation['boxes'])} boxes outlined whose features the score depends on."
-    )
-    shown = f'<img src="{_data_address(explanation)}" alt="{text}">'
-    return f'<figure>{shown}</figure><p class="note">{text}</p>'
+    text = f"The image with the {len(evidence['boxes'])} boxes outlined whose features the score depends on."
+    return _figure(draw(evidence, text), text) or f'<p class="note">{len(evidence["boxes"])} boxes</p>'
 
 
-def matches(scored: Scored) -> str:
+def matches(evidence: Evidence, draw: Draw) -> str:
     """Which word met which word of the best reference, and how each reference fits."""
-    explanation = cast("MatchExplanation", scored.evidence)
-    notes, best = explanation["matches"], explanation["best"]
+    notes, best = evidence["matches"], evidence["best"]
     columns = ("precision", "recall", "F")
     references = {
         f"{number + 1}. {escape(note['reference'])}{_BEST if number == best else ''}": (
@@ -217,27 +243,26 @@ def matches(scored: Scored) -> str:
     if not note["words"] or not note["reference_words"]:
         return shown
     text = "Cosines of the caption's words (down) with those of the best reference (across)."
-    figure = f'<figure><img src="{_data_address(explanation)}" alt="{text}"></figure>'
+    figure = _figure(draw(evidence, text), text)
     met = {
         f"{number + 1}. {escape(match['word'])} <small>{escape(match['match'])}</small>": match["cosine"]
         for number, match in enumerate(note["caption_matches"])
     }
     words = table("Each word of the caption, and the word of the best reference that it met", met)
-    return f'{figure}<p class="note">{text}</p>{shown}{words}'
+    return f"{figure}{shown}{words}"
 
 
-def frames(scored: Scored) -> str:
+def frames(evidence: Evidence, draw: Draw) -> str:
     """The caption's cosine with each frame, and the frame that each word fits best."""
-    explanation = cast("VideoExplanation", scored.evidence)
     text = (
         "Cosines of the whole caption with the frames of the video, and the frames that its words fit best."
     )
-    figure = f'<figure><img src="{_data_address(explanation)}" alt="{text}"></figure>'
-    if explanation["incomplete"]:
-        figure += f'<p class="warning">{escape(explanation["incomplete"])}</p>'
+    figure = _figure(draw(evidence, text))
+    if evidence["incomplete"]:
+        figure += f'<p class="warning">{escape(evidence["incomplete"])}</p>'
     words = {
         f"{number + 1}. {escape(shown_word(match))} <small>frame {match['frame']}</small>": match["cosine"]
-        for number, match in enumerate(explanation["words"])
+        for number, match in enumerate(evidence["words"])
     }
     return f"{figure}{table('Each word of the caption, and the frame that it fits best', words)}"
 
@@ -256,23 +281,27 @@ OF_EVIDENCE: dict[str, Panel] = {
 """The panel of each kind of evidence, by its name in `result.explain(i)`."""
 
 
-def panels(scored: Scored) -> str:
-    """Everything below the score: the parts, then a panel for each kind of evidence that the metric keeps."""
-    shown = [parts, *(panel for name, panel in OF_EVIDENCE.items() if name in scored.evidence)]
-    return "".join(panel(scored) for panel in shown)
+def panels(evidence: Evidence, draw: Draw = drawing) -> str:
+    """A panel for each kind of evidence that the metric keeps; none where there is no score to explain."""
+    if "error" in evidence:
+        return ""
+    return "".join(panel(evidence, draw) for name, panel in OF_EVIDENCE.items() if name in evidence)
 
 
 def table(title: str, rows: Mapping[str, Any], columns: Sequence[str] = ()) -> str:
     """A table of names (HTML) and numbers: one number each, or under `columns` a tuple of them."""
     headings = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     head = f"<thead><tr><td></td>{headings}</tr></thead>" if columns else ""
-    body = "".join(
-        f'<tr><th scope="row">{name}</th>{"".join(map(_cell, values if columns else [values]))}</tr>'
+    cells = {
+        name: "".join(map(_cell, values, columns)) if columns else _cell(values)
         for name, values in rows.items()
-    )
-    return f"<table><caption>{escape(title)}</caption>{head}<tbody>{body}</tbody></table>"
+    }
+    body = "".join(f'<tr><th scope="row">{name}</th>{cell}</tr>' for name, cell in cells.items())
+    attributes = ' class="columns"' if columns else ""
+    return f"<table{attributes}><caption>{escape(title)}</caption>{head}<tbody>{body}</tbody></table>"
 
 
-def _cell(value: float) -> str:
+def _cell(value: float, column: str = "") -> str:
     shown = value if isinstance(value, int) else number(value)
-    return f'<td><data value="{value!r}">{shown}</data></td>'
+    title = f' data-title="{escape(column)}"' if column else ""  # where a narrow screen has no head
+    return f'<td{title}><data value="{value!r}">{shown}</data></td>'

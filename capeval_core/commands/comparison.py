@@ -1,0 +1,253 @@
+"""Systems by metrics: tests against a baseline, the table in all formats, and the file of `--json`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from capeval_core.commands.outputs import interval_of
+from capeval_core.commands.systems import ScoredSystem
+from capeval_core.commands.terminal import complain
+from capeval_core.description import describe_metric
+from capeval_core.registry import metric_classes, metric_of
+from capeval_core.reports.html import check_report, write_report
+from capeval_core.reports.systems import Cell, Column, System, Systems, Test
+from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
+from capeval_core.result import Result, json_text
+from capeval_core.statistics import TEST, Comparison, Interval, holm
+
+FORMATS = ("text", "markdown", "latex", "csv", "json")
+LEVEL = 0.95
+
+
+def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
+    """`--baseline`, `--format` and `--report`."""
+    group = parser.add_argument_group(
+        "several systems",
+        "Each is tested against the baseline; Holm's correction adjusts the p-values of one metric for the "
+        "number of systems that it tests.",
+    )
+    group.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="the system to test against, by its name or file (default: the first)",
+    )
+    group.add_argument(
+        "--format", choices=FORMATS, metavar="{" + ",".join(FORMATS) + "}", help="of what is printed"
+    )
+    add_report_flag(group)
+
+
+def add_report_flag(group: argparse._ActionsContainer) -> None:
+    """`--report`."""
+    group.add_argument(
+        "--report",
+        metavar="FOLDER",
+        type=Path,
+        help="write a page there, index.html: the table, distributions, the worst and best captions",
+    )
+
+
+def check_comparison(flags: argparse.Namespace) -> None:
+    """Refuse a page that cannot be written, before anything is scored."""
+    if flags.report is not None:
+        check_report(flags.report)
+
+
+def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
+    """Write the page that `--report` asks for, and print where it is; `command` repeats it."""
+    if flags.report is not None:
+        titles = {metric.key: metric.title for metric in metric_classes().values()}
+        shown = replace(systems, titles=titles, command=shlex.join(["capeval", *command]))
+        say = complain if getattr(flags, "format", None) else print  # a table alone, for programs
+        say(f"report      {write_report(flags.report, shown)}")
+
+
+def compare_systems(
+    systems: Sequence[ScoredSystem], baseline: str | None, *, one_run: bool = False
+) -> Systems:
+    """The table of systems by metrics, with Holm's correction over the systems that a metric tests.
+
+    The family of tests is a metric's, so that a further metric changes no p-value of another.
+
+    Args:
+        systems: with the same metrics each.
+        baseline: the name of the one that the others are tested against; None: there is only one.
+        one_run: they were scored together, so that signatures differ only in the number of references that
+            the images of a system have.
+    """
+    base = next((system for system in systems if system.name == baseline), systems[0])
+    cells: list[dict[str, Cell]] = [{} for _ in systems]
+    for metric in systems[0].results:
+        tests: list[Comparison | str | None] = [
+            None if system is base else _test(system.results[metric], base.results[metric], one_run)
+            for system in systems
+        ]
+        made = [test for test in tests if isinstance(test, Comparison)]
+        adjusted = iter(holm([test.p_value for test in made]))
+        for own, system, test in zip(cells, systems, tests, strict=True):
+            cell = _cell(system, metric)
+            if isinstance(test, Comparison):
+                cell = replace(cell, test=_plain(test, next(adjusted)))
+            own[metric] = cell if not isinstance(test, str) else replace(cell, no_test=test)
+    first = next(iter(systems[0].results.values()))
+    return Systems(
+        systems=[
+            System(s.name, s.ids, s.captions, s.images, s.references, own)
+            for s, own in zip(systems, cells, strict=True)
+        ],
+        columns=[_column(result) for result in systems[0].results.values()],
+        baseline=baseline,
+        visual=first.visual,
+        level=LEVEL,
+        test=TEST.format(first.visual),
+        correction=_correction(len(systems) - 1),
+        messages=_messages(systems, cells),
+    )
+
+
+def _correction(tested: int) -> str:
+    if tested < 2:
+        return ""
+    return f"Holm's correction for the {tested} systems that each metric tests"
+
+
+def _test(system: Result, baseline: Result, one_run: bool) -> Comparison | str:
+    """The test of a system's mean minus the baseline's, or why there is none."""
+    try:
+        return (replace(system, signature=baseline.signature) if one_run else system).compare(
+            baseline, level=LEVEL
+        )
+    except ValueError as error:
+        return str(error)
+
+
+def _plain(test: Comparison, adjusted: float) -> Test:
+    interval = test.interval
+    return Test(
+        test.difference, interval.low, interval.high, test.p_value, adjusted, test.images, test.left_out
+    )
+
+
+def _cell(system: ScoredSystem, metric: str) -> Cell:
+    result = system.results[metric]
+    interval = interval_of(result)
+    found = isinstance(interval, Interval)
+    return Cell(
+        mean=result.mean,
+        interval=(interval.low, interval.high) if isinstance(interval, Interval) else None,
+        no_interval="" if found else str(interval),
+        scores=result.scores,
+        parts=result.parts,
+        errors=result.errors,
+        signature=result.signature,
+        truncated=result.counts.truncated,
+        empty=result.counts.empty,
+        evidence=result.evidence or system.evidence.get(metric),
+    )
+
+
+def _column(result: Result) -> Column:
+    try:
+        metric = metric_of(result)
+    except ValueError:  # of a package that is not installed here
+        return Column(result.metric, result.metric, result.key, (float("nan"), float("nan")))
+    about = describe_metric(metric)
+    return Column(
+        metric.name,
+        metric.title,
+        metric.key,
+        metric.range,
+        metric.higher_is_better,
+        metric.relative,
+        metric.summary,
+        about.citation,
+        about.address,
+    )
+
+
+def _messages(systems: Sequence[ScoredSystem], cells: Sequence[dict[str, Cell]]) -> list[str]:
+    """What failed, was truncated or left out, equal things once for all systems and metrics."""
+    whose: dict[str, list[str]] = {}
+    for system, own in zip(systems, cells, strict=True):
+        for metric, cell in own.items():
+            total = len(cell.scores)
+            counts = {
+                "failed": len(cell.errors),
+                "truncated": cell.truncated,
+                "empty": cell.empty,
+            }
+            counted = [f"{count:,} of {total:,} captions {name}" for name, count in counts.items() if count]
+            reasons = [*counted, cell.no_interval, cell.no_test]
+            if cell.test is not None and cell.test.left_out:
+                left_out = f"{cell.test.left_out:,} {system.results[metric].visual}s"
+                reasons.append(f"{left_out} have a score in only one of system and baseline")
+            for reason in filter(None, reasons):
+                whose.setdefault(reason, []).append(f"{system.name} ({metric})")
+    several = len(systems) > 1 or len(cells[0]) > 1
+    return [f"{', '.join(names)}: {reason}" if several else reason for reason, names in whose.items()]
+
+
+def show(systems: Systems, form: str) -> str:
+    """The table in one of `FORMATS`, without the last line break."""
+    if form == "json":
+        return json_text(systems_content(systems)).rstrip("\n")
+    if form == "csv":
+        return long_table(systems).csv().rstrip("\n")
+    if form == "text":
+        return stacked_table(systems).text()
+    table = cells_table(systems)
+    return (table.markdown() if form == "markdown" else table.latex()).rstrip("\n")
+
+
+def systems_content(systems: Systems, scored: Sequence[ScoredSystem] | None = None) -> dict[str, Any]:
+    """The table in JSON's types; with what it is made of, the results of every caption too."""
+    content = []
+    for place, system in enumerate(systems.systems):
+        results = []
+        for column in systems.columns:
+            cell = system.cells[column.name]
+            test = None
+            if cell.test is not None:
+                test = {**vars(cell.test), "significant": systems.significant(cell)}
+            results.append({**_content_of(cell, column, systems.level), "test": test})
+            if scored is not None:
+                result = scored[place].results[column.name]
+                results[-1] = result_content(result) | {"test": test}
+        texts = {} if scored is None else {"ids": list(system.ids), "captions": list(system.captions)}
+        content.append({"system": system.name, **texts, "results": results})
+    return {
+        "baseline": systems.baseline,
+        "test": systems.test,
+        "correction": systems.correction,
+        "level": systems.level,
+        "messages": list(systems.messages),
+        "systems": content,
+    }
+
+
+def result_content(result: Result) -> dict[str, Any]:
+    """A result with its interval, and its evidence if it was kept, in JSON's types."""
+    interval = interval_of(result)
+    content = {**result.to_dict(), "interval": vars(interval) if isinstance(interval, Interval) else None}
+    if result.evidence is not None:
+        content["evidence"] = [result.evidence[i] for i in range(len(result.scores))]
+    return content
+
+
+def _content_of(cell: Cell, column: Column, level: float) -> dict[str, Any]:
+    """A cell without what it says of single captions."""
+    bounds = None if cell.interval is None else {"low": cell.interval[0], "high": cell.interval[1]}
+    counts = {"captions": len(cell.scores), "failed": len(cell.errors)}
+    return {
+        "metric": column.name,
+        "key": column.key,
+        "mean": cell.mean,
+        "interval": None if bounds is None else {**bounds, "level": level},
+        "counts": {**counts, "truncated": cell.truncated, "empty": cell.empty},
+        "signature": cell.signature,
+    }

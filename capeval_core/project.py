@@ -1,0 +1,23 @@
+"""The project's address on the web and its licence: for cards, pages, modules and the package's metadata."""
+
+from __future__ import annotations
+
+ADDRESS: str | None = None
+"""Of the public repository, on GitHub or the Hub, without a slash at its end; None: there is none, and
+nothing links to it. After a change: `python -m tools.documents`."""
+LICENCE = "Apache-2.0"
+"""SPDX name of the package's licence, as in setup.cfg."""
+
+
+def address(path: str = "") -> str | None:
+    """The address of the project, or of a file of its repository; None where there is none.
+
+    Args:
+        path: of a file in the repository, e.g. `docs/footguns.md`.
+
+    >>> address("docs/footguns.md") == (ADDRESS and f"{ADDRESS}/blob/main/docs/footguns.md")
+    True
+    """
+    if ADDRESS is None:
+        return None
+    return f"{ADDRESS}/blob/main/{path}" if path else ADDRESS

@@ -1,0 +1,139 @@
+"""Small pictures of images and videos within an HTML page, each stored once, up to a size in all."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+from html import escape
+from io import BytesIO
+from itertools import islice
+from typing import Any
+
+from PIL import Image
+
+from capeval_core.inputs.frames import InputFrames
+from capeval_core.inputs.sampling import Sampling
+from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.reports.explanations import drawing
+
+SIDE = 320
+"""Pixels of the longer side of a picture."""
+FRAMES = 4
+"""Frames of a video, side by side."""
+_FRAME_HEIGHT = 130
+_DRAWN = 640
+"""Pixels of the width of a drawn explanation."""
+_FEWEST, _MOST = 0.4, 3.2  # width through height of what is shown; a panorama is cut no further
+
+
+class Pictures:
+    """The pictures of a page, and how many were left out since it would have become too large.
+
+    thumbnails, drawings: characters for each kind, so that drawings take no room from pictures.
+    """
+
+    def __init__(self, visual: str, thumbnails: int = 3_000_000, drawings: int = 1_500_000) -> None:
+        self.visual = visual
+        self.left_out = 0
+        self._room = {"thumbnails": thumbnails, "drawings": drawings}
+        # By path or identity, what shows it, "" where it cannot be shown; and the value, which keeps its
+        # identity from going to another one.
+        self._shown: dict[Any, tuple[str, Any]] = {}
+        self._symbols: list[str] = []
+
+    def of(self, value: Any, description: str) -> str:
+        """The picture of an image, or frames of a video; "" if it cannot be read or there is no room."""
+        key = os.fspath(value) if isinstance(value, (str, os.PathLike)) else id(value)
+        if key not in self._shown:
+            self._shown[key] = self._stored(value), value
+        label = f' role="img" aria-label="{escape(description)}"'
+        return self._shown[key][0].replace("<svg", f"<svg{label}", 1)
+
+    def drawing(self, evidence: Mapping[str, Any], text: str) -> str:
+        """What an explanation draws; "" if there is nothing to draw, or no room."""
+        if self._room["drawings"] < 0:
+            self.left_out += hasattr(evidence, "overlay")
+            return ""
+        try:
+            shown = drawing(evidence, text, _DRAWN, quality=80)
+        except (ImageError, ValueError):  # an image that is no longer there, boxes without an image
+            return ""
+        return shown if self._fits("drawings", shown) else ""
+
+    def symbols(self) -> str:
+        """What all pictures refer to, once in a page."""
+        return f'<svg class="symbols" aria-hidden="true">{"".join(self._symbols)}</svg>'
+
+    def _stored(self, value: Any) -> str:
+        if self._room["thumbnails"] < 0:
+            self.left_out += 1
+            return ""
+        try:
+            image = frame_strip(value) if self.visual == "video" else thumbnail(value)
+        except (ImageError, TypeError, ValueError):
+            return ""
+        width, height = image.size
+        written = BytesIO()
+        image.save(written, "JPEG", quality=78)
+        name = f"picture-{len(self._symbols)}"
+        symbol = (
+            f'<symbol id="{name}" viewBox="0 0 {width} {height}"><image width="{width}" height="{height}" '
+            f'href="data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"/></symbol>'
+        )
+        if not self._fits("thumbnails", symbol):
+            return ""
+        self._symbols.append(symbol)
+        return f'<svg viewBox="0 0 {width} {height}"><use href="#{name}"/></svg>'
+
+    def _fits(self, kind: str, content: str) -> bool:
+        self._room[kind] -= len(content)
+        self.left_out += self._room[kind] < 0
+        return self._room[kind] >= 0
+
+
+def thumbnail(value: Any) -> Image.Image:
+    """An image as metrics see it, small and without metadata.
+
+    Raises:
+        ImageError: it cannot be read. TypeError: it is no image.
+
+    >>> thumbnail(Image.new("RGBA", (800, 400))).size
+    (320, 160)
+    """
+    image = InputImage.of(value).load()
+    return _bare(image, min(SIDE, image.width), min(SIDE, image.height))
+
+
+def frame_strip(value: Any) -> Image.Image:
+    """Some frames of a video side by side, the first and the last among them.
+
+    Raises:
+        ImageError: it cannot be read. TypeError: it is no video.
+
+    >>> frame_strip([Image.new("RGB", (40, 30)), Image.new("RGB", (40, 30))]).size
+    (350, 130)
+    """
+    reading = InputFrames.of(value).load().read(Sampling(max_frames=FRAMES))
+    frames = [_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT) for _, frame in islice(reading, FRAMES)]
+    gap = 4
+    strip = Image.new("RGB", (sum(f.width for f in frames) + gap * (len(frames) - 1), _FRAME_HEIGHT), "white")
+    left = 0
+    for frame in frames:
+        strip.paste(frame, (left, 0))
+        left += frame.width + gap
+    return strip
+
+
+def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
+    """The pixels alone, on white, as large as they fit into a box; slim ones keep their middle."""
+    shape = min(max(image.width / image.height, _FEWEST), _MOST)
+    across, down = min(image.width, image.height * shape), min(image.height, image.width / shape)
+    left, top = (image.width - across) / 2, (image.height - down) / 2
+    scale = min(width / across, height / down)
+    size = max(1, round(across * scale)), max(1, round(down * scale))
+    pixels = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    pixels = pixels.resize(size, Image.Resampling.LANCZOS, (left, top, left + across, top + down))
+    bare = Image.new("RGB", size, "white")
+    bare.paste(pixels, mask=pixels if pixels.mode == "RGBA" else None)
+    return bare

@@ -1,0 +1,133 @@
+"""Rows of several systems by several metrics, encoded side by side, picture by picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from capeval_core.inputs.samples import Samples
+from capeval_core.metric import CaptionMetric
+from capeval_core.rows import RowCollector
+
+TEXTS_TOGETHER = 8_192
+"""Captions and references that a metric encodes before the next one does, which then finds the features of
+their pictures in the cache."""
+Integers = NDArray[np.int64]
+
+
+@dataclass
+class Task:
+    """What one metric encodes: captions of several systems.
+
+    metric: opened and prepared. systems: checked samples of each; with every metric they have the same
+    captions, and equal visuals of one metric share a source. folders: which keep the rows of each system;
+    None: nothing is kept. rows: the outcome, of each system. reused: how many of all these a folder had.
+    """
+
+    metric: CaptionMetric
+    systems: Sequence[Samples]
+    folders: Sequence[Path | None]
+    rows: list[pa.Table] = field(default_factory=list)
+    reused: int = 0
+
+
+def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
+    """Fill in the rows of each task, as `metric.encode_all` gives them for each system.
+
+    Captions of one picture are encoded together, whatever their system: a network that reads an image with a
+    text runs the image once. Metrics that share weights take turns, and find its features in the cache.
+
+    Args:
+        tasks: of metrics on the same captions, none a reranker.
+        progress: show one bar for all, on a terminal only.
+    """
+    for task in tasks:
+        task.metric.check_prepared(task.metric.options)
+    order = _picture_by_picture(next((task for task in tasks if task.metric.media), tasks[0]).systems)
+    names = ", ".join(task.metric.name for task in tasks)
+    bar = tqdm(total=len(order) * len(tasks), desc=names, unit="caption", disable=None if progress else True)
+    with bar, ExitStack() as stack:
+        turns = [_Turn(task, order, bar, stack) for task in tasks]
+        texts = np.max([turn.texts for turn in turns], axis=0)
+        limit = turns[0].collectors[0].texts if len(turns) == 1 else TEXTS_TOGETHER
+        for part in _parts(texts, limit):
+            for turn in turns:
+                turn.encode(part)
+    for task, turn in zip(tasks, turns, strict=True):
+        task.rows = [collector.table() for collector in turn.collectors]
+        task.reused = sum(collector.reused for collector in turn.collectors)
+
+
+def _picture_by_picture(systems: Sequence[Samples]) -> Integers:
+    """An order of the captions of all systems, counted through, in which a picture's stand together."""
+    visuals = [visual for samples in systems for visual in samples.images]
+    if len(systems) == 1:
+        return np.arange(len(visuals))
+    rank: dict[int, int] = {}
+    ranks = [rank.setdefault(id(visual.source), len(rank)) for visual in visuals]
+    return np.argsort(np.array(ranks, dtype=np.int64), kind="stable")
+
+
+def _parts(texts: Integers, limit: int) -> Iterator[slice]:
+    """Consecutive captions that have at most `limit` texts together, but at least one caption."""
+    ends, start = np.cumsum(texts), 0
+    while start < len(ends):
+        before = ends[start - 1] if start else 0
+        end = max(int(np.searchsorted(ends, before + limit, side="right")), start + 1)
+        yield slice(start, end)
+        start = end
+
+
+class _Turn:
+    """One metric, which encodes part after part of the captions of all systems."""
+
+    def __init__(self, task: Task, order: Integers, bar: tqdm[object], stack: ExitStack) -> None:
+        self.metric, self.order = task.metric, order
+        lengths = [len(samples) for samples in task.systems]
+        self.starts = np.cumsum([0, *lengths[:-1]])
+        self.samples = _joined(task.systems)
+        own = self.samples.references
+        self.texts = np.array([1 if own is None else 1 + len(own[i]) for i in order], dtype=np.int64)
+        missing = np.zeros(len(order), dtype=np.bool_)
+        self.collectors: list[RowCollector] = []
+        for start, samples, folder in zip(self.starts, task.systems, task.folders, strict=True):
+            rows = order[(order >= start) & (order < start + len(samples))] - start
+            collector = self.metric.collector(
+                samples.select(rows.tolist()), self.metric.ROW, folder, self.metric.stamp(), bar
+            )
+            self.collectors.append(stack.enter_context(collector))
+            missing[start + np.asarray(collector.missing.indices, dtype=np.int64)] = True
+        self.missing = missing[order]
+
+    def encode(self, part: slice) -> None:
+        """Encode the captions of a part that no folder has rows of, and give each system its own."""
+        chosen = self.order[part][self.missing[part]]
+        for table in self.metric.encode(self.samples.select(chosen.tolist())) if len(chosen) else ():
+            index = table["index"].to_numpy()
+            system = np.searchsorted(self.starts, index, side="right") - 1
+            column = table.schema.get_field_index("index")
+            for number in np.unique(system):
+                rows = table.filter(pa.array(system == number))
+                own = pa.array(index[system == number] - self.starts[number], pa.int64())
+                rows = rows.set_column(column, table.schema.field(column), own)
+                self.collectors[number].add(rows)
+
+
+def _joined(systems: Sequence[Samples]) -> Samples:
+    """The samples of all systems, one system after the other, counted through."""
+    references = [samples.references for samples in systems]
+    captions = [caption for samples in systems for caption in samples.captions]
+    return replace(
+        systems[0],
+        captions=captions,
+        images=[visual for samples in systems for visual in samples.images],
+        references=None if references[0] is None else [texts for own in references for texts in own or []],
+        indices=range(len(captions)),
+    )
