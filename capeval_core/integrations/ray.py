@@ -333,7 +333,8 @@ def _connected(workers: Workers) -> Iterator[float]:
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        there = float(ray.cluster_resources().get("GPU", 0))
+        resources: Any = ray.cluster_resources  # which has no types
+        there = float(resources().get("GPU", 0))
         gpus = min(1.0, round(there / workers.number, 3)) if workers.gpus is None else workers.gpus
         if folder is not None and gpus * workers.number > there:
             found = f"{workers.number} workers need {gpus * workers.number:g} GPUs, and there are {there:g}"

@@ -191,7 +191,8 @@ def test_a_ray_pipeline_decodes_on_cpus_and_scores_in_actors(cluster: str, expec
     import ray.data
 
     rows = [
-        {"image": image, "caption": text, "n": n} for n, (image, text) in enumerate(zip(IMAGES, CAPTIONS))
+        {"image": image, "caption": text, "n": n}
+        for n, (image, text) in enumerate(zip(IMAGES, CAPTIONS, strict=True))
     ]
     rows.append({"image": b"no image", "caption": "none", "n": len(rows)})
     ray.data.DataContext.get_current().enable_progress_bars = False
