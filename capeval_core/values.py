@@ -60,6 +60,18 @@ def has_nul(path: str | os.PathLike[str]) -> bool:
     return "\0" in os.fspath(path)
 
 
+def expanded_path(path: str | os.PathLike[str]) -> Path:
+    """The path with the user's folder in place of `~`; that of an unknown user stays as it is.
+
+    >>> expanded_path("~nosuchuser/weights")
+    PosixPath('~nosuchuser/weights')
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(path)
+
+
 def signed(value: float) -> str:
     """A difference with its sign: four digits, or as many as show that it is not 0."""
     return next(
@@ -76,15 +88,3 @@ def p_in_words(p_value: float, level: float) -> str:
         if (round(p_value, digits) < limit) == (p_value < 1 - level):
             return f"p = {p_value:.{digits}f}"
     return f"p = {p_value:.3f}"
-
-
-def expanded_path(path: str | os.PathLike[str]) -> Path:
-    """The path with the user's folder in place of `~`; that of an unknown user stays as it is.
-
-    >>> expanded_path("~nosuchuser/weights")
-    PosixPath('~nosuchuser/weights')
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:  # there is no such user
-        return Path(path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from PIL import Image
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Without a GPU, Triton's kernels run in its interpreter, which it asks for when something first imports it.
 if not torch.cuda.is_available():
@@ -133,3 +138,18 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
             data = written([np.asarray(frame) for frame in frames], **FORMS[form])
             (folder / f"clip{number + 1}.{form}").write_bytes(data)
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A real browser; no two of it can run in a process."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install capeval[test]")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    installed = next(filter(None, map(shutil.which, names)), None)
+    with api.sync_playwright() as playwright:
+        path = installed or playwright.chromium.executable_path
+        if not Path(path).is_file():
+            pytest.skip("no chromium: apt-get install chromium, or playwright install chromium")
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -127,11 +127,11 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, *(f"##{letter}" for lette
 
 
 @cache
-def uniter(region_size: int = 64, heads: int = 4) -> UniterEncoder:
+def uniter(region_size: int = 64, heads: int = 4, width: int = 32) -> UniterEncoder:
     """A seeded small UNITER on the CPU, for the features of the embedded region encoder."""
     architecture = {
         "vocab_size": len(WORDS),
-        "hidden_size": 32,
+        "hidden_size": width,
         "num_hidden_layers": 2,
         "num_attention_heads": heads,
         "intermediate_size": 64,

@@ -6,7 +6,7 @@ import argparse
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -25,12 +25,16 @@ Checked = TypeVar("Checked", bound=Samples)
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, options: type[Settings], title: str = "options of the metric"
+    parser: argparse.ArgumentParser,
+    options: type[Settings],
+    title: str = "options of the metric",
+    *,
+    leave_out: Collection[str] = (),
 ) -> None:
     """A flag for every option. The options class, not the flag, checks values and knows the defaults."""
     group = parser.add_argument_group(title)
     for option in describe_options(options):
-        if option.flag:
+        if option.flag and option.name not in leave_out:
             flag = flag_of(option.name)
             group.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **_kind(option))
 

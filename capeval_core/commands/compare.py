@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
     compared = compare_systems(_with_visuals(systems, flags.visuals), baseline, one_run=one_run)
     if not alone or flags.format is not None or flags.baseline is not None:
         print(show(compared, flags.format or "text"))
-    write_page(flags, compared)
+    write_page(flags, compared, ["compare", *arguments])
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 from capeval_core.commands.outputs import interval_of
 from capeval_core.commands.systems import ScoredSystem
+from capeval_core.commands.terminal import complain
 from capeval_core.description import describe_metric
-from capeval_core.registry import metric_of
+from capeval_core.registry import metric_classes, metric_of
 from capeval_core.reports.html import check_report, write_report
 from capeval_core.reports.systems import Cell, Column, System, Systems, Test
 from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
@@ -37,6 +39,11 @@ def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--format", choices=FORMATS, metavar="{" + ",".join(FORMATS) + "}", help="of what is printed"
     )
+    add_report_flag(group)
+
+
+def add_report_flag(group: argparse._ActionsContainer) -> None:
+    """`--report`."""
     group.add_argument(
         "--report",
         metavar="FOLDER",
@@ -51,10 +58,13 @@ def check_comparison(flags: argparse.Namespace) -> None:
         check_report(flags.report)
 
 
-def write_page(flags: argparse.Namespace, systems: Systems) -> None:
-    """Write the page that `--report` asks for, and print where it is."""
+def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
+    """Write the page that `--report` asks for, and print where it is; `command` repeats it."""
     if flags.report is not None:
-        print(f"report  {write_report(flags.report, systems)}")
+        titles = {metric.key: metric.title for metric in metric_classes().values()}
+        shown = replace(systems, titles=titles, command=shlex.join(["capeval", *command]))
+        say = complain if getattr(flags, "format", None) else print  # a table alone, for programs
+        say(f"report      {write_report(flags.report, shown)}")
 
 
 def compare_systems(

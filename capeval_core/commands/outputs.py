@@ -97,6 +97,25 @@ class Outputs:
             raise self._failure
 
 
+def tell_equal_images(ids: Sequence[str], groups: Sequence[str], noun: str = "images") -> None:
+    """Say how many images are counted once in intervals and tests because their content is equal.
+
+    groups: of each caption, the key of its image. noun: what has these keys.
+    """
+    first: dict[str, str] = {}
+    equal: dict[str, str] = {}
+    for image_id, group in zip(ids, groups, strict=True):
+        if group and first.setdefault(group, image_id) != image_id:  # no group: it could not be read
+            equal[image_id] = first[group]
+    if equal:
+        image_id, other = next(iter(equal.items()))
+        are = "is equal to another" if len(equal) == 1 else "are equal to others"
+        complain(
+            f"warning: {len(equal):,} of {len(set(ids)):,} {noun} {are}, e.g. {image_id!r} to {other!r}: "
+            "equal ones count as one image in intervals and tests"
+        )
+
+
 def tell_failures(result: Result) -> None:
     """Say which captions failed and why, the first of them."""
     tell_reasons(list(result.errors.values()), result.counts.captions, "captions")

@@ -27,7 +27,15 @@ from capeval_core.commands.metrics import (
     read_metrics,
     title_of,
 )
-from capeval_core.commands.outputs import Outputs, check_output, interval_of, summary, tell_reasons, write
+from capeval_core.commands.outputs import (
+    Outputs,
+    check_output,
+    interval_of,
+    summary,
+    tell_equal_images,
+    tell_reasons,
+    write,
+)
 from capeval_core.commands.systems import (
     ScoredSystem,
     baseline_of,
@@ -68,11 +76,15 @@ def run(arguments: list[str]) -> int:
     captions = sum(len(system.ids) for system in systems) * len(metrics)
     if reused:
         complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
-    return _finish(metrics, systems, baseline, flags)
+    return _finish(metrics, systems, baseline, flags, arguments)
 
 
 def _finish(
-    metrics: Metrics, systems: Sequence[ScoredSystem], baseline: str | None, flags: argparse.Namespace
+    metrics: Metrics,
+    systems: Sequence[ScoredSystem],
+    baseline: str | None,
+    flags: argparse.Namespace,
+    arguments: Sequence[str],
 ) -> int:
     """Write and print what is asked for; the exit status."""
     alone = systems[0] if len(metrics) == len(systems) == 1 else None
@@ -88,12 +100,15 @@ def _finish(
     else:
         print(show(compared, flags.format or "text"), flush=True)  # whatever a full disk did to the file
     _tell_failures(systems)
+    if argument := argument_of(about(metrics).media):
+        groups = systems[0].results[about(metrics).name].groups
+        tell_equal_images(systems[0].ids, groups, argument)
     with outputs.next():
         if flags.explain is not None and alone is not None:
             (result,) = alone.results.values()
             print(write_explanations(flags.explain, alone.ids, result))
     with outputs.next():
-        write_page(flags, compared)
+        write_page(flags, compared, ["score", *arguments])
     outputs.finish()
     results = [result for system in systems for result in system.results.values()]
     return 0 if any(result.counts.failed < result.counts.captions for result in results) else 1

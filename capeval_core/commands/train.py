@@ -48,8 +48,7 @@ def run(arguments: list[str]) -> int:
     settings = TRAINED[name]
     with in_words_of_the_user(settings):
         training = settings.of(f"capeval train {name}", chosen(flags, settings))
-        with in_words_of_the_user(FileOptions):
-            _train(training, flags)
+        _train(training, flags)
     return 0
 
 
@@ -66,7 +65,6 @@ def _train(training: Training, flags: argparse.Namespace) -> None:
 
 
 def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
-    from capeval_core.training.captioned import read_captioned
     from capeval_core.training.pacs_run import PairData, train_pacs
     from capeval_core.training.positives import read_positives
 
@@ -79,9 +77,7 @@ def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
             raise ValueError(
                 "--validation-images is missing: pass the folder of the images that are held out"
             )
-        validation = read_captioned(
-            flags.validation_captions, folder, options=_file_options(flags, flags.validation_split)
-        )
+        validation = _captions_of(flags, flags.validation_captions, folder, flags.validation_split)
     data = PairData(training, captioned, positives, validation)
     flags.out.mkdir(parents=True, exist_ok=True)
     with _resumable(flags.out):
@@ -135,7 +131,7 @@ def _conclude(
 
 
 def _captioned(flags: argparse.Namespace, store: BoxFeatureStore | None) -> CaptionedImages:
-    from capeval_core.training.captioned import open_dataset, read_captioned
+    from capeval_core.training.captioned import open_dataset
 
     if (flags.captions is None) == (flags.dataset is None):
         raise ValueError("pass either --captions FILE or --dataset NAME")
@@ -149,11 +145,22 @@ def _captioned(flags: argparse.Namespace, store: BoxFeatureStore | None) -> Capt
         )
     if flags.images is None and store is None:
         raise ValueError("--images is missing: pass the folder of the images that --captions is about")
-    return read_captioned(flags.captions, flags.images, store, _file_options(flags, flags.split))
+    return _captions_of(flags, flags.captions, flags.images, flags.split, store)
 
 
-def _file_options(flags: argparse.Namespace, split: str | None) -> FileOptions:
-    return FileOptions(id_column=flags.id_column, caption_column=flags.caption_column, split=split)
+def _captions_of(
+    flags: argparse.Namespace,
+    file: Path,
+    images: Path | None,
+    split: str | None,
+    store: BoxFeatureStore | None = None,
+) -> CaptionedImages:
+    """The captions of a file, its columns and split those of the flags."""
+    from capeval_core.training.captioned import read_captioned
+
+    with in_words_of_the_user(FileOptions):
+        options = FileOptions(id_column=flags.id_column, caption_column=flags.caption_column, split=split)
+        return read_captioned(file, images, store, options)
 
 
 def _judged(

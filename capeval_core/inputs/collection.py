@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from capeval_core.errors import FileError, Problems, file_problem
+from capeval_core.errors import FileError, Piece, Problems, Setting, file_problem
 from capeval_core.inputs.file_texts import (
     CANDIDATE_FIELDS,
+    FILE_NAME,
     REFERENCE_FIELDS,
     FileOptions,
     Texts,
@@ -69,8 +71,8 @@ def read_collection(
     problems = Problems()
     options = options or FileOptions()
     if references is not None and os.fspath(candidates) == os.fspath(references) == STANDARD_INPUT:
-        found = "standard input cannot be both candidates and references"
-        raise FileError(file_problem(STANDARD_INPUT, found, "name a file for one of them"))
+        fix = "name a file for one of them"
+        raise FileError(file_problem("standard input", "cannot be both candidates and references", fix))
     texts = _attempted(
         lambda: read_texts(candidates, CANDIDATE_FIELDS, problems, options, wide=wide), problems
     )
@@ -100,7 +102,7 @@ def read_collection(
     if folder is not None and names is not None:
         file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
         paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names, kind=kind)
-        _refuse_two_ids(Path(candidates), matched_paths, problems)
+        _refuse_two_ids(Path(candidates), matched_paths, texts, problems)
     if references is not None and reference_texts is not None:
         entries = reference_texts.by_id()
         entry_names = Names(entries)
@@ -108,6 +110,7 @@ def read_collection(
         matched = only_matches(Path(references), matches, "no references", problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     problems.raise_if_any()
+    _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)
     return Collection(
         ids=[image_id for image_id, _ in texts.rows],
         captions=[caption for _, caption in texts.rows],
@@ -128,10 +131,36 @@ def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:
         return None
 
 
-def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> None:
+def _refuse_two_ids(path: Path, images: dict[str, Path], texts: Texts, problems: Problems) -> None:
     """Note images that have several ids: each id would get a pool and a line of its own."""
     first: dict[Path, str] = {}
     for image_id, image in images.items():
         if first.setdefault(image, image_id) != image_id:
             found = f"the ids {first[image]!r} and {image_id!r} both mean {image.name!r}"
-            problems.add(file_problem(path, found, "write its id in one way"))
+            fix: tuple[Piece, ...] = ("write its id in one way",)
+            if FILE_NAME in texts.columns:
+                fix += (Setting("id_column", FILE_NAME, ", or pass "),)
+            problems.add(file_problem(path, found, fix))
+
+
+def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:
+    """Warn of captions that look like references, and, unless pools repeat them, of captions that repeat."""
+    several = len(texts.rows) / len(references) if references else 0
+    if several >= 2 and all(len(of_image) == 1 for of_image in references.values()):
+        warnings.warn(
+            f"{path}: {several:.3g} captions and one reference of each image: are the two files swapped?",
+            stacklevel=3,
+        )
+    if references and all(caption in references[image_id] for image_id, caption in texts.rows):
+        warnings.warn(
+            f"{path}: every caption is one of its own references, so a score says nothing: are they the "
+            "captions of people?",
+            stacklevel=3,
+        )
+    repeats = 0 if wide else len(texts.rows) - len(set(texts.rows))
+    if repeats:
+        again = "caption that its image has" if repeats == 1 else "captions that their images have"
+        warnings.warn(
+            f"{path}: {repeats:,} {again} already: each counts ({len(texts.rows):,} captions)",
+            stacklevel=3,
+        )

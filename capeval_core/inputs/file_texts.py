@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from capeval_core.errors import FileError, Problem, Problems, Setting, Text, file_problem
+from capeval_core.errors import FileError, Problem, Problems, Setting, Text, file_problem, pieces_of
 from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
 from capeval_core.options import Settings, option
 from capeval_core.values import described
@@ -116,6 +116,8 @@ class Gatherer:
         self.texts.columns = dict.fromkeys(names)
         if self.id_field(names) is None or len(self.text_fields(names)) != 1:
             found, fix = self._unclear(names)
+            if table == "the header has" and self.id_field(names) is None and fix:
+                fix = (*pieces_of(fix), ", or write a header above the first row if there is none")
             raise FileError(file_problem(self.path, f"{table} {_listed(names)}, {found}", fix))
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
@@ -180,18 +182,23 @@ class Gatherer:
 
     def _unclear(self, names: Collection[str], id_field: str | None = None) -> tuple[str, Text]:
         """What a row or table of these names lacks, or has too much of, and the fix."""
-        texts = self.text_fields(names)
-        chosen = getattr(self.options, self.column)
-        if (id_field or self.id_field(names)) is None:
-            found = f"but no {' or '.join(ID_FIELDS)}"
-            others, option = [name for name in names if name and name not in texts], "id_column"
-        elif texts:
-            found = f"of which {' or '.join(map(repr, texts))} may be the text"
-            others, option = texts, self.column
+        ids, texts = id_field or self.id_field(names), self.text_fields(names)
+        others = [name for name in names if name and name not in (*ID_FIELDS, SPLIT, *texts)]
+        lacking, settings = [], []
+        if ids is None:
+            lacking.append(self.options.id_column or " or ".join(ID_FIELDS))
+            settings += [Setting("id_column", name) for name in others[:1]]
+        if not texts:
+            lacking.append(getattr(self.options, self.column) or " or ".join(self.fields))
+            others = others if ids else others[1:]
+            settings += [Setting(self.column, name) for name in others[-1:]]
+        if lacking:
+            found = f"but no {', and no '.join(lacking)}"
         else:
-            found = f"but no {repr(chosen) if chosen else ' or '.join(self.fields)}"
-            others, option = [name for name in names if name and name not in (*ID_FIELDS, SPLIT)], self.column
-        return found, ("name it with ", Setting(option, others[0])) if others else ""
+            found = f"of which {' or '.join(map(repr, texts))} may be the text"
+            settings = [Setting(self.column, texts[0])]
+        named = [replace(one, before=" and " if place else "") for place, one in enumerate(settings)]
+        return found, (f"name {'it' if len(named) == 1 else 'them'} with ", *named) if named else ""
 
     def _in_split(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is in the part that is read."""

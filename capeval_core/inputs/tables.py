@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from capeval_core.errors import FileError
+from capeval_core.errors import FileError, file_problem
 from capeval_core.inputs.file_texts import ID_FIELDS, LIST_FIELDS, Gatherer
 from capeval_core.inputs.folder import some_of
 from capeval_core.inputs.json_files import decoded
@@ -41,7 +41,11 @@ def read_table(data: bytes, gatherer: Gatherer) -> None:
     rows = _tab_records(text, gatherer) if delimiter == "\t" else _records(text, delimiter, gatherer)
     _, header = next(rows, ("", []))
     header = [name.strip() for name in header]
-    if gatherer.wide and len(header) > 1 and not gatherer.text_fields(header):
+    if len(header) == 1:
+        found = f"the first line is {first.strip()[:40]!r}, expected a header that names an id and a caption"
+        fix = "write image_id and caption above the first row, or use JSON"
+        raise FileError(file_problem(gatherer.path, found, fix))
+    if gatherer.wide and not gatherer.text_fields(header):
         _read_wide_rows(header, rows, gatherer)
     else:
         _read_rows(header, rows, gatherer, delimiter)
@@ -119,7 +123,8 @@ def _read_rows(header: list[str], rows: Records, gatherer: Gatherer, delimiter: 
                 cells[-1:] = ["", match[1]]
                 joined += 1
         if len(cells) != len(header):
-            gatherer.complain(line, f"{len(cells)} cells, the header has {len(header)}", verb="has")
+            fix = "quote captions that hold commas" if delimiter == "," and len(cells) > len(header) else ""
+            gatherer.complain(line, f"{len(cells)} cells, the header has {len(header)}", fix, verb="has")
             continue
         row = dict(zip(header, cells, strict=True))
         if alone and is_written_list(row[field]):
@@ -129,10 +134,10 @@ def _read_rows(header: list[str], rows: Records, gatherer: Gatherer, delimiter: 
         else:
             gatherer.row(row, line)
     if joined:
-        rows_lack = "row lacks" if joined == 1 else "rows lack"
+        lacking = "row lacks" if joined == 1 else "rows lack"
         warnings.warn(
-            f"{gatherer.path}: {joined:,} {rows_lack} a | between number and caption, and are read as if it "
-            "was there",
+            f"{gatherer.path}: {joined:,} {lacking} the | between number and caption; what follows the "
+            "number is taken for the caption",
             stacklevel=2,
         )
 

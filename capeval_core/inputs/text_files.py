@@ -87,14 +87,15 @@ def read_texts(
     splits = ", ".join(f"{split!r} ({count:,})" for split, count in gatherer.texts.splits.items())
     if not gatherer.texts.rows and len(problems) == before:
         if splits and options.splits:
-            hint = did_you_mean(options.splits[0], gatherer.texts.splits)
-            found = f"holds no captions of split {', '.join(map(repr, options.splits))}{hint}"
-            raise FileError(file_problem(name, found, f"its splits are {splits}"))
+            found = f"holds no captions of split {', '.join(map(repr, options.splits))}, only of {splits}"
+            hint = did_you_mean(options.splits[0], gatherer.texts.splits).removeprefix(": ")
+            raise FileError(file_problem(name, found, hint))
         raise FileError(file_problem(name, "holds no captions"))
     if len(gatherer.texts.splits) > 1 and not options.splits and not all_splits:
-        last = list(gatherer.texts.splits)[-1]
-        fix = ("choose with ", Setting("split", last))
-        raise FileError(file_problem(name, f"holds the splits {splits}", fix))
+        known = gatherer.texts.splits
+        fix = ("choose with ", Setting("split", "test" if "test" in known else next(iter(known))))
+        problems.add(file_problem(name, f"holds the splits {splits}", fix))
+        gatherer.texts.rows.clear()  # which images are missing depends on the choice
     return gatherer.texts
 
 

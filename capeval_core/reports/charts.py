@@ -161,11 +161,69 @@ def round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, f
 
     >>> round_axis([3.2, 47.0])
     (0.0, 50.0, 10.0)
+    >>> round_axis([0.5, 0.5 + 1e-16])
+    (0.5, 0.6, 0.1)
     """
     low, high = (min(values), max(values)) if len(values) else (0.0, 1.0)
-    span = (high - low) or abs(high) or 1.0
+    span = high - low
+    if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
+        span = abs(high) or 1.0
     rough = span / parts
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough - 1e-12)
     first, last = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     return first, last if last > first else first + step, step
+
+
+def draw_histogram(
+    title: str,
+    edges: Sequence[float],
+    counts: Sequence[int],
+    marks: Mapping[str, float],
+    *,
+    kept_from: float | None = None,
+    note: str = "",
+) -> Image.Image:
+    """A histogram with marked values; what is right of `kept_from` has another colour.
+
+    edges: of the bins, one more than `counts`. marks: values by what is written above them, in order.
+
+    >>> draw_histogram("PAC-S", [0.0, 0.5, 1.0], [3, 5], {"median": 0.6}, kept_from=0.5).size
+    (960, 420)
+    """
+    canvas = Canvas(_WIDTH, 420, PAPER)
+    left, right, above, below = _MARGIN + 60.0, float(_WIDTH - _MARGIN), 104.0, 350.0
+    canvas.text(_MARGIN, 34, title, _SIZE + 3, INK, bold=True)
+    canvas.text(_MARGIN, canvas.height - 14, note, _SIZE - 2, FAINT)
+    low, high = float(edges[0]), float(edges[-1])
+    _, most, rise = round_axis([0.0, float(max(counts, default=0))], parts=4)
+
+    def across(x: float) -> float:
+        return left + (right - left) * (x - low) / (high - low)
+
+    def height(count: float) -> float:
+        return below - (below - above) * count / most
+
+    for tick in np.arange(0, most + rise / 2, rise):
+        canvas.line([(left, height(tick)), (right, height(tick))], LINE, 1)
+        canvas.text(left - 8, height(tick) + 4, f"{tick:,.4g}", _SIZE - 2, FAINT, anchor="rs")
+    for begin, end, count in zip(edges, edges[1:], counts, strict=False):
+        if count:
+            y = min(height(count), below - 1)
+            middle = end if kept_from is None else min(max(begin, kept_from), end)
+            for start, stop, colour in ((begin, middle, REGIONS[0]), (middle, end, REGIONS[1])):
+                if stop > start:
+                    width = across(stop) - across(start)
+                    canvas.box(across(start), y, max(width - 1, 0.5), below - y, fill=colour)
+    first, _, step = round_axis([low, high], parts=8)
+    for tick in np.arange(first, high + step / 2, step):
+        if low <= tick <= high:
+            canvas.text(across(tick), below + 18, f"{tick:.4g}", _SIZE - 2, FAINT, anchor="ms")
+    free = [-math.inf] * 3  # where each of three lines of labels is free again
+    for name, value in marks.items():
+        x, half = across(value), width_of(name, _SIZE - 3) / 2 + 4
+        line = next((i for i, end in enumerate(free) if end <= x - half), 0)
+        free[line] = x + half
+        canvas.line([(x, above - 34 + 13 * line), (x, below)], INK, 1)
+        canvas.text(x, above - 38 + 13 * line, name, _SIZE - 3, INK, anchor="ms")
+    return canvas.finished()

@@ -36,7 +36,7 @@ def number(value: float) -> str:
 
 def parts(values: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     """The components of a score that the paper names, by their names; `titles` of some of these."""
-    titles = {**titles, **_NAMES}
+    titles = {**titles, **TERMS}
     rows = {
         titles.get(name, name.replace("_", " ")): int(value) if name in _COUNTS else value
         for name, value in values.items()
@@ -67,8 +67,8 @@ _NEAREST = 5
 _CHOSEN = " <small>chosen</small>"
 _OVERLAY = 1040
 """Pixels of the outlined image's width: twice what it has on a desk, for dense screens."""
-_NAMES = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC"}
-"""What papers call parts."""
+TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
+"""The papers' names of parts that have others here."""
 _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
 
 
@@ -193,7 +193,7 @@ def compared(evidence: Evidence, draw: Draw) -> str:
         )
         for note in evidence["compared"]
     }
-    return table("How the caption fits each reference", rows, ["as a whole", "by phrases"])
+    return table("How the caption fits each reference", rows, [TERMS["gttc"], TERMS["lttc"]])
 
 
 def candidates(evidence: Evidence, draw: Draw) -> str:
@@ -215,7 +215,7 @@ def candidates(evidence: Evidence, draw: Draw) -> str:
         for row, note in enumerate(notes)
         if note["dropped"] is not None
     }
-    headings = ("total", "ensemble", "consensus", "match")
+    headings = [TERMS.get(column, column) for column in columns]
     shown = table("Captions, best first, and the parts of their totals", ranked, headings)
     return shown + (table("Captions that filters left out", dropped, headings[1::2]) if dropped else "")
 
@@ -292,13 +292,16 @@ def table(title: str, rows: Mapping[str, Any], columns: Sequence[str] = ()) -> s
     """A table of names (HTML) and numbers: one number each, or under `columns` a tuple of them."""
     headings = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     head = f"<thead><tr><td></td>{headings}</tr></thead>" if columns else ""
-    body = "".join(
-        f'<tr><th scope="row">{name}</th>{"".join(map(_cell, values if columns else [values]))}</tr>'
+    cells = {
+        name: "".join(map(_cell, values, columns)) if columns else _cell(values)
         for name, values in rows.items()
-    )
-    return f"<table><caption>{escape(title)}</caption>{head}<tbody>{body}</tbody></table>"
+    }
+    body = "".join(f'<tr><th scope="row">{name}</th>{cell}</tr>' for name, cell in cells.items())
+    attributes = ' class="columns"' if columns else ""
+    return f"<table{attributes}><caption>{escape(title)}</caption>{head}<tbody>{body}</tbody></table>"
 
 
-def _cell(value: float) -> str:
+def _cell(value: float, column: str = "") -> str:
     shown = value if isinstance(value, int) else number(value)
-    return f'<td><data value="{value!r}">{shown}</data></td>'
+    title = f' data-title="{escape(column)}"' if column else ""  # where a narrow screen has no head
+    return f'<td{title}><data value="{value!r}">{shown}</data></td>'

@@ -17,6 +17,7 @@ from capeval_core.reports.html_captions import most_different, worst_and_best
 from capeval_core.reports.html_charts import distributions, means
 from capeval_core.reports.html_pictures import FRAMES, Pictures
 from capeval_core.reports.systems import Cell, Column, System, Systems
+from capeval_core.values import p_in_words
 from capeval_core.writing import try_writing, write_whole
 
 FILE = "index.html"
@@ -24,6 +25,7 @@ _GENERATOR = '<meta name="generator" content="capeval">'
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """What a browser may do for the page: nothing but show it, whatever a caption holds."""
 _REASONS = 12
+_LEFT_OUT = "Left out: {}s with a score in only one of system and baseline, which the test does not use."
 _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\ufffd")
 """Control characters, which HTML cannot hold."""
 
@@ -100,7 +102,7 @@ def _header(title: str, systems: Systems) -> str:
     return (
         f'<header><h1 dir="auto">{escape(title)}</h1>'
         f"<p>{extent} caption{'s' * (captions[-1] != 1)}{each} of {visuals:,} "
-        f"{systems.visual}{'s' * (visuals != 1)}</p>"
+        f"{escape(systems.visual)}{'s' * (visuals != 1)}</p>"
         f'<nav aria-label="Metrics">{links}<a href="#sources">Settings and sources</a></nav></header>'
     )
 
@@ -136,7 +138,7 @@ def _cell(cell: Cell, column: Column, systems: Systems) -> str:
         better = (cell.test.difference > 0) == column.higher_is_better
         kind = ("better" if better else "worse") if systems.significant(cell) else "equal"
         sign = {"better": "▲ ", "worse": "▼ ", "equal": ""}[kind]
-        words = f"{sign}{_signed(cell.test.difference)}, {_p(cell.test.adjusted)}"
+        words = f"{sign}{_signed(cell.test.difference)}, {p_in_words(cell.test.adjusted, systems.level)}"
         shown += f'<span class="test {kind}">{words}</span>'
     return f'<td class="{"best" if is_best else ""}" data-title="{escape(column.title)}">{shown}</td>'
 
@@ -243,18 +245,18 @@ def _failures(systems: Systems, pictures: Pictures) -> str:
                 rows += f'<tr><th scope="row">{name}</th>{numbers}</tr>'
             for index, reason in cell.errors.items():
                 reasons[f"{system.ids[index]}: {without_folders(reason, system.images)}"] += 1
-    notes = [without_folders(message) for message in systems.messages]
-    if pictures.left_out:
-        notes.append(f"{pictures.left_out:,} further pictures are left out, to keep this page small.")
-    if not rows and not notes:
+    left_out = pictures.left_out
+    if not rows and not left_out:
         return ""
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("failed", "truncated", "empty", "left out"))
     table = f"<table><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
-    lines = [*notes, *list(reasons)[:_REASONS]]
     more = f"<li>and {len(reasons) - _REASONS:,} more</li>" if len(reasons) > _REASONS else ""
-    items = "".join(f'<li dir="auto">{escape(line)}</li>' for line in lines)
+    items = "".join(f'<li dir="auto">{escape(line)}</li>' for line in list(reasons)[:_REASONS])
     listed = f'<ul class="reasons">{items}{more}</ul>' if items else ""
-    return f'<section id="failures"><h2>Failed or cut</h2>{table}{listed}</section>'
+    notes = [_LEFT_OUT.format(systems.visual)] if rows and systems.baseline is not None else []
+    notes += [f"{left_out:,} further pictures are left out, to keep this page small."] if left_out else []
+    below = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    return f'<section id="failures"><h2>Failed or cut</h2>{table}{listed}{below}</section>'
 
 
 def _sources(systems: Systems) -> str:
@@ -317,17 +319,13 @@ def _better(column: Column) -> str:
 def _range(column: Column) -> str:
     if column.relative is not None:
         return f"{escape(column.relative[:1].upper() + column.relative[1:])}; "
+    if not all(map(math.isfinite, column.range)):  # of a package that is not installed here
+        return ""
     return f"From {column.range[0]:.3g} to {column.range[1]:.3g}, "
 
 
 def _signed(value: float) -> str:
     return f"{value:+.3f}" if abs(value) >= 0.0005 or not value else f"{value:+.1e}"
-
-
-def _p(value: float) -> str:
-    if not math.isfinite(value):
-        return "no p"
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
 def _listed(names: Sequence[str]) -> str:

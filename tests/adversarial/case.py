@@ -19,7 +19,7 @@ GREY = np.full((48, 48, 3), 128, dtype=np.uint8)
 KINDS = {
     "missing": (
         r"is missing|None|no such|does not exist|there is no|has? no |no CUDA|needs|lacks|"
-        r"are missing|holds no|at least once|both .* None"
+        r"are missing|holds no|at least once|both .* None|but no "
     ),
     "empty": r"empty|names none|nothing to score",
     "type": (

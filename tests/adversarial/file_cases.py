@@ -51,10 +51,10 @@ CANDIDATES: list[tuple[str, Any, str, str, str]] = [
     ("no such file", lambda world: "no-such.json", "no-such.json", "", "missing"),
     ("a folder", lambda world: world.folder, "/case", "", "place"),
     ("a pipe", _pipe, "pipe.json", "", "place"),
-    ("a device", lambda world: "/dev/zero", "/dev/zero", "", "format"),
+    ("a device", lambda world: "/dev/zero", "/dev/zero", "", "place"),
     ("an empty file", lambda world: world.file("c.json", ""), "c.json", "", "empty"),
-    ("another extension", lambda world: world.file("c.yaml", "a: b"), "c.yaml", "", "format"),
-    ("no extension", lambda world: world.file("captions", "a"), "captions", "", "format"),
+    ("another extension", lambda world: world.file("c.yaml", "a: b"), "c.yaml", "", "type"),
+    ("no extension", lambda world: world.file("captions", "a"), "captions", "", "type"),
     ("half of JSON", lambda world: world.file("c.json", '{"0": "a'), "c.json", "", "damaged"),
     ("deep JSON", _deep, "deep.json", "", "damaged"),
     ("a JSON text", lambda world: world.file("c.json", '"a dog"'), "c.json", "", "type"),
@@ -86,7 +86,7 @@ CANDIDATES: list[tuple[str, Any, str, str, str]] = [
         "",
         "damaged",
     ),
-    ("a CSV of other columns", lambda world: world.file("c.csv", "a,b\n0,x\n"), "c.csv", "", "type"),
+    ("a CSV of other columns", lambda world: world.file("c.csv", "a,b\n0,x\n"), "c.csv", "", "missing"),
     ("a ragged CSV", lambda world: world.file("c.csv", "id,caption\n0,a,b\n"), "c.csv", "", "count"),
     (
         "a CSV with a column twice",
@@ -111,7 +111,7 @@ CANDIDATES: list[tuple[str, Any, str, str, str]] = [
     ),
     ("junk Parquet", lambda world: world.file("c.parquet", b"PAR1junkPAR1"), "c.parquet", "", "damaged"),
     ("a cut Parquet", _cut_parquet, "cut.parquet", "", "damaged"),
-    ("Parquet of other columns", lambda world: _parquet(world, [{"x": 1}]), "c.parquet", "", "type"),
+    ("Parquet of other columns", lambda world: _parquet(world, [{"x": 1}]), "c.parquet", "", "missing"),
 ]
 REFERENCES: list[tuple[str, Any, str, str, str]] = [
     ("no such file", lambda world: "no-such.json", "no-such.json", "", "missing"),

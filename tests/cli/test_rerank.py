@@ -138,7 +138,7 @@ def test_a_choice_that_hardly_matches_is_named_by_its_id(
     assert ran.status == 0
     assert "doubtful    1 choices match far worse than another candidate: 'third'" in ran.out
     assert re.search(
-        r"in 1 of 3 pools .*caption \d of 'third' is chosen with a match of 0\.0\d\d, caption 1 of 'third' "
+        r"in 1 of 3 pools .*caption \d of 'third' is chosen with an ITM of 0\.0\d\d, caption 1 of 'third' "
         r"has 0\.\d+ \(dropped: 3 words, expected 5 or more\)",
         ran.err,
     )

@@ -1,11 +1,9 @@
-"""A real browser for the tests of pages."""
+"""Pages in a real browser."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,20 +12,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 PATIENCE = 60_000  # milliseconds, for the first score on a busy machine
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install capeval[test]")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    installed = next(filter(None, map(shutil.which, names)), None)
-    with api.sync_playwright() as playwright:
-        path = installed or playwright.chromium.executable_path
-        if not Path(path).is_file():
-            pytest.skip("no chromium: apt-get install chromium, or playwright install chromium")
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -157,6 +158,20 @@ def test_published_marks_belong_to_the_published_weights() -> None:
     assert published_marks(metric, [repository.rpartition("/")[2]]) == marks
     assert not published_marks(metric, ["tiny@3c0f07c3"]).values
     assert not published_marks(metric_class("clips"), ["capeval/pacs-clip-vit-b-32"]).values
+
+
+def test_published_means_stand_beside_converted_weights_whatever_their_folder_is_called(
+    seeded_weights: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(seeded_weights, folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert not scorers.marks_of(capeval_core.load("pacs", weights=folder)).source.count("Karpathy")
+    (folder / "config.json").write_text(
+        json.dumps(config | {"source": {"file": "clip_ViT-B-32.pth"}, "checksum": {}})
+    )
+    marks = scorers.marks_of(capeval_core.load("pacs", weights=folder))
+    assert Mark("people", 0.818) in marks.values and "Karpathy" in marks.source
 
 
 def test_published_marks_of_hices_name_their_regions() -> None:
@@ -321,19 +336,21 @@ def test_a_visitor_on_a_phone_takes_an_example(
 ) -> None:
     page = visit(served, NARROW, color_scheme="dark")
     item = demo_set()[1]
-    page.locator(".example").nth(1).click()
-    expect_value(page, "#caption textarea", item.good)
+    page.locator(".example").nth(1).click()  # it scores at once
+    page.locator("#result blockquote", has_text=item.good).wait_for()
     page.locator("#kind").get_by_text("subtly wrong").click()
-    expect_value(page, "#caption textarea", item.subtly_wrong)
+    page.locator("#result blockquote", has_text=item.subtly_wrong).wait_for()
+    assert page.locator("#caption textarea").input_value() == item.subtly_wrong
     assert page.locator("#references textarea").input_value() == "\n".join(item.references)
-    press_score(page)
-    page.locator("#result .score data").wait_for()
+    page.locator("#answer:not(.stale)").wait_for()
+    page.wait_for_timeout(300)  # no change comes late that would make it stale
     assert not is_stale(page)
     page.screenshot(path=screenshots / "narrow-score.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") == NARROW[0]
     for one in page.locator("#result *:visible, #bench button:visible").all():
         box = one.bounding_box()
         assert box is None or box["x"] + box["width"] <= NARROW[0] + 1, one.evaluate("e => e.outerHTML")
+    assert "Parts" in page.locator("#result table caption").last.inner_text()  # the explanation stands above
     # The result comes right below the button, before the examples.
     place = {name: page.locator(name).bounding_box()["y"] for name in ("#score", "#result", "#examples")}
     assert place["#score"] < place["#result"] < place["#examples"]
@@ -355,9 +372,10 @@ def test_hice_shows_the_wrong_phrase_and_the_regions(
         page = visit(demo.local_url, size)
         page.locator(".example").nth(1).click()
         expect_value(page, "#caption textarea", item.good)
+        page.locator("#result blockquote", has_text=item.good).wait_for()
         page.locator("#caption textarea").fill(caption)
-        press_score(page)
-        page.locator("#result figure img").wait_for()
+        page.locator("#caption textarea").press("Enter")
+        page.locator("#result figcaption", has_text="<!--").wait_for()
         assert page.locator("#result figure img").evaluate("e => e.naturalWidth") > 2 * 300
         assert page.locator("#result figcaption").inner_text() == caption
         marked = [caption[span.start : span.end] for span in found.wrong_words()]

@@ -21,8 +21,9 @@ import httpx
 
 from capeval_core.integrations import page as pages
 from capeval_core.integrations.page import blocks
-from capeval_core.integrations.page.media import LARGEST, MEDIA
+from capeval_core.integrations.page.media import LARGEST, MEDIA, media_on_page
 from capeval_core.integrations.page.scorer import Scorer
+from capeval_core.registry import METRICS, metric_class
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_many_parts import jpeg, png
 
@@ -98,14 +99,15 @@ def test_only_what_lies_in_the_folder_of_uploads_is_taken(uploads: Path) -> None
             MEDIA["image"].of(given)
 
 
-@pytest.mark.parametrize("name", ["refpacs", "eco"])
+@pytest.mark.parametrize("name", [name for name in METRICS if metric_class(name).media])
 def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path, uploads: Path) -> None:
     """The weights are a folder that is none: to open them would be another complaint."""
     page = pages.build(name, tmp_path)
     (event,) = (fn for fn in page.fns.values() if fn.api_visibility == "public")
     shown = next(fn for fn in page.fns.values() if fn.name == "show")
     good = {"path": str(demo_set()[0].image)}
-    about = ["image", None] if name == "refpacs" else []
+    compared = metric_class(name).needs_references
+    about = ["image", None] if len(media_on_page(name)) > 1 else []
     wrong: list[tuple[Any, str, str, str]] = [
         (None, "a star", "a star", "The image is missing"),
         (good, "", "a star", "is empty"),
@@ -113,20 +115,20 @@ def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path
         (good, "x" * 20_001, "a star", "this page takes 20,000"),
     ]
     for image, caption, references, complaint in wrong:
-        given = [image, caption, references, str(tmp_path), *about]
+        given = [image, caption, *[references][:compared], str(tmp_path), *about]
         with pytest.raises(gr.Error) as refused:
             event.fn(*given)
         assert complaint in refused.value.message and "weights" not in refused.value.message
         answers = [answer[0] for answer in shown.fn(*given)]
         assert len(answers) == 1 and complaint in answers[0]  # and never: one moment, weights are opened
     with pytest.raises(gr.Error, match=r"config\.json"):
-        event.fn(good, "a star", "a star", str(tmp_path), *about)
+        event.fn(good, "a star", *["a star"][:compared], str(tmp_path), *about)
 
 
 def chosen(client: httpx.Client) -> str:
     """Where the server keeps the image of the first example, once its button is pressed."""
     events = client.get("config").json()["dependencies"]
-    number = next(event["id"] for event in events if event["backend_fn"] and len(event["outputs"]) == 4)
+    number = next(event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 1)
     body = {"data": ["good"], "fn_index": number, "session_hash": "example"}
     return str(client.post("gradio_api/run/any", json=body).json()["data"][0]["path"])
 
@@ -187,8 +189,8 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
     try:
         with httpx.Client(base_url=page.local_url) as client:
             events = client.get("config").json()["dependencies"]
-            number = next(e["id"] for e in events if e["backend_fn"] and len(e["inputs"]) == 6)
-            data = [{"path": str(demo_set()[0].image)}, "a star", "", "tiny", "image", None]
+            number = next(e["id"] for e in events if e["backend_fn"] and len(e["inputs"]) == 5)
+            data = [{"path": str(demo_set()[0].image)}, "a star", "tiny", "image", None]
             for session in ("served", "waiting"):
                 body = {"data": data, "fn_index": number, "session_hash": session}
                 assert client.post("gradio_api/queue/join", json=body).status_code == 200

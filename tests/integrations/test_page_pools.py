@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import unescape
+from typing import TYPE_CHECKING
 
 import pytest
 
 from capeval_core.demo import demo_set
-from capeval_core.integrations.page import build, views
+from capeval_core.integrations.page import build, launch, views
 from capeval_core.integrations.page.scorer import Scorer
 from capeval_core.integrations.page.words import PoolWords
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 SCENE = demo_set()[0]
 POOL = [SCENE.subtly_wrong, SCENE.good, *SCENE.references, SCENE.unrelated, "<b>shapes</b>"]
@@ -54,3 +58,26 @@ def test_the_page_builds_and_an_example_fills_all_lines() -> None:
     assert "one per line" in str(page.config)
     filled = PoolWords().example(SCENE, "good")
     assert filled.splitlines() == [*SCENE.references, SCENE.good, SCENE.subtly_wrong, SCENE.unrelated]
+
+
+def test_numbers_stand_below_their_caption_on_a_phone(visit: Callable[..., Page]) -> None:
+    demo = build("eco", "tiny")
+    launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
+    try:
+        page = visit(demo.local_url, (390, 844))
+        assert "or press Shift + Enter" in page.locator("#keys").inner_text()
+        page.locator(".example").first.click()
+        page.locator("#result table").first.wait_for()
+        captions = [row.bounding_box() for row in page.locator("#result .columns tbody th").all()]
+        numbers = [row.bounding_box() for row in page.locator("#result .columns tbody td:nth-child(2)").all()]
+        assert len(captions) == len(numbers) == 5
+        for caption, number in zip(captions, numbers, strict=True):
+            assert caption and number
+            assert caption["width"] > 250 and caption["height"] < 100
+            assert number["y"] >= caption["y"] + caption["height"]
+        heading = "found => getComputedStyle(found, '::before').content"
+        assert "total" in page.locator("#result .columns td").nth(1).evaluate(heading)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.close()
+    finally:
+        demo.close(verbose=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import re
 from collections.abc import Callable
@@ -114,7 +115,9 @@ def test_programs_may_leave_out_what_a_caption_is_about(weights: str) -> None:
     page = pages.build("pacs", weights)
     (event,) = (fn for fn in page.fns.values() if fn.api_visibility == "public")
     image = {"path": str(demo_set()[0].image)}
-    assert event.fn(image, "a star", "", weights) == event.fn(image, "a star", "", weights, "image", None)
+    assert list(inspect.signature(event.fn).parameters) == ["image", "caption", "weights", "about", "video"]
+    whole = event.fn(image, "a star", weights, "image", None)
+    assert event.fn(image, "a star", weights) == event.fn(image, "a star") == whole
 
 
 def test_a_video_is_scored_in_a_browser(visit: Callable[..., Page], tmp_path: Path) -> None:
@@ -139,10 +142,8 @@ def test_a_video_is_scored_in_a_browser(visit: Callable[..., Page], tmp_path: Pa
         assert "media:video" in page.locator("#signature textarea").input_value()
         page.locator("#about").get_by_text("Image", exact=True).click()
         page.locator(".example").first.click()
-        page.locator("#image img").wait_for()
-        assert not page.locator("#video").is_visible()
-        page.locator("#score").click()
         page.locator("#result blockquote", has_text="pink hearts").wait_for()
+        assert page.locator("#image img").is_visible() and not page.locator("#video").is_visible()
         assert "media:video" not in page.locator("#signature textarea").input_value()
         page.close()  # before the server, or the browser complains of the lost connection
     finally:

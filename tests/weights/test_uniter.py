@@ -29,10 +29,10 @@ ORIGINAL = (
 )
 
 
-def released(folder: Path, **changes: Any) -> Path:
-    """The seeded UNITER under the original's names, beside its vocabulary."""
+def released(folder: Path, encoder: UniterEncoder | None = None, **changes: Any) -> Path:
+    """A seeded UNITER under the original's names, beside its vocabulary."""
     tensors: dict[str, Tensor] = {}
-    for name, tensor in uniter().model.state_dict().items():
+    for name, tensor in (encoder or uniter()).model.state_dict().items():
         ours, theirs = next(pair for pair in ORIGINAL if name.startswith(pair[0]))
         tensors[name.replace(ours, theirs, 1)] = tensor
     tensors["uniter.img_embeddings.mask_embedding.weight"] = torch.zeros(2, 64)

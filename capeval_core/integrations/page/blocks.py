@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ class _Page:
             elem_id="references",
         )
         self.press = gr.Button("Score", variant="primary", elem_id="score")
+        gr.HTML(views.keys(self.words, self.scorer.metric), elem_id="keys", apply_default_css=False)
 
     def _outputs(self) -> None:
         self.shown = gr.HTML(
@@ -151,11 +153,13 @@ class _Page:
             visible=self.words.has_kinds,
             elem_id="kind",
         )
-        with gr.Row(elem_id="examples") as self.shelf:
+        with gr.Row(elem_id="examples", elem_classes="pictures" if self.media else "texts") as self.shelf:
             self.examples = [
                 gr.Button(
                     f"Example: {item.good}", icon=_icon(item.image), elem_classes="example", min_width=0
                 )
+                if self.media
+                else gr.Button(item.good, elem_classes="example-text")
                 for item in demo_set()
             ]
         self.chosen = gr.State()
@@ -175,41 +179,55 @@ class _Page:
     def _events(self) -> None:
         # What captions are about first is the first input, all others follow the texts.
         first, *others = [*self.visuals.values(), None][: max(1, len(self.visuals))]
-        texts = [self.caption, self.references, self.weights]
+        references = [self.references] if self.scorer.metric.needs_references else []
+        texts = [self.caption, *references, self.weights]
         inputs = [*filter(None, [first]), *texts, *([self.about, *others] if others else [])]
         outputs = [self.shown, self.signature, self.go_on]
         # A file is handed over as it is: Gradio's own reading would turn and convert it.
         quiet: dict[str, Any] = {"preprocess": False, "api_visibility": "private"}
-        presses = [self.press.click, self.caption.submit, self.references.submit]
+        presses = [self.press.click, *(one.submit for one in (self.caption, *references))]
         changes = [one.change for one in [*self.visuals.values(), *texts]]
         gr.on(changes, js=_STALE, api_visibility="private")
         gr.on(presses, js=_FRESH, api_visibility="private")
         score: dict[str, Any] = {"show_progress": "minimal", **quiet}
         gr.on(presses, self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
-        chosen = self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private")
-        chosen.then(js=_FRESH, api_visibility="private")
-        chosen.then(self.show, inputs, outputs, **score).failure(js=_BUSY, api_visibility="private")
+
+        def then_score(filled: Any) -> None:
+            """Score what an event has filled in; the answer is fresh again once it has come."""
+            filled.then(js=_FRESH, api_visibility="private")
+            answered = filled.success(self.show, inputs, outputs, **score)
+            answered.failure(js=_BUSY, api_visibility="private")
+            answered.success(js=_FRESH, api_visibility="private")
+
+        then_score(self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private"))
         shown = [medium for medium in self.media if medium.has_examples][:1]
         filled = [
             *(self.visuals[medium.name] for medium in shown),
             self.caption,
-            self.references,
+            *references,
             self.chosen,
         ]
         for index, button in enumerate(self.examples):
-            button.click(self._filled(index), self.kind, filled, api_visibility="private")
-        self.kind.input(self.refill, [self.chosen, self.kind], self.caption, api_visibility="private")
+            then_score(button.click(partial(self.fill, index), self.kind, filled, api_visibility="private"))
+        again = self.kind.input(self.fill, [self.chosen, self.kind], filled, api_visibility="private")
+        then_score(again)
         if others:
             changed = [*self.visuals.values(), self.heading, self.caption, self.kind, self.shelf, *outputs]
             turned = self.about.input(self.turn, self.about, changed, show_progress="hidden", **quiet)
             turned.then(js=_FRESH, api_visibility="private")
         # A result as data, for programs: buttons are pressed by people.
         answer, ask = gr.JSON(visible=False), gr.Button(visible=False)
-        names = [*(medium.name for medium in self.media[:1]), "caption", "references", "weights"]
+        names = [*(medium.name for medium in self.media[:1]), "caption"]
+        names += ["references"] if references else []
+        names += ["weights"]
         names += ["about", *(medium.name for medium in self.media[1:])] if others else []
         self.names = names
         ask.click(
-            _named(self.answer, names, self.about.value), inputs, answer, preprocess=False, api_name="score"
+            _named(self.answer, names, {"weights": self.scorer.first, "about": self.about.value}),
+            inputs,
+            answer,
+            preprocess=False,
+            api_name="score",
         )
 
     def show(self, *values: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -271,7 +289,8 @@ class _Page:
         """The scorer, and the arguments of its `score`, of values that may be anything, as requests may."""
         given = dict(zip(self.names, values, strict=False))  # programs may leave the last ones out
         scorer = self._scorer_of(given.get("about", next(iter(self.scorers))))
-        texts = {name: given[name] for name in ("caption", "references", "weights")}
+        texts = {"weights": self.scorer.first, "references": None, **given}
+        texts = {name: texts.get(name) for name in ("caption", "references", "weights")}
         for name, value in texts.items():
             if not isinstance(value, str) and (value is not None or name == "weights"):
                 raise ValueError(f"{name}: expected a text, found {described(value)}")
@@ -279,32 +298,26 @@ class _Page:
         caption = self.words.captions(texts["caption"] or "")
         return scorer, (visual, caption, lines_of(texts["references"] or ""), texts["weights"])
 
-    def _filled(self, index: int) -> Any:
-        """What a press of an example's button does."""
+    def fill(self, index: int | None, kind: str) -> list[Any]:
+        """An example in the boxes, the first where none was chosen: what a press of its button does."""
+        index = index or 0
         item = demo_set()[index]
-
-        def fill(kind: str) -> list[Any]:
-            texts = [self.refill(index, kind), "\n".join(item.references), index]
-            if not self.media:
-                return texts
-            # A copy among the uploads, again if that was deleted: Gradio tells a browser the path.
-            return [save_file_to_cache(item.image, get_upload_folder()), *texts]
-
-        return fill
-
-    def refill(self, index: int | None, kind: str) -> Any:
-        """The caption of that kind of the example that was chosen, or its captions of all kinds."""
-        return gr.skip() if index is None else self.words.example(demo_set()[index], kind)
+        texts = [self.words.example(item, kind)]
+        texts += ["\n".join(item.references)] if self.scorer.metric.needs_references else []
+        # A copy among the uploads, again if that was deleted: Gradio tells a browser the path.
+        copies = [save_file_to_cache(item.image, get_upload_folder()) for _ in self.media[:1]]
+        return [*copies, *texts, index]
 
 
-def _named(function: Callable[..., Any], names: Sequence[str], about: str) -> Callable[..., Any]:
+def _named(
+    function: Callable[..., Any], names: Sequence[str], given: Mapping[str, Any]
+) -> Callable[..., Any]:
     """The function with these parameters, by which Gradio describes it to programs.
 
-    What stands behind `weights` may be left out: the medium is then `about`, and its upload the first one.
+    `weights`, and what stands behind them, may be left out: they are then as `given`, or None.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    later = names.index("weights") + 1
-    defaults = {name: about if name == "about" else None for name in names[later:]}
+    defaults = {name: given.get(name) for name in names[names.index("weights") :]}
 
     def call(*values: Any) -> Any:
         return function(*values)

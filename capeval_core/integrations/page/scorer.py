@@ -18,7 +18,7 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusOptions
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
-from capeval_core.weights.folder import TINY
+from capeval_core.weights.folder import TINY, open_weights
 
 LONGEST_TEXT = 20_000
 """Characters of a caption and its references together: strangers use a page, and encoding takes its time."""
@@ -156,7 +156,7 @@ def marks_of(metric: CaptionMetric) -> Marks:
     """
     if metric.relative or not (metric.media[:1] == ("image",) or not metric.media):
         return Marks()
-    published = published_marks(type(metric), [model.label for model in metric.models.values()])
+    published = published_marks(type(metric), [*_listed(metric), *(m.label for m in metric.models.values())])
     if published.values:
         return published
     items = demo_set()
@@ -168,6 +168,15 @@ def marks_of(metric: CaptionMetric) -> Marks:
         f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly "
         "wrong ones have one word changed, unrelated ones are true of another image.",
     )
+
+
+def _listed(metric: CaptionMetric) -> list[str]:
+    """The repository that the catalogue has of a metric's weights, whatever their folder is called."""
+    weights = metric.options.weights
+    if weights is None or not metric.default_weights:
+        return []
+    entry = open_weights(weights, metric=metric.name, tiny=metric.tiny or "").entry
+    return [entry.repository] if entry else []
 
 
 def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Marks:

@@ -9,7 +9,7 @@ from html import escape
 from capeval_core.description import describe_metric
 from capeval_core.integrations.page.media import MEDIA
 from capeval_core.integrations.page.scorer import Mark, Marks, Scored
-from capeval_core.integrations.page.words import words_of
+from capeval_core.integrations.page.words import PageWords, words_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import address
 from capeval_core.registry import metric_classes
@@ -51,6 +51,13 @@ def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     )
 
 
+def keys(words: PageWords, metric: type[CaptionMetric]) -> str:
+    """The keys that score, below the button."""
+    pressed = "Enter" if words.lines[0] == 1 else "Shift + Enter"
+    pressed += ", in the references Shift + Enter" if metric.needs_references else ""
+    return f'<p class="keys">or press {pressed}</p>'
+
+
 def opening(weights: str) -> str:
     """While weights are opened for the first time."""
     return _section(
@@ -77,8 +84,8 @@ def score(scored: Scored, weights: str) -> str:
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
         f"{scale(scored.metric, scored.marks.values, scored.score)}"
         + _notes(notes)
-        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles)
         + panels(scored.evidence)
+        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles)
     )
 
 

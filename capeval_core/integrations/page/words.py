@@ -33,8 +33,8 @@ class PageWords(Words):
     """
 
     label: ClassVar = "Caption"
-    lines: ClassVar = (2, 6)
-    """Of the box for captions, at first and at most."""
+    lines: ClassVar = (1, 6)
+    """Of the box for captions, at first and at most; where one is enough, Enter scores."""
     compared: ClassVar = "a caption"
     """What is given beside the visual."""
     truncated: ClassVar = "The caption"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,40 @@ _AT_ONCE = 65_536
 
 class DamagedError(ValueError):
     """An output that is not as it was written; the message continues after its path."""
+
+
+@dataclass(frozen=True)
+class TableWriter:
+    """A Parquet file that is being written."""
+
+    place: Place
+    parquet: pq.ParquetWriter
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows. Raises OSError, which names the file."""
+        with self.place.writing():
+            self.parquet.write_table(table)
+
+    def add_note(self, key: bytes, content: Mapping[str, Any]) -> None:
+        """Add to the file's metadata."""
+        self.parquet.add_key_value_metadata({key: json.dumps(content)})
+
+
+@contextmanager
+def whole_table(place: Place, schema: pa.Schema) -> Iterator[TableWriter]:
+    """A Parquet file with page checksums that appears at a place as a whole, or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with place.whole() as partial:
+        with place.writing():
+            parquet = pq.ParquetWriter(partial, schema, write_page_checksum=True)
+        try:
+            yield TableWriter(place, parquet)
+        finally:
+            with place.writing():
+                parquet.close()
 
 
 @contextmanager
@@ -47,13 +82,24 @@ def read_note(place: Place) -> dict[str, Any]:
     Raises:
         DamagedError: it is not as it was written. FileError: it is no output of a shard.
     """
-    with _reading(place) as parquet:
-        metadata = parquet.metadata.metadata or {}
+    metadata = metadata_of(place)
     try:
         return {**json.loads(metadata[NOTE]), **json.loads(metadata[COUNTS])}
     except (KeyError, ValueError, TypeError) as error:
         found = "is Parquet of something else, not the scores of a shard"
         raise FileError(file_problem(place.address, found, "choose another file")) from error
+
+
+def metadata_of(place: Place) -> Mapping[bytes, bytes]:
+    """The metadata of a Parquet file. Errors are those of `read_note`."""
+    with _reading(place) as parquet:
+        return dict(parquet.metadata.metadata or {})
+
+
+def read_schema(place: Place) -> pa.Schema:
+    """The columns of an output. Errors are those of `read_note`."""
+    with _reading(place) as parquet:
+        return parquet.schema_arrow
 
 
 def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -64,6 +110,26 @@ def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator
     """
     with _reading(place) as parquet:
         yield from parquet.iter_batches(_AT_ONCE, columns=columns)
+
+
+AGAIN = "delete it and score its shard again"
+"""The fix for a damaged output."""
+
+
+def note_of(place: Place) -> dict[str, Any]:
+    """As `read_note`, but a damaged output is a FileError."""
+    try:
+        return read_note(place)
+    except DamagedError as error:
+        raise FileError(file_problem(place.address, str(error), AGAIN)) from error
+
+
+def whole_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """As `read_batches`, but a damaged output is a FileError."""
+    try:
+        yield from read_batches(place, columns)
+    except DamagedError as error:
+        raise FileError(file_problem(place.address, str(error), AGAIN)) from error
 
 
 def check_whole(place: Place) -> dict[str, Any]:

@@ -68,6 +68,29 @@ class Place:
         address = self.address.rpartition("/")[0] if "://" in self.address else path
         return Place(address, self.filesystem, path)
 
+    def child(self, name: str) -> Place:
+        """A file in this folder."""
+        path = f"{self.path.rstrip('/')}/{name}"
+        address = f"{self.address.rstrip('/')}/{name}" if self.address.strip("/") else path
+        return Place(address, self.filesystem, path)
+
+    def names(self) -> list[str]:
+        """The names of all files in this folder, sorted.
+
+        Raises:
+            FileError: there is no such folder.
+        """
+        try:
+            self.filesystem.invalidate_cache()  # what others have written since counts
+            found = self.filesystem.ls(self.path, detail=True)
+        except FileNotFoundError:
+            raise FileError(file_problem(self.address, "does not exist", "check the path")) from None
+        except NotADirectoryError:
+            raise FileError(file_problem(self.address, "is a file", "pass the folder")) from None
+        except Exception as error:
+            raise self.unreadable(error) from error
+        return sorted(one["name"].rpartition("/")[2] for one in found if one["type"] == "file")
+
     def is_same(self, other: Place) -> bool:
         """Whether both are one file, links followed."""
         if self.is_local and other.is_local:
@@ -128,7 +151,8 @@ class Place:
             try:
                 self.filesystem.get_file(self.path, str(copy))
             except Exception as error:
-                raise self.unreadable(error) from error
+                found = f"cannot be copied to {folder} ({reason_of(error)})"
+                raise FileError(file_problem(self.address, found)) from error
             yield copy
 
     @contextlib.contextmanager

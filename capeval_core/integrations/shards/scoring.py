@@ -62,10 +62,8 @@ class BatchScorer:
             fix = 'expected a name ("pacs") or a metric of capeval_core.load(...)'
             raise wrong_option("metric", metric, described(metric), fix, kind=TypeError)
         class_.check_separable(chosen)
-        cache = ImageFirst(CACHE_BYTES, TEXT_BYTES) if chosen.cache is None else chosen.cache
-        self._chosen = ChosenMetric(
-            class_, replace(chosen, on_error="nan", evidence=False, rows=None, cache=cache)
-        )
+        changed: dict[str, Any] = {"on_error": "nan", "evidence": False, "rows": None}
+        self._chosen = ChosenMetric(class_, replace(chosen, **changed))
         class_.check_options(self._chosen.options)
         self._given = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
         self._opened: CaptionMetric | None = None
@@ -80,7 +78,16 @@ class BatchScorer:
         """The open metric."""
         if self._opened is None:
             self._opened = self._chosen.open()
+            self.forget()
         return self._opened
+
+    def forget(self) -> None:
+        """Forget features in memory: the next scores are those of a process that has just begun.
+
+        Features of one image differ in their last bits by the batch that it was in.
+        """
+        if self._opened is not None and self._chosen.options.cache is None:
+            self._opened.cache = ImageFirst(CACHE_BYTES, TEXT_BYTES)
 
     @property
     def signature(self) -> str:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, file_problem, wrong_option
 from capeval_core.integrations.shards.columns import check_columns
 from capeval_core.integrations.shards.images import ImageFolder
-from capeval_core.integrations.shards.outputs import COUNTS, NOTE, DamagedError, check_whole
+from capeval_core.integrations.shards.outputs import COUNTS, NOTE, DamagedError, check_whole, whole_table
 from capeval_core.integrations.shards.places import Place, checksum
 from capeval_core.integrations.shards.readers import JsonLinesReader, ParquetReader, Reader
 from capeval_core.integrations.shards.scoring import BatchScorer
@@ -166,26 +165,20 @@ def _write(
     schema = pa.schema([uid, *scorer.schema()], metadata={NOTE: json.dumps(note)})
     counts = {"rows": 0, "failed": 0, "truncated": 0}
     memory = FreedMemory()
-    with target.whole() as partial:
-        with target.writing():
-            writer = pq.ParquetWriter(partial, schema, write_page_checksum=True)
-        try:
-            for rows in reader.windows(window):
-                table = pa.table({"uid": rows["uid"], **scorer(rows)}, schema=schema)
-                with target.writing():
-                    writer.write_table(table)
-                counts["rows"] += len(table)
-                counts["failed"] += table["score"].null_count
-                counts["truncated"] += sum(cut > 0 for cut in table["truncated"].to_pylist())
-                memory.add(len(table))
-                if progress is not None:
-                    progress(len(table))
-            if not counts["rows"]:
-                warnings.warn(f"{reader.address} has no rows: its output has none either", stacklevel=3)
-            writer.add_key_value_metadata({COUNTS: json.dumps(counts)})
-        finally:
-            with target.writing():
-                writer.close()
+    scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
+    with whole_table(target, schema) as writer:
+        for rows in reader.windows(window):
+            table = pa.table({"uid": rows["uid"], **scorer(rows)}, schema=schema)
+            writer.write(table)
+            counts["rows"] += len(table)
+            counts["failed"] += table["score"].null_count
+            counts["truncated"] += sum(cut > 0 for cut in table["truncated"].to_pylist())
+            memory.add(len(table))
+            if progress is not None:
+                progress(len(table))
+        writer.add_note(COUNTS, counts)
+    if not counts["rows"]:
+        warnings.warn(f"{reader.address} has no rows: its output has none either", stacklevel=3)
     return counts
 
 

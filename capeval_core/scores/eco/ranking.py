@@ -29,7 +29,7 @@ Filter = Literal["format", "itm"]
 NO_IMAGE = "its image could not be read"
 NO_VALUE = "a member has no finite value for it"
 FAR_BELOW = 0.5
-"""A choice is doubtful if its match is that much below the best of its pool. The match is the probability of
+"""A choice is doubtful if its ITM is that much below the best of its pool. ITM is the probability of
 one of two answers, so with such a distance BLIP-2 answers no for the choice and yes for the other caption."""
 NAMED_CHOICES = 3
 """Doubtful choices that a warning gives the numbers of."""
@@ -93,7 +93,7 @@ def filter_pool(
     A filter that would leave no candidate of the pool is not applied.
 
     >>> filter_pool(["a dog", "a dog runs on the beach", "a cat sits on the grass"], [0.9, 0.8, 0.1])[0][1:]
-    [None, 'match 0.100, rank 2 of 2: not in the better half']
+    [None, 'ITM 0.100, rank 2 of 2: not in the better half']
     """
     dropped: list[str | None] = [None] * len(captions)
     gave_way: Filter | Literal[""] = ""
@@ -106,7 +106,7 @@ def filter_pool(
             values = [itm[i] for i in left]
             kept = len(better_half(values, rules.half))
             for rank, position in enumerate(best_first(values)[kept:], kept + 1):
-                reason = f"match {values[position]:.3f}, rank {rank} of {len(left)}: not in the better half"
+                reason = f"ITM {values[position]:.3f}, rank {rank} of {len(left)}: not in the better half"
                 reasons[left[position]] = reason
         if left and len(reasons) == len(left):
             gave_way = rule
@@ -169,13 +169,13 @@ class Ranking:
 
     @property
     def best_matches(self) -> Integers:
-        """(images,) the row with the best match of each pool, whether or not filters dropped it."""
+        """(images,) the row with the best ITM of each pool, whether or not filters dropped it."""
         itm = np.nan_to_num(self.candidates.itm.astype(np.float64), nan=-1.0)
         return np.array([pool[int(itm[pool.start : pool.stop].argmax())] for pool in self.pools], np.int64)
 
     @property
     def doubtful(self) -> Flags:
-        """(images,) whether the match of the choice is more than `FAR_BELOW` below the best of its pool."""
+        """(images,) whether the ITM of the choice is more than `FAR_BELOW` below the best of its pool."""
         itm = self.candidates.itm.astype(np.float64)
         return np.asarray(itm[self.best_matches] - self._of_chosen(itm) > FAR_BELOW)
 
@@ -231,13 +231,13 @@ class Ranking:
             examples += [
                 "; " if examples else "",
                 Argument("captions", (image, chosen - start)),
-                f" is chosen with a match of {itm[chosen]:.3f}, ",
+                f" is chosen with an ITM of {itm[chosen]:.3f}, ",
                 Argument("captions", (image, best - start)),
                 f" has {itm[best]:.3f} ({f'dropped: {reason}' if reason else 'its total is lower'})",
             ]
         more = len(images) - NAMED_CHOICES
         return (
-            f"in {len(images):,} of {len(self.pools):,} pools the match of the chosen caption is more than "
+            f"in {len(images):,} of {len(self.pools):,} pools the ITM of the chosen caption is more than "
             f"{FAR_BELOW} below the best of its pool, so it may well be wrong (see `doubtful`): ",
             *examples,
             f"; and {more:,} more" if more > 0 else "",

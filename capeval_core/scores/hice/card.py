@@ -8,19 +8,12 @@ from typing import Any, TypedDict
 from capeval_core.phrases.spans import Span
 from capeval_core.reports.canvas import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
 from capeval_core.reports.card import Bar, Caption, Card, FramedImage, Heading, LegendEntry, Row, Table
-from capeval_core.reports.explanations import outside_text, threshold_text
+from capeval_core.reports.explanations import TERMS, outside_text, threshold_text
 from capeval_core.reports.marks import RIGHT_MARK, UNKNOWN_MARK, WRONG_MARK, Dot, Mark, RegionMark, Word
 from capeval_core.reports.overlay import OutlinedImage
 
 _TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
-_TERMS = {
-    "gitc": "global",
-    "litc": "local",
-    "precision": "precision",
-    "recall": "recall",
-    "gttc": "global text",
-    "lttc": "local text",
-}
+_TERMS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
 _OUTLINES = {False: "region that a phrase mentions", True: "region that none mentions"}
 _WHOLE = Word("all")  # the mark of the whole image
 
@@ -76,7 +69,7 @@ def card_of(explanation: Mapping[str, Any], image: OutlinedImage, wrong: Sequenc
         wrong: the spans of its caption to mark.
     """
     key = next(name for name in _TITLES if name in explanation)
-    terms = [(title, explanation[name]) for name, title in _TERMS.items() if name in explanation]
+    terms = [(TERMS.get(name, name), explanation[name]) for name in _TERMS if name in explanation]
     phrases, regions, threshold = (explanation[name] for name in ("phrases", "regions", "threshold"))
     phrase_rows = [_phrase_row(note, image.marks) for note in phrases]
     region_rows = [_region_row(note, mark) for note, mark in zip(regions, image.marks, strict=True)]
@@ -90,7 +83,7 @@ def card_of(explanation: Mapping[str, Any], image: OutlinedImage, wrong: Sequenc
         image=FramedImage(image, _legend(explanation)),
         tables=[
             Table("Phrases", ["precision, best region"], phrase_rows, threshold),
-            Table("References", ["global", "local"], reference_rows),
+            Table("References", [TERMS["gttc"], TERMS["lttc"]], reference_rows),
         ],
         last=Table("Regions", ["recall"], region_rows, threshold),
     )

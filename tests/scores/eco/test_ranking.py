@@ -170,7 +170,7 @@ def test_a_choice_far_below_the_best_match_of_its_pool_is_warned_of() -> None:
     (message,) = [str(warning.message) for warning in caught if "best of its pool" in str(warning.message)]
     assert message.startswith("eco: in 4 of 6 pools ")
     assert (
-        "captions[0][1] is chosen with a match of 0.000, captions[0][0] has 0.981 "
+        "captions[0][1] is chosen with an ITM of 0.000, captions[0][0] has 0.981 "
         "(dropped: 2 words, expected 5 or more)"
     ) in message
     assert "captions[3][1]" in message and "captions[4][1]" in message and "captions[5]" not in message
@@ -308,6 +308,6 @@ def test_a_candidate_without_a_finite_value_is_left_out_alone() -> None:
     )
     ranking = rank(candidates, ["a"], EcoOptions())
     lost = "a member has no finite value for it"
-    assert ranking.dropped == ["match 0.700, rank 2 of 2: not in the better half", lost, None, *[lost] * 3]
+    assert ranking.dropped == ["ITM 0.700, rank 2 of 2: not in the better half", lost, None, *[lost] * 3]
     assert ranking.chosen == [2, -1] and ranking.gave_way == ["", ""]
     assert math.isfinite(ranking.scores[0]) and math.isnan(ranking.scores[1])

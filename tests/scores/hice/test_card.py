@@ -46,10 +46,10 @@ def card(key: str = "hice_s", **changed: Any) -> Card:
 def test_the_score_and_its_terms() -> None:
     heading = card().heading
     assert (heading.title, heading.value) == ("HICE-S", 0.6)
-    assert heading.terms == [("global", 0.7), ("local", 0.5), ("precision", 0.5), ("recall", 0.55)]
+    assert heading.terms == [("gITC", 0.7), ("lITC", 0.5), ("precision", 0.5), ("recall", 0.55)]
     heading = card("refhice_s", gttc=0.8, lttc=0.7).heading
     assert (heading.title, heading.value) == ("RefHICE-S", 0.6)
-    assert heading.terms[4:] == [("global text", 0.8), ("local text", 0.7)]
+    assert heading.terms[4:] == [("gTTC", 0.8), ("lTTC", 0.7)]
 
 
 def test_the_caption_is_marked_where_it_is_wrong() -> None:

@@ -1,0 +1,86 @@
+"""A caption metric as a scorer of Inspect: the model's output against the sample's image."""
+
+from __future__ import annotations
+
+import base64
+import math
+from functools import partial
+from typing import Any
+
+from capeval_core.errors import wrong_option
+from capeval_core.inputs.media import argument_of
+from capeval_core.integrations.extras import needs
+from capeval_core.integrations.opening import open_one
+from capeval_core.integrations.rewards import ImageFirst, without_reasoning
+from capeval_core.metric import CaptionMetric
+from capeval_core.result import Result
+
+with needs("inspect_ai", "inspect"):
+    from anyio import Lock, to_thread
+    from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
+    from inspect_ai.solver import TaskState
+
+
+@scorer(metrics=[mean(), stderr()])  # type: ignore[untyped-decorator,unused-ignore]
+def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scorer:
+    """Score each output as the caption of the last image of its sample's input.
+
+        Task(dataset=..., solver=generate(), scorer=caption_score("pacs"))
+
+    The mean is that of `CaptionMetric.score` over all samples. References, for a metric that compares with
+    some, are the sample's target: a list of texts, or one. Reasoning in `<think>...</think>` is left out. A
+    score has the caption as its answer, the parts of the metric and its signature as metadata.
+
+    Args:
+        metric: a name, or a dict such as `{"name": "pacs", "w": 2.5}`.
+        **options: `weights`, `device`, ...; `empty` is "score" by default. With `on_error="nan"` a sample
+            whose image cannot be read is unscored, with the reason.
+
+    Raises:
+        TypeError, ValueError: a metric or an option that does not exist; weights that could not be loaded; a
+            metric whose number is no mean over samples (BLEU), is about videos, or needs `statistics`.
+    """
+    opened = open_one(metric, options, ImageFirst(), "caption_score")
+    if opened.formula is not None or argument_of(opened.media) == "videos":
+        reason = "is about videos" if opened.formula is None else "is a number of all captions, and no mean"
+        raise wrong_option(
+            "metric", opened.name, f"{opened.name} {reason}", "score its log by `score`", verb=""
+        )
+    lock = Lock()  # samples are scored concurrently, and share one network
+
+    async def score(state: TaskState, target: Target) -> Score:
+        caption = without_reasoning(state.output.completion).strip()
+        async with lock:
+            result = await to_thread.run_sync(partial(scored, opened, caption, state.input, list(target)))
+        parts = {name: values[0] for name, values in result.parts.items()}
+        metadata = {**parts, "signature": result.signature}
+        if not math.isfinite(result.scores[0]):
+            reason = result.errors.get(0, "the score is not finite")
+            return Score.unscored(answer=caption, explanation=reason, metadata=metadata)
+        return Score(value=result.scores[0], answer=caption, metadata=metadata)
+
+    return score
+
+
+def scored(metric: CaptionMetric, caption: str, given: Any, references: list[str]) -> Result:
+    """The result of one caption, of the images in a sample's input and of its target.
+
+    Raises:
+        ValueError: the input has no image, which `images[0] is None` says; the image or a reference is wrong.
+    """
+    images = [last_image(given)] if metric.media else None
+    return metric.score([caption], images, [references] if metric.needs_references else None)
+
+
+def last_image(given: Any) -> str | bytes | None:
+    """The last image of an input: a path, the bytes of a data URL, or None.
+
+    >>> last_image("What is it?") is None
+    True
+    """
+    messages = [] if isinstance(given, str) else given
+    parts = [part for one in messages if not isinstance(one.content, str) for part in one.content]
+    images = [part.image for part in parts if part.type == "image"]
+    if not images or not images[-1].startswith("data:"):
+        return images[-1] if images else None
+    return base64.b64decode(images[-1].partition(",")[2])

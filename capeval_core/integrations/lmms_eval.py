@@ -1,0 +1,100 @@
+"""Tasks for lmms-eval: COCO, NoCaps and Flickr30k without Java, and metrics that see the image.
+
+    export CAPEVAL_METRICS=pacs,refpacs CAPEVAL_WEIGHTS=...   # beside BLEU, ROUGE-L and CIDEr, if you like
+    lmms-eval --include_path "$(python -m capeval_core.integrations.lmms_eval)" --tasks capeval_nocaps_val ...
+
+The tasks (`lmms_tasks/*.yaml`) name the functions below. Each document gives rows of plain numbers at once,
+which processes gather, and no image waits for the end; `combine` makes them one number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from capeval_core.errors import wrong_option
+from capeval_core.integrations.coco import CocoScores
+from capeval_core.integrations.opening import choose_metrics
+from capeval_core.integrations.packed_rows import combine_tables
+from capeval_core.integrations.rewards import ImageFirst
+from capeval_core.metric import CaptionMetric
+
+TASKS = Path(__file__).with_name("lmms_tasks")
+"""The folder for `--include_path`."""
+TEXT_NUMBERS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
+"""By COCO's names; CIDEr is CIDEr-D."""
+Item = dict[str, Any]
+
+
+def process_coco(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
+    """What each number needs of a document of COCO."""
+    return scored(results, doc["image"], doc["answer"])
+
+
+def process_nocaps(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
+    """What each number needs of a document of NoCaps."""
+    return scored(results, doc["image"], doc["annotations_captions"])
+
+
+def process_flickr30k(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
+    """What each number needs of a document of Flickr30k."""
+    return scored(results, doc["image"], doc["caption"])
+
+
+def images(doc: Mapping[str, Any]) -> list[Any]:
+    """The image that a document shows to the model."""
+    return [doc["image"].convert("RGB")]
+
+
+def scored(results: Sequence[str], image: Any, references: Sequence[str]) -> dict[str, Item]:
+    """The caption with its references for each number of texts, and a row of each chosen metric.
+
+    ValueError names what is wrong with the document, or with CAPEVAL_METRICS.
+    """
+    caption = results[0] if results else ""
+    texts = {"caption": caption, "references": list(references)}
+    items: dict[str, Item] = {number: {"number": number, **texts} for number in TEXT_NUMBERS}
+    for metric in chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")):
+        samples = metric.check([caption], [image], [texts["references"]] if metric.needs_references else None)
+        (row,) = metric.encode_all(samples).to_pylist()
+        items[metric.key] = {"number": metric.key, "row": row}
+    return items
+
+
+def combine(items: Sequence[Item]) -> float:
+    """The number of the items of all documents, of whatever process."""
+    number = items[0]["number"]
+    if number in TEXT_NUMBERS:
+        return text_scores(tuple((one["caption"], tuple(one["references"])) for one in items))[number]
+    metrics = chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS"))
+    metric = next(metric for metric in metrics if metric.key == number)
+    return combine_tables(metric, [pa.Table.from_pylist([one["row"] for one in items], metric.ROW)]).mean
+
+
+@lru_cache(maxsize=1)
+def text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, float]:
+    """COCO's numbers of captions and their references, tokenized once for all of them."""
+    references = {i: list(row) for i, (_, row) in enumerate(texts)}
+    return CocoScores(references, {i: [caption] for i, (caption, _) in enumerate(texts)}).eval
+
+
+@lru_cache(maxsize=1)
+def chosen(names: str, weights: str | None) -> list[CaptionMetric]:
+    """The metrics of CAPEVAL_METRICS, open, with the weights of CAPEVAL_WEIGHTS or their own."""
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    metrics = choose_metrics(listed, {"weights": weights}, ImageFirst()) if listed else []
+    for one in metrics:
+        if not one.metric.media:
+            found = f"{one.metric.name} compares texts alone"
+            fix = "BLEU, ROUGE-L and CIDEr-D are always there"
+            raise wrong_option("CAPEVAL_METRICS", names, found, fix, verb="")
+    return [one.open() for one in metrics]
+
+
+if __name__ == "__main__":
+    print(TASKS)

@@ -1,0 +1,98 @@
+"""A caption metric as a `torchmetrics.Metric`: for Lightning, `MetricCollection` and loops of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from capeval_core.inputs.media import argument_of
+from capeval_core.integrations.extras import needs
+from capeval_core.integrations.opening import open_one
+from capeval_core.integrations.packed_rows import combine_tables, pack_rows, unpack_rows
+from capeval_core.integrations.rewards import ImageFirst, in_memory
+from capeval_core.result import Result
+
+with needs("torchmetrics", "torchmetrics"):
+    import torchmetrics
+
+
+class CaptionScore(torchmetrics.Metric):
+    """A caption metric that is updated batch by batch and gathered over processes by rows.
+
+        score = CaptionScore("pacs").to(device)
+        score.update(captions, images)
+        score.compute()
+
+    Its state is rows of plain numbers, as bytes: no image is kept. The number is `CaptionMetric.score`'s over
+    all captions; `result` has the scores, the signature and the interval.
+
+    Args:
+        metric: a name, a dict such as `{"name": "pacs", "w": 2.5}`, or a metric of `capeval_core.load`.
+        sync: keywords of `torchmetrics.Metric`, such as `{"dist_sync_on_step": True}`.
+        **options: of a metric given by name: `weights`, `device`, ..., `media="video"`; `empty` is "score"
+            by default. Without `device` the network follows `.to(device)`.
+
+    Raises:
+        TypeError, ValueError: a metric or an option that does not exist; weights that could not be loaded; no
+            `statistics` for a metric that needs those of the whole corpus.
+
+    >>> score = CaptionScore("rougel")
+    >>> score.update(["a red circle"], references=[["a red disc", "a circle"]])
+    >>> round(float(score.compute()), 4)
+    0.8299
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    rows: list[torch.Tensor]
+
+    def __init__(self, metric: Any, *, sync: dict[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(**(sync or {}))
+        self.metric = open_one(metric, options, ImageFirst(), "CaptionScore")
+        self.result: Result | None = None
+        """The result of the last `compute`."""
+        self._follows = "device" not in options and isinstance(metric, str)
+        self.add_state("rows", default=[], dist_reduce_fx="cat")
+
+    @property
+    def higher_is_better(self) -> bool:  # type: ignore[override]
+        """Whether a larger number is better."""
+        return self.metric.higher_is_better
+
+    def update(
+        self, captions: Sequence[str], images: Any = None, references: Any = None, *, videos: Any = None
+    ) -> None:
+        """Check and encode captions; arguments are those of `CaptionMetric.score`, tensors of any device too.
+
+        What the metric does not need is ignored, as in a `MetricCollection`; a wrong batch adds nothing.
+        """
+        argument = argument_of(self.metric.media)
+        visuals = {"images": images, "videos": videos}.get(argument or "")
+        needed = references if self.metric.needs_references else None
+        samples = self.metric.check(captions, in_memory(visuals, argument or ""), needed)
+        packed = bytearray(pack_rows(self.metric.encode_all(samples)))
+        self.rows.append(torch.frombuffer(packed, dtype=torch.uint8).to(self.device))
+
+    def compute(self) -> torch.Tensor:
+        """The number of all captions of all processes, a scalar; ValueError where there are none."""
+        parts = [self.rows] if isinstance(self.rows, torch.Tensor) else self.rows
+        tables = [table for part in parts for table in unpack_rows(part.cpu().numpy().tobytes())]
+        if not tables:
+            raise ValueError("captions is empty: there is nothing to score, call update first")
+        self.result = combine_tables(self.metric, tables)
+        return torch.tensor(self.result.mean, device=self.device)
+
+    def _sync_dist(self, *arguments: Any, **keywords: Any) -> None:
+        # A process without captions takes part with no bytes: torchmetrics would send floats for it.
+        self.rows = self.rows or [torch.empty(0, dtype=torch.uint8, device=self.device)]
+        super()._sync_dist(*arguments, **keywords)
+
+    def _apply(self, function: Callable[[torch.Tensor], torch.Tensor], *rest: Any) -> CaptionScore:
+        before = self.device
+        super()._apply(function, *rest)
+        if self._follows and self.device != before and self.metric.default_weights is not None:
+            self.metric = type(self.metric)(replace(self.metric.options, device=str(self.device)))
+        return self

@@ -1,0 +1,250 @@
+"""What shards come as: every format, every form of an image, and files that are damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from capeval_core.errors import FileError
+from capeval_core.integrations.shards import BatchScorer, score_shard
+from tests.integrations.shard_files import (
+    picture,
+    rows_of,
+    tar_members,
+    write_lines,
+    write_parquet,
+    write_tar,
+)
+
+
+@pytest.fixture(scope="module")
+def scorer(weights: str) -> BatchScorer:
+    return BatchScorer("refpacs", weights=weights)
+
+
+@pytest.fixture(scope="module")
+def expected(scorer: BatchScorer) -> list[float]:
+    return list(scorer(rows_of(12))["score"])
+
+
+def scored(source: Path, scorer: BatchScorer, **options: Any) -> dict[str, list[Any]]:
+    """The columns of a shard's output."""
+    target = source.with_name(f"{source.name}.out")
+    score_shard(source, target, scorer, **options)
+    columns: dict[str, list[Any]] = pq.read_table(target).to_pydict()
+    return columns
+
+
+@pytest.mark.parametrize("form", ["bytes", "structs", "paths", "large", "renamed", "dictionary"])
+def test_parquet(form: str, tmp_path: Path, scorer: BatchScorer, expected: list[float]) -> None:
+    rows: dict[str, Any] = rows_of(12)
+    options: dict[str, Any] = {}
+    if form == "structs":
+        rows["image"] = [{"bytes": data, "path": None} for data in rows["image"]]
+    elif form == "paths":
+        (tmp_path / "pictures").mkdir()
+        for i, data in enumerate(rows["image"]):
+            (tmp_path / "pictures" / f"{i}.png").write_bytes(data)
+        rows["image"] = [f"pictures/{i}.png" for i in range(12)]
+        rows["image"][1] = str(tmp_path / "pictures" / "1.png")
+    elif form == "large":
+        rows["image"] = pa.array(rows["image"], pa.large_binary())
+        rows["caption"] = pa.array(rows["caption"], pa.large_string())
+        rows["references"] = pa.array(rows["references"], pa.large_list(pa.large_string()))
+    elif form == "renamed":
+        rows = {"URL": ["x"] * 12, "alt": rows["caption"], "JPG": rows["image"], "refs": rows["references"]}
+        options["columns"] = {"caption": "alt"}
+    else:
+        rows["caption"] = pa.array(rows["caption"]).dictionary_encode()
+    found = scored(write_parquet(tmp_path / "0.parquet", rows), scorer, **options)
+    assert np.allclose(found["score"], expected, rtol=0, atol=1e-7)
+    uids = [f"0/{i}" for i in range(12)] if form == "renamed" else rows["uid"]
+    assert found["uid"] == uids and found["error"] == [None] * 12
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+def test_tars(suffix: str, tmp_path: Path, scorer: BatchScorer, expected: list[float]) -> None:
+    members = tar_members(rows_of(12), fields=True)
+    members.insert(1, ("row-000000.cls", b"5"))  # of no use here
+    found = scored(write_tar(tmp_path / f"0{suffix}", members), scorer, window=5)
+    assert np.allclose(found["score"], expected, rtol=0, atol=2e-7)  # float32, in batches of another size
+    assert found["uid"] == rows_of(12)["uid"]
+    named = {"uid": "uid", "caption": "caption", "image": "png"}
+    again = score_shard(tmp_path / f"0{suffix}", tmp_path / "named.parquet", scorer, columns=named, window=5)
+    assert again.failed == 0 and set(pq.read_table(again.target)["uid"].to_pylist()) == {"other"}
+
+
+def test_json_lines_with_a_folder(tmp_path: Path, scorer: BatchScorer, expected: list[float]) -> None:
+    lines = write_lines(tmp_path / "0.jsonl", rows_of(12), tmp_path / "pictures")
+    found = scored(lines, scorer, images=tmp_path / "pictures")
+    assert np.allclose(found["score"], expected, rtol=0, atol=1e-7)
+    (tmp_path / "pictures" / "1.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
+    assert scored(tmp_path / "pictures" / "1.jsonl.gz", scorer)["score"] == found["score"]
+
+
+def test_texts_alone_need_no_images(tmp_path: Path) -> None:
+    rows = rows_of(5)
+    del rows["image"]
+    assert None not in scored(write_parquet(tmp_path / "0.parquet", rows), BatchScorer("rougel"))["score"]
+
+
+def test_videos(tmp_path: Path, weights: str, videos: Path) -> None:
+    rows = {
+        "uid": [0, 1, 2],
+        "caption": ["a dog", "a dog", "a dog"],
+        "video": ["clip1.mp4", "clip5.gif", "clip9.mp4"],
+    }
+    scorer = BatchScorer("pacs", media="video", weights=weights, idf=False)
+    found = scored(write_parquet(tmp_path / "0.parquet", rows), scorer, images=videos)
+    alone = scorer.metric.score(["a dog"] * 2, videos=[videos / "clip1.mp4", videos / "clip5.gif"])
+    assert np.allclose(found["score"][:2], alone.scores, rtol=0, atol=1e-7)
+    assert found["error"][:2] == [None, None] and "there is no file" in found["error"][2]
+    members = [("a.mp4", (videos / "clip1.mp4").read_bytes()), ("a.txt", b"a dog")]
+    assert np.allclose(scored(write_tar(tmp_path / "0.tar", members), scorer)["score"], alone.scores[:1])
+
+
+def test_members_without_their_pair_cost_their_row(tmp_path: Path, weights: str) -> None:
+    members = [
+        ("a.png", picture(0)),
+        ("a.txt", b"a dog\n"),
+        ("b.txt", b"a dog"),
+        ("c.png", picture(1)),
+        ("folder/d.png", picture(1)),
+        ("folder/d.txt", b"\xff\xfe"),
+        ("e.png", b""),
+        ("e.txt", b"a dog"),
+        ("f.png", picture(2)),
+        ("f.json", b"{"),
+        ("._g.png", b"of another system"),
+        ("a.png", picture(0)),
+        ("a.json", json.dumps({"caption": "a dog", "key": "x"}).encode()),
+    ]
+    found = scored(write_tar(tmp_path / "0.tar", members), BatchScorer("pacs", weights=weights))
+    assert found["uid"] == ["a", "b", "c", "folder/d", "e", "f", "a"]
+    assert found["error"] == [
+        None,
+        "no image, only txt",
+        "no caption, only png",
+        "caption is a bytes of length 2",
+        "image: 'e.png' is empty (zero bytes)",
+        "no caption, only png, json",
+        None,
+    ]
+    assert found["score"][0] == found["score"][6] is not None
+
+
+def test_lines_that_are_no_rows_cost_themselves(tmp_path: Path, weights: str) -> None:
+    (tmp_path / "x.png").write_bytes(picture(0))
+    lines = [
+        '{"id": 7, "text": "a dog", "file_name": "x.png"}',
+        "not JSON",
+        "[1]",
+        "",
+        '{"id": 8, "text": "a dog"}',
+        '{"text": "a dog", "file_name": "../x.png"}',
+        '{"id": 9, "text": ["a dog"], "file_name": "x.png"}',
+    ]
+    (tmp_path / "0.jsonl").write_text("\n".join(lines) + "\n")
+    found = scored(tmp_path / "0.jsonl", BatchScorer("pacs", weights=weights))
+    assert found["uid"] == ["7", "0/1", "0/2", "8", "0/4", "9"]
+    assert found["error"] == [
+        None,
+        "line 2 is not JSON (Expecting value: line 1 column 1 (char 0))",
+        "line 3 is no object",
+        "no image, only id, text",
+        f"image: there is no file '{tmp_path}/../x.png'",
+        "caption is a list of length 1",
+    ]
+
+
+def test_shards_that_are_cut_or_damaged_are_refused(tmp_path: Path, scorer: BatchScorer) -> None:
+    rows = rows_of(30)
+    rows["caption"] = [f"{i} {i * 7919}" for i in range(30)]
+    parquet = write_parquet(tmp_path / "whole.parquet", rows, write_page_checksum=True).read_bytes()
+    tar = write_tar(tmp_path / "whole.tar", tar_members(rows, fields=True)).read_bytes()
+    lines = write_lines(tmp_path / "whole.jsonl", rows, tmp_path / "pictures").read_bytes()
+    middle = parquet.find(picture(0)) + 40
+    headers = [at for at in range(0, len(tar), 512) if tar[at : at + 4] == b"row-"]
+    flipped = parquet[:middle] + bytes([parquet[middle] ^ 1]) + parquet[middle + 1 :]
+    cut = [
+        ("half.parquet", parquet[: len(parquet) // 2], "is not Parquet, cut off or damaged"),
+        ("flipped.parquet", flipped, "is cut off or damaged"),
+        ("empty.parquet", b"", "is not Parquet, cut off or damaged"),
+        ("text.parquet", b"uid,caption\n", "is not Parquet, cut off or damaged"),
+        ("member.tar", tar[: headers[9] + 600], "is not a tar, cut off or damaged"),
+        ("between.tar", tar[: headers[8]], "it does not end as a tar ends"),
+        ("header.tar", tar[: headers[8]] + b"?" + tar[headers[8] + 1 :], "it does not end as a tar ends"),
+        ("empty.tar", b"", "is not a tar, cut off or damaged"),
+        ("text.tar", lines, "is not a tar, cut off or damaged"),
+        ("half.tar.gz", gzip.compress(tar)[:-500], "is not a tar, cut off or damaged"),
+        ("tar.tar.gz", tar, "is not a tar, cut off or damaged"),
+        ("half.jsonl", lines[:-20], "is cut off in line 30"),
+        ("half.jsonl.gz", gzip.compress(lines)[:-20], "is cut off or damaged"),
+    ]  # fmt: skip
+    for name, content, message in cut:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(FileError, match=f"{name}: .*{message}"):
+            scored(tmp_path / name, scorer)
+        assert not (tmp_path / f"{name}.out").exists()
+
+
+def test_columns_that_are_missing_or_hold_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capeval_core.metric.open_weights", None)  # none is opened
+    rows = rows_of(3)
+    numbers = write_parquet(tmp_path / "numbers.parquet", {**rows, "caption": [1, 2, 3], "uid": [0.5] * 3})
+    texts = write_parquet(tmp_path / "texts.parquet", {"alt_text": rows["caption"], "url": rows["uid"]})
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"alt": "a dog", "url": "x"}\n')
+    tar = write_tar(tmp_path / "0.tar", [("a.mp3", b""), ("b.txt", b"a dog")])
+    for source, columns, message in (
+        (numbers, None, "has a column 'uid' of double for uid; a column 'caption' of int64 for caption"),
+        (
+            texts,
+            None,
+            "no column for caption .known names: txt, caption, text,.*; its columns are alt_text, url: name",
+        ),
+        (texts, {"caption": "alttext"}, "no column 'alttext' for caption: did you mean 'alt_text'?"),
+        (texts, {"uid": "key"}, "no column 'key' for uid"),
+        (lines, None, "no column for image .*; its first 1 rows have alt, url"),
+        (tar, None, "no column for image .*; its first 2 rows have mp3, txt"),
+    ):
+        with pytest.raises(FileError, match=message):
+            score_shard(source, tmp_path / "out.parquet", "pacs", columns=columns)
+
+
+def test_windows_end_at_a_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(40)
+    rows["caption"] = ["word " * 300] * 40
+    monkeypatch.setattr("capeval_core.integrations.shards.readers.WINDOW_BYTES", 15_000)
+    for source in (
+        write_parquet(tmp_path / "0.parquet", rows, use_dictionary=False),
+        write_lines(tmp_path / "0.jsonl", rows, tmp_path / "pictures"),
+        write_tar(tmp_path / "0.tar", tar_members(rows, fields=True)),
+    ):
+        done: list[int] = []
+        score_shard(source, tmp_path / f"{source.name}.out", BatchScorer("bleu"), progress=done.append)
+        assert sum(done) == 40 and 5 <= max(done) <= 11
+
+
+def test_an_image_in_a_shard_keeps_its_own_orientation_and_mode(tmp_path: Path, weights: str) -> None:
+    image = Image.open(Path(write_png(tmp_path)))
+    scorer = BatchScorer("pacs", weights=weights)
+    row = {"caption": ["a dog"], "image": [{"bytes": None, "path": "grey.png"}]}
+    found = scored(write_parquet(tmp_path / "0.parquet", row), scorer)
+    assert found["score"] == pytest.approx(scorer.metric.score(["a dog"], [image]).scores, abs=1e-7)
+
+
+def write_png(folder: Path) -> str:
+    path = folder / "grey.png"
+    Image.fromarray(np.arange(48 * 60, dtype=np.uint8).reshape(48, 60)).save(path)
+    return str(path)

@@ -1,0 +1,126 @@
+"""Shards in an object store: S3, as a server on the loopback interface speaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from capeval_core.errors import FileError
+from capeval_core.integrations.shards import (
+    BatchScorer,
+    check_shards,
+    merge_shards,
+    score_histogram,
+    score_shard,
+)
+from capeval_core.integrations.shards.places import Place
+from tests.integrations.shard_files import rows_of, tar_members, write_lines, write_parquet, write_tar
+
+BUCKET = "s3://pairs"
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Any]:
+    """The file system of an empty bucket."""
+    server = pytest.importorskip("moto.server", reason='needs moto: pip install "capeval[s3test]"')
+    s3fs = pytest.importorskip("s3fs", reason='needs s3fs: pip install "capeval[s3]"')
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "any")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        s3fs.S3FileSystem.clear_instance_cache()
+        system = s3fs.S3FileSystem()
+        system.mkdir(BUCKET)
+        yield system
+        s3fs.S3FileSystem.clear_instance_cache()
+    running.stop()
+
+
+def test_a_collection_in_a_store(store: Any, tmp_path: Path, weights: str) -> None:
+    scorer = BatchScorer("refpacs", weights=weights)
+    rows = rows_of(12)
+    sources = [
+        write_parquet(tmp_path / "0.parquet", rows),
+        write_tar(tmp_path / "1.tar", tar_members(rows_of(12, 12), fields=True)),
+        write_lines(tmp_path / "2.jsonl", rows_of(12, 24), tmp_path / "pictures"),
+    ]
+    store.put(str(tmp_path / "pictures"), f"{BUCKET}/in/pictures", recursive=True)
+    (tmp_path / "pictures" / f"{rows_of(1, 24)['uid'][0]}.png").unlink()
+    store.rm_file(f"{BUCKET}/in/pictures/{rows_of(1, 24)['uid'][0]}.png")
+    for i, source in enumerate(sources):
+        store.put_file(str(source), f"{BUCKET}/in/{source.name}")
+        images = f"{BUCKET}/in/pictures" if i == 2 else None
+        result = score_shard(f"{BUCKET}/in/{source.name}", f"{BUCKET}/out/{i}.parquet", scorer, images=images)
+        score_shard(source, tmp_path / "out" / f"{i}.parquet", scorer, images=tmp_path / "pictures")
+        assert (result.rows, result.failed) == (12, i // 2)
+    for i in range(3):
+        with store.open(f"{BUCKET}/out/{i}.parquet") as file:
+            found = pq.read_table(file).to_pydict()
+        local = pq.read_table(tmp_path / "out" / f"{i}.parquet").to_pydict()
+        reasons = [reason for reason in found.pop("error") if reason]
+        assert reasons == ([] if i < 2 else [reasons[0]]) and len(local.pop("error")) == 12
+        assert found == local
+    assert "cannot read 'pairs/in/pictures/row-000024.png'" in reasons[0]
+    assert check_shards(f"{BUCKET}/out").ok
+    assert merge_shards(f"{BUCKET}/out", f"{BUCKET}/all.parquet") == 36
+    found, local = (score_histogram(folder, keep=0.5) for folder in (f"{BUCKET}/out/", tmp_path / "out"))
+    assert found.quantiles == local.quantiles and (found.threshold, found.kept) == (
+        local.threshold,
+        local.kept,
+    )
+
+
+def test_a_finished_target_in_a_store_is_kept(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of(5)
+    store.put_file(str(write_parquet(tmp_path / "0.parquet", rows)), f"{BUCKET}/kept/0.parquet")
+    source, target = f"{BUCKET}/kept/0.parquet", f"{BUCKET}/kept/out/0.parquet"
+    first = score_shard(source, target, "bleu")
+    with monkeypatch.context() as patch:
+        patch.setattr("capeval_core.integrations.shards.shard._checksum", None)  # its tag is enough
+        assert score_shard(source, target, "bleu").skipped
+    with pytest.raises(FileError, match=r"s3://pairs/kept/out/0.parquet: holds other scores .signature"):
+        score_shard(source, target, "rougel")
+    store.pipe_file(target, store.cat_file(target)[:-300])
+    with pytest.warns(UserWarning, match="s3://pairs/kept/out/0.parquet is cut off or damaged"):
+        assert score_shard(source, target, "bleu") == first
+
+
+def test_an_upload_that_fails_leaves_nothing(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_parquet(tmp_path / "0.parquet", rows_of(5))
+    with pytest.raises(OSError, match=r"s3://nowhere/0.parquet cannot be written .*bucket does not exist"):
+        score_shard(source, "s3://nowhere/0.parquet", "bleu")
+    for missing in (f"{BUCKET}/none.parquet", "s3://nowhere/0.parquet"):
+        with pytest.raises(FileError, match=f"{missing}: does not exist"):
+            score_shard(missing, tmp_path / "out.parquet", "bleu")
+    # Of a long upload the third part fails, after others went through, which are no object.
+    place, call, parts = Place.of("target", f"{BUCKET}/large/0.parquet"), store._call_s3, []
+
+    async def failing(method: str, *arguments: Any, **options: Any) -> Any:
+        if method == "upload_part":
+            parts.append(options["PartNumber"])
+            if options["PartNumber"] == 3:
+                raise ConnectionError("the line is cut")
+        return await call(method, *arguments, **options)
+
+    monkeypatch.setattr(place.filesystem, "_call_s3", failing)
+    put = partial(place.filesystem.put_file, chunksize=5 << 20, max_concurrency=1)
+    monkeypatch.setattr(place.filesystem, "put_file", put)
+    with (
+        pytest.raises(OSError, match=r"s3://pairs/large/0.parquet cannot be written .the line is cut"),
+        place.whole() as file,
+    ):
+        file.write_bytes(bytes(12 << 20))
+    assert parts == [1, 2, 3] and not store.exists(place.path)

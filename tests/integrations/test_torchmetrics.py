@@ -1,0 +1,211 @@
+"""`CaptionScore`: a metric as a `torchmetrics.Metric`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import capeval_core
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
+from capeval_core.reranking import Reranker
+from tests.counting import counted
+
+torchmetrics = pytest.importorskip("torchmetrics")
+
+from capeval_core.integrations.torchmetrics import CaptionScore  # noqa: E402
+
+CAPTIONS = ["a red circle", "two blue squares", "", "a red circle", "hearts", "nothing"]
+REFERENCES = [["a circle", "a red disc"], "blue squares", ["a star"], ["one"], ["a", "b", "c"], "nothing"]
+EACH = [
+    *((name, None) for name in METRICS if not issubclass(metric_class(name), Reranker)),
+    *MEDIA_VARIANTS,
+]
+"""Metrics that score captions, and the medium of their variants."""
+
+
+def options(name: str, medium: str | None = None) -> dict[str, Any]:
+    """`tiny`, and statistics for metrics that need those of the whole corpus."""
+    metric = metric_class(name, medium)
+    chosen: dict[str, Any] = {} if metric.default_weights is None else {"weights": "tiny"}
+    if medium is not None:
+        return {**chosen, "media": medium, "idf": False}
+    if name in ("cider", "ciderd"):
+        chosen["statistics"] = capeval_core.load(name).prepare([[text] for text in CAPTIONS if text])
+    return chosen
+
+
+def shown(name: str, medium: str | None, images: list[Path]) -> dict[str, Any]:
+    """The images of all captions, or videos of two frames each, under their argument."""
+    if medium is not None:
+        return {"videos": [[path, path] for path in images]}
+    return {"images": images} if metric_class(name).media else {}
+
+
+def batch(given: dict[str, Any], *rows: int) -> dict[str, Any]:
+    return {name: [values[row] for row in rows] for name, values in given.items()}
+
+
+@pytest.mark.parametrize(("name", "medium"), EACH)
+def test_batches_give_the_number_of_the_whole(name: str, medium: str | None, images: list[Path]) -> None:
+    chosen = options(name, medium)
+    needed = {"references": REFERENCES} if metric_class(name, medium).needs_references else {}
+    given = {"captions": CAPTIONS, **shown(name, medium, images)}
+    expected = capeval_core.load(name, empty="score", **chosen).score(**given, **needed)
+    score = CaptionScore(name, **chosen)
+    score.update(**batch({**given, "references": REFERENCES}, 0, 1, 2))
+    in_between = score(**batch({**given, "references": REFERENCES}, 3))
+    score.update(**batch({**given, "references": REFERENCES}, 4, 5))
+    assert float(score.compute()) == pytest.approx(expected.mean, abs=1e-6)
+    assert score.result is not None and score.result.signature == expected.signature
+    assert score.result.scores == pytest.approx(expected.scores, abs=1e-5)
+    assert in_between.shape == () and score.higher_is_better
+    score.reset()
+    with pytest.warns(UserWarning, match="before the"), pytest.raises(ValueError, match="nothing to score"):
+        score.compute()
+
+
+@pytest.fixture
+def score(images: list[Path]) -> Any:
+    made = CaptionScore("refpacs", weights="tiny")
+    made.update(CAPTIONS[:4], images[:4], REFERENCES[:4])
+    return made
+
+
+def test_a_copy_goes_on_where_it_was(score: Any, images: list[Path]) -> None:
+    for same in (pickle.loads(pickle.dumps(score)), copy.deepcopy(score), score.clone()):
+        same.update(CAPTIONS[4:], images[4:], REFERENCES[4:])
+        expected = capeval_core.load("refpacs", weights="tiny", empty="score").score(
+            CAPTIONS, images, REFERENCES
+        )
+        assert float(same.compute()) == pytest.approx(expected.mean, abs=1e-6)
+    assert len(score.rows) == 1
+
+
+def test_it_moves_and_ignores_other_dtypes(score: Any) -> None:
+    before = float(score.compute())
+    metric = score.metric
+    assert float(score.to("cpu").half().double().compute()) == before
+    assert score.metric is metric and score.rows[0].dtype == torch.uint8
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_network_follows_to_a_gpu(score: Any) -> None:
+    score.to("cpu")
+    assert score.metric.encoder.device.type == "cpu"
+    assert score.to("cuda").metric.encoder.device.type == "cuda" and score.compute().is_cuda
+
+
+def test_a_collection_scores_once_for_metrics_with_equal_rows(images: list[Path]) -> None:
+    made = {
+        "pacs": CaptionScore("pacs", weights="tiny"),
+        "w1": CaptionScore("pacs", weights="tiny", w=1.0),
+        "refpacs": CaptionScore("refpacs", weights="tiny"),
+        "bleu": CaptionScore("bleu"),
+    }
+    collection = torchmetrics.MetricCollection(made)
+    for rows in ((0, 1), (2, 3), (4, 5)):
+        collection.update(
+            **batch({"captions": CAPTIONS, "images": images, "references": REFERENCES}, *rows), preds=None
+        )
+    assert sorted(map(sorted, collection.compute_groups.values())) == [
+        ["bleu"],
+        ["pacs", "w1"],
+        ["refpacs"],
+    ]
+    values = {name: float(value) for name, value in collection.compute().items()}
+    assert values == {
+        name: pytest.approx(
+            capeval_core.load(one.metric.name, **{**vars(one.metric.options), "cache": None})
+            .score(
+                CAPTIONS,
+                images if one.metric.media else None,
+                REFERENCES if one.metric.needs_references else None,
+            )
+            .mean,
+            abs=1e-6,
+        )
+        for name, one in made.items()
+    }
+    assert values["pacs"] == pytest.approx(2 * values["w1"])
+
+
+def test_rows_of_processes_are_concatenated(images: list[Path]) -> None:
+    """As torchmetrics gathers: the tensors of all processes, of which one may have no row."""
+    states: dict[str, list[torch.Tensor]] = {}
+
+    def process(*rows: int) -> Any:
+        def gather(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+            states.setdefault("sent", []).append(state)
+            return [state, *states["others"]]
+
+        made = CaptionScore(
+            "pacs",
+            weights="tiny",
+            sync={"dist_sync_fn": gather, "distributed_available_fn": lambda: True},
+        )
+        if rows:
+            made.update(**batch({"captions": CAPTIONS, "images": images}, *rows))
+        return made
+
+    def sent(score: Any) -> list[torch.Tensor]:
+        states.update(sent=[], others=[])
+        try:
+            score.compute()
+        except ValueError as error:
+            assert "nothing to score" in str(error)
+        return states["sent"]
+
+    second, idle = sent(process(4, 5)), sent(process())
+    assert all(state.dtype == torch.uint8 for state in [*second, *idle])
+    first = process(0, 1, 2, 3)
+    states["others"] = [*second, *idle]
+    expected = capeval_core.load("pacs", weights="tiny", empty="score").score(CAPTIONS, images)
+    assert float(first.compute()) == pytest.approx(expected.mean, abs=1e-6)
+    assert first.result.scores == pytest.approx(expected.scores, abs=1e-5)
+    assert len(first.rows) == 1  # of the others nothing stays
+
+
+def test_tensors_of_a_loader_are_images(weights: str) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (2, 40, 50, 3), dtype=np.uint8)
+    score = CaptionScore("pacs", weights=weights)
+    score.update(CAPTIONS[:2], torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255)
+    expected = capeval_core.load("pacs", weights=weights).score(
+        CAPTIONS[:2], [Image.fromarray(array) for array in pixels]
+    )
+    assert float(score.compute()) == pytest.approx(expected.mean, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"captions": CAPTIONS[:1]}, "images is missing"),
+        ({"captions": CAPTIONS[:2], "images": [np.zeros((8, 8, 3), np.uint8)]}, "len(captions)=2 but len"),
+        ({"captions": [None], "images": [np.zeros((8, 8, 3), np.uint8)]}, "captions[0] is None"),
+        ({"captions": ["a"], "images": torch.randn(1, 3, 8, 8)}, "before normalisation"),
+    ],
+)
+def test_a_wrong_batch_adds_nothing(given: dict[str, Any], message: str, weights: str) -> None:
+    score: Any = CaptionScore("pacs", weights=weights)
+    with (
+        counted(score.metric.encoder) as counts,
+        pytest.raises((ValueError, TypeError), match=re.escape(message)),
+    ):
+        score.update(**given)
+    assert score.rows == [] and counts.images == counts.texts == 0
+
+
+def test_wrong_metrics_are_refused() -> None:
+    with pytest.raises(ValueError, match="cider needs statistics of the whole corpus"):
+        CaptionScore("cider")
+    with pytest.raises(ValueError, match="CaptionScore takes one metric, found 2: make one CaptionScore of"):
+        CaptionScore(["pacs", "clips"], weights="tiny")
+    with pytest.raises(ValueError, match="eco is no measure of training"):
+        CaptionScore("eco")

@@ -1,0 +1,282 @@
+"""README and docs: every block of Python and of shell runs as it stands, in order, in a folder of stand-ins.
+
+A stand-in is a small file of the same form under the name that the text gives: seeded checkpoints, packaged
+images. Weights that the text takes from the Hub come from one on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import evaluate
+import pytest
+import torch
+from huggingface_hub import constants
+from PIL import Image
+
+from capeval_core.cli import main
+from capeval_core.demo import DemoItem, demo_set
+from capeval_core.training.captioner import BLIP
+from capeval_core.training.text_to_image import STABLE_DIFFUSION
+from capeval_core.weights.catalogue import CLIP_B32
+from tests.golden import recipe
+from tests.golden.frcnn_vg_tiny import write_checkpoint
+from tests.hub import WRITER, Repository, log_in, serving
+from tests.inputs.video_writing import FORMS, drawn, written
+from tests.judgements.data import write_lines
+from tests.seeded import CASES, uniter
+from tests.snippets import commands, run_snippets
+from tests.test_benchmarks import requirements
+from tests.weights.conftest import write_open_clip
+from tests.weights.test_uniter import released
+from tools.documents import CHECKOUT
+
+Repositories = dict[str, Repository]
+PAGES = [
+    path
+    for path in [CHECKOUT / "README.md", *sorted(CHECKOUT.glob("docs/*.md"))]
+    if re.search(r"^```(python|sh)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+]
+NOT_RUN = {
+    "pip install": "changes the environment; test_extras_that_a_page_installs_exist",
+    "pytest": "is what runs this",
+    "capeval page": "serves until it is stopped; tests/cli/test_page.py",
+}
+"""Commands that cannot run here, and why, or which test has them."""
+SHORTER = {
+    "capeval train pacs": ["--steps", "2", "--batch-size", "4", "--device", "cpu"],
+    "capeval augment captions": ["--device", "cpu"],
+    "capeval augment images": ["--device", "cpu", "--steps", "1", "--image-size", "32"],
+    "capeval rerank": ["--weights", "tiny", "--members", "tiny"],
+    "capeval publish": ["--dry-run"],
+}
+"""What a test adds to commands that would take hours, gigabytes, or a login."""
+
+
+def checkpoint(path: Path) -> None:
+    """A CLIP in the naming of PAC-S's authors, whose seeded features are moved to one side: cosines are positive."""
+    case = CASES / "pacs-vit-tiny"
+    manifest = json.loads((case / "manifest.json").read_text())
+    arrays = recipe.state_dict(manifest, json.loads((case / "config.json").read_text())["seed"])
+    arrays["visual.ln_post.bias"][:] = arrays["ln_final.bias"][:] = 0.5
+    away = arrays["visual.proj"].sum(0) - arrays["text_projection"].sum(0)
+    arrays["text_projection"] += away / len(arrays["text_projection"])
+    torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
+
+
+@cache
+def items() -> list[DemoItem]:
+    """The packaged images, and two of them again under other ids: intervals take five."""
+    packaged = demo_set()
+    return [*packaged, *(replace(item, id=str(4 + i)) for i, item in enumerate(packaged[:2]))]
+
+
+def image(number: int) -> Callable[[Path], object]:
+    return lambda path: shutil.copy(items()[number].image, path)
+
+
+def photos(path: Path) -> None:
+    path.mkdir()
+    for item in items():
+        turned = Image.open(item.image).rotate(0 if item.id < "4" else 90)
+        turned.save(path / f"{item.id}.png")
+
+
+def write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def captions(kind: str = "good") -> Callable[[Path], object]:
+    return lambda path: write_json(path, {item.id: getattr(item, kind) for item in items()})
+
+
+def references(path: Path) -> None:
+    write_json(path, {item.id: item.references for item in items()})
+
+
+def pools(path: Path) -> None:
+    write_json(path, {item.id: [item.good, item.subtly_wrong, item.unrelated] for item in items()})
+
+
+def rated(path: Path) -> None:
+    """A judged set in the form of Flickr8k-Expert."""
+    rows = [
+        {"image": f"{item.id}.png", "candidate": getattr(item, kind), "ratings": [rating, rating, 4]}
+        for item in items()
+        for kind, rating in (("good", 4), ("subtly_wrong", 2), ("unrelated", 1))
+    ]
+    write_lines(path / "judgements.jsonl", rows)
+    write_json(path / "references.json", {f"{item.id}.png": item.references for item in items()})
+
+
+def ratings(path: Path) -> None:
+    path.write_text("image_id,rating\n" + "".join(f"{item.id},{item.id}\n" for item in items()))
+
+
+def converted(path: Path) -> None:
+    checkpoint(path.with_suffix(".pth"))
+    words = ["convert", "pacs", path.with_suffix(".pth"), "--activation", "quick_gelu", "--out", path]
+    assert main(list(map(str, words))) == 0
+
+
+def scored(kind: str) -> Callable[[Path], object]:
+    """Scores of captions of one kind, as `capeval score --json` writes them."""
+
+    def write(path: Path) -> None:
+        captions(kind)(path.with_suffix(".captions.json"))
+        for name, make in (("photos", photos), ("references.json", references)):
+            if not (path.parent / name).exists():
+                make(path.parent / name)
+        words = ["score", "refpacs", "--candidates", path.with_suffix(".captions.json"), "--images", "photos"]
+        words += ["--references", "references.json", "--weights", "pacs-clip-vit-b-32", "--json", path]
+        assert main(list(map(str, words))) == 0
+
+    return write
+
+
+def detector(path: Path) -> None:
+    path.parent.mkdir()
+    write_checkpoint(CASES / "frcnn-vg-tiny", path.parent)
+
+
+def clip(path: Path) -> None:
+    path.write_bytes(written(drawn(4), **FORMS["mp4"]))
+
+
+def frames(path: Path) -> None:
+    path.mkdir()
+    for number, frame in enumerate(drawn(3)):
+        Image.fromarray(frame).save(path / f"{number}.png")
+
+
+STAND_INS: dict[str, Callable[[Path], object]] = {
+    "clip_ViT-B-32.pth": checkpoint,
+    "pacs-clip-vit-b-32": converted,
+    "my-weights": lambda path: uniter().save_pretrained(path),
+    "umic.pt": lambda path: released(path.parent, uniter(region_size=128, width=64)),
+    "frcnn-vg-finetuned/pytorch_model.bin": detector,
+    "dog.jpg": image(0),
+    "bench.jpg": image(1),
+    "photos": photos,
+    "images": photos,
+    "frames": frames,
+    "clip.mp4": clip,
+    "captions.json": captions(),
+    "references.json": references,
+    "pools.json": pools,
+    "scores.json": scored("good"),
+    "other.json": scored("subtly_wrong"),
+    "ratings.csv": ratings,
+    "flickr8k": rated,
+}
+"""What makes each file or folder that the text names, unless one of its commands does."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that a page is read in, of a user who has a checkout beside."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    (folder / "metrics").symlink_to(CHECKOUT / "metrics")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "metrics")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def repositories(captioner: Path, pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Repositories:
+    folders = {
+        CLIP_B32.repository: write_open_clip(tmp_path_factory.mktemp("open_clip"), "pacs-vit-tiny"),
+        BLIP: captioner,
+        STABLE_DIFFUSION: pipeline,
+    }
+    return {name: Repository.of({"main": folder}) for name, folder in folders.items()}
+
+
+@pytest.fixture
+def hub(repositories: Repositories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Hub with small weights under the names of those that pages download."""
+    with serving(repositories) as running:
+        log_in(running.address, WRITER, tmp_path, monkeypatch)
+        template = running.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        yield
+
+
+def names_of(page: Path) -> dict[str, Any]:
+    """Names that a page's blocks take for granted: the model and data of a user's training."""
+    if "Seq2SeqTrainer" not in page.read_text(encoding="utf-8"):
+        return {}
+    from tests.integrations.captioner import Scenes, captioner
+
+    scenes = Scenes(2)
+    return {
+        "processor": scenes.tokenizer,
+        "model": captioner(scenes.tokenizer),
+        "train": scenes,
+        "evaluation": scenes,
+    }
+
+
+def run(words: list[str]) -> None:
+    """Run a command of the package in this process; make sure that others exist."""
+    while "=" in words[0]:  # a variable of the environment
+        words = words[1:]
+    line = " ".join(words)
+    if any(line.startswith(command) for command in NOT_RUN):
+        return
+    if words[:2] == ["python", "-m"]:  # of the checkout: a benchmark takes minutes
+        assert importlib.util.find_spec(words[2]), line
+        return
+    assert words[0] == "capeval", f"{line}: say in NOT_RUN why it cannot run"
+    added = [more for command, more in SHORTER.items() if line.startswith(command)]
+    assert main([*words[1:], *(added[0] if added else [])]) == 0, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("hub")
+def test_every_block_runs_as_it_stands(page: Path, place: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    code = "".join(re.findall(r"^```(?:python|sh)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    for name, make in STAND_INS.items():
+        named = re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w.-])", code)
+        if named and not re.search(rf"--(out|json) {re.escape(name)}(?![\w.-])", code):
+            make(place / name)
+    run_snippets(text, page.name, names_of(page), run)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_extras_that_a_page_installs_exist(page: Path) -> None:
+    for extra in re.findall(r"pip install \"?[\w.]*\[([\w,]+)\]", page.read_text(encoding="utf-8")):
+        assert set(extra.split(",")) <= requirements().keys()
+
+
+def test_the_first_block_of_the_readme_runs_from_any_directory_without_a_network(tmp_path: Path) -> None:
+    """In a process of its own, since a test could leave things behind that it needs."""
+    text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    first = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    code = f"{first}\nprint(result.scores)"
+    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    good, unrelated = json.loads(done.stdout)
+    assert good > 1 > unrelated
+
+
+def test_commands_without_a_test_are_refused() -> None:
+    (words,) = commands("curl -O x.pth  # somewhere\n")
+    with pytest.raises(AssertionError, match="say in NOT_RUN"):
+        run(words)
