@@ -14,7 +14,7 @@ from capeval_core.reports.systems import Cell, Column, System, Systems
 
 SHOWN = 4
 """Captions at either end."""
-DIFFERENCES = 3
+DIFFERENCES = 4
 """Captions by which each of two systems is ahead."""
 _REFERENCES = 5
 _LONGEST = 600
@@ -127,7 +127,7 @@ def _picture(system: System, index: int, pictures: Pictures) -> str:
     if system.images is None:
         return ""
     shown = pictures.of(system.images[index], f"{pictures.visual} {system.ids[index]}")
-    return f'<div class="picture">{shown}</div>' if shown else ""
+    return f'<div class="picture {escape(pictures.visual)}">{shown}</div>' if shown else ""
 
 
 def quoted(caption: str) -> str:
