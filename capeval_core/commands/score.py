@@ -146,6 +146,8 @@ def _option_of_others(parser: Parser, metrics: Metrics, rest: Sequence[str]) -> 
         if flag in parser._option_string_actions:
             continue
         classes = [*metric_classes().values(), *variant_classes().values()]
+        if flag == flag_of("weights"):
+            return f"{flag}: {title_of(metrics)} have no weights"
         owners = [
             command_of(metric)
             for metric in classes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from capeval_core.commands.files import read_files
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.metrics import Metrics, about, command_of, folder_of, title_of
 from capeval_core.commands.terminal import announce, complain
-from capeval_core.errors import Problems, ProblemsError, did_you_mean
+from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, did_you_mean
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.collection import Collection
 from capeval_core.inputs.media import argument_of
@@ -283,6 +284,20 @@ def _opened(metrics: Metrics, options: Sequence[Options]) -> list[CaptionMetric]
         try:
             opened.append(metric(replace(own, rows=None)))  # a folder may be of several systems
         except WeightsError as error:
+            if len(metrics) > 1:
+                error.change(partial(_of_metric, metric.name))
             problems.extend(error.problems)
-    problems.raise_if_any()
+    if len(problems):
+        raise WeightsError(problems)
     return opened
+
+
+def _of_metric(name: str, problem: Problem) -> Problem:
+    """A problem whose advice on weights is for one metric of several."""
+
+    def directed(piece: Piece) -> Piece:
+        if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
+            return replace(piece, value=f"{name}={piece.value}")
+        return piece
+
+    return problem.changed(directed)
