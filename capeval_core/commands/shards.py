@@ -12,11 +12,10 @@ from tqdm import tqdm
 from capeval_core.commands.arguments import (
     add_flags,
     chosen,
-    command_of,
     in_words_of_the_user,
-    read_metric,
 )
 from capeval_core.commands.interrupts import interruptible
+from capeval_core.commands.metrics import command_of, read_metric
 from capeval_core.commands.outputs import tell_reasons
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.integrations.ray import (
@@ -119,8 +118,9 @@ def _run(
                 failures[outcome.source] = outcome.reason
     manifest = write_manifest(output, results, failures)
     print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
-    tell_reasons([f"{source}: {_about(source, reason)}" for source, reason in failures.items()], len(shards),
-                 "shards")
+    tell_reasons(
+        [f"{source}: {_about(source, reason)}" for source, reason in failures.items()], len(shards), "shards"
+    )
     pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
     return 1 if failures or (pairs and failed == pairs) else 0
 
@@ -154,7 +154,9 @@ class _Progress:
         """Count a shard, and its pairs unless they were counted as they were scored."""
         self._finished += 1
         self._bar.update()
-        self.add(outcome.rows if elsewhere and isinstance(outcome, ShardResult) and not outcome.skipped else 0)
+        self.add(
+            outcome.rows if elsewhere and isinstance(outcome, ShardResult) and not outcome.skipped else 0
+        )
 
     def _show(self) -> None:
         now = time.monotonic()
@@ -179,7 +181,9 @@ def _summary(
     notes = [f"{len(results) - len(scored):,} finished before"] if len(scored) < len(results) else []
     notes += [f"{failures:,} without scores"] if failures else []
     counts = f"{sum(r.failed for r in results):,} failed, {sum(r.truncated for r in results):,} truncated"
-    rate = f"{pairs / seconds:,.0f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)" if pairs else "nothing to do"
+    rate = (
+        f"{pairs / seconds:,.0f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)" if pairs else "nothing to do"
+    )
     shards = f"{len(results) + failures:,} shards" + (f" ({', '.join(notes)})" if notes else "")
     lines = [
         [metric.title, shards],
