@@ -228,7 +228,9 @@ def test_runs_that_are_killed_leave_every_row_once(tmp_path: Path) -> None:
     uids = write_shards(tmp_path / "in", shards=20, rows=500)
     rng = np.random.default_rng(0)
     processes: Any = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["capeval_core.commands.shards", "capeval_core.encoders.clip", "datasets"])
+    processes.set_forkserver_preload(
+        ["capeval_core.commands.shards", "capeval_core.encoders.clip", "datasets"]
+    )
 
     def start(out: str) -> Any:
         run = processes.Process(target=score, args=(str(tmp_path / "in" / "*.parquet"), str(tmp_path / out)))

@@ -17,6 +17,7 @@ from PIL import Image
 import capeval_core
 from capeval_core.commands.systems import names_of_files
 from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.sources import OnDisk
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
 from capeval_core.result import Result
@@ -29,7 +30,7 @@ Run = Callable[..., Ran]
 IDS = [f"p{i}" for i in range(7)]
 COLOURS = ["red", "green", "blue", "yellow", "grey", "white", "black"]
 SYSTEMS = {
-    "A": {name: f"a {colour} wall" for name, colour in zip(IDS, COLOURS, strict=True)},
+    "A": {name: f"a {colour} house" for name, colour in zip(IDS, COLOURS, strict=True)},
     "B": dict.fromkeys(IDS, "a red circle"),
     "C": {name: f"{colour}" for name, colour in zip(IDS, reversed(COLOURS), strict=True)},
 }
@@ -385,3 +386,42 @@ def test_equal_references_of_two_images_are_two_images(score: Run, folder: Path)
     (folder / "refs.json").write_text(json.dumps({name: ["a wall"] for name in IDS}))
     ran = score("cider,bleu", "A B")
     assert "an interval needs" not in ran.out and "a comparison needs" not in ran.out
+
+
+def test_on_a_terminal_each_step_is_named_before_the_bar(
+    score: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert score("pacs,cider", "A B").err == ""  # in a log or a pipe there is nothing to read
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    lines = re.split(r"[\r\n]+", score("pacs,cider", "A B").err)
+    steps = [line for line in lines if line.startswith("capeval: ")]
+    assert steps == [
+        f"capeval: reading {folder / 'A.json'} ...",
+        f"capeval: reading {folder / 'B.json'} ...",
+        "capeval: checking 7 images ...",
+        "capeval: opening pacs ...",
+        "capeval: opening cider ...",
+    ]
+    assert next(i for i, line in enumerate(lines) if line.startswith("pacs, cider:")) >= len(steps)
+
+
+def test_each_picture_is_checked_once_for_all(score: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    decode = OnDisk.decode
+
+    def record(self: OnDisk, reduced: bool = False) -> Any:
+        checked.extend([self.path] if reduced else [])
+        return decode(self, reduced)
+
+    monkeypatch.setattr(OnDisk, "decode", record)
+    assert score("pacs,refpacs,umic", "A B").status == 0
+    assert len(checked) == len(IDS) == len(set(checked))
+
+
+def test_on_the_command_line_no_python_is_asked_for(score: Run) -> None:
+    for metric in ("hices", "umic"):
+        ran = score(metric, "A", "--regions", "no such source")
+        assert ran.status == 2 and "--regions" in ran.err
+        assert "RegionSource" not in ran.err and "RegionEncoder" not in ran.err
+    with pytest.raises(ValueError, match="or a RegionSource"):
+        capeval_core.load("hices", weights="tiny", regions="no such source")
