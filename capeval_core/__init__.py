@@ -1,9 +1,12 @@
-"""Caption metrics that match the published ones, over one shared core.
+"""Metrics for captions of images and videos that give the published numbers.
 
+```python
 import capeval_core
-metric = capeval_core.load("pacs")
+
+metric = capeval_core.load("clips")
 result = metric.score(captions=["a dog runs on grass"], images=["dog.jpg"])
-result.mean, result.scores, result.signature, result.interval()
+result.mean, result.scores, result.signature
+```
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "correlate": "agreement of scores with ratings of your own",
     "verify": "check weights: checksum, canary, and the published values",
     "regions": "find the regions of images once, for all metrics on regions",
+    "shards": "score a collection of any size, shard by shard, on many workers",
     "page": "serve a page where captions are typed and scored",
     "list": "show the metrics and the known weights",
     "augment": "generate captions of images and images of captions, to train on",

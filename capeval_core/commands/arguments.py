@@ -6,12 +6,12 @@ import argparse
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words
+from capeval_core.errors import Index, InputError, InPython, Piece, ProblemsError, Setting, Words
 from capeval_core.inputs.media import ARGUMENTS, argument_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.sources import IdentifiedTexts
@@ -25,12 +25,16 @@ Checked = TypeVar("Checked", bound=Samples)
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, options: type[Settings], title: str = "options of the metric"
+    parser: argparse.ArgumentParser,
+    options: type[Settings],
+    title: str = "options of the metric",
+    *,
+    leave_out: Collection[str] = (),
 ) -> None:
     """A flag for every option. The options class, not the flag, checks values and knows the defaults."""
     group = parser.add_argument_group(title)
     for option in describe_options(options):
-        if option.flag:
+        if option.flag and option.name not in leave_out:
             flag = flag_of(option.name)
             group.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **_kind(option))
 
@@ -175,6 +179,9 @@ class FlagWords(Words):
         if name not in self.options:
             return super().option(name, value)
         return f"{flag_of(name)} {(value if isinstance(value, str) else shown(value)) or repr('')}"
+
+    def piece(self, piece: Piece) -> str:
+        return "" if isinstance(piece, InPython) else super().piece(piece)
 
     def setting(self, setting: Setting) -> str:
         if setting.name not in self.options:

@@ -170,10 +170,13 @@ def _parser(what: str) -> Parser:
     text = "the captions to draw" if what == IMAGES else "only the images of these captions, by their ids"
     files.add_argument("--captions", metavar="FILE", type=Path, help=text)
     files.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="folder to make, or one to go on with"
+        "--out", metavar="FOLDER", type=Path, required=True, help="folder to write, or to continue"
     )
     files.add_argument(
-        "--shard", metavar="I/N", default="1/1", help="part of the work of this process (default: all of it)"
+        "--shard",
+        metavar="I/N",
+        default="1/1",
+        help="share of the work of this process, e.g. 1/4 (default: 1/1)",
     )
     add_flags(parser, _dataset_of(what), title="or a dataset of Hugging Face")
     add_flags(parser, _settings_of(what), title="options of the generation")

@@ -72,6 +72,6 @@ def _parser() -> Parser:
     forms = "the release's LMDB (folder or data.mdb), an .npy file, or a folder of .npy files"
     parser.add_argument("released", metavar="RELEASED", type=Path, help=forms)
     parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="folder to make, or one to go on with"
+        "--out", metavar="FOLDER", type=Path, required=True, help="folder to write, or to continue"
     )
     return parser

@@ -95,7 +95,7 @@ def _parser() -> Parser:
     files = parser.add_argument_group("files")
     files.add_argument("--images", metavar="FOLDER", type=Path, required=True, help="the images")
     files.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="folder to make, or one to go on with"
+        "--out", metavar="FOLDER", type=Path, required=True, help="folder to write, or to continue"
     )
     add_flags(parser, RegionOptions, title="options of the regions")
     return parser

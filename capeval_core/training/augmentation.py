@@ -49,7 +49,7 @@ class Augmentation(Settings):
     revision: str | None = option(
         None, "commit, branch or tag of the model on the Hub; None: the newest commit, which is recorded"
     )
-    seed: int = option(42, "with a source's id and text, the seed of all that is drawn for it", minimum=0)
+    seed: int = option(42, "seed of every draw, together with the id and text of its source", minimum=0)
     device: str | None = option(None, "torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU")
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "numeric type of the model")
     batch_size: int | None = option(

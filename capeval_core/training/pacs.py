@@ -88,7 +88,7 @@ class PacsTraining(Training):
     validation: float = option(
         0.05, "share of the images that are held out, unless captions for validation are given", minimum=0
     )
-    evaluate_every: int = option(100, "steps between two looks at the validation loss", minimum=1)
+    evaluate_every: int = option(100, "steps between two measurements of the validation loss", minimum=1)
     patience: int = option(
         1_500, "steps without a lower validation loss that end the training; 0: none", minimum=0
     )
@@ -97,7 +97,7 @@ class PacsTraining(Training):
     warmup: int = option(0, "steps over which the learning rate rises", minimum=0)
     batch_size: int = option(256, "pairs per forward pass, in all processes together", minimum=2)
     accumulation: int = option(1, "forward passes per step", minimum=1)
-    clip: float = option(0.0, "the longest gradient; 0: any", minimum=0)
+    clip: float = option(0.0, "largest norm of the gradient; 0: no limit", minimum=0)
     weight_decay: float = option(0.01, "decay of the matrices", minimum=0)
     stored: Literal["float16", "float32"] = option(
         "float32", "numeric type of the trained tensors that are written"

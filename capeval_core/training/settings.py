@@ -34,15 +34,15 @@ class Training(Settings):
     start: str | PathLike[str] = option(
         "", "weights to start from: a folder made by `capeval convert`, a Hub repository id, or `tiny`"
     )
-    data: str = option("", "name of the captions, for the record: e.g. `COCO train2014, Karpathy`")
+    data: str = option("", "name of the captions, recorded in the weights: e.g. `COCO train2014, Karpathy`")
     warmup: int = option(4_000, "steps over which the learning rate rises", minimum=0)
     batch_size: int = option(32, "captions, each with its negatives, per forward pass", minimum=1)
     accumulation: int = option(16, "forward passes per step", minimum=1)
-    clip: float = option(0.25, "the longest gradient; 0: any", minimum=0)
+    clip: float = option(0.25, "largest norm of the gradient; 0: no limit", minimum=0)
     weight_decay: float = option(0.0, "decay of the matrices", minimum=0)
-    seed: int = option(42, "of all that is drawn at random", minimum=0)
+    seed: int = option(42, "seed of every random draw", minimum=0)
     save_every: int = option(500, "steps between two saved states", minimum=1)
-    log_every: int = option(50, "steps of a line of the log", minimum=1)
+    log_every: int = option(50, "steps between two lines of the log", minimum=1)
     tracker: str | None = option(
         None, "one of accelerate's trackers that curves are sent to, e.g. `tensorboard`; None: none"
     )

@@ -75,7 +75,7 @@ class UmicTraining(RegionTraining):
     pretraining_rate: float = option(1e-4, "the highest learning rate of both", minimum=0)
     steps: int = option(100_000, "steps of ranking", minimum=1)
     learning_rate: float = option(1e-5, "the highest learning rate of ranking", minimum=0)
-    evaluate_every: int = option(1_000, "steps between two looks at the human judgements", minimum=1)
+    evaluate_every: int = option(1_000, "steps between two correlations with the human judgements", minimum=1)
     patience: int = option(5, "looks without a better correlation that end the training; 0: none", minimum=0)
 
     @property

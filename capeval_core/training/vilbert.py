@@ -53,7 +53,7 @@ class VilbertTraining(RegionTraining):
     steps: int = option(100_000, "steps of masked words and boxes with image-text matching", minimum=1)
     learning_rate: float = option(1e-4, "the highest learning rate of these", minimum=0)
     weight_decay: float = option(0.01, "decay of the weights", minimum=0)
-    clip: float = option(1.0, "the longest gradient", minimum=1e-6)
+    clip: float = option(1.0, "largest norm of the gradient", minimum=1e-6)
 
     @classmethod
     def shares(cls) -> tuple[str, ...]:

@@ -1,0 +1,246 @@
+"""`capeval shards`: a collection of captioned images, one file of scores per shard."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tqdm import tqdm
+
+from capeval_core.commands.arguments import (
+    add_flags,
+    chosen,
+    command_of,
+    in_words_of_the_user,
+    read_metric,
+)
+from capeval_core.commands.interrupts import interruptible
+from capeval_core.commands.outputs import tell_reasons
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.integrations.ray import (
+    FailedShard,
+    Workers,
+    check_ray,
+    score_one,
+    score_shards,
+)
+from capeval_core.integrations.shards import BatchScorer, ShardResult
+from capeval_core.integrations.shards.columns import check_columns
+from capeval_core.integrations.shards.plan import (
+    PlannedShard,
+    existing,
+    plan_shards,
+    refuse_other_scores,
+    write_manifest,
+)
+from capeval_core.metric import CaptionMetric
+
+COMMANDS = {
+    "score": "score every shard of a collection into a file of its own",
+    "merge": "one table of all scores",
+    "check": "whether every uid is there once and every signature equal",
+    "histogram": "the distribution of the scores, and the threshold that keeps the best",
+}
+_OF_ONE_RUN = {"rows", "on_error", "evidence"}
+"""Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
+_SILENCE = 60.0
+"""Seconds between two lines about the progress where there is no terminal."""
+FILES = (
+    "A shard is Parquet (images as bytes or paths), a tar of webdataset, or JSON lines with --images FOLDER. "
+    "Paths may be addresses of fsspec, such as s3://bucket/in/*.parquet. A shard that is finished is skipped, "
+    "so an interrupted run goes on where it stopped."
+)
+
+
+def run(arguments: list[str]) -> int:
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if name == "score":
+        return _score(rest)
+    if name in COMMANDS:
+        from capeval_core.commands import shards_output
+
+        status: int = getattr(shards_output, f"run_{name}")(rest)
+        return status
+    parser = Parser(
+        prog="capeval shards",
+        usage="capeval shards {" + ",".join(COMMANDS) + "} ...",
+        description="Score collections that one machine, or one run, is too small for.",
+        epilog="commands:\n" + table(list(COMMANDS.items()), indent="  ") + "\n\n" + paragraph(FILES),
+    )
+    parser.introduce(arguments, f"the command comes first: one of {', '.join(COMMANDS)}")
+
+
+def _score(arguments: list[str]) -> int:
+    if not arguments or arguments[0].startswith("-"):
+        usage = "capeval shards score METRIC --input 'in/*.parquet' --output out/ [options]"
+        parser = Parser(prog="capeval shards score", usage=usage, epilog=paragraph(FILES))
+        parser.introduce(arguments, "the metric comes first: capeval shards score METRIC ...")
+    metric, rest = read_metric("capeval shards score", arguments)
+    flags = _parser(metric).read(rest)
+    workers = Workers(flags.workers, flags.gpus_per_worker, flags.ray)
+    _check_workers(workers)
+    with in_words_of_the_user(metric.Options):
+        scorer = BatchScorer(metric.name, **_media(metric), **chosen(flags, metric.Options))
+    shards = plan_shards(flags.input, flags.output)
+    there = existing(shards, flags.output)
+    if there or not workers.on_ray:
+        with in_words_of_the_user(metric.Options):
+            refuse_other_scores(there, scorer.signature)  # which opens the weights
+    settings = {"images": flags.images, "columns": flags.columns}
+    with interruptible("shards that are finished are kept: run the same command again to go on"):
+        return _run(metric, scorer, shards, flags.output, workers, settings)
+
+
+def _run(
+    metric: type[CaptionMetric],
+    scorer: BatchScorer,
+    shards: list[PlannedShard],
+    output: str,
+    workers: Workers,
+    settings: dict[str, Any],
+) -> int:
+    start = time.monotonic()
+    with _Progress(len(shards)) as progress:
+        outcomes: Iterable[ShardResult | FailedShard]
+        if not workers.on_ray:
+            outcomes = _score_here(shards, scorer, {**settings, "progress": progress.add})
+        else:
+            outcomes = score_shards(shards, scorer, workers, settings)
+        results, failures = [], {}
+        for outcome in outcomes:
+            progress.finish(outcome, elsewhere=workers.on_ray)
+            if isinstance(outcome, ShardResult):
+                results.append(outcome)
+            elif outcome.ends:
+                raise OSError(outcome.reason)
+            else:
+                failures[outcome.source] = outcome.reason
+    manifest = write_manifest(output, results, failures)
+    print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
+    tell_reasons([f"{source}: {_about(source, reason)}" for source, reason in failures.items()], len(shards),
+                 "shards")
+    pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
+    return 1 if failures or (pairs and failed == pairs) else 0
+
+
+def _score_here(
+    shards: list[PlannedShard], scorer: BatchScorer, settings: dict[str, Any]
+) -> Iterator[ShardResult | FailedShard]:
+    for shard in shards:
+        yield score_one(shard, scorer, settings)
+
+
+def _about(source: str, reason: str) -> str:
+    """A reason without the address that it begins with."""
+    return reason.removeprefix(source).lstrip(": ")
+
+
+class _Progress:
+    """Shards, pairs and pairs per second: a bar on a terminal, else a line a minute."""
+
+    def __init__(self, shards: int) -> None:
+        self._bar: Any = tqdm(total=shards, unit="shard", disable=None)
+        self._shards, self._finished, self._pairs = shards, 0, 0
+        self._start = self._spoken = time.monotonic()
+
+    def add(self, pairs: int) -> None:
+        """Count pairs that were scored."""
+        self._pairs += pairs
+        self._show()
+
+    def finish(self, outcome: ShardResult | FailedShard, *, elsewhere: bool) -> None:
+        """Count a shard, and its pairs unless they were counted as they were scored."""
+        self._finished += 1
+        self._bar.update()
+        self.add(outcome.rows if elsewhere and isinstance(outcome, ShardResult) and not outcome.skipped else 0)
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        text = f"{self._pairs:,} pairs, {self._pairs / max(now - self._start, 1e-9):,.0f} pairs/s"
+        self._bar.set_postfix_str(text, refresh=False)
+        if self._bar.disable and now - self._spoken > _SILENCE:
+            complain(f"{self._finished:,} of {self._shards:,} shards, {text}")
+            self._spoken = now
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def _summary(
+    metric: type[CaptionMetric], results: list[ShardResult], failures: int, seconds: float, manifest: str
+) -> str:
+    scored = [result for result in results if not result.skipped]
+    pairs, rows = sum(result.rows for result in scored), sum(result.rows for result in results)
+    notes = [f"{len(results) - len(scored):,} finished before"] if len(scored) < len(results) else []
+    notes += [f"{failures:,} without scores"] if failures else []
+    counts = f"{sum(r.failed for r in results):,} failed, {sum(r.truncated for r in results):,} truncated"
+    rate = f"{pairs / seconds:,.0f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)" if pairs else "nothing to do"
+    shards = f"{len(results) + failures:,} shards" + (f" ({', '.join(notes)})" if notes else "")
+    lines = [
+        [metric.title, shards],
+        ["pairs", f"{rows:,} ({counts})"],
+        ["rate", rate],
+        ["manifest", manifest],
+        ["signature", results[0].signature if results else "n/a"],
+    ]
+    return table(lines, width=WHOLE_LINES)
+
+
+def _check_workers(workers: Workers) -> None:
+    if workers.number < 1:
+        raise ValueError(f"--workers {workers.number}: expected at least 1")
+    if workers.gpus is not None and workers.gpus < 0:
+        raise ValueError(f"--gpus-per-worker {workers.gpus:g}: expected a number of at least 0")
+    if workers.on_ray:
+        check_ray()
+    elif workers.gpus is not None:
+        raise ValueError("--gpus-per-worker is for several --workers, or --ray: use --device")
+
+
+def _media(metric: type[CaptionMetric]) -> dict[str, str]:
+    return {} if metric.variant is None else {"media": metric.variant}
+
+
+def _columns(text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(all(pair) for pair in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected WHAT=COLUMN,..., such as caption=alt_text")
+    columns = {what.strip(): column.strip() for what, _, column in pairs}
+    try:
+        return check_columns(columns)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _parser(metric: type[CaptionMetric]) -> Parser:
+    parser = Parser(
+        prog=f"capeval shards score {metric.name}",
+        usage=f"capeval shards score {command_of(metric)} --input 'in/*.parquet' --output out/ [options]",
+        description=paragraph(f"{metric.title}: {metric.summary}"),
+        epilog=paragraph(FILES),
+    )
+    files = parser.add_argument_group("files")
+    files.add_argument("--input", metavar="PATTERN", nargs="+", required=True, help="the shards")
+    files.add_argument("--output", metavar="FOLDER", required=True, help="for their scores and manifest.json")
+    files.add_argument("--images", metavar="FOLDER", help="that paths of images are relative to")
+    files.add_argument(
+        "--columns",
+        metavar="WHAT=COLUMN,...",
+        type=_columns,
+        help="columns that are not found by themselves: uid=...,caption=...,image=...,references=...",
+    )
+    work = parser.add_argument_group("workers")
+    work.add_argument(
+        "--workers", metavar="N", type=int, default=1, help="processes, on Ray if more than 1 (default: 1)"
+    )
+    work.add_argument(
+        "--gpus-per-worker", metavar="X", type=float, help="default: the GPUs that there are, at most 1 each"
+    )
+    work.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster; default: this machine alone")
+    add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
+    return parser

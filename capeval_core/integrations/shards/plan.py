@@ -1,0 +1,140 @@
+"""Which shards a run scores, and where the scores of each go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from capeval_core._version import __version__
+from capeval_core.errors import FileError, Problem, Problems, file_problem
+from capeval_core.integrations.shards.outputs import DamagedError, read_note
+from capeval_core.integrations.shards.places import Place
+from capeval_core.integrations.shards.shard import ShardResult
+from capeval_core.writing import PARTIAL
+
+MANIFEST = "manifest.json"
+_AT_ONCE = 16  # files whose notes are read together: object stores answer slowly, but many at a time
+
+
+@dataclass(frozen=True)
+class PlannedShard:
+    """Addresses of a shard and of the file for its scores."""
+
+    source: str
+    target: str
+
+
+def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
+    """The shards that patterns match, by name, each with its target in the folder `output`.
+
+    Args:
+        inputs: paths or addresses of fsspec, with `*`, `?`, `[...]` and `**`.
+        output: path or address of a folder, which need not be there.
+
+    Raises:
+        ValueError: a pattern matches no file; two shards would have one target; the output folder is that of
+            a shard, or a file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("b.tar", "a.parquet"):
+    ...         _ = Path(folder, name).write_bytes(b"")
+    ...     [shard.target for shard in plan_shards([f"{folder}/*"], "s3://bucket/out")]
+    ['s3://bucket/out/a.parquet', 's3://bucket/out/b.parquet']
+    """
+    folder, problems = _output_folder(output), Problems()
+    if folder.is_local and Path(folder.path).exists() and not Path(folder.path).is_dir():
+        problems.add(Problem("output", None, "a file", "pass a folder", "is", output))
+    planned: dict[str, PlannedShard] = {}
+    for pattern in inputs:
+        sources = _files(Place.of("input", pattern))
+        if not sources:
+            problems.add(Problem("input", None, "no file matches", "check the path", "", pattern))
+        for source in sources:
+            target = folder.child(source.name.partition(".")[0] + ".parquet")
+            if source.parent.is_same(folder):
+                found, fix = "the folder of the input", "choose another folder for the scores"
+                problems.add(Problem("output", None, found, fix, "is", output))
+                break
+            other = planned.setdefault(target.address, PlannedShard(source.address, target.address))
+            if other.source != source.address:
+                found = f"{other.source} and {source.address} would both go to {target.name}"
+                problems.add(Problem("input", None, found, "give them other names, or run twice", ""))
+    problems.raise_if_any()
+    return [planned[target] for target in sorted(planned)]
+
+
+def refuse_other_scores(shards: Sequence[PlannedShard], signature: str) -> None:
+    """Raise FileError for targets that hold scores of another signature, or something else; others pass."""
+
+    def problem_of(shard: PlannedShard) -> Problem | None:
+        place = Place.of("output", shard.target)
+        try:
+            found = read_note(place)["signature"]
+        except DamagedError:
+            return None  # it is scored again
+        except FileError as error:
+            return next(iter(error.problems))
+        if found == signature:
+            return None
+        fix = f"this run's are {signature}: choose another --output"
+        return file_problem(place.address, f"holds scores of {found}", fix)
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        Problems(problem for problem in threads.map(problem_of, shards) if problem).raise_if_any()
+
+
+def existing(shards: Sequence[PlannedShard], output: str) -> list[PlannedShard]:
+    """The shards whose target is there, whatever it holds."""
+    folder = _output_folder(output)
+    if not folder.filesystem.isdir(folder.path):
+        return []
+    names = set(folder.names())
+    return [shard for shard in shards if shard.target.rpartition("/")[2] in names]
+
+
+def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[str, str]) -> str:
+    """Write `manifest.json` into the output folder, whole or not at all, and return its address.
+
+    It lists every shard with counts and checksum, the shards without scores and why, totals and signature.
+    """
+    content: dict[str, Any] = {
+        "capeval": __version__,
+        "signature": results[0].signature if results else None,
+        "rows": sum(result.rows for result in results),
+        "failed": sum(result.failed for result in results),
+        "truncated": sum(result.truncated for result in results),
+        "shards": [
+            {name: value for name, value in asdict(result).items() if name not in ("signature", "skipped")}
+            for result in sorted(results, key=lambda result: result.target)
+        ],
+        "without_scores": failures,
+    }
+    place = _output_folder(output).child(MANIFEST)
+    with place.whole() as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return place.address
+
+
+def _output_folder(output: str) -> Place:
+    """The output folder; a local one by its whole path, since workers may have other current folders."""
+    place = Place.of("output", output)
+    return Place(place.path, place.filesystem, place.path) if place.is_local else place
+
+
+def _files(pattern: Place) -> list[Place]:
+    """The files that a pattern matches, by path; unfinished ones are none."""
+    filesystem = pattern.filesystem
+    try:
+        found = filesystem.glob(pattern.path, detail=True)
+    except FileNotFoundError:
+        return []
+    except Exception as error:  # whatever the store's client raises
+        raise pattern.unreadable(error) from error
+    paths = [path for path, one in found.items() if one["type"] == "file" and not path.endswith(PARTIAL)]
+    whole = str if pattern.is_local else filesystem.unstrip_protocol
+    return [Place(whole(path), filesystem, path) for path in sorted(paths)]
