@@ -46,6 +46,10 @@ class Detail(str):
     """Words for programmers, which a page leaves out."""
 
 
+class InPython(Detail):
+    """Words for programmers in Python, which the command line leaves out, too."""
+
+
 Piece = str | Setting | Argument
 Text = Piece | tuple[Piece, ...]
 

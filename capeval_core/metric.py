@@ -343,7 +343,7 @@ class CaptionMetric(MetricFacts, ABC):
     ) -> dict[int, dict[str, Any]]:
         """What `Result.explain` returns for each caption: by default its text, image and parts."""
         return {
-            row: {"caption": caption, "image": image.name} | {name: part[row] for name, part in parts.items()}
+            row: {"caption": caption, "image": image.label} | {name: part[row] for name, part in parts.items()}
             for row, (caption, image) in enumerate(zip(samples.captions, samples.images, strict=True))
         }
 

@@ -1,10 +1,12 @@
-"""The project's address on the web: one constant, for cards, pages, modules and the package's metadata."""
+"""The project's address on the web and its licence: for cards, pages, modules and the package's metadata."""
 
 from __future__ import annotations
 
 ADDRESS: str | None = None
 """Of the public repository, on GitHub or the Hub, without a slash at its end; None: there is none, and
 nothing links to it. After a change: `python -m tools.documents`."""
+LICENCE = "Apache-2.0"
+"""SPDX name of the package's licence, as in setup.cfg."""
 
 
 def address(path: str = "") -> str | None:

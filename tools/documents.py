@@ -47,6 +47,11 @@ def markdown(header: Row, rows: list[Row]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def folded(summary: str, content: str) -> str:
+    """Markdown that a reader opens."""
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
 def metrics_table() -> str:
     """Every metric: name, summary, range, what a caption is compared with, default weights."""
     rows = []
@@ -108,28 +113,41 @@ def inputs_list(metric: str, media: str | None = None) -> str:
 
 
 def options_table(metric: str, media: str | None = None) -> str:
-    """Every option of a metric: type, default and meaning."""
+    """The options of a metric, folded: type, default, meaning; for a variant those that the metric lacks."""
     described = describe_options(metric_class(metric, media).Options)
+    summary = f"The {len(described)} options"
+    if media is not None:
+        usual = describe_options(metric_class(metric).Options)
+        lost = [f"<code>{d.name}</code>" for d in usual if d.name not in {other.name for other in described}]
+        described = [option for option in described if option not in usual]
+        summary = f"Its own options; the others are those above, without {' and '.join(lost)}"
     rows = [[f"`{d.name}`", f"`{d.type}`", f"`{d.default!r}`", d.help] for d in described]
-    return markdown(["option", "type", "default", "meaning"], rows)
+    return folded(summary, markdown(["option", "type", "default", "meaning"], rows))
 
 
 def rows_table(metric: str, media: str | None = None) -> str:
-    """Every column of a metric's rows: type and meaning."""
+    """Every column of a metric's rows, folded: type and meaning."""
     columns = metric_class(metric, media).ROW
     rows = [[f"`{c.name}`", f"`{c.type}`", c.metadata[b"meaning"].decode()] for c in columns]
-    return markdown(["column", "type", "meaning"], rows)
+    return folded(f"The {len(rows)} columns of a row", markdown(["column", "type", "meaning"], rows))
 
 
 def published_table(metric: str) -> str:
-    """The values that papers report for a metric."""
+    """The values that papers report for a metric; what is the same for all stands below the table."""
     class_ = metric_class(metric)
-    rows = [[p.captions, f"{p.value:g}", p.dataset, f"`{p.weights}`", p.source] for p in class_.published]
-    heading = ["captions", class_.title, "images", "weights", "source"]
-    if any(p.settings for p in class_.published):
-        rows = [[*row, p.settings or "default"] for row, p in zip(rows, class_.published, strict=True)]
-        heading.append("settings")
-    return markdown(heading, rows)
+    values = class_.published
+    about = {
+        "images": [p.dataset for p in values],
+        "weights": [f"`{p.weights}`" for p in values],
+        "source": [p.source for p in values],
+        "settings": [p.settings or "default" for p in values],
+    }
+    differing = {name: cells for name, cells in about.items() if len(set(cells)) > 1}
+    shared = [cells[0] for name, cells in about.items() if name not in differing and cells[0] != "default"]
+    rows = [[p.captions, f"{p.value:g}"] for p in values]
+    rows = [[*row, *(cells[i] for cells in differing.values())] for i, row in enumerate(rows)]
+    table = markdown(["captions", class_.title, *differing], rows)
+    return "\n\n".join([table, *([f"All of them: {'; '.join(shared)}."] if shared else [])])
 
 
 def weights_table() -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from capeval_core.errors import Index, InputError, ProblemsError, Setting, Words
+from capeval_core.errors import Index, InputError, InPython, Piece, ProblemsError, Setting, Words
 from capeval_core.inputs.media import ARGUMENTS, argument_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.sources import IdentifiedTexts
@@ -179,6 +179,9 @@ class FlagWords(Words):
         if name not in self.options:
             return super().option(name, value)
         return f"{flag_of(name)} {(value if isinstance(value, str) else shown(value)) or repr('')}"
+
+    def piece(self, piece: Piece) -> str:
+        return "" if isinstance(piece, InPython) else super().piece(piece)
 
     def setting(self, setting: Setting) -> str:
         if setting.name not in self.options:

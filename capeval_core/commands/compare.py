@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.comparison import add_comparison_flags, compare_systems, show
+from capeval_core.commands.comparison import (
+    add_comparison_flags,
+    check_comparison,
+    compare_systems,
+    show,
+    write_page,
+)
 from capeval_core.commands.systems import ScoredSystem, baseline_of, names_of_files
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.errors import Problems
+from capeval_core.inputs.folder import KINDS, Names, match_images, names_in
 from capeval_core.registry import metric_of
 from capeval_core.result import Result
 from capeval_core.statistics import FewImagesError
@@ -31,7 +40,11 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="results of systems")
     add_comparison_flags(parser)
+    parser.add_argument(
+        "--images", "--videos", dest="visuals", metavar="FOLDER", type=Path, help="those that --report shows"
+    )
     flags = parser.read(arguments)
+    check_comparison(flags)
     systems, one_run = _read(flags.files)
     names = [system.name for system in systems]
     if len(systems) == 1:
@@ -42,9 +55,28 @@ def run(arguments: list[str]) -> int:
     if alone and flags.format is None and flags.baseline is None:
         first, second = (next(iter(system.results.values())) for system in systems)
         print(_summary(first, second, flags.files if len(flags.files) == 2 else names))
-        return 0
-    print(show(compare_systems(systems, baseline, one_run=one_run), flags.format or "text"))
+        if flags.report is None:
+            return 0
+    compared = compare_systems(_with_visuals(systems, flags.visuals), baseline, one_run=one_run)
+    if not alone or flags.format is not None or flags.baseline is not None:
+        print(show(compared, flags.format or "text"))
+    write_page(flags, compared, ["compare", *arguments])
     return 0
+
+
+def _with_visuals(systems: Sequence[ScoredSystem], folder: Path | None) -> list[ScoredSystem]:
+    """The systems with the paths of their images in a folder, by id; as they are without one."""
+    if folder is None:
+        return list(systems)
+    problems = Problems()
+    kind = KINDS[next(iter(systems[0].results.values())).visual]
+    names = Names(names_in(folder, kind), kind.extensions)
+    paths = [match_images(folder, names, list(dict.fromkeys(s.ids)), problems, kind=kind) for s in systems]
+    problems.raise_if_any()
+    return [
+        replace(system, images=[own[one] for one in system.ids])
+        for system, own in zip(systems, paths, strict=True)
+    ]
 
 
 def _read(files: Sequence[Path]) -> tuple[list[ScoredSystem], bool]:

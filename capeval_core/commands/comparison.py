@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from capeval_core.commands.outputs import interval_of
 from capeval_core.commands.systems import ScoredSystem
+from capeval_core.commands.terminal import complain
 from capeval_core.description import describe_metric
-from capeval_core.registry import metric_of
+from capeval_core.registry import metric_classes, metric_of
+from capeval_core.reports.html import check_report, write_report
 from capeval_core.reports.systems import Cell, Column, System, Systems, Test
 from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
 from capeval_core.result import Result, json_text
@@ -21,7 +25,7 @@ LEVEL = 0.95
 
 
 def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
-    """`--baseline` and `--format`."""
+    """`--baseline`, `--format` and `--report`."""
     group = parser.add_argument_group(
         "several systems",
         "Each is tested against the baseline; Holm's correction adjusts the p-values of one metric for the "
@@ -35,6 +39,32 @@ def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--format", choices=FORMATS, metavar="{" + ",".join(FORMATS) + "}", help="of what is printed"
     )
+    add_report_flag(group)
+
+
+def add_report_flag(group: argparse._ActionsContainer) -> None:
+    """`--report`."""
+    group.add_argument(
+        "--report",
+        metavar="FOLDER",
+        type=Path,
+        help="write a page there, index.html: the table, distributions, the worst and best captions",
+    )
+
+
+def check_comparison(flags: argparse.Namespace) -> None:
+    """Refuse a page that cannot be written, before anything is scored."""
+    if flags.report is not None:
+        check_report(flags.report)
+
+
+def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
+    """Write the page that `--report` asks for, and print where it is; `command` repeats it."""
+    if flags.report is not None:
+        titles = {metric.key: metric.title for metric in metric_classes().values()}
+        shown = replace(systems, titles=titles, command=shlex.join(["capeval", *command]))
+        say = complain if getattr(flags, "format", None) else print  # a table alone, for programs
+        say(f"report      {write_report(flags.report, shown)}")
 
 
 def compare_systems(
@@ -60,7 +90,7 @@ def compare_systems(
         made = [test for test in tests if isinstance(test, Comparison)]
         adjusted = iter(holm([test.p_value for test in made]))
         for own, system, test in zip(cells, systems, tests, strict=True):
-            cell = _cell(system.results[metric])
+            cell = _cell(system, metric)
             if isinstance(test, Comparison):
                 cell = replace(cell, test=_plain(test, next(adjusted)))
             own[metric] = cell if not isinstance(test, str) else replace(cell, no_test=test)
@@ -103,7 +133,8 @@ def _plain(test: Comparison, adjusted: float) -> Test:
     )
 
 
-def _cell(result: Result) -> Cell:
+def _cell(system: ScoredSystem, metric: str) -> Cell:
+    result = system.results[metric]
     interval = interval_of(result)
     found = isinstance(interval, Interval)
     return Cell(
@@ -116,7 +147,7 @@ def _cell(result: Result) -> Cell:
         signature=result.signature,
         truncated=result.counts.truncated,
         empty=result.counts.empty,
-        evidence=result.evidence,
+        evidence=result.evidence or system.evidence.get(metric),
     )
 
 

@@ -14,16 +14,33 @@ from capeval_core.weights.folder import TINY
 
 
 def run(arguments: list[str]) -> int:
-    parser = Parser(prog="capeval list", description="Show the metrics and the known weights.")
+    parser = Parser(
+        prog="capeval list", description="Show the metrics, the known weights and the papers, or some of it."
+    )
+    parser.add_argument("--metrics", action="store_true", help="the metrics")
+    parser.add_argument("--weights", action="store_true", help="the weights")
+    parser.add_argument("--bibtex", action="store_true", help="the papers of the metrics in BibTeX's form")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    if parser.read(arguments).json:
-        print(json_text(catalogue()), end="")
-        return 0
+    flags = parser.read(arguments)
+    chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = [*metric_classes().values(), *variant_classes().values()]
-    print(_metrics_table(metrics))
-    print("\n" + _weights_table(metrics))
-    print("\n" + _papers(metrics))
+    if flags.json:
+        content = catalogue()
+        if flags.bibtex:
+            content["bibtex"] = bibtex_of(metrics)
+        print(json_text({name: content[name] for name in chosen or content}), end="")
+        return 0
+    tables = {"metrics": _metrics_table, "weights": _weights_table, "bibtex": bibtex_of, "papers": _papers}
+    print("\n\n".join(tables[name](metrics) for name in chosen or ("metrics", "weights", "papers")))
     return 0
+
+
+def bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
+    """The papers of metrics as entries of BibTeX, each once; as a comment one that has no entry."""
+    entries = [
+        describe_metric(metric).bibtex.strip() or f"% {metric.name}: {metric.paper}" for metric in metrics
+    ]
+    return "\n\n".join(dict.fromkeys(entries))
 
 
 def catalogue() -> dict[str, Any]:

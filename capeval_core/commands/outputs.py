@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,11 +122,12 @@ def tell_failures(result: Result) -> None:
 
 
 def tell_reasons(reasons: Sequence[str], total: int, items: str) -> None:
-    """Say why so many of all items failed, the first of them."""
+    """Say why so many of all items failed, the first reasons of all, each once."""
     if not reasons:
         return
-    more = len(reasons) - _FAILURES_SHOWN
+    counts = Counter(reasons)
+    more = len(counts) - _FAILURES_SHOWN
     lines = [f"{len(reasons):,} of {total:,} {items} failed:"]
-    for reason in reasons[:_FAILURES_SHOWN]:
-        lines += reason.split("\n")
-    complain("\n  ".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]))
+    for reason, count in list(counts.items())[:_FAILURES_SHOWN]:
+        lines += f"{reason}{f' ({count:,} {items})' if count > 1 else ''}".split("\n")
+    complain("\n  ".join([*lines, *([f"and {more:,} more reasons"] if more > 0 else [])]))

@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
+from capeval_core.commands.comparison import (
+    add_report_flag,
+    check_comparison,
+    compare_systems,
+    write_page,
+)
 from capeval_core.commands.files import FILES, add_file_flags, read_files
 from capeval_core.commands.interrupts import resumable
 from capeval_core.commands.outputs import Outputs, check_output, tell_failures, write
+from capeval_core.commands.systems import ScoredSystem
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.evidence import Evidence
 from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
@@ -39,6 +47,7 @@ def run(arguments: list[str]) -> int:
         check_output(flag, out, flags, ("candidates",))
     if flags.json is not None and flags.out.resolve() == flags.json.resolve():
         raise ValueError(f"--out and --json are both {flags.out}: name two files")
+    check_comparison(flags)
     with in_words_of_the_user(metric.Options):
         options = metric.Options.of(METRIC, chosen(flags, metric.Options))
         metric.check_options(options)
@@ -57,6 +66,12 @@ def run(arguments: list[str]) -> int:
             write("--json", flags.json, json_text(content))
     print(_summary(metric, file, result, flags.out))
     tell_failures(result)
+    with outputs.next():
+        chosen_captions = [caption or "" for caption in result.parts["caption"]]
+        evidence = {METRIC: Evidence(opened, samples, rows, result)}
+        name, found = flags.candidates.stem, {METRIC: result}
+        system = ScoredSystem(name, file.ids, chosen_captions, file.images, None, found, evidence)
+        write_page(flags, compare_systems([system], None), ["rerank", *arguments])
     outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
 
@@ -138,6 +153,7 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         "--out", metavar="BEST.csv", type=_table_file, required=True, help="write the chosen captions"
     )
     files.add_argument("--json", metavar="OUT", type=Path, help="write the scores of every candidate")
+    add_report_flag(files)
     add_file_flags(parser)
     add_flags(parser, metric.Options)
     return parser

@@ -9,10 +9,12 @@ from pathlib import Path
 from capeval_core.commands.arguments import add_flags, add_flags_of_several, flag_of
 from capeval_core.commands.comparison import (
     add_comparison_flags,
+    check_comparison,
     compare_systems,
     result_content,
     show,
     systems_content,
+    write_page,
 )
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
 from capeval_core.commands.files import FILES, add_file_flags
@@ -60,6 +62,7 @@ def run(arguments: list[str]) -> int:
     names = names_of_files("--candidates", flags.candidates)
     baseline = baseline_of(flags.baseline, names, flags.candidates)
     _check_outputs(metrics, names, flags)  # now, not after hours
+    check_comparison(flags)
     options = options_of(metrics, names, flags)
     folder = folder_of_run(metrics, options, flags)
     if flags.explain is not None:
@@ -73,11 +76,15 @@ def run(arguments: list[str]) -> int:
     captions = sum(len(system.ids) for system in systems) * len(metrics)
     if reused:
         complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
-    return _finish(metrics, systems, baseline, flags)
+    return _finish(metrics, systems, baseline, flags, arguments)
 
 
 def _finish(
-    metrics: Metrics, systems: Sequence[ScoredSystem], baseline: str | None, flags: argparse.Namespace
+    metrics: Metrics,
+    systems: Sequence[ScoredSystem],
+    baseline: str | None,
+    flags: argparse.Namespace,
+    arguments: Sequence[str],
 ) -> int:
     """Write and print what is asked for; the exit status."""
     alone = systems[0] if len(metrics) == len(systems) == 1 else None
@@ -100,6 +107,8 @@ def _finish(
         if flags.explain is not None and alone is not None:
             (result,) = alone.results.values()
             print(write_explanations(flags.explain, alone.ids, result))
+    with outputs.next():
+        write_page(flags, compared, ["score", *arguments])
     outputs.finish()
     results = [result for system in systems for result in system.results.values()]
     return 0 if any(result.counts.failed < result.counts.captions for result in results) else 1
@@ -137,6 +146,8 @@ def _option_of_others(parser: Parser, metrics: Metrics, rest: Sequence[str]) -> 
         if flag in parser._option_string_actions:
             continue
         classes = [*metric_classes().values(), *variant_classes().values()]
+        if flag == flag_of("weights"):
+            return f"{flag}: {title_of(metrics)} have no weights"
         owners = [
             command_of(metric)
             for metric in classes

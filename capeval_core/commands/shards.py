@@ -27,6 +27,7 @@ from capeval_core.integrations.ray import (
     score_shards,
 )
 from capeval_core.integrations.shards import BatchScorer, ShardResult
+from capeval_core.integrations.shards.columns import check_columns
 from capeval_core.integrations.shards.plan import (
     PlannedShard,
     existing,
@@ -83,9 +84,11 @@ def _score(arguments: list[str]) -> int:
     with in_words_of_the_user(metric.Options):
         scorer = BatchScorer(metric.name, **_media(metric), **chosen(flags, metric.Options))
     shards = plan_shards(flags.input, flags.output)
-    if there := existing(shards, flags.output):
-        refuse_other_scores(there, scorer.signature)
-    settings = {"images": flags.images, "columns": dict(flags.column)}
+    there = existing(shards, flags.output)
+    if there or not workers.on_ray:
+        with in_words_of_the_user(metric.Options):
+            refuse_other_scores(there, scorer.signature)  # which opens the weights
+    settings = {"images": flags.images, "columns": flags.columns}
     with interruptible("shards that are finished are kept: run the same command again to go on"):
         return _run(metric, scorer, shards, flags.output, workers, settings)
 
@@ -101,19 +104,19 @@ def _run(
     start = time.monotonic()
     with _Progress(len(shards)) as progress:
         outcomes: Iterable[ShardResult | FailedShard]
-        if workers.number == 1 and workers.address is None:
+        if not workers.on_ray:
             outcomes = _score_here(shards, scorer, {**settings, "progress": progress.add})
         else:
-            outcomes = progress.counted(score_shards(shards, scorer, workers, settings))
+            outcomes = score_shards(shards, scorer, workers, settings)
         results, failures = [], {}
         for outcome in outcomes:
+            progress.finish(outcome, elsewhere=workers.on_ray)
             if isinstance(outcome, ShardResult):
                 results.append(outcome)
             elif outcome.ends:
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
-            progress.finish_shard()
     manifest = write_manifest(output, results, failures)
     print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
     tell_reasons([f"{source}: {_about(source, reason)}" for source, reason in failures.items()], len(shards),
@@ -147,20 +150,11 @@ class _Progress:
         self._pairs += pairs
         self._show()
 
-    def counted(
-        self, outcomes: Iterable[ShardResult | FailedShard]
-    ) -> Iterator[ShardResult | FailedShard]:
-        """Outcomes whose pairs were not counted where they were scored."""
-        for outcome in outcomes:
-            if isinstance(outcome, ShardResult) and not outcome.skipped:
-                self.add(outcome.rows)
-            yield outcome
-
-    def finish_shard(self) -> None:
-        """Count a shard."""
+    def finish(self, outcome: ShardResult | FailedShard, *, elsewhere: bool) -> None:
+        """Count a shard, and its pairs unless they were counted as they were scored."""
         self._finished += 1
         self._bar.update()
-        self._show()
+        self.add(outcome.rows if elsewhere and isinstance(outcome, ShardResult) and not outcome.skipped else 0)
 
     def _show(self) -> None:
         now = time.monotonic()
@@ -202,7 +196,7 @@ def _check_workers(workers: Workers) -> None:
         raise ValueError(f"--workers {workers.number}: expected at least 1")
     if workers.gpus is not None and workers.gpus < 0:
         raise ValueError(f"--gpus-per-worker {workers.gpus:g}: expected a number of at least 0")
-    if workers.number > 1 or workers.address is not None:
+    if workers.on_ray:
         check_ray()
     elif workers.gpus is not None:
         raise ValueError("--gpus-per-worker is for several --workers, or --ray: use --device")
@@ -212,11 +206,15 @@ def _media(metric: type[CaptionMetric]) -> dict[str, str]:
     return {} if metric.variant is None else {"media": metric.variant}
 
 
-def _column(text: str) -> tuple[str, str]:
-    name, equals, column = text.partition("=")
-    if not (name and equals and column):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected WHAT=COLUMN, such as caption=alt_text")
-    return name, column
+def _columns(text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(all(pair) for pair in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected WHAT=COLUMN,..., such as caption=alt_text")
+    columns = {what.strip(): column.strip() for what, _, column in pairs}
+    try:
+        return check_columns(columns)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _parser(metric: type[CaptionMetric]) -> Parser:
@@ -231,12 +229,10 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
     files.add_argument("--output", metavar="FOLDER", required=True, help="for their scores and manifest.json")
     files.add_argument("--images", metavar="FOLDER", help="that paths of images are relative to")
     files.add_argument(
-        "--column",
-        metavar="WHAT=COLUMN",
-        type=_column,
-        action="append",
-        default=[],
-        help="a column that is not found by itself: uid=..., caption=..., image=..., references=...",
+        "--columns",
+        metavar="WHAT=COLUMN,...",
+        type=_columns,
+        help="columns that are not found by themselves: uid=...,caption=...,image=...,references=...",
     )
     work = parser.add_argument_group("workers")
     work.add_argument(

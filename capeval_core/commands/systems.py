@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from capeval_core.commands.files import read_files
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.metrics import Metrics, about, command_of, folder_of, title_of
 from capeval_core.commands.terminal import announce, complain
-from capeval_core.errors import Problems, ProblemsError, did_you_mean
+from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, did_you_mean
+from capeval_core.evidence import Evidence
 from capeval_core.inputs.collection import Collection
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples
@@ -38,7 +40,8 @@ STANDARD_INPUT = "-"
 class ScoredSystem:
     """A system's captions and its results, by the name of the metric.
 
-    collection: its captions; images and references are None where they are not known.
+    images, references: None where they are not known. results: by the name of the metric, and so is
+    evidence, which is made when it is asked for.
     """
 
     name: str
@@ -47,6 +50,7 @@ class ScoredSystem:
     images: Sequence[Any] | None
     references: Sequence[Sequence[str]] | None
     results: dict[str, Result]
+    evidence: Mapping[str, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 def names_of_files(flag: str, paths: Sequence[str | Path]) -> list[str]:
@@ -173,6 +177,14 @@ def score_systems(
             collection.images if folder is not None else None,
             collection.references,
             {metric.name: of_metric[place] for metric, of_metric in zip(metrics, results, strict=True)},
+            {}
+            if flags.report is None
+            else {
+                task.metric.name: Evidence(
+                    task.metric, task.systems[place], task.rows[place], of_metric[place]
+                )
+                for task, of_metric in zip(tasks, results, strict=True)
+            },
         )
         for place, (name, collection) in enumerate(zip(names, collections, strict=True))
     ]
@@ -272,6 +284,20 @@ def _opened(metrics: Metrics, options: Sequence[Options]) -> list[CaptionMetric]
         try:
             opened.append(metric(replace(own, rows=None)))  # a folder may be of several systems
         except WeightsError as error:
+            if len(metrics) > 1:
+                error.change(partial(_of_metric, metric.name))
             problems.extend(error.problems)
-    problems.raise_if_any()
+    if len(problems):
+        raise WeightsError(problems)
     return opened
+
+
+def _of_metric(name: str, problem: Problem) -> Problem:
+    """A problem whose advice on weights is for one metric of several."""
+
+    def directed(piece: Piece) -> Piece:
+        if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
+            return replace(piece, value=f"{name}={piece.value}")
+        return piece
+
+    return problem.changed(directed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from capeval_core.commands.arguments import in_words_of_the_user
+from capeval_core.commands.arguments import FlagWords, in_words_of_the_user
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.judgements.verification import Check, verify
@@ -13,6 +13,7 @@ from capeval_core.weights.folder import WeightsError
 
 NOT_THERE = 1
 """Exit status where there are no weights to verify, or something did not come out."""
+NOTHING_CHECKED = 2
 
 
 def run(arguments: list[str]) -> int:
@@ -31,7 +32,8 @@ def run(arguments: list[str]) -> int:
     try:
         metric = class_(options)
     except WeightsError as error:
-        complain(f"{class_.title} cannot be verified, its weights are not at hand or not whole:\n{error}")
+        reason = FlagWords(class_.Options).of(error)
+        complain(f"{class_.title} cannot be verified, its weights are not at hand or not whole:\n{reason}")
         return NOT_THERE
     print(f"{class_.title}, {metric.signature()}\n", flush=True)
     # No weights, or those of the catalogue under their own name: what papers print is of these.
@@ -45,7 +47,10 @@ def run(arguments: list[str]) -> int:
     failed = [check for check in checks if check.verdict == "FAIL"]
     left = sum(check.verdict == "not checked" for check in checks)
     passed = len(checks) - len(failed) - left
-    print(f"\n{passed} ok, {len(failed)} failed, {left} not checked")
+    print(f"\n{passed} ok, {len(failed)} failed, {left} not checked", flush=True)
+    if not passed and not failed:
+        complain("nothing was checked: name what the lines above ask for")
+        return NOTHING_CHECKED
     return 1 if failed else 0
 
 

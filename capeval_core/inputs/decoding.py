@@ -13,7 +13,7 @@ from typing import IO
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from capeval_core.errors import Detail, Index, InputError, Kind, Problem, Text
+from capeval_core.errors import Detail, Index, InputError, InPython, Kind, Problem, Text
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 """What is opened, in Pillow's names; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it.
@@ -39,7 +39,7 @@ STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's i
 NOT_FRAMES = {"MPO"}
 BOMB: Text = (
     "scale it down",
-    Detail(", or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image"),
+    InPython(", or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image"),
 )
 SCANS = 100
 """Of a JPEG at most: each is decoded over the whole image. Progressive files have some ten."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -182,19 +182,23 @@ class Gatherer:
 
     def _unclear(self, names: Collection[str], id_field: str | None = None) -> tuple[str, Text]:
         """What a row or table of these names lacks, or has too much of, and the fix."""
-        texts = self.text_fields(names)
-        chosen = getattr(self.options, self.column)
-        chosen_id = self.options.id_column
-        if (id_field or self.id_field(names)) is None:
-            found = f"but no {_or(chosen_id, ID_FIELDS)}"
-            others, option = [name for name in names if name and name not in texts], "id_column"
-        elif texts:
-            found = f"of which {' or '.join(map(repr, texts))} may be the text"
-            others, option = texts, self.column
+        ids, texts = id_field or self.id_field(names), self.text_fields(names)
+        others = [name for name in names if name and name not in (*ID_FIELDS, SPLIT, *texts)]
+        lacking, settings = [], []
+        if ids is None:
+            lacking.append(self.options.id_column or " or ".join(ID_FIELDS))
+            settings += [Setting("id_column", name) for name in others[:1]]
+        if not texts:
+            lacking.append(getattr(self.options, self.column) or " or ".join(self.fields))
+            others = others if ids else others[1:]
+            settings += [Setting(self.column, name) for name in others[-1:]]
+        if lacking:
+            found = f"but no {', and no '.join(lacking)}"
         else:
-            found = f"but no {_or(chosen, self.fields)}"
-            others, option = [name for name in names if name and name not in (*ID_FIELDS, SPLIT)], self.column
-        return found, ("name it with ", Setting(option, others[0])) if others else ""
+            found = f"of which {' or '.join(map(repr, texts))} may be the text"
+            settings = [Setting(self.column, texts[0])]
+        named = [replace(one, before=" and " if place else "") for place, one in enumerate(settings)]
+        return found, (f"name {'it' if len(named) == 1 else 'them'} with ", *named) if named else ""
 
     def _in_split(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is in the part that is read."""
@@ -274,10 +278,6 @@ def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Pr
             counts = ", ".join(f"{name!r} ({count:,})" for name, count in splits.items())
             has = f"the splits are {counts}" if splits else "rows there have no split"
             problems.add(Problem("split", None, f"no split of {files}", has, value=split))
-
-
-def _or(chosen: str | None, fields: Sequence[str]) -> str:
-    return " or ".join(fields) if chosen is None else repr(chosen)
 
 
 def _listed(names: Collection[str]) -> str:

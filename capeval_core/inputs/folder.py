@@ -164,9 +164,11 @@ def match_images(
         else names.find(image_id) or find_path(image_id)
         for image_id in ids
     }
+    absent = [image_id for image_id, entries in matches.items() if not entries]
     lacking = (
-        f"no {kind.noun}{_examples(names.entries)}. An id is {kind.article} {kind.noun}'s file name, with "
-        "or without its extension, its path from that folder, or its COCO number"
+        f"no {kind.noun}{_examples(names.entries)}{_subfolder_of(folder, kind, absent)}. "
+        f"An id is {kind.article} {kind.noun}'s file name, with or without its extension, its path from that "
+        "folder, or its COCO number"
     )
     before = len(problems)
     matched = only_matches(folder, matches, lacking, problems)
@@ -180,6 +182,21 @@ def match_images(
         if not valid_unicode(name):  # it could not be written into any file of results
             problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
     return {image_id: folder / name for image_id, name in matched.items()}
+
+
+def _subfolder_of(folder: Path, kind: Kind, ids: Sequence[str]) -> str:
+    """Where the image of the first of these ids is instead: the folder's folders, a hundred at most."""
+    try:
+        with os.scandir(folder) as entries:
+            below = sorted(
+                entry.name for entry, _ in zip(entries, range(100), strict=False) if entry.is_dir()
+            )
+        for name in below if ids else ():
+            if Names(names_in(folder / name, kind), kind.extensions).find(ids[0]):
+                return f"; that of {ids[0]!r} is in its folder {name!r}"
+    except (OSError, FileError):
+        pass
+    return ""
 
 
 def _refuse_absent(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import FileError, file_problem, refuse_nul
+from capeval_core.errors import FileError, did_you_mean, file_problem, refuse_nul
 from capeval_core.inputs.file_texts import Gatherer
 from capeval_core.values import described
 
@@ -139,7 +140,8 @@ def contents(path: Path) -> bytes:
         mode = path.stat().st_mode
         data = path.read_bytes() if stat.S_ISREG(mode) else b""
     except FileNotFoundError:
-        raise FileError(file_problem(path, "there is no such file")) from None
+        found = "there is no such file"
+        raise FileError(file_problem(path, found + did_you_mean(path.name, _beside(path)))) from None
     except OSError as error:
         raise FileError(file_problem(path, f"cannot be read ({error.strerror})")) from None
     if stat.S_ISDIR(mode):
@@ -149,6 +151,15 @@ def contents(path: Path) -> bytes:
         fix = "write its content to a file first, or send captions to standard input and name it -"
         raise FileError(file_problem(path, found, fix))
     return data
+
+
+def _beside(path: Path) -> list[str]:
+    """The names in the folder of a path, the first thousand."""
+    try:
+        with os.scandir(path.parent) as entries:
+            return [entry.name for entry, _ in zip(entries, range(1000), strict=False)]
+    except OSError:
+        return []
 
 
 def decoded(path: Path, data: bytes) -> str:
@@ -206,6 +217,8 @@ def parse_json(path: Path, text: str, first_line: int = 1, once: str = _ONCE) ->
         fix = ""
         if error.msg == "Extra data" and text.lstrip().startswith("{"):
             fix = "; if each line is an object, name it .jsonl"
+        if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
+            fix = "; it ends too early: write it again"
         line = first_line + error.lineno - 1
         found = f"not JSON (line {line}, column {error.colno}: {error.msg}){fix}"
         raise FileError(file_problem(path, found)) from None

@@ -123,7 +123,8 @@ def _read_rows(header: list[str], rows: Records, gatherer: Gatherer, delimiter: 
                 cells[-1:] = ["", match[1]]
                 joined += 1
         if len(cells) != len(header):
-            gatherer.complain(line, f"{len(cells)} cells, the header has {len(header)}", verb="has")
+            fix = "quote captions that hold commas" if delimiter == "," and len(cells) > len(header) else ""
+            gatherer.complain(line, f"{len(cells)} cells, the header has {len(header)}", fix, verb="has")
             continue
         row = dict(zip(header, cells, strict=True))
         if alone and is_written_list(row[field]):

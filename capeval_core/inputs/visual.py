@@ -102,6 +102,11 @@ class InputVisual(ABC, Generic[Loaded]):
         return self.source.name
 
     @property
+    def label(self) -> str:
+        """Its path, where it is a file or a folder, else its name."""
+        return getattr(self.source, "path", None) or self.name
+
+    @property
     def key(self) -> str:
         """The content key, computed at the first call and kept; contents are not. Raises ImageError.
 

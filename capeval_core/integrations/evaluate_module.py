@@ -21,7 +21,6 @@ import evaluate
 import pyarrow as pa
 from datasets import Features, Value
 
-from capeval_core._version import ADDRESS, LICENCE
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean, renamed
 from capeval_core.inputs.media import ARGUMENTS, argument_of
@@ -29,6 +28,7 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.module_description import module_description, module_usage
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
+from capeval_core.project import LICENCE, address
 from capeval_core.registry import MEDIA_VARIANTS, media_of, metric_class
 from capeval_core.result import Result
 
@@ -116,9 +116,9 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             citation=described.bibtex or metric.paper,
             inputs_description=module_usage(metric),
             features=_features(metric),
-            homepage=ADDRESS or "",
+            homepage=address() or "",
             license=f"{LICENCE}; weights {described.weights}: {described.licence}",
-            codebase_urls=[ADDRESS] if ADDRESS else [],
+            codebase_urls=list(filter(None, [address()])),
             reference_urls=[described.address],
         )
         # Set afterwards: evaluate allows a format for flat features only, which matters for numpy, not here.

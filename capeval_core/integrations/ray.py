@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,15 +18,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.visual import ImageError, InputImage
-from capeval_core.integrations.shards.columns import check_columns, find_columns
+from capeval_core.integrations.shards.columns import check_columns, find_columns, how_missing
 from capeval_core.integrations.shards.plan import PlannedShard
 from capeval_core.integrations.shards.scoring import BatchScorer
-from capeval_core.integrations.shards.shard import ShardResult, score_shard
-from capeval_core.weights.folder import open_weights
+from capeval_core.integrations.shards.shard import WINDOW, ShardResult, score_shard
+from capeval_core.weights.folder import WeightsError, open_weights
 
 INSTALL = 'pip install "capeval[ray]"'
 _STORE_BYTES = 100 << 20  # of Ray's shared memory: only addresses and counts go through it
@@ -42,8 +44,9 @@ class CaptionScorer:
         )
         dataset.map(CaptionScorer("pacs"), batched=True, with_rank=True, num_proc=2)
 
-    It adds `score` (NaN where there is none), `parts` (a dict each), `truncated` (token ids) and `error` ('',
-    or why there is no score): no column has nulls, so that its type is the same in all batches. From Ray all
+    It adds `score` (NaN where there is none), `truncated` (token ids), `error` ('', or why there is no score)
+    and, of a metric with components, `parts` (a dict each): no column has nulls, so that its type is the same
+    in all batches. From Ray all
     columns come back, from `datasets` the new ones, which it adds itself. A row's score does not depend on
     what else is in its batch. In `datasets` with `with_rank=True` process r takes the r-th GPU, and images
     are read as stored, not as its decoder turns them.
@@ -64,7 +67,7 @@ class CaptionScorer:
     >>> grey = np.full((2, 48, 48, 3), 128, dtype="uint8")
     >>> found = scorer({"image": grey, "caption": np.array(["a grey wall", ""])})
     >>> list(found), list(found["error"])
-    (['image', 'caption', 'score', 'parts', 'truncated', 'error'], ['', 'caption is empty'])
+    (['image', 'caption', 'score', 'truncated', 'error', 'parts'], ['', 'caption is empty'])
     """
 
     def __init__(self, metric: str, *, columns: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -85,14 +88,15 @@ class CaptionScorer:
         if "error" in batch:  # of `ImageDecoder`
             rows["error"] = [error or None for error in batch["error"]]
         found = self._scorer(rows)
-        schema = self._scorer.schema()
-        none = {field.name: _none_of(field.type) for field in schema.field("parts").type}
-        added = {
+        added: dict[str, Any] = {
             "score": np.array([np.nan if score is None else score for score in found["score"]]),
-            "parts": np.array([none if parts is None else parts for parts in found["parts"]], dtype=object),
             "truncated": np.array(found["truncated"], dtype=np.int32),
             "error": np.array([error or "" for error in found["error"]], dtype=object),
         }
+        kind = self._scorer.schema().field("parts").type
+        if not pa.types.is_null(kind):
+            missing = {field.name: _missing(field.type) for field in kind}
+            added["parts"] = np.array([parts or missing for parts in found["parts"]], dtype=object)
         return {**batch, **added} if isinstance(batch, dict) else added
 
     def _take_gpu(self, rank: int) -> None:
@@ -131,7 +135,7 @@ class ImageDecoder:
     >>> decoder = ImageDecoder("pacs", weights="tiny")
     >>> found = decoder({"image": [np.full((90, 120, 3), 128, dtype="uint8"), b"no image"]})
     >>> found["image"].shape, [bool(error) for error in found["error"]]
-    ((2, 64, 64, 3), [False, True])
+    ((2, 48, 48, 3), [False, True])
     """
 
     def __init__(self, metric: str, *, columns: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -167,10 +171,11 @@ def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) ->
     Raises:
         ValueError: one is missing.
     """
-    names, problems = find_columns(list(batch), needed, chosen)
-    if problems:
-        fix = 'pass columns={"caption": "..."}'
-        raise wrong_option("batch", list(batch), "; ".join(problems), fix, verb="has")
+    present = list(batch)
+    names, missing = find_columns(present, needed, chosen)
+    if missing:
+        found = "; ".join(how_missing(role, present, chosen) for role in missing)
+        raise wrong_option("batch", present, found, 'pass columns={"caption": "..."}', verb="has")
     return names
 
 
@@ -192,20 +197,27 @@ def _holds_texts(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "OUS"
 
 
-def _none_of(kind: Any) -> Any:
-    import pyarrow as pa
-
+def _missing(kind: pa.DataType) -> Any:
+    """What stands for a part of a row without a score."""
     return float("nan") if pa.types.is_floating(kind) else [] if pa.types.is_list(kind) else 0
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Where shards are scored. number: actors. gpus: of each; None: those that there are, shared, at most one
-    each. address: of a Ray cluster; None: this machine. columns, images: as for `score_shard`."""
+    """Where shards are scored.
+
+    number: of actors. gpus: of each; None: those that there are, shared, at most one each. address: of a Ray
+    cluster; None: this machine.
+    """
 
     number: int
     gpus: float | None = None
     address: str | None = None
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether they need Ray; else there is this process alone."""
+        return self.number > 1 or self.address is not None
 
 
 @dataclass(frozen=True)
@@ -228,13 +240,25 @@ def check_ray() -> None:
 def score_one(
     shard: PlannedShard, scorer: BatchScorer, settings: Mapping[str, Any]
 ) -> ShardResult | FailedShard:
-    """Score a shard; what is wrong with it alone costs no other one. `settings` are those of `score_shard`."""
-    try:
-        return score_shard(shard.source, shard.target, scorer, **settings)
-    except (ValueError, TypeError, MemoryError) as error:
-        return FailedShard(shard.source, str(error) or "out of memory")
-    except OSError as error:  # nothing can be written, or read
-        return FailedShard(shard.source, str(error), ends=True)
+    """Score a shard; what is wrong with it alone costs no other one.
+
+    A window that does not fit into memory is halved, for this shard and once more where it must be.
+
+    Args:
+        settings: `images` and `columns` of `score_shard`, and its `progress`.
+    """
+    window = WINDOW
+    while True:
+        try:
+            return score_shard(shard.source, shard.target, scorer, window=window, **settings)
+        except MemoryError as error:
+            if window == 1:
+                return FailedShard(shard.source, str(error) or "a row does not fit into memory")
+            window //= 2
+        except (WeightsError, OSError) as error:  # no weights, or a target that cannot be written
+            return FailedShard(shard.source, str(error), ends=True)
+        except (ValueError, TypeError) as error:
+            return FailedShard(shard.source, str(error))
 
 
 def score_shards(
@@ -284,36 +308,52 @@ class _ShardWorker:
 
 @contextmanager
 def _connected(workers: Workers) -> Iterator[float]:
-    """Ray at work, here or at an address; gives the GPUs of a worker."""
+    """A connection to Ray, one that is there already or a new one; gives the GPUs of a worker."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # which warns of what `ray.data` does itself
     import ray
     import ray.data
 
-    folder = None
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if workers.address is None:
-        folder = tempfile.mkdtemp(prefix="capeval-ray-")
-        ray.init(
-            address="local",
-            num_cpus=max(workers.number, os.cpu_count() or 1),
-            include_dashboard=False,
-            object_store_memory=_STORE_BYTES,
-            _temp_dir=folder,
-            **quiet,
-        )
-    else:
-        ray.init(address=workers.address, **quiet)
+    folder, mine = None, not ray.is_initialized()
+    if mine:
+        settings: dict[str, Any] = {"address": workers.address}
+        if workers.address is None:
+            folder = tempfile.mkdtemp(prefix="capeval-ray-")
+            settings = {
+                "address": "local",
+                "num_cpus": max(workers.number, os.cpu_count() or 1),
+                "include_dashboard": False,
+                "object_store_memory": _STORE_BYTES,
+                "_temp_dir": folder,
+            }
+        with _silent():
+            ray.init(logging_level=logging.ERROR, log_to_driver=False, **settings)
     try:
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         there = float(ray.cluster_resources().get("GPU", 0))
         gpus = min(1.0, round(there / workers.number, 3)) if workers.gpus is None else workers.gpus
-        if workers.address is None and gpus * workers.number > there:
+        if folder is not None and gpus * workers.number > there:
             found = f"{workers.number} workers need {gpus * workers.number:g} GPUs, and there are {there:g}"
             raise wrong_option("gpus_per_worker", gpus, found, "lower it, or the number of workers", verb="")
         yield gpus
     finally:
-        ray.shutdown()
+        if mine:
+            ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing on stderr, to which Ray's C++ writes that it took its level of logging from the environment."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

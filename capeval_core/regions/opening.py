@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import did_you_mean, wrong_option
+from capeval_core.errors import InPython, did_you_mean, wrong_option
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.source import RegionSource
@@ -23,7 +23,10 @@ SOURCES = {
 }
 """Name of a source -> its description."""
 
-_EXPECTED = f"expected {', '.join(map(repr, SOURCES))}, a JSON file of masks by image id, or a RegionSource"
+_EXPECTED = (
+    f"expected {', '.join(map(repr, SOURCES))}, or a JSON file of masks by image id",
+    InPython(", or a RegionSource"),
+)
 RegionSpec = str | os.PathLike[str] | Mapping[str, Sequence[Any]] | RegionSource
 
 
@@ -60,7 +63,7 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
         return lambda **settings: source
     kind, colon, weights = name.partition(":")
     if kind not in SOURCES or (colon and (not weights or kind == "colours")):
-        fix = _EXPECTED + did_you_mean(kind, SOURCES)
+        fix = (*_EXPECTED, did_you_mean(kind, SOURCES))
         raise wrong_option("regions", name, "", fix, verb="")
     if kind == "colours":
         return lambda **settings: ColourRegions()

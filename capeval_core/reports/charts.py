@@ -196,7 +196,7 @@ def draw_histogram(
     canvas.text(_MARGIN, 34, title, _SIZE + 3, INK, bold=True)
     canvas.text(_MARGIN, canvas.height - 14, note, _SIZE - 2, FAINT)
     low, high = float(edges[0]), float(edges[-1])
-    _, most, rise = _axis([0.0, float(max(counts, default=0))], parts=4)
+    _, most, rise = round_axis([0.0, float(max(counts, default=0))], parts=4)
 
     def across(x: float) -> float:
         return left + (right - left) * (x - low) / (high - low)
@@ -215,7 +215,7 @@ def draw_histogram(
                 if stop > start:
                     width = across(stop) - across(start)
                     canvas.box(across(start), y, max(width - 1, 0.5), below - y, fill=colour)
-    first, _, step = _axis([low, high], parts=8)
+    first, _, step = round_axis([low, high], parts=8)
     for tick in np.arange(first, high + step / 2, step):
         if low <= tick <= high:
             canvas.text(across(tick), below + 18, f"{tick:.4g}", _SIZE - 2, FAINT, anchor="ms")

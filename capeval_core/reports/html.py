@@ -25,6 +25,7 @@ _GENERATOR = '<meta name="generator" content="capeval">'
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """What a browser may do for the page: nothing but show it, whatever a caption holds."""
 _REASONS = 12
+_LEFT_OUT = "Left out: {}s with a score in only one of system and baseline, which the test does not use."
 _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\ufffd")
 """Control characters, which HTML cannot hold."""
 
@@ -244,18 +245,18 @@ def _failures(systems: Systems, pictures: Pictures) -> str:
                 rows += f'<tr><th scope="row">{name}</th>{numbers}</tr>'
             for index, reason in cell.errors.items():
                 reasons[f"{system.ids[index]}: {without_folders(reason, system.images)}"] += 1
-    notes = [without_folders(message) for message in systems.messages]
-    if pictures.left_out:
-        notes.append(f"{pictures.left_out:,} further pictures are left out, to keep this page small.")
-    if not rows and not notes:
+    left_out = pictures.left_out
+    if not rows and not left_out:
         return ""
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("failed", "truncated", "empty", "left out"))
     table = f"<table><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
-    lines = [*notes, *list(reasons)[:_REASONS]]
     more = f"<li>and {len(reasons) - _REASONS:,} more</li>" if len(reasons) > _REASONS else ""
-    items = "".join(f'<li dir="auto">{escape(line)}</li>' for line in lines)
+    items = "".join(f'<li dir="auto">{escape(line)}</li>' for line in list(reasons)[:_REASONS])
     listed = f'<ul class="reasons">{items}{more}</ul>' if items else ""
-    return f'<section id="failures"><h2>Failed or cut</h2>{table}{listed}</section>'
+    notes = [_LEFT_OUT.format(systems.visual)] if rows and systems.baseline is not None else []
+    notes += [f"{left_out:,} further pictures are left out, to keep this page small."] if left_out else []
+    below = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    return f'<section id="failures"><h2>Failed or cut</h2>{table}{listed}{below}</section>'
 
 
 def _sources(systems: Systems) -> str:
@@ -318,6 +319,8 @@ def _better(column: Column) -> str:
 def _range(column: Column) -> str:
     if column.relative is not None:
         return f"{escape(column.relative[:1].upper() + column.relative[1:])}; "
+    if not all(map(math.isfinite, column.range)):  # of a package that is not installed here
+        return ""
     return f"From {column.range[0]:.3g} to {column.range[1]:.3g}, "
 
 

@@ -37,16 +37,18 @@ class Pictures:
         self.visual = visual
         self.left_out = 0
         self._room = {"thumbnails": thumbnails, "drawings": drawings}
-        self._shown: dict[Any, str] = {}  # by path or identity, what shows it; "" where it cannot be shown
+        # By path or identity, what shows it, "" where it cannot be shown; and the value, which keeps its
+        # identity from going to another one.
+        self._shown: dict[Any, tuple[str, Any]] = {}
         self._symbols: list[str] = []
 
     def of(self, value: Any, description: str) -> str:
         """The picture of an image, or frames of a video; "" if it cannot be read or there is no room."""
         key = os.fspath(value) if isinstance(value, (str, os.PathLike)) else id(value)
         if key not in self._shown:
-            self._shown[key] = self._stored(value)
+            self._shown[key] = self._stored(value), value
         label = f' role="img" aria-label="{escape(description)}"'
-        return self._shown[key].replace("<svg", f"<svg{label}", 1)
+        return self._shown[key][0].replace("<svg", f"<svg{label}", 1)
 
     def drawing(self, evidence: Mapping[str, Any], text: str) -> str:
         """What an explanation draws; "" if there is nothing to draw, or no room."""

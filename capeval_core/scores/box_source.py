@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, get_args
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Piece, Problem, Setting, renamed, wrong_option
+from capeval_core.errors import InPython, Piece, Problem, Setting, renamed, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.decoding import Refused
@@ -27,8 +27,9 @@ _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
 _LONGEST_SHOWN = 200
 _EXPECTED = (
-    "expected weights of a region encoder (a Hub id, a folder, 'tiny'), features made before (a folder of "
-    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv), or a RegionEncoder"
+    "expected weights of a region encoder (a Hub id, a folder, 'tiny') or features made before (a folder of "
+    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv)",
+    InPython(", or a RegionEncoder"),
 )
 
 
@@ -197,7 +198,7 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
     if not isinstance(spec, (str, os.PathLike)):
         return None
     if not os.fspath(spec):
-        raise wrong_option("regions", spec, "empty", f"{_EXPECTED} ('.' is the current folder)")
+        raise wrong_option("regions", spec, "empty", (*_EXPECTED, " ('.' is the current folder)"))
     try:
         path = expanded_path(spec)
         exists, is_weights = path.exists(), path.is_dir() and (path / CONFIG).exists()

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.errors import Argument, Detail, InputWarning, Piece, wrong_option
+from capeval_core.errors import Argument, InputWarning, InPython, Piece, wrong_option
 from capeval_core.inputs.frames import check_samplings
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.sampling import Sampling
@@ -347,7 +347,7 @@ def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
             f"the words of {of_texts} all occur in every text of the corpus, so that none has an idf weight, "
             "and count alike (a corpus of one text has no idf)"
         )
-        fix = Detail(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
+        fix = InPython(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
         warnings.warn(InputWarning((found, fix)), stacklevel=5)
 
 

@@ -47,18 +47,23 @@ def test_weights_without_checksum_and_canary_are_not_called_checked(capeval: Cap
     assert ran.out.count("not checked  ") == 3 and "the config stores none" in ran.out
 
 
-def test_weights_that_are_not_at_hand_are_named_with_what_to_do(capeval: Capeval, tmp_path: Path) -> None:
+def test_weights_that_are_not_at_hand_are_named_with_what_to_do(
+    capeval: Capeval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = capeval("verify", "pacs", "--weights", tmp_path / "none")
     assert ran.status == 1
     assert "PAC-S cannot be verified, its weights are not at hand or not whole" in ran.err
     assert str(tmp_path / "none") in ran.err
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    ran = capeval("verify", "pacs")
+    assert ran.status == 1 and "pass --weights tiny" in ran.err and 'weights="' not in ran.err
     ran = capeval("verify", "pasc")
     assert ran.status == 2 and "did you mean 'pacs'" in ran.err
 
 
 def test_metrics_without_weights_need_data(capeval: Capeval) -> None:
     ran = capeval("verify", "ciderd")
-    assert ran.status == 0
+    assert (ran.status, ran.err) == (2, "capeval: nothing was checked: name what the lines above ask for\n")
     assert (
         "name a folder with pacscore/ by --data" in ran.out and "name --data to compute its table" in ran.out
     )

@@ -327,12 +327,20 @@ def test_an_id_may_be_a_path(
     assert find_images(".", [image_id]) == {image_id: Path(name)}
 
 
-@pytest.mark.parametrize("image_id", ["../images/b.jpg", "elsewhere/b.jpg", "cats/a.jpg", "/b.jpg", "a"])
+@pytest.mark.parametrize("image_id", ["../images/b.jpg", "elsewhere/b.jpg", "cats/a.jpg", "/b.jpg"])
 def test_a_path_from_elsewhere_finds_nothing(tmp_path: Path, image_id: str) -> None:
     folder = folder_of(tmp_path / "images", "b.jpg")
     folder_of(folder / "dogs", "a.jpg")
     with pytest.raises(FileError, match=r"has no image; it holds files like 'b.jpg'. An id is an image's"):
         find_images(folder, [image_id])
+
+
+def test_the_folder_that_has_the_image_is_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", "b.jpg")
+    folder_of(folder / "cats", "b.jpg")
+    folder_of(folder / "dogs", "a.jpg")
+    with pytest.raises(FileError, match=r"files like 'b.jpg'; that of 'a' is in its folder 'dogs'. An id is"):
+        find_images(folder, ["b", "a"])
 
 
 def test_an_absolute_id_does_not_leave_the_folder(tmp_path: Path) -> None:

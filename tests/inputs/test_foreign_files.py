@@ -180,7 +180,8 @@ def test_columns_by_name(tmp_path: Path) -> None:
     [
         (
             "img,title\n7,x\n", "id,caption\n7,x\n", {},
-            r"c\.csv: the header has 'img', 'title', but no image_id or .*: name it with id_column=\"img\"",
+            r"c\.csv: the header has 'img', 'title', but no image_id or .*, and no caption or captions: "
+            r"name them with id_column=\"img\" and caption_column=\"title\"",
         ),
         (
             "id,title\n7,x\n", "id,caption\n7,x\n", {},
@@ -197,7 +198,7 @@ def test_columns_by_name(tmp_path: Path) -> None:
         ),
         (
             "id,caption\n7,x\n", "id,caption\n7,x\n", {"caption_column": "titel"},
-            r"c\.csv: the header has 'id', 'caption', but no 'titel': name it with caption_column",
+            r"c\.csv: the header has 'id', 'caption', but no titel",
         ),
         (
             "id,caption\n7,x\n", "id,caption\n7,x\n", {"id_column": "img"},

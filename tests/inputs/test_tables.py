@@ -197,7 +197,7 @@ def test_a_cell_longer_than_csv_reads(tmp_path: Path) -> None:
 def test_lines_are_counted_by_where_a_row_begins(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text('id,caption\n"x","two\nlines"\n\n"y","three\n\nlines",more\n')
-    assert refused(path) == "c.csv: line 5 has 3 cells, the header has 2"
+    assert refused(path) == ("c.csv: line 5 has 3 cells, the header has 2: quote captions that hold commas")
 
 
 def test_columns_of_one_name_in_parquet(tmp_path: Path) -> None:

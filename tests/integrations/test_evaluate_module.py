@@ -23,9 +23,8 @@ from evaluate.loading import get_imports
 from PIL import Image
 
 import capeval_core
-from capeval_core._version import LICENCE
+from capeval_core import project
 from capeval_core.description import describe_metric
-from capeval_core.integrations import evaluate_module
 from capeval_core.integrations.module_description import module_description, module_usage
 from capeval_core.options import describe_options
 from capeval_core.papers import BIBTEX
@@ -378,9 +377,9 @@ def test_the_example_of_a_description_runs(
 
 
 def test_addresses_come_from_one_constant(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate_module, "ADDRESS", None)
+    monkeypatch.setattr(project, "ADDRESS", None)
     assert (load("pacs").homepage, load("pacs").codebase_urls) == ("", [])
-    monkeypatch.setattr(evaluate_module, "ADDRESS", "https://example.org/capeval")
+    monkeypatch.setattr(project, "ADDRESS", "https://example.org/capeval")
     module = load("pacs")
     assert (module.homepage, module.codebase_urls) == ("https://example.org/capeval", [module.homepage])
 
@@ -397,7 +396,7 @@ def test_the_entry_of_a_paper_is_that_of_the_paper(name: str) -> None:
 def test_the_licence_is_that_of_the_package() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    assert config["metadata"]["license_expression"] == LICENCE
+    assert config["metadata"]["license_expression"] == project.LICENCE
 
 
 def test_wrong_weights_are_refused_at_load() -> None:

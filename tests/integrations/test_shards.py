@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import capeval_core
 from capeval_core.cache import FeatureCache
@@ -98,6 +99,37 @@ def test_order_and_other_rows_move_no_score(tmp_path: Path, weights: str) -> Non
     assert np.allclose(first["score"], second["score"], rtol=0, atol=1e-7, equal_nan=True)
     assert first["error"].tolist() == second["error"].tolist()
     assert first["score"].isna().tolist() == [uid == "row-000007" for uid in first.index]
+
+
+def test_a_file_does_not_depend_on_what_its_worker_did_before(tmp_path: Path, weights: str) -> None:
+    sources = [write_parquet(tmp_path / f"{i}.parquet", rows_of(13, first=4 * i)) for i in range(3)]
+    scorer = BatchScorer("refpacs", weights=weights)
+    for source in sources:
+        score_shard(source, tmp_path / "out" / source.name, scorer)
+    score_shard(sources[2], tmp_path / "alone.parquet", "refpacs", weights=weights)
+    assert pq.read_table(tmp_path / "alone.parquet").equals(pq.read_table(tmp_path / "out" / "2.parquet"))
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_halved(
+    tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_parquet(tmp_path / "0.parquet", rows_of(30))
+    score_shard(source, tmp_path / "usual.parquet", "pacs", weights=weights)
+    forward, sizes = ClipEncoder._text_forward, []
+
+    def short_of_memory(self: ClipEncoder, *arguments: Any, **options: Any) -> Any:
+        sizes.append(len(arguments[0]))
+        if len(arguments[0]) > 4:
+            raise torch.OutOfMemoryError("too much")
+        return forward(self, *arguments, **options)
+
+    monkeypatch.setattr(ClipEncoder, "_text_forward", short_of_memory)
+    result = score_shard(source, tmp_path / "small.parquet", "pacs", weights=weights)
+    usual, small = (
+        pq.read_table(tmp_path / f"{name}.parquet")["score"].to_numpy() for name in ("usual", "small")
+    )
+    assert result.failed == 0 and max(sizes) > 4 >= min(sizes)
+    assert np.allclose(usual, small, rtol=0, atol=1e-6)  # float32, in batches of another size
 
 
 def test_a_row_that_cannot_be_scored_costs_itself(weights: str) -> None:

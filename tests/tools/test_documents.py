@@ -80,6 +80,27 @@ def test_links_inside_the_checkout_lead_somewhere(path: Path) -> None:
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
 
 
+@pytest.mark.parametrize(
+    "path", [*CHECKOUT.glob("metrics/*/README.md"), *CHECKOUT.glob("hub_cards/*.md")], ids=named
+)
+def test_links_of_cards_are_absolute(path: Path) -> None:
+    """A card is read on the Hub, where the checkout's other files are not."""
+    links = re.findall(r"\]\((?!https?:|#)([^)]*)\)", path.read_text(encoding="utf-8"))
+    assert not links
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_card_begins_with_what_a_number_means_and_when_not_to_trust_it(name: str) -> None:
+    text = (CHECKOUT / "metrics" / name / "README.md").read_text(encoding="utf-8")
+    first = text.split("---\n", 2)[2].partition("### Inputs")[0]
+    for part in ("| range |", "**Do not trust it** ", "evaluate.load(", ".compute("):
+        assert part in first
+    assert len(first.split()) < 600
+    unfolded = re.sub(r"<details>.*?</details>|<!--.*?-->", "", text, flags=re.DOTALL)
+    assert len(unfolded.split()) < 2000
+    assert text.count("<details>") == text.count("</details>") >= 2
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_has_a_whole_card(name: str) -> None:
     metric = metric_class(name)
@@ -132,8 +153,12 @@ def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() ->
 @pytest.mark.parametrize(("name", "medium"), [*((name, None) for name in METRICS), *MEDIA_VARIANTS])
 def test_every_option_and_column_has_its_sentence(name: str, medium: str | None) -> None:
     metric = metric_class(name, medium)
+    usual = describe_options(metric_class(name).Options) if medium else []
     for option in describe_options(metric.Options):
-        assert option.help and f"| `{option.name}` |" in options_table(name, medium)
+        assert option.help and (f"| `{option.name}` |" in options_table(name, medium)) != (option in usual)
+    for option in usual:
+        kept = any(option.name == other.name for other in describe_options(metric.Options))
+        assert kept != (f"<code>{option.name}</code>" in options_table(name, medium))
     for column in metric.ROW:
         assert column.metadata and column.metadata[b"meaning"], f"{column.name}: make it with rows.column"
         assert f"| `{column.name}` | `{column.type}` |" in rows_table(name, medium)

@@ -49,8 +49,8 @@ def environment(folder: Path, package: str) -> Path:
     )
     beside = [path for path in sys.path if path.endswith("site-packages")]
     (Path(found.stdout.strip()) / "beside.pth").write_text("\n".join(beside) + "\n")
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", package]
-    done = subprocess.run(["nice", *install], capture_output=True, text=True)
+    install = ["nice", sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", package]
+    done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{package} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
     return python
@@ -94,7 +94,7 @@ def report(answers: list[dict[str, Any]], failures: list[str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.adapters", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="python -m tools.adapters", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PACKAGES)}; all by default")
     parser.add_argument("--out", default=str(REPORT), help="file of the report; - for the terminal")
     options = parser.parse_args(arguments)

@@ -55,7 +55,7 @@ def process(rank: int, folder: str) -> None:
 
 
 def trial() -> list[Comparison]:
-    from torch.multiprocessing import spawn
+    from torch import multiprocessing
 
     expected = {}
     for name, options in METRICS.items():
@@ -71,7 +71,7 @@ def trial() -> list[Comparison]:
     update(copied, (2, 3))
     cases = {"MetricCollection, pickled between two batches": copied.compute()}
     with tempfile.TemporaryDirectory() as folder:
-        spawn(process, (folder,), nprocs=2)
+        multiprocessing.spawn(process, (folder,), nprocs=2)  # type: ignore[no-untyped-call,attr-defined]
         for rank in (0, 1):
             found = pickle.loads((Path(folder) / f"{rank}.pickle").read_bytes())
             cases |= {f"two processes (gloo), {share}, on process {rank}": found[share] for share in SHARES}

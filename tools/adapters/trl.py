@@ -26,9 +26,8 @@ def policy() -> tuple[Any, Any]:
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
+    opened: Any = PreTrainedTokenizerFast  # has no types
+    fast = opened(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     config = GPT2Config(
         vocab_size=len(vocabulary), n_positions=64, n_embd=16, n_layer=2, n_head=2, eos_token_id=1,
         bos_token_id=1, pad_token_id=0,

@@ -151,7 +151,8 @@ class Place:
             try:
                 self.filesystem.get_file(self.path, str(copy))
             except Exception as error:
-                raise self.unreadable(error) from error
+                found = f"cannot be copied to {folder} ({reason_of(error)})"
+                raise FileError(file_problem(self.address, found)) from error
             yield copy
 
     @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -13,8 +12,9 @@ from typing import Any
 from capeval_core._version import __version__
 from capeval_core.errors import FileError, Problem, Problems, file_problem
 from capeval_core.integrations.shards.outputs import DamagedError, read_note
-from capeval_core.integrations.shards.places import Place, is_partial
+from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.shard import ShardResult
+from capeval_core.writing import PARTIAL
 
 MANIFEST = "manifest.json"
 _AT_ONCE = 16  # files whose notes are read together: object stores answer slowly, but many at a time
@@ -33,33 +33,37 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
 
     Args:
         inputs: paths or addresses of fsspec, with `*`, `?`, `[...]` and `**`.
-        output: path or address of a folder.
+        output: path or address of a folder, which need not be there.
 
     Raises:
         ValueError: a pattern matches no file; two shards would have one target; the output folder is that of
             a shard, or a file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("b.tar", "a.parquet"):
+    ...         _ = Path(folder, name).write_bytes(b"")
+    ...     [shard.target for shard in plan_shards([f"{folder}/*"], "s3://bucket/out")]
+    ['s3://bucket/out/a.parquet', 's3://bucket/out/b.parquet']
     """
-    folder = Place.of("output", output)
-    problems = Problems()
+    folder, problems = _output_folder(output), Problems()
+    if folder.is_local and Path(folder.path).exists() and not Path(folder.path).is_dir():
+        problems.add(Problem("output", None, "a file", "pass a folder", "is", output))
     planned: dict[str, PlannedShard] = {}
     for pattern in inputs:
-        place = Place.of("input", pattern)
-        sources = _files(place)
+        sources = _files(Place.of("input", pattern))
         if not sources:
             problems.add(Problem("input", None, "no file matches", "check the path", "", pattern))
         for source in sources:
-            name = source.name.partition(".")[0] + ".parquet"
-            target = f"{output.rstrip('/') or '/'}/{name}"
-            if _folder(source) == _folder(Place.of("output", target)):
+            target = folder.child(source.name.partition(".")[0] + ".parquet")
+            if source.parent.is_same(folder):
                 found, fix = "the folder of the input", "choose another folder for the scores"
                 problems.add(Problem("output", None, found, fix, "is", output))
                 break
-            other = planned.setdefault(target, PlannedShard(source.address, target))
+            other = planned.setdefault(target.address, PlannedShard(source.address, target.address))
             if other.source != source.address:
-                found = f"{other.source} and {source.address} would both go to {name}"
+                found = f"{other.source} and {source.address} would both go to {target.name}"
                 problems.add(Problem("input", None, found, "give them other names, or run twice", ""))
-    if folder.is_local and Path(folder.path).exists() and not Path(folder.path).is_dir():
-        problems.add(Problem("output", None, "a file", "pass a folder", "is", output))
     problems.raise_if_any()
     return [planned[target] for target in sorted(planned)]
 
@@ -86,7 +90,10 @@ def refuse_other_scores(shards: Sequence[PlannedShard], signature: str) -> None:
 
 def existing(shards: Sequence[PlannedShard], output: str) -> list[PlannedShard]:
     """The shards whose target is there, whatever it holds."""
-    names = {place.name for place in _files(Place.of("output", f"{output.rstrip('/')}/*.parquet"))}
+    folder = _output_folder(output)
+    if not folder.filesystem.isdir(folder.path):
+        return []
+    names = set(folder.names())
     return [shard for shard in shards if shard.target.rpartition("/")[2] in names]
 
 
@@ -107,29 +114,27 @@ def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[s
         ],
         "without_scores": failures,
     }
-    place = Place.of("output", f"{output.rstrip('/')}/{MANIFEST}")
+    place = _output_folder(output).child(MANIFEST)
     with place.whole() as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return place.address
 
 
+def _output_folder(output: str) -> Place:
+    """The output folder; a local one by its whole path, since workers may have other current folders."""
+    place = Place.of("output", output)
+    return Place(place.path, place.filesystem, place.path) if place.is_local else place
+
+
 def _files(pattern: Place) -> list[Place]:
-    """The files that a pattern matches, unfinished ones left out."""
+    """The files that a pattern matches, by path; unfinished ones are none."""
+    filesystem = pattern.filesystem
     try:
-        found = pattern.filesystem.glob(pattern.path, detail=True)
+        found = filesystem.glob(pattern.path, detail=True)
     except FileNotFoundError:
         return []
     except Exception as error:  # whatever the store's client raises
         raise pattern.unreadable(error) from error
-    paths = sorted(path for path, info in found.items() if info["type"] == "file" and not is_partial(path))
-    local = pattern.is_local
-    return [
-        Place(path if local else pattern.filesystem.unstrip_protocol(path), pattern.filesystem, path)
-        for path in paths
-    ]
-
-
-def _folder(file: Place) -> tuple[type[Any], str]:
-    """The folder of a file, such that equal ones compare equal."""
-    folder = file.path.rpartition("/")[0]
-    return type(file.filesystem), os.path.realpath(folder) if file.is_local else folder
+    paths = [path for path, one in found.items() if one["type"] == "file" and not path.endswith(PARTIAL)]
+    whole = str if pattern.is_local else filesystem.unstrip_protocol
+    return [Place(whole(path), filesystem, path) for path in sorted(paths)]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.errors import Piece, Problem, Setting, did_you_mean, pieces_of, wrong_option
+from capeval_core.errors import Piece, Problem, Problems, Setting, did_you_mean, pieces_of, wrong_option
 from capeval_core.inputs.samples import Pools
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model
@@ -75,8 +75,11 @@ class Member(ABC):
         try:
             with torch.device("cpu"):  # whatever a program that builds a model of its own has set
                 return self.encoder_class().open(self.folder, device=device, dtype=dtype)
-        except (WeightsError, MemoryError) as error:
+        except WeightsError as error:
             raise _not_opened(self.name, error) from error
+        except MemoryError as error:
+            message = f"members: {self.name!r} could not be opened: {error}{_WITHOUT_IT}"
+            raise MemoryError(message) from error
 
 
 class Dual(Member):
@@ -130,23 +133,29 @@ class Matcher(Member):
 
 
 def open_members(
-    members: str | Sequence[str] | None, matcher: Matcher
+    members: str | Sequence[str] | None, matcher: Matcher | None, problems: Problems
 ) -> tuple[list[Member], tuple[str, ...]]:
     """The matcher that filters first, then the others; and the names of the ensemble, in its order.
 
+    Args:
+        matcher: None, where `problems` say why it could not be opened.
+
     Raises:
         ValueError: no member, one twice, or one called as the option `weights`.
-        WeightsError: weights that could not be loaded; names the member.
+        WeightsError: all weights that could not be loaded; names the members.
     """
-    opened: list[Member] = [matcher]
+    opened: list[Member] = [] if matcher is None else [matcher]
     ensemble = []
-    for name in member_names(members, tiny=matcher.folder.name == "tiny"):
+    for name in member_names(members, tiny=matcher is not None and matcher.folder.name == "tiny"):
         if name != MATCHER:
             try:
                 opened.append(_member(name))
             except WeightsError as error:
-                raise _not_opened(name, error) from None
+                problems.extend(_not_opened(name, error).problems)
+                continue
         ensemble.append(opened[-1].name if name != MATCHER else MATCHER)
+    if len(problems):
+        raise WeightsError(problems)
     names = [member.name for member in opened]
     if twice := sorted({name for listed in (ensemble, names) for name in listed if listed.count(name) > 1}):
         raise ValueError(
@@ -214,12 +223,12 @@ def _member(name: str) -> Member:
     return Dual(name, folder)
 
 
-def _not_opened(name: str, error: WeightsError | MemoryError) -> WeightsError | MemoryError:
+_WITHOUT_IT = "\nTo do without it, name the others in `members`."
+
+
+def _not_opened(name: str, error: WeightsError) -> WeightsError:
     """An error about weights as one about the member of that name."""
     source = f"members: {name!r} could not be opened"
-    fix = "\nTo do without it, name the others in `members`."
-    if isinstance(error, MemoryError):
-        return MemoryError(f"{source}: {error}{fix}")
 
     def of_member(piece: Piece) -> Piece:
         if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
@@ -228,7 +237,7 @@ def _not_opened(name: str, error: WeightsError | MemoryError) -> WeightsError | 
 
     def of_members(problem: Problem) -> Problem:
         changed = problem.changed(of_member)
-        return replace(changed, source=source, fix=(*pieces_of(changed.fix), fix))
+        return replace(changed, source=source, fix=(*pieces_of(changed.fix), _WITHOUT_IT))
 
     error.change(of_members)
     return error

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from capeval_core.errors import InputWarning
+from capeval_core.errors import InputWarning, Problems
 from capeval_core.inputs.samples import Pools, Samples, in_rgb
 from capeval_core.metric import Model
 from capeval_core.options import Options as CommonOptions
@@ -30,6 +30,7 @@ from capeval_core.scores.eco.formulas import CONSENSUS_WEIGHT, ENSEMBLE_WEIGHT, 
 from capeval_core.scores.eco.members import MATCHER, MEMBER_ROW, Matcher, Member, check_members, open_members
 from capeval_core.scores.eco.ranking import Candidates, rank
 from capeval_core.weights.catalogue import BLIP2
+from capeval_core.weights.folder import WeightsError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +116,13 @@ class Eco(Reranker):
 
     def open_models(self) -> dict[str, Model]:
         # No tensors yet: members are opened one after another, when they encode.
-        matcher = Matcher(MATCHER, self.weights_folder())
-        self.members, self.ensemble = open_members(self.options.members, matcher)
+        problems = Problems()
+        matcher = None
+        try:
+            matcher = Matcher(MATCHER, self.weights_folder())
+        except WeightsError as error:
+            problems.extend(error.problems)
+        self.members, self.ensemble = open_members(self.options.members, matcher, problems)
         models = {member.name: member.model for member in self.members}
         return {"weights": models[MATCHER], **{name: models[name] for name in self.ensemble}}
 

@@ -365,7 +365,7 @@ def test_evidence_is_that_of_a_pool(matcher: str, scenes: Any, tmp_path: Path) -
     result = opened(matcher, evidence=True).score(pools, paths)
     for i, path in enumerate(paths):
         shown = result.explain(i)
-        assert shown["candidates"] == result.parts["candidates"][i] and shown["image"] == repr(str(path))
+        assert shown["candidates"] == result.parts["candidates"][i] and shown["image"] == str(path)
 
 
 def test_samples_that_came_in_no_pools_are_refused(matcher: str, scenes: Any) -> None:

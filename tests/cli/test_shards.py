@@ -1,0 +1,267 @@
+"""`capeval shards score`: planning, finished shards, what is refused, and runs that are killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import capeval_core
+from capeval_core.integrations.ray import score_one
+from capeval_core.integrations.shards import BatchScorer, ShardResult
+from capeval_core.integrations.shards.plan import PlannedShard
+from capeval_core.models.batching import count_forwards
+from tests.cli.conftest import Ran
+from tests.integrations.shard_inputs import write_shards
+
+Shards = Callable[..., Ran]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with three shards of ten rows in `in`."""
+    write_shards(tmp_path / "in", shards=3, rows=10)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def shards(capeval: Callable[..., Ran], folder: Path) -> Shards:
+    """`capeval shards score pacs` from `in` to `out`; further arguments follow, and win."""
+
+    def run(*arguments: object) -> Ran:
+        given = ("--weights", "tiny", "--device", "cpu", "--input", "in/*.parquet", "--output", "out/")
+        return capeval("shards", "score", "pacs", *given, *arguments)
+
+    return run
+
+
+def test_each_shard_becomes_a_file_with_the_scores_of_the_metric(shards: Shards, folder: Path) -> None:
+    ran = shards()
+    assert ran.status == 0, ran.err
+    signature = capeval_core.load("pacs", weights="tiny").signature()
+    assert "PAC-S      3 shards\n" in ran.out and "30 (0 failed, 0 truncated)" in ran.out
+    assert signature in ran.out and " pairs/s (30 pairs in " in ran.out
+    for name in ("00000", "00001", "00002"):
+        given, found = (pq.read_table(folder / part / f"{name}.parquet") for part in ("in", "out"))
+        assert found.column_names == ["uid", "score", "parts", "truncated", "error"]
+        assert found["uid"] == given["uid"]
+        metric = capeval_core.load("pacs", weights="tiny", device="cpu")
+        scores = metric.score(given["caption"].to_pylist(), given["image"].to_pylist()).scores
+        assert found["score"].to_pylist() == scores
+    manifest = json.loads((folder / "out" / "manifest.json").read_text())
+    assert {name: manifest[name] for name in ("rows", "failed", "truncated", "without_scores")} == {
+        **{"rows": 30, "failed": 0, "truncated": 0},
+        "without_scores": {},
+    }
+    assert manifest["signature"] == signature and len(manifest["shards"]) == 3
+    assert manifest["shards"][2]["source"] == str(folder / "in" / "00002.parquet")
+    assert len({shard["checksum"] for shard in manifest["shards"]}) == 3
+
+
+def test_a_second_run_encodes_the_new_shards_alone(shards: Shards, folder: Path) -> None:
+    assert shards().status == 0
+    written = {path: path.stat().st_mtime_ns for path in (folder / "out").glob("0*.parquet")}
+    with count_forwards() as count:
+        again = shards()
+    assert again.status == 0 and count.items <= 8  # the canary of weights
+    assert "3 shards (3 finished before)" in again.out and "nothing to do" in again.out
+    (folder / "out" / "00001.parquet").unlink()
+    assert "3 shards (2 finished before)" in shards().out
+    changed = {path.name for path, time in written.items() if path.stat().st_mtime_ns != time}
+    assert changed == {"00001.parquet"}
+
+
+def test_scores_of_another_signature_are_refused_before_any_work(shards: Shards, folder: Path) -> None:
+    assert shards().status == 0
+    (folder / "out" / "00000.parquet").unlink()
+    ran = shards("--w", "2.5")
+    assert ran.status == 2
+    for part in ("00001.parquet: holds scores of capeval:pacs|", "|w:2|", "|w:2.5|", "another --output"):
+        assert part in ran.err
+    assert not (folder / "out" / "00000.parquet").exists()
+    (folder / "out" / "00000.parquet").write_bytes((folder / "in" / "00000.parquet").read_bytes())
+    ran = shards()
+    assert ran.status == 2 and "00000.parquet: is Parquet of something else" in ran.err
+
+
+def test_a_shard_that_is_cut_off_costs_no_other(shards: Shards, folder: Path) -> None:
+    whole = (folder / "in" / "00001.parquet").read_bytes()
+    (folder / "in" / "00001.parquet").write_bytes(whole[: len(whole) // 2])
+    ran = shards()
+    assert ran.status == 1
+    assert "3 shards (1 without scores)" in ran.out and "20 (0 failed" in ran.out
+    assert "1 of 3 shards failed:" in ran.err and "in/00001.parquet: " in ran.err
+    names = sorted(path.name for path in (folder / "out").iterdir())
+    assert names == ["00000.parquet", "00002.parquet", "manifest.json"]
+    manifest = json.loads((folder / "out" / "manifest.json").read_text())
+    assert list(manifest["without_scores"]) == [str(folder / "in" / "00001.parquet")]
+    (folder / "in" / "00001.parquet").write_bytes(whole)
+    assert "3 shards (2 finished before)" in shards().out
+
+
+def test_columns_and_broken_images(shards: Shards, folder: Path) -> None:
+    table = pq.read_table(folder / "in" / "00000.parquet").rename_columns(["uid", "alt", "image"])
+    images = [*table["image"].to_pylist()[:-1], b"\x89PNG"]
+    (folder / "other").mkdir()
+    pq.write_table(table.set_column(2, "image", pa.array(images)), folder / "other" / "a.parquet")
+    ran = shards("--input", "other/a.parquet")
+    assert ran.status == 1 and "no column for caption" in ran.err
+    ran = shards("--input", "other/a.parquet", "--columns", "caption=alt")
+    assert ran.status == 0 and "10 (1 failed, 0 truncated)" in ran.out
+    assert pq.read_table(folder / "out" / "a.parquet")["error"].null_count == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "no/*.parquet"], "no/*.parquet"),
+        (["--output", "in/../in/"], "the folder of the input: choose another folder"),
+        (["--output", "in/00000.parquet"], "is a file: pass a folder"),
+        (["--input", "in/*.parquet", "twin/*"], "would both go to 00000.parquet"),
+        (["--workers", "0"], "--workers 0: expected at least 1"),
+        (["--workers", "two"], "expected a whole number"),
+        (["--gpus-per-worker", "1"], "use --device"),
+        (["--gpus-per-worker", "-1", "--workers", "2"], "expected a number of at least 0"),
+        (["--columns", "caption"], "expected WHAT=COLUMN"),
+        (["--columns", "captoin=alt"], "captoin"),
+        (["--rows", "kept"], "unknown option --rows"),
+        (["--weights", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_any_work(
+    shards: Shards, folder: Path, arguments: list[str], message: str
+) -> None:
+    shutil.copytree(folder / "in", folder / "twin")
+    ran = shards(*arguments)
+    assert ran.status == 2 and message in ran.err, ran.err
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the command comes first: one of score, merge, check, histogram"),
+        (["scor"], "the command comes first"),
+        (["score"], "the metric comes first"),
+        (["score", "eco", "--input", "x", "--output", "y"], "z-scores within one set"),
+        (["score", "cider", "--input", "x", "--output", "y"], "prepare"),
+    ],
+)
+def test_what_is_missing_is_named(capeval: Callable[..., Ran], arguments: list[str], message: str) -> None:
+    ran = capeval("shards", *arguments)
+    assert ran.status == 2 and message in ran.err
+
+
+def test_without_ray_several_workers_say_how_to_install_it(
+    shards: Shards, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as an import of a package that is not there
+    for arguments in (["--workers", "2"], ["--ray", "auto"]):
+        ran = shards(*arguments)
+        assert ran.status == 2 and 'pip install "capeval[ray]"' in ran.err
+    assert not (folder / "out").exists()
+
+
+class _SmallMemory(BatchScorer):
+    """A scorer that holds three rows."""
+
+    def __call__(self, batch: Any) -> dict[str, list[Any]]:
+        if len(batch["caption"]) > 3:
+            raise MemoryError
+        return super().__call__(batch)
+
+
+def test_a_window_that_does_not_fit_into_memory_is_halved(folder: Path) -> None:
+    shard = PlannedShard(str(folder / "in" / "00000.parquet"), str(folder / "out" / "0.parquet"))
+    result = score_one(shard, _SmallMemory("pacs", weights="tiny"), {})
+    assert isinstance(result, ShardResult) and result.rows == 10 and not result.failed
+    assert pq.read_table(shard.target)["score"].null_count == 0
+
+
+def test_a_target_that_cannot_be_written_ends_the_run(shards: Shards, folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / ".taken").write_text("")
+    shutil.rmtree(folder / "out")
+    (folder / "out").symlink_to("/proc/self")  # where nobody can make a file
+    ran = shards()
+    assert ran.status == 2 and "cannot be written" in ran.err and ran.err.count("\n") == 1
+
+
+def test_ctrl_c_keeps_finished_shards_and_says_so(folder: Path) -> None:
+    write_shards(folder / "many", shards=40, rows=400)
+    program = "import sys; from capeval_core.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["shards", "score", "pacs", "--weights", "tiny", "--input", "many/*", "--output", "out"]
+    run = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    while not list(folder.glob("out/0*.parquet")) and run.poll() is None:
+        time.sleep(0.01)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate()
+    assert run.returncode == 130 and "shards that are finished are kept: run the same command again" in err
+    assert "Traceback" not in err
+    finished = list(folder.glob("out/*.parquet"))
+    assert 0 < len(finished) < 40 and not (folder / "out" / "manifest.json").exists()
+    assert all(pq.read_metadata(path).num_rows == 400 for path in finished)
+    assert not list(folder.glob("out/.*"))
+
+
+def test_runs_that_are_killed_leave_every_row_once(tmp_path: Path) -> None:
+    """10^4 rows, three kills of the process at random moments."""
+    uids = write_shards(tmp_path / "in", shards=20, rows=500)
+    rng = np.random.default_rng(0)
+    processes: Any = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["capeval_core.commands.shards", "capeval_core.encoders.clip", "datasets"])
+
+    def start(out: str) -> Any:
+        run = processes.Process(target=score, args=(str(tmp_path / "in" / "*.parquet"), str(tmp_path / out)))
+        run.start()
+        return run
+
+    start("expected").join()
+    for _ in range(3):
+        before = len(list(tmp_path.glob("out/0*.parquet")))
+        run = start("out")
+        while len(list(tmp_path.glob("out/0*.parquet"))) <= before and run.exitcode is None:
+            run.join(timeout=0.01)
+        run.join(timeout=float(rng.uniform(0, 0.3)))
+        assert run.exitcode is None, "it was too fast to be killed"
+        run.kill()
+        run.join()
+    last = start("out")
+    last.join()
+    assert last.exitcode == 0
+    expected, found = (
+        pa.concat_tables(pq.read_table(path) for path in sorted(tmp_path.glob(f"{out}/0*.parquet")))
+        for out in ("expected", "out")
+    )
+    assert found["uid"].to_pylist() == uids
+    assert np.abs(found["score"].to_numpy() - expected["score"].to_numpy()).max() <= 1e-7
+
+
+def score(inputs: str, output: str) -> None:
+    """One run of the command, to be killed."""
+    import torch
+
+    from capeval_core.cli import main
+
+    torch.set_num_threads(1)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.exit(main(["shards", "score", "pacs", "--weights", "tiny", "--input", inputs, "--output", output]))

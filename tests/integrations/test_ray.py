@@ -1,0 +1,238 @@
+"""`CaptionScorer` and `ImageDecoder` on plain batches, in `datasets`, and in a Ray pipeline."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+import capeval_core
+from capeval_core.integrations.ray import CaptionScorer, ImageDecoder, Workers, score_shards
+from capeval_core.integrations.shards import BatchScorer, ShardResult
+from capeval_core.integrations.shards.plan import plan_shards
+from tests.integrations.shard_inputs import workers, write_shards
+
+SIZE = 48  # of the network with the embedded small weights
+SIZES = [(90, 120), (300, 41), (SIZE, SIZE), (SIZE + 1, SIZE)]
+
+
+def picture(number: int, mode: str = "RGB", form: str = "PNG", **save: Any) -> bytes:
+    """The file of a drawn image."""
+    noise = np.random.default_rng(number).integers(0, 40, (*SIZES[number % len(SIZES)], 3), dtype=np.uint8)
+    noise[..., number % 3] += 200
+    image = Image.fromarray(noise).convert(mode)
+    with io.BytesIO() as file:
+        image.save(file, form, **save)
+        return file.getvalue()
+
+
+def turned() -> bytes:
+    """A photograph that a viewer would show turned by 90 degrees."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return picture(1, form="JPEG", exif=exif)
+
+
+IMAGES = [
+    *(picture(number) for number in range(4)),
+    *(picture(number, mode) for number, mode in enumerate(["RGBA", "P", "L", "LA"])),
+    turned(),
+]
+CAPTIONS = [f"a {('red', 'green', 'blue')[i % 3]} square" for i in range(len(IMAGES))]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[float]:
+    """Scores of the images, none of which is 0."""
+    scores = capeval_core.load("pacs", weights="tiny").score(CAPTIONS, IMAGES).scores
+    assert min(scores) > 0 and len(set(scores)) == len(scores)
+    return scores
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Ray on this machine, for the tests of this module."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install capeval[ray]")
+    pytest.importorskip("ray.data")
+    context = ray.init(
+        address="local",
+        num_cpus=3,
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield context.address_info["address"]
+    ray.shutdown()
+
+
+def test_decoded_images_have_the_very_scores_of_their_files(expected: list[float]) -> None:
+    batch = {"png": IMAGES, "txt": CAPTIONS}
+    decoded = ImageDecoder("pacs", weights="tiny")(batch)
+    assert decoded["png"].shape == (len(IMAGES), SIZE, SIZE, 3) and decoded["png"].dtype == np.uint8
+    for given in (batch, decoded):
+        found = CaptionScorer("pacs", weights="tiny")(given)
+        assert found["score"].tolist() == expected
+        assert [parts["cosine"] * 2 for parts in found["parts"]] == expected
+
+
+def test_a_broken_image_costs_its_row_in_either_stage() -> None:
+    images = [IMAGES[0], IMAGES[1][:80], b"", None]
+    batch = {"image": images, "caption": ["one", "two", "three", "four"], "kept": [1, 2, 3, 4]}
+    alone = CaptionScorer("pacs", weights="tiny")(batch)
+    staged = CaptionScorer("pacs", weights="tiny")(ImageDecoder("pacs", weights="tiny")(batch))
+    for found in (alone, staged):
+        assert np.isnan(found["score"]).tolist() == [False, True, True, True]
+        assert np.isnan([parts["cosine"] for parts in found["parts"]]).tolist() == [False, True, True, True]
+        assert found["error"][0] == "" and "cannot decode the bytes object" in found["error"][1]
+        assert "is empty" in found["error"][2] and "is None" in found["error"][3]
+        assert found["kept"] == [1, 2, 3, 4]
+    assert alone["score"][0] == pytest.approx(staged["score"][0], abs=1e-6)  # other texts in the batch
+
+
+def test_arrays_of_a_batch_may_be_read_only() -> None:
+    batch = {"image": np.full((3, 70, 50, 3), 7, np.uint8), "caption": np.array(["a", "b", "c"], object)}
+    for column in batch.values():
+        column.flags.writeable = False
+    found = CaptionScorer("pacs", weights="tiny")(ImageDecoder("pacs", weights="tiny")(batch))
+    alone = capeval_core.load("pacs", weights="tiny").score(list(batch["caption"]), list(batch["image"]))
+    assert found["score"].tolist() == alone.scores
+
+
+def test_truncated_token_ids_are_counted() -> None:
+    found = CaptionScorer("pacs", weights="tiny")({"image": IMAGES[:2], "caption": ["word " * 90, "word"]})
+    assert found["truncated"][0] > 0 and found["truncated"][1] == 0
+
+
+def test_datasets_map_reads_images_as_stored(expected: list[float]) -> None:
+    files = datasets.Dataset.from_dict(
+        {"image": [{"bytes": data, "path": None} for data in IMAGES], "caption": CAPTIONS},
+        features=datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")}),
+    )
+    assert files[-1]["image"].size == (300, 41)  # its decoder has turned it
+    found = files.map(CaptionScorer("pacs", weights="tiny"), batched=True, with_rank=True)
+    assert found["score"][:] == expected
+    assert found.features["parts"] == {"cosine": datasets.Value("float64")}
+
+
+def test_datasets_map_takes_an_error_after_thousands_of_rows_without(tmp_path: Path) -> None:
+    rows = 2_500
+    images = [IMAGES[0]] * (rows - 1) + [b"no image"]
+    table = datasets.Dataset.from_dict({"image": images, "caption": ["a wall"] * rows})
+    found = table.map(CaptionScorer("pacs", weights="tiny"), batched=True, batch_size=500)
+    assert found[0]["error"] == "" and "not an image" in found[rows - 1]["error"]
+    assert np.isnan(found[rows - 1]["score"]) and np.isnan(found[rows - 1]["parts"]["cosine"])
+
+
+def test_each_process_of_datasets_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    scorer = CaptionScorer("pacs", weights="tiny")
+    for rank, device in ((0, "cuda:0"), (3, "cuda:1")):
+        scorer._take_gpu(rank)
+        assert scorer._scorer._chosen.options.device == device
+    fixed = CaptionScorer("pacs", weights="tiny", device="cpu")
+    fixed._take_gpu(1)
+    assert fixed._scorer._chosen.options.device == "cpu"
+
+
+def test_it_is_pickled_by_its_settings() -> None:
+    scorer = CaptionScorer("pacs", weights="tiny", w=2.5)
+    batch = {"image": IMAGES[:1], "caption": CAPTIONS[:1]}
+    before = scorer(batch)["score"]
+    content = pickle.dumps(scorer)
+    assert len(content) < 10_000
+    assert pickle.loads(content)(batch)["score"] == before
+    assert "|w:2.5|" in pickle.loads(content).signature
+
+
+def test_metrics_on_texts_take_statistics_made_before() -> None:
+    captions, references = ["a dog runs", "a cat"], [["a dog"], ["a cat", "one cat"]]
+    metric = capeval_core.load("cider")
+    statistics = metric.prepare(references)
+    found = CaptionScorer("cider", statistics=statistics)({"caption": captions, "references": references})
+    assert found["score"].tolist() == metric.score(captions, references=references).scores
+    with pytest.raises(ValueError, match="prepare"):
+        CaptionScorer("cider")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CaptionScorer("eco", weights="tiny"), "z-scores within one set"),
+        (lambda: CaptionScorer("pacs", weight="tiny"), "no option 'weight': did you mean 'weights'"),
+        (lambda: CaptionScorer("pacs", columns={"captoin": "x"}), "captoin"),
+        (lambda: ImageDecoder("hices", weights="tiny"), "leave this stage out"),
+        (lambda: ImageDecoder("cider"), "prepare|leave this stage out"),
+        (lambda: ImageDecoder("pacs", weights="tiny")({"picture": [b""]}), "no column for image"),
+        (lambda: CaptionScorer("pacs", weights="tiny")({"image": [b""]}), "no column for caption"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_a_ray_pipeline_decodes_on_cpus_and_scores_in_actors(cluster: str, expected: list[float]) -> None:
+    import ray.data
+
+    rows = [{"image": image, "caption": text, "n": n} for n, (image, text) in enumerate(zip(IMAGES, CAPTIONS))]
+    rows.append({"image": b"no image", "caption": "none", "n": len(rows)})
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    scored = (
+        ray.data.from_items(rows, override_num_blocks=3)
+        .map_batches(ImageDecoder("pacs", weights="tiny"), batch_size=4)
+        .map_batches(
+            CaptionScorer,
+            fn_constructor_kwargs={"metric": "pacs", "weights": "tiny"},
+            compute=ray.data.ActorPoolStrategy(size=1),
+            batch_size=2,
+        )
+        .drop_columns(["image"])
+    )
+    found = {row["n"]: row for row in scored.iter_rows()}
+    assert sorted(found) == list(range(len(rows)))
+    for n, score in enumerate(expected):
+        assert found[n]["score"] == pytest.approx(score, abs=1e-6)
+        assert found[n]["error"] == "" and found[n]["parts"]["cosine"] == found[n]["score"] / 2
+    last = found[len(expected)]
+    assert np.isnan(last["score"]) and "not an image" in last["error"]
+
+
+def test_a_killed_worker_costs_no_row(cluster: str, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    uids = write_shards(tmp_path / "in", shards=6, rows=400)
+    shards = plan_shards([f"{tmp_path}/in/*.parquet"], str(tmp_path / "out"))
+    scorer = BatchScorer("pacs", weights="tiny")
+    killed: list[int] = []
+
+    def kill() -> None:
+        """Kill a worker once the first shard is done."""
+        while not list((tmp_path / "out").glob("0*.parquet")):
+            time.sleep(0.02)
+        killed.extend(workers()[:1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    results = list(score_shards(shards, scorer, Workers(2), {}))
+    thread.join()
+    assert killed and all(isinstance(result, ShardResult) for result in results)
+    tables = [pq.read_table(shard.target) for shard in shards]
+    assert [uid for table in tables for uid in table["uid"].to_pylist()] == uids
+
