@@ -185,6 +185,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "frames": frames,
     "clip.mp4": clip,
     "captions.json": captions(),
+    "other-captions.json": captions("subtly_wrong"),
     "references.json": references,
     "pools.json": pools,
     "scores.json": scored("good"),
