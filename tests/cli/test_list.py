@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -54,6 +55,23 @@ def test_json_says_what_the_classes_say(capeval: Capeval) -> None:
     assert by_name["pacs"]["licence"] is None  # not stated by its authors
     assert by_name["clips"]["licence"] == "MIT"
     assert [entry["repository"] for entry in content["weights"]] == [e.repository for e in WEIGHTS]
+
+
+def test_parts_of_the_list(capeval: Capeval) -> None:
+    whole = capeval("list").out
+    metrics, weights = capeval("list", "--metrics").out, capeval("list", "--weights").out
+    assert metrics.startswith("METRIC ") and "WEIGHTS" not in metrics and metrics in whole
+    assert weights.startswith("WEIGHTS ") and "METRIC" not in weights and weights in whole
+    assert capeval("list", "--metrics", "--weights").out == f"{metrics}\n{weights}"
+    assert list(json.loads(capeval("list", "--json", "--weights").out)) == ["weights"]
+
+
+def test_bibtex_has_each_paper_once(capeval: Capeval) -> None:
+    text = capeval("list", "--bibtex").out
+    papers = {metric_class(name).paper for name in METRICS}
+    entries = re.findall(r"^@\w+\{(\w+),$", text, re.MULTILINE)
+    assert len(entries) == len(set(entries)) == len(papers)
+    assert text.count("{") == text.count("}") and "%" not in text
 
 
 def test_version_and_help(capeval: Capeval) -> None:
