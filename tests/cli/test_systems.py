@@ -425,3 +425,16 @@ def test_on_the_command_line_no_python_is_asked_for(score: Run) -> None:
         assert "RegionSource" not in ran.err and "RegionEncoder" not in ran.err
     with pytest.raises(ValueError, match="or a RegionSource"):
         capeval_core.load("hices", weights="tiny", regions="no such source")
+
+
+def test_systems_of_images_with_other_numbers_of_references_are_tested(score: Run, folder: Path) -> None:
+    (folder / "refs.json").write_text(json.dumps(REFERENCES | {"p0": ["a wall"]}))
+    (folder / "rest.json").write_text(json.dumps({one: SYSTEMS["B"][one] for one in IDS[1:]}))
+    assert score("refpacs", "A rest", "--json", folder / "out.json").status == 0
+    first, second = results(written(folder / "out.json")).values()
+    assert "|refs:1-2|" in first.signature and "|refs:2|" in second.signature
+    content = written(folder / "out.json")
+    test = content["systems"][1]["results"][0]["test"]
+    assert (test["count"], test["left_out"]) == (6, 1)
+    (message,) = content["messages"]
+    assert message == "rest (refpacs): 1 images have a score in only one of system and baseline"
