@@ -258,8 +258,10 @@ def test_compare_gives_the_table_that_score_gave(score: Run, capeval: Run, folde
     assert ran.status == 2 and "score both by the same metrics" in ran.err
     ran = capeval("compare", files[0])
     assert ran.status == 2 and "holds one system" in ran.err
-    ran = capeval("compare", files[0], files[0])
+    ran = capeval("compare", files[0], files[1], files[0])
     assert ran.status == 2 and "comes twice" in ran.err
+    ran = capeval("compare", files[0], files[0])
+    assert ran.status == 0 and "difference  +0.0000" in ran.out
 
 
 def test_a_report_is_written_of_one_system_and_of_several(score: Run, capeval: Run, folder: Path) -> None:
