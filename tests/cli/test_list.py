@@ -26,8 +26,8 @@ def test_the_table_has_every_metric_and_all_weights(capeval: Capeval) -> None:
         metric = metric_class(name)
         line = next(line for line in lines if line.split()[:1] == [name])
         assert metric.title in line
-        seen = [] if argument_of(metric.media) is None else ["image"]
-        assert "+".join([*seen, *["refs"] * metric.needs_references]) in line.split()
+        media = [] if argument_of(metric.media) is None else ["image"]
+        assert "+".join([*media, *["refs"] * metric.needs_references]) in line.split()
     for (name, medium), metric in variant_classes().items():
         line = next(line for line in lines if metric.title in line)
         assert (

@@ -138,6 +138,7 @@ def test_columns_and_broken_images(shards: Shards, folder: Path) -> None:
         (["--gpus-per-worker", "-1", "--workers", "2"], "expected a number of at least 0"),
         (["--columns", "caption"], "expected WHAT=COLUMN"),
         (["--columns", "captoin=alt"], "captoin"),
+        (["--manifest", "a/b.json"], "expected the name of a file"),
         (["--rows", "kept"], "unknown option --rows"),
         (["--weights", "nowhere"], "nowhere"),
     ],
@@ -265,5 +266,5 @@ def score(inputs: str, output: str) -> None:
     from capeval_core.cli import main
 
     torch.set_num_threads(1)
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     sys.exit(main(["shards", "score", "pacs", "--weights", "tiny", "--input", inputs, "--output", output]))
