@@ -31,14 +31,14 @@ hub._WAITS = (0, 0, 0)
 asked = json.loads(%r)
 answers = []
 for name, keywords in asked["load"]:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         metric = evaluate.load(name, device="cpu", **keywords)
     inputs = {"images": asked["images"], "videos": asked["videos"], "references": asked["references"]}
     given = {name: values for name, values in inputs.items() if name in metric.features}
     given["predictions"] = asked["captions"]
     answer = metric.compute(**given, per_caption=True)
-    answer["warned"] = [str(warning.message) for warning in told if "weights" in str(warning.message)]
+    answer["warned"] = [str(warning.message) for warning in caught if "weights" in str(warning.message)]
     answers.append(answer)
 if asked["combined"]:
     both = evaluate.combine(asked["combined"])
