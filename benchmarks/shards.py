@@ -152,9 +152,9 @@ def main() -> None:
                 ),
                 "",
                 f"Two workers are {speedup:.2f} times as fast as one, median of {len(speedups)} (goal "
-                f"{SPEEDUP}). `--workers 1` takes {cost:.3f} times the processor seconds of `metric.score` on "
-                f"the same rows, median of {len(ratios)}, from {min(ratios):.3f} to {max(ratios):.3f} "
-                f"(goal {OVERHEAD}).",
+                f"{SPEEDUP}). `--workers 1` takes {cost:.3f} times the processor seconds of "
+                f"`metric.score` on the same rows, median of {len(ratios)}, from {min(ratios):.3f} to "
+                f"{max(ratios):.3f} (goal {OVERHEAD}).",
             ]
         )
     )
