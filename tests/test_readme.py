@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import evaluate
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from huggingface_hub import constants
@@ -51,6 +53,8 @@ NOT_RUN = {
     "pip install": "changes the environment; test_extras_that_a_page_installs_exist",
     "pytest": "is what runs this",
     "capeval page": "serves until it is stopped; tests/cli/test_page.py",
+    "export": "is for the lines that follow it, which cannot run",
+    "lmms-eval": "is a package of its own environment; tools/adapters runs it",
 }
 """Commands that cannot run here, and why, or which test has them."""
 SHORTER = {
@@ -59,6 +63,7 @@ SHORTER = {
     "capeval augment images": ["--device", "cpu", "--steps", "1", "--image-size", "32"],
     "capeval rerank": ["--weights", "tiny", "--members", "tiny"],
     "capeval publish": ["--dry-run"],
+    "capeval shards score": ["--workers", "1", "--device", "cpu"],
 }
 """What a test adds to commands that would take hours, gigabytes, or a login."""
 
@@ -123,6 +128,14 @@ def ratings(path: Path) -> None:
     path.write_text("image_id,rating\n" + "".join(f"{item.id},{item.id}\n" for item in items()))
 
 
+def shards(path: Path) -> None:
+    """Two shards of a collection: ids, captions, and images as bytes."""
+    path.mkdir()
+    rows = [{"uid": item.id, "caption": item.good, "image": (item.image).read_bytes()} for item in items()]
+    for number, part in enumerate((rows[:4], rows[4:])):
+        pq.write_table(pa.Table.from_pylist(part), path / f"{number}.parquet")
+
+
 def converted(path: Path) -> None:
     checkpoint(path.with_suffix(".pth"))
     words = ["convert", "pacs", path.with_suffix(".pth"), "--activation", "quick_gelu", "--out", path]
@@ -172,12 +185,14 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "frames": frames,
     "clip.mp4": clip,
     "captions.json": captions(),
+    "other-captions.json": captions("subtly_wrong"),
     "references.json": references,
     "pools.json": pools,
     "scores.json": scored("good"),
     "other.json": scored("subtly_wrong"),
     "ratings.csv": ratings,
     "flickr8k": rated,
+    "shards": shards,
 }
 """What makes each file or folder that the text names, unless one of its commands does."""
 
