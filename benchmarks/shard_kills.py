@@ -13,6 +13,7 @@ without kills. What a kill costs is read from the unfinished files that it leave
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import multiprocessing
 import os
@@ -71,18 +72,21 @@ class Runs:
         while found.kills < count or run is not None:
             if run is None:
                 alone = drivers and found.kills % 5
-                run = self._start(self._out, *(("--workers", "1") if alone else ("--workers", "2", "--ray", address)))
+                run = self._start(
+                    self._out, *(("--workers", "1") if alone else ("--workers", "2", "--ray", address))
+                )
                 self._wait_for_work(run)
             if found.kills < count:
                 run.join(timeout=float(self.rng.uniform(0, 1.5)))
                 target = [run.pid] if drivers else workers()
                 if run.exitcode is None and target:
-                    partial = self._unfinished()
-                    os.kill(target[int(self.rng.integers(len(target)))], signal.SIGKILL)
+                    victim = target[int(self.rng.integers(len(target)))]
+                    written = unfinished([victim, *(workers() if drivers else [])])
+                    os.kill(victim, signal.SIGKILL)
                     found.kills += 1
                     print(f"kill {found.kills}", file=sys.stderr, flush=True)
                     time.sleep(0.5)
-                    found.lost.append(self._lost(partial, drivers))
+                    found.lost.append(self._lost(written))
                     if drivers:
                         run.join()
                         run = None
@@ -125,11 +129,12 @@ class Runs:
     def _unfinished(self) -> set[Path]:
         return set(self._out.glob(".*.partial"))
 
-    def _lost(self, partial: set[Path], drivers: bool) -> int:
-        """Rows in the files that were being written by the killed process, or by either worker of it."""
-        sizes = sorted(path.stat().st_size for path in partial if path.exists())
-        whole = statistics.median(path.stat().st_size for path in (self.folder / "expected").glob("0*.parquet"))
-        return int(sum(sizes[-2:] if drivers else sizes[-1:]) / whole * self.rows)
+    def _lost(self, files: list[Path]) -> int:
+        """Rows in files that were being written, and that nobody will finish."""
+        whole = statistics.median(
+            path.stat().st_size for path in (self.folder / "expected").glob("0*.parquet")
+        )
+        return int(sum(path.stat().st_size for path in files if path.exists()) / whole * self.rows)
 
     def _merged(self, out: Path) -> pa.Table:
         return pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("0*.parquet"))])
@@ -141,6 +146,15 @@ class Runs:
             return float("inf")
         scores, expected = (t["score"].to_numpy() for t in (table, self.expected))
         return float(np.abs(scores - expected).max())
+
+
+def unfinished(processes: list[int]) -> list[Path]:
+    """The unfinished files that processes have open."""
+    files: set[Path] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has ended, or has closed one
+            files |= {link.readlink() for link in Path(f"/proc/{process}/fd").iterdir()}
+    return [path for path in files if path.name.endswith(".partial")]
 
 
 def command(arguments: list[str]) -> None:

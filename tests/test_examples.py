@@ -2,15 +2,89 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from tests.integrations.shard_inputs import write_shards
+
 ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.mark.slow
+def test_a_ray_pipeline_scores_pairs(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install capeval[ray]")
+    write_shards(tmp_path / "in", shards=2, rows=50)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "ray_data.py"), "in/", "scored/"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "100 pairs scored into scored/" in done.stdout
+    rows = pq.read_table(tmp_path / "scored")
+    assert len(set(rows["uid"].to_pylist())) == 100 and "image" not in rows.column_names
+    assert np.isfinite(rows["score"].to_numpy()).all()
+
+
+@pytest.mark.slow
+def test_a_dataset_is_scored_by_map(tmp_path: Path) -> None:
+    write_shards(tmp_path / "in", shards=2, rows=50)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "datasets_map.py"), "in/*.parquet"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "HF_DATASETS_CACHE": str(tmp_path / "cache")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "100 pairs, 0 without a score; the best:" in done.stdout
+    assert len(re.findall(r"^\d\.\d{3}  picture number \d+ on a wall$", done.stdout, re.MULTILINE)) == 3
+
+
+@pytest.mark.slow
+def test_the_tasks_of_a_slurm_array_share_the_shards(tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("needs bash")
+    write_shards(tmp_path / "in", shards=3, rows=10)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "capeval"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m capeval_core "$@"\n')
+    command.chmod(0o755)
+    for task in ("0", "1", "7"):
+        done = subprocess.run(
+            [bash, str(ROOT / "examples" / "slurm_shards.sh"), "in/*.parquet", "out", "--weights", "tiny"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={
+                **ENVIRONMENT,
+                "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
+                "SLURM_ARRAY_TASK_ID": task,
+                "SLURM_ARRAY_TASK_COUNT": "2",
+            },
+        )
+        assert done.returncode == 0, done.stderr
+    assert "no shard for task 7" in done.stdout
+    scored = {task: json.loads((tmp_path / f"out/manifest-{task}.json").read_text()) for task in (0, 1)}
+    assert [len(scored[task]["shards"]) for task in (0, 1)] == [2, 1]
+    assert len(list(tmp_path.glob("out/0*.parquet"))) == 3
 
 
 @pytest.mark.slow

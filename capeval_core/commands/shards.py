@@ -9,14 +9,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands.arguments import (
-    add_flags,
-    chosen,
-    command_of,
-    in_words_of_the_user,
-    read_metric,
-)
+from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
 from capeval_core.commands.interrupts import interruptible
+from capeval_core.commands.metrics import command_of
 from capeval_core.commands.outputs import tell_reasons
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.integrations.ray import (
@@ -29,6 +24,7 @@ from capeval_core.integrations.ray import (
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from capeval_core.integrations.shards.columns import check_columns
 from capeval_core.integrations.shards.plan import (
+    MANIFEST,
     PlannedShard,
     existing,
     plan_shards,
@@ -36,6 +32,8 @@ from capeval_core.integrations.shards.plan import (
     write_manifest,
 )
 from capeval_core.metric import CaptionMetric
+from capeval_core.options import Settings
+from capeval_core.registry import media_of, metric_class
 
 COMMANDS = {
     "score": "score every shard of a collection into a file of its own",
@@ -77,7 +75,12 @@ def _score(arguments: list[str]) -> int:
         usage = "capeval shards score METRIC --input 'in/*.parquet' --output out/ [options]"
         parser = Parser(prog="capeval shards score", usage=usage, epilog=paragraph(FILES))
         parser.introduce(arguments, "the metric comes first: capeval shards score METRIC ...")
-    metric, rest = read_metric("capeval shards score", arguments)
+    name, *rest = arguments
+    media = Parser(prog=f"capeval shards score {name}", add_help=False)
+    media.add_argument("--media")
+    medium, rest = media.parse_known_args(rest)
+    with in_words_of_the_user(Settings):
+        metric = metric_class(name, medium.media)
     flags = _parser(metric).read(rest)
     workers = Workers(flags.workers, flags.gpus_per_worker, flags.ray)
     _check_workers(workers)
@@ -90,14 +93,14 @@ def _score(arguments: list[str]) -> int:
             refuse_other_scores(there, scorer.signature)  # which opens the weights
     settings = {"images": flags.images, "columns": flags.columns}
     with interruptible("shards that are finished are kept: run the same command again to go on"):
-        return _run(metric, scorer, shards, flags.output, workers, settings)
+        return _run(metric, scorer, shards, flags, workers, settings)
 
 
 def _run(
     metric: type[CaptionMetric],
     scorer: BatchScorer,
     shards: list[PlannedShard],
-    output: str,
+    flags: argparse.Namespace,
     workers: Workers,
     settings: dict[str, Any],
 ) -> int:
@@ -117,10 +120,11 @@ def _run(
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
-    manifest = write_manifest(output, results, failures)
+    manifest = write_manifest(flags.output, results, failures, flags.manifest)
     print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
-    tell_reasons([f"{source}: {_about(source, reason)}" for source, reason in failures.items()], len(shards),
-                 "shards")
+    tell_reasons(
+        [f"{source}: {_about(source, reason)}" for source, reason in failures.items()], len(shards), "shards"
+    )
     pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
     return 1 if failures or (pairs and failed == pairs) else 0
 
@@ -154,7 +158,9 @@ class _Progress:
         """Count a shard, and its pairs unless they were counted as they were scored."""
         self._finished += 1
         self._bar.update()
-        self.add(outcome.rows if elsewhere and isinstance(outcome, ShardResult) and not outcome.skipped else 0)
+        self.add(
+            outcome.rows if elsewhere and isinstance(outcome, ShardResult) and not outcome.skipped else 0
+        )
 
     def _show(self) -> None:
         now = time.monotonic()
@@ -179,7 +185,9 @@ def _summary(
     notes = [f"{len(results) - len(scored):,} finished before"] if len(scored) < len(results) else []
     notes += [f"{failures:,} without scores"] if failures else []
     counts = f"{sum(r.failed for r in results):,} failed, {sum(r.truncated for r in results):,} truncated"
-    rate = f"{pairs / seconds:,.0f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)" if pairs else "nothing to do"
+    rate = (
+        f"{pairs / seconds:,.0f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)" if pairs else "nothing to do"
+    )
     shards = f"{len(results) + failures:,} shards" + (f" ({', '.join(notes)})" if notes else "")
     lines = [
         [metric.title, shards],
@@ -206,6 +214,12 @@ def _media(metric: type[CaptionMetric]) -> dict[str, str]:
     return {} if metric.variant is None else {"media": metric.variant}
 
 
+def _name(text: str) -> str:
+    if not text.endswith(".json") or "/" in text:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected the name of a file, such as manifest-3.json")
+    return text
+
+
 def _columns(text: str) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(all(pair) for pair in pairs):
@@ -226,7 +240,14 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
     )
     files = parser.add_argument_group("files")
     files.add_argument("--input", metavar="PATTERN", nargs="+", required=True, help="the shards")
-    files.add_argument("--output", metavar="FOLDER", required=True, help="for their scores and manifest.json")
+    files.add_argument("--output", metavar="FOLDER", required=True, help="for their scores, a file each")
+    files.add_argument(
+        "--manifest",
+        metavar="NAME",
+        type=_name,
+        default=MANIFEST,
+        help=f"of the file about this run in that folder (default: {MANIFEST})",
+    )
     files.add_argument("--images", metavar="FOLDER", help="that paths of images are relative to")
     files.add_argument(
         "--columns",
@@ -242,5 +263,10 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         "--gpus-per-worker", metavar="X", type=float, help="default: the GPUs that there are, at most 1 each"
     )
     work.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster; default: this machine alone")
+    if len(media_of(metric.name)) > 1:
+        listed = "{" + ",".join(media_of(metric.name)) + "}"
+        files.add_argument(
+            "--media", metavar=listed, help=f"what captions are about (default: {metric.media[0]})"
+        )
     add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
     return parser

@@ -145,7 +145,8 @@ class ImageDecoder:
             found = "no metric that sees an image at one size only"
             fix = "leave this stage out: its CaptionScorer decodes in threads"
             raise wrong_option("metric", metric, found, fix)
-        weights = options.get("weights") or getattr(class_.default_weights, "repository", "")
+        default = class_.default_weights
+        weights = options.get("weights") or ("" if default is None else default.repository)
         folder = open_weights(weights, metric=class_.name, tiny=str(class_.tiny))
         self._preprocessing = Preprocessing(**class_.encoder_class().read_config(folder)["preprocessing"])
         self.__name__ = type(self).__name__  # how Ray calls a function
@@ -332,7 +333,8 @@ def _connected(workers: Workers) -> Iterator[float]:
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        there = float(ray.cluster_resources().get("GPU", 0))
+        resources: Any = ray.cluster_resources  # which has no types
+        there = float(resources().get("GPU", 0))
         gpus = min(1.0, round(there / workers.number, 3)) if workers.gpus is None else workers.gpus
         if folder is not None and gpus * workers.number > there:
             found = f"{workers.number} workers need {gpus * workers.number:g} GPUs, and there are {there:g}"

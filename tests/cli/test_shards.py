@@ -138,6 +138,7 @@ def test_columns_and_broken_images(shards: Shards, folder: Path) -> None:
         (["--gpus-per-worker", "-1", "--workers", "2"], "expected a number of at least 0"),
         (["--columns", "caption"], "expected WHAT=COLUMN"),
         (["--columns", "captoin=alt"], "captoin"),
+        (["--manifest", "a/b.json"], "expected the name of a file"),
         (["--rows", "kept"], "unknown option --rows"),
         (["--weights", "nowhere"], "nowhere"),
     ],
@@ -228,7 +229,9 @@ def test_runs_that_are_killed_leave_every_row_once(tmp_path: Path) -> None:
     uids = write_shards(tmp_path / "in", shards=20, rows=500)
     rng = np.random.default_rng(0)
     processes: Any = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["capeval_core.commands.shards", "capeval_core.encoders.clip", "datasets"])
+    processes.set_forkserver_preload(
+        ["capeval_core.commands.shards", "capeval_core.encoders.clip", "datasets"]
+    )
 
     def start(out: str) -> Any:
         run = processes.Process(target=score, args=(str(tmp_path / "in" / "*.parquet"), str(tmp_path / out)))
@@ -263,5 +266,5 @@ def score(inputs: str, output: str) -> None:
     from capeval_core.cli import main
 
     torch.set_num_threads(1)
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     sys.exit(main(["shards", "score", "pacs", "--weights", "tiny", "--input", inputs, "--output", output]))

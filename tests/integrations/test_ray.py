@@ -190,7 +190,10 @@ def test_what_cannot_work_is_refused(make: Any, message: str) -> None:
 def test_a_ray_pipeline_decodes_on_cpus_and_scores_in_actors(cluster: str, expected: list[float]) -> None:
     import ray.data
 
-    rows = [{"image": image, "caption": text, "n": n} for n, (image, text) in enumerate(zip(IMAGES, CAPTIONS))]
+    rows = [
+        {"image": image, "caption": text, "n": n}
+        for n, (image, text) in enumerate(zip(IMAGES, CAPTIONS, strict=True))
+    ]
     rows.append({"image": b"no image", "caption": "none", "n": len(rows)})
     ray.data.DataContext.get_current().enable_progress_bars = False
     scored = (
@@ -235,4 +238,3 @@ def test_a_killed_worker_costs_no_row(cluster: str, tmp_path: Path) -> None:
     assert killed and all(isinstance(result, ShardResult) for result in results)
     tables = [pq.read_table(shard.target) for shard in shards]
     assert [uid for table in tables for uid in table["uid"].to_pylist()] == uids
-

@@ -27,11 +27,12 @@ def write_output(
     path: Path, uids: Sequence[str], scores: Sequence[float | None], signature: str = "capeval:x"
 ) -> None:
     """An output as `score_shard` writes it, of these scores."""
-    schema = pa.schema(
-        [("uid", pa.string()), ("score", pa.float64())], metadata={NOTE: json.dumps({"signature": signature})}
-    )
-    with whole_table(Place.of("target", path), schema) as writer:
-        writer.write(pa.table({"uid": list(uids), "score": list(scores)}, schema=schema))
+    none = [None] * len(uids)
+    columns = {"uid": list(uids), "score": list(scores), "parts": none, "truncated": none, "error": none}
+    table = pa.table({**columns, "score": pa.array(scores, pa.float64())})
+    table = table.replace_schema_metadata({NOTE: json.dumps({"signature": signature})})
+    with whole_table(Place.of("target", path), table.schema) as writer:
+        writer.write(table)
         writer.add_note(COUNTS, {"rows": len(uids), "failed": list(scores).count(None), "truncated": 0})
 
 

@@ -133,7 +133,7 @@ _SIGN = np.uint64(1 << 63)
 
 def _ordered(scores: Floats) -> NDArray[np.uint64]:
     """Whole numbers in the order of scores."""
-    bits = (scores + 0.0).view(np.uint64)  # no negative zero
+    bits = scores.view(np.uint64)
     return np.where(bits & _SIGN, ~bits, bits | _SIGN)
 
 

@@ -16,6 +16,7 @@ from capeval_core.integrations.shards.places import Place, reason_of
 
 NOTE, COUNTS = b"capeval_shard", b"capeval_counts"
 """Keys of an output's metadata: what its scores depend on, and how many there are."""
+COLUMNS = ("uid", "score", "parts", "truncated", "error")
 _MAGIC = b"PAR1"
 _AT_ONCE = 65_536
 
@@ -139,6 +140,9 @@ def check_whole(place: Place) -> dict[str, Any]:
         DamagedError: it is not as it was written. FileError: it is no output of a shard.
     """
     note = read_note(place)
+    names = read_schema(place).names
+    if names != list(COLUMNS):
+        raise DamagedError(f"has the columns {', '.join(names)}, and should have {', '.join(COLUMNS)}")
     rows = sum(map(len, read_batches(place)))
     if rows != note["rows"]:
         raise DamagedError(f"has {rows:,} rows, and should have {note['rows']:,}")

@@ -97,8 +97,10 @@ def existing(shards: Sequence[PlannedShard], output: str) -> list[PlannedShard]:
     return [shard for shard in shards if shard.target.rpartition("/")[2] in names]
 
 
-def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[str, str]) -> str:
-    """Write `manifest.json` into the output folder, whole or not at all, and return its address.
+def write_manifest(
+    output: str, results: Sequence[ShardResult], failures: dict[str, str], name: str = MANIFEST
+) -> str:
+    """Write a file about a run into the output folder, whole or not at all, and return its address.
 
     It lists every shard with counts and checksum, the shards without scores and why, totals and signature.
     """
@@ -114,7 +116,7 @@ def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[s
         ],
         "without_scores": failures,
     }
-    place = _output_folder(output).child(MANIFEST)
+    place = _output_folder(output).child(name)
     with place.whole() as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return place.address

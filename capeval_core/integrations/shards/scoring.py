@@ -129,8 +129,8 @@ class BatchScorer:
 
         Args:
             batch: `caption` (texts), `image` or `video` (whatever `CaptionMetric.score` takes, one each),
-                `references` (lists of texts); of which the metric needs `columns`. An `error` that is not
-                None is why a row is not scored, e.g. because it could not be read. Others are ignored.
+                `references` (lists of texts); of which the metric needs `columns`. An `error` that is a
+                text is why a row is not scored, e.g. because it could not be read. Others are ignored.
 
         Returns:
             `score` (None where there is none), `parts` (a dict each), `truncated` (token ids), `error` (None
@@ -143,7 +143,7 @@ class BatchScorer:
         columns = {name: list(batch[name]) for name in self.columns}
         rows = len(columns["caption"])
         given = batch.get("error", [None] * rows)
-        errors = [str(error) if isinstance(error, str) else None for error in given]  # None may be NaN
+        errors = [str(error) if error and isinstance(error, str) else None for error in given]  # or NaN
         usable = [row for row in range(rows) if errors[row] is None]
         samples, positions = self._checked(columns, usable, errors)
         scores: list[float | None] = [None] * rows

@@ -1,0 +1,56 @@
+"""Score pairs in a Ray pipeline of your own: images are decoded on CPUs, actors with GPUs only encode.
+
+    python examples/ray_data.py 'pairs/*.parquet' scored/ [--metric pacs] [--weights tiny]
+        [--workers 1] [--gpus-per-worker 0] [--ray auto]
+
+The Parquet files have columns such as `image` (bytes) and `caption`. Where you do not need a pipeline of your
+own, `capeval shards score` does this shard by shard, and skips what is finished when it runs again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import ray
+import ray.data
+
+from capeval_core.integrations.ray import CaptionScorer, ImageDecoder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("input")
+    parser.add_argument("output")
+    parser.add_argument("--metric", default="pacs")
+    parser.add_argument("--weights", default="tiny")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--gpus-per-worker", type=float, default=0)
+    parser.add_argument("--ray", help="address of a cluster; default: this machine")
+    arguments = parser.parse_args()
+
+    options = {"metric": arguments.metric, "weights": arguments.weights}
+    # An actor holds a CPU while it lives, and reading and decoding need one more at least.
+    cpus = None if arguments.ray else max(os.cpu_count() or 1, arguments.workers + 1)
+    ray.init(address=arguments.ray or "local", num_cpus=cpus, include_dashboard=False if cpus else None)
+    scored = (
+        ray.data.read_parquet(arguments.input)
+        .repartition(8 * arguments.workers)  # one block would keep one actor busy
+        .map_batches(ImageDecoder(**options), batch_size=256)
+        .map_batches(
+            CaptionScorer,
+            fn_constructor_kwargs=options,
+            compute=ray.data.ActorPoolStrategy(size=arguments.workers),
+            num_gpus=arguments.gpus_per_worker or None,
+            batch_size=1024,
+        )
+        .drop_columns(["image"])
+    )
+    scored.write_parquet(arguments.output)
+    print(f"{ray.data.read_parquet(arguments.output).count():,} pairs scored into {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()
