@@ -150,6 +150,9 @@ class CaptionMetric(MetricFacts, ABC):
         >>> len(result.scores), result.counts.captions
         (2, 2)
         """
+        if not self.media and references is None and images is not None:
+            found, fix = f"given, but {self.name} compares texts alone", "pass references=... by its name"
+            raise Problems([Problem("images", None, found, fix, verb="are", kind=TypeError)]).error()
         visuals = self.visuals_among(images=images, videos=videos)
         if references is not None and not self.needs_references:
             warnings.warn(f"{self.name} needs no references: they are ignored", stacklevel=2)
@@ -343,7 +346,8 @@ class CaptionMetric(MetricFacts, ABC):
     ) -> dict[int, dict[str, Any]]:
         """What `Result.explain` returns for each caption: by default its text, image and parts."""
         return {
-            row: {"caption": caption, "image": image.label} | {name: part[row] for name, part in parts.items()}
+            row: {"caption": caption, "image": image.label}
+            | {name: part[row] for name, part in parts.items()}
             for row, (caption, image) in enumerate(zip(samples.captions, samples.images, strict=True))
         }
 

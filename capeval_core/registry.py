@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.metric import CaptionMetric
+from capeval_core.options import describe_options
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 
 if TYPE_CHECKING:
@@ -164,7 +165,18 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
     "capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
     """
     class_ = metric_class(name, media)
+    _refuse_options_of_others(class_, name, options)
     return class_(class_.Options.of(name, options))
+
+
+def _refuse_options_of_others(class_: type[CaptionMetric], name: str, options: dict[str, Any]) -> None:
+    """Raise TypeError for an option that the metric has for another medium only."""
+    known = {one.name for one in describe_options(class_.Options)}
+    for medium in media_of(name) if not options.keys() <= known else ():
+        own = {one.name for one in describe_options(metric_class(name, medium).Options)}
+        for option in sorted(options.keys() & own - known):
+            found, fix = f"an option of {name} for {medium}s", f"open load({name!r}, media={medium!r})"
+            raise wrong_option(option, options[option], found, fix, kind=TypeError)
 
 
 def network(kind: str) -> type[CheckedModel]:

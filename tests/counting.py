@@ -12,7 +12,7 @@ from capeval_core.encoders.clip import ClipTowers
 
 
 @dataclass
-class Seen:
+class Encoded:
     """What went through the towers.
 
     images, texts: rows. batches: sizes of the image batches. masked: rows of a ViT, which are pairs of
@@ -27,20 +27,20 @@ class Seen:
 
 
 @contextmanager
-def counted(encoder: ClipTowers) -> Iterator[Seen]:
+def counted(encoder: ClipTowers) -> Iterator[Encoded]:
     """Count what runs through the first layer of the image tower and the last one of the text tower."""
-    seen = Seen()
+    counts = Encoded()
 
     def image(module: Any, inputs: Any, output: Any) -> None:
-        seen.images += len(inputs[0])
-        seen.batches.append(len(inputs[0]))
+        counts.images += len(inputs[0])
+        counts.batches.append(len(inputs[0]))
 
     def masked(module: Any, inputs: Any, output: Any) -> None:
-        seen.masked += len(inputs[0])
-        seen.masked_batches.append(len(inputs[0]))
+        counts.masked += len(inputs[0])
+        counts.masked_batches.append(len(inputs[0]))
 
     def text(module: Any, inputs: Any, output: Any) -> None:
-        seen.texts += len(inputs[0])
+        counts.texts += len(inputs[0])
 
     hooks = [
         encoder.model.visual.conv1.register_forward_hook(image),
@@ -49,7 +49,7 @@ def counted(encoder: ClipTowers) -> Iterator[Seen]:
     if hasattr(encoder.model.visual, "ln_pre"):
         hooks.append(encoder.model.visual.ln_pre.register_forward_hook(masked))
     try:
-        yield seen
+        yield counts
     finally:
         for hook in hooks:
             hook.remove()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from capeval_core.statistics import (
     Clusters,
     Comparison,
     CorpusFormula,
+    FewImagesError,
     Interval,
+    holm,
     mean_interval,
     paired_comparison,
 )
@@ -505,3 +508,29 @@ def test_equal_images_have_no_error_under_a_formula() -> None:
     clusters = Clusters.of([0.3] * 6, list("abcdef"), nearly, summands)
     interval = mean_interval(clusters, level=0.95)
     assert interval.low == interval.high == clusters.value
+
+
+def closed_testing(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values by closed testing: each hypothesis by the worst Bonferroni test of its subsets."""
+    indices = range(len(p_values))
+    subsets = [s for n in range(1, len(p_values) + 1) for s in itertools.combinations(indices, n)]
+    return [max(min(1.0, len(s) * min(p_values[j] for j in s)) for s in subsets if i in s) for i in indices]
+
+
+def test_holm_s_correction_is_closed_testing_by_bonferroni() -> None:
+    rng = np.random.default_rng(5)
+    for n in range(1, 8):
+        for _ in range(20):
+            p_values = np.round(rng.uniform(0, 0.3, n), 2).tolist()  # with ties
+            assert holm(p_values) == pytest.approx(closed_testing(p_values), abs=1e-15)
+    assert holm([]) == [] and holm([0.03]) == [0.03] and holm([1.0, 1.0]) == [1.0, 1.0]
+
+
+def test_a_comparison_of_few_images_has_their_means() -> None:
+    a = Clusters.of([1.0, 3.0, 5.0], ["x", "y", "z"], visual="video")
+    b = Clusters.of([2.0, 2.0, NAN], ["x", "y", "z"], visual="video")
+    with pytest.raises(
+        FewImagesError, match="at least 5 videos that both systems have a score on, found 2"
+    ) as few:
+        paired_comparison(a, b, level=0.95)
+    assert (few.value.means, few.value.images, few.value.left_out) == ((2.0, 2.0), 2, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tools.captions import KINDS, describe, foil, holds
+from tools.clips import EVENTS, describe_clip, foils_of_clip, sample_clip
 from tools.scenes import COLOURS, SHAPES, Scene, draw, sample_scene
 
 RIGHT, TERSE, WORDY, FOILED, JUMBLED, UNRELATED = "right", "terse", "wordy", "foiled", "jumbled", "unrelated"
@@ -160,7 +161,32 @@ def write_demo_set(folder: Path, seed: int = DEMO_SEED) -> None:
         item |= {"subtly_wrong": wrong, "changed": kind, "unrelated": ""}
         items.append(item | {"references": [describe(scene, rng) for _ in range(2)]})
         draw(scene, _DEMO_SIDE).save(folder / f"{index}.png", optimize=True)
+    _write_items(folder / "demo.json", seed, items)
+
+
+def write_demo_clips(folder: Path, seed: int = DEMO_SEED) -> None:
+    """Draw the clips of the demo anew: `clip<id>.gif` and `clips.json`, one clip for each of `EVENTS`."""
+    from PIL.Image import Dither
+
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    items: list[dict[str, Any]] = []
+    while len(items) < len(EVENTS):
+        clip = sample_clip(rng)
+        good = describe_clip(clip, rng)
+        foils = foils_of_clip(clip, good)
+        if clip.event != EVENTS[len(items)] or not foils:
+            continue
+        changed, wrong = foils[int(rng.integers(len(foils)))]
+        name = f"clip{len(items)}.gif"
+        item = {"id": str(len(items)), "image": name, "good": good, "subtly_wrong": wrong, "changed": changed}
+        items.append(item | {"unrelated": "", "references": [describe_clip(clip, rng) for _ in range(2)]})
+        first, *others = [frame.quantize(32, dither=Dither.NONE) for frame in clip.frames(_DEMO_SIDE)]
+        first.save(folder / name, save_all=True, append_images=others, duration=250, loop=0)
+    _write_items(folder / "clips.json", seed, items)
+
+
+def _write_items(path: Path, seed: int, items: list[dict[str, Any]]) -> None:
     for index, item in enumerate(items):
         item["unrelated"] = items[(index + 1) % len(items)]["good"]
-    text = json.dumps({"seed": seed, "items": items}, indent=1)
-    (folder / "demo.json").write_text(text + "\n", encoding="utf-8")
+    path.write_text(json.dumps({"seed": seed, "items": items}, indent=1) + "\n", encoding="utf-8")

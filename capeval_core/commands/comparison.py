@@ -64,7 +64,7 @@ def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[st
         titles = {metric.key: metric.title for metric in metric_classes().values()}
         shown = replace(systems, titles=titles, command=shlex.join(["capeval", *command]))
         say = complain if getattr(flags, "format", None) else print  # a table alone, for programs
-        say(f"report      {write_report(flags.report, shown)}")
+        say(f"report  {write_report(flags.report, shown)}")
 
 
 def compare_systems(

@@ -32,18 +32,37 @@ def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], l
     names = list(dict.fromkeys(names_of(given))) or [given]
     for name in names:
         _refuse_reranker(metric_class(name), len(names) > 1)
-    parser = Parser(prog=f"capeval score {given}", add_help=False)
-    parser.add_argument("--media")
-    flags, others = parser.parse_known_args(rest)
-    with in_words_of_the_user(Settings):
-        # A metric on texts alone fits captions of any medium.
-        media = {name: flags.media if len(names) == 1 or media_of(name) else None for name in names}
-        metrics = [metric_class(name, medium) for name, medium in media.items()]
+    metrics, others = _with_medium("capeval score", names, rest)
     by_argument = {argument_of(metric.media): command_of(metric) for metric in metrics if metric.media}
     if len(by_argument) > 1:
         about = " and ".join(f"{name} is about {argument}" for argument, name in by_argument.items())
         raise ValueError(f"{about}: score them in two commands")
     return metrics, others
+
+
+def read_metric(command: str, arguments: Sequence[str]) -> tuple[type[CaptionMetric], list[str]]:
+    """The one metric that the first argument and `--media` choose, and the other arguments.
+
+    Raises:
+        ValueError: there is no such metric, or none for this medium.
+    """
+    name, *rest = arguments
+    metric_class(name)
+    (metric,), others = _with_medium(command, [name], rest)
+    return metric, others
+
+
+def _with_medium(
+    command: str, names: Sequence[str], rest: Sequence[str]
+) -> tuple[list[type[CaptionMetric]], list[str]]:
+    """The metrics of these names for the medium of `--media`, and the other arguments."""
+    parser = Parser(prog=f"{command} {','.join(names)}", add_help=False)
+    parser.add_argument("--media")
+    flags, others = parser.parse_known_args(rest)
+    with in_words_of_the_user(Settings):
+        # A metric on texts alone fits captions of any medium.
+        media = {name: flags.media if len(names) == 1 or media_of(name) else None for name in names}
+        return [metric_class(name, medium) for name, medium in media.items()], others
 
 
 def _refuse_reranker(metric: type[CaptionMetric], among_several: bool) -> None:

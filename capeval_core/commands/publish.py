@@ -35,6 +35,7 @@ def run(arguments: list[str]) -> int:
     publications = collect(flags)
     if flags.dry_run:
         print("\n".join(_planned(publication) for publication in publications))
+        print("nothing was sent: this is what goes out without --dry-run")
         return 0
     sent = publishing.publish(publications, branch=flags.branch, private=flags.private, message=flags.message)
     for pushed in sent:

@@ -214,8 +214,7 @@ def _introduce(arguments: list[str]) -> int:
     listed = [*metrics.values(), *variant_classes().values()]
     parser = Parser(
         prog="capeval score",
-        usage="capeval score METRIC --candidates FILE --images FOLDER [options]\n"
-        "       capeval score METRIC,METRIC --candidates FILE FILE --images FOLDER [options]",
+        usage="capeval score METRIC[,METRIC] --candidates FILE [FILE] --images FOLDER",
         description=paragraph(
             "Score a file of captions against a folder of images, with one metric or several, with commas; "
             "or compare several files, one for each system."

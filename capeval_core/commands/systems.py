@@ -98,9 +98,8 @@ def baseline_of(given: str | None, names: Sequence[str], paths: Sequence[str | P
             return name
     if given in names:
         return given
-    raise ValueError(
-        f"--baseline {given}: no system{did_you_mean(given, names)} (they are {', '.join(names)})"
-    )
+    hint = did_you_mean(given, names)
+    raise ValueError(f"--baseline {given}: there is no such system{hint} (there are {', '.join(names)})")
 
 
 def options_of(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace) -> list[Options]:
@@ -231,7 +230,7 @@ def folders_of_rows(
 def _read(
     names: Sequence[str], flags: argparse.Namespace, folder: str | None, metric: type[CaptionMetric]
 ) -> list[Collection]:
-    """The collections of all systems; what is wrong with any of them is raised together."""
+    """The collections of all systems; one error has what is wrong with any of them."""
     problems, collections = Problems(), []
     medium = (metric.media or ("image",))[0]
     for path in flags.candidates:
@@ -277,7 +276,7 @@ def _checked(
 
 
 def _opened(metrics: Metrics, options: Sequence[Options]) -> list[CaptionMetric]:
-    """The metrics with their weights; all weights that are missing are said together."""
+    """The metrics with their weights; one error names all weights that are missing."""
     problems, opened = Problems(), []
     for metric, own in zip(metrics, options, strict=True):
         announce(f"opening {metric.name} ...")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from capeval_core.inputs.samples import Samples
@@ -21,12 +21,13 @@ KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated
 
 @dataclass(frozen=True)
 class DemoItem:
-    """One image with its captions, best first, and two references."""
+    """One image or clip with its captions, best first, and two references."""
 
     id: str
     image: Path
+    """A PNG, or a GIF of a clip."""
     good: str
-    """True of the image."""
+    """True of it."""
     subtly_wrong: str
     """The good caption with one word changed, so that it is false."""
     changed: str
@@ -37,6 +38,15 @@ class DemoItem:
     """Two more true captions."""
 
 
+def demo_clips() -> list[DemoItem]:
+    """The packaged clips, for metrics of videos.
+
+    >>> [clip.image.name for clip in demo_clips()]
+    ['clip0.gif', 'clip1.gif', 'clip2.gif', 'clip3.gif']
+    """
+    return _items("clips.json")
+
+
 def demo_set() -> list[DemoItem]:
     """The packaged demo, read from disk.
 
@@ -44,27 +54,37 @@ def demo_set() -> list[DemoItem]:
     >>> first.image.name, len(first.references)
     ('0.png', 2)
     """
-    items = json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))["items"]
+    return _items("demo.json")
+
+
+def _items(name: str) -> list[DemoItem]:
+    items = json.loads((FOLDER / name).read_text(encoding="utf-8"))["items"]
     return [
         DemoItem(**{**item, "image": FOLDER / item["image"], "references": tuple(item["references"])})
         for item in items
     ]
 
 
+def demo_of(metric: type[CaptionMetric]) -> list[DemoItem]:
+    """The packaged examples of what a metric's captions are about."""
+    return demo_clips() if metric.media[:1] == ("video",) else demo_set()
+
+
 def demo_samples(metric: CaptionMetric) -> Samples:
     """The good captions and the references of the demo, for statistics of a small corpus; nothing is read."""
     from capeval_core.inputs.samples import Samples
 
-    items = demo_set()
+    items = demo_of(type(metric))
     references = [list(item.references) for item in items] if metric.needs_references else None
     return Samples([item.good for item in items], [], references, range(len(items)))
 
 
 def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
-    """One result per kind of caption, of the same images (and references), or of texts alone."""
-    images = [item.image for item in items] if metric.media else None
+    """One result per kind of caption, of the same images or videos (and references), or of texts alone."""
+    visuals = [item.image for item in items] if metric.media else None
+    about: dict[str, Any] = {"videos" if metric.media[:1] == ("video",) else "images": visuals}
     references = [item.references for item in items] if metric.needs_references else None
     return {
-        kind: metric.score([getattr(item, field) for item in items], images, references)
+        kind: metric.score([getattr(item, field) for item in items], references=references, **about)
         for kind, field in KINDS.items()
     }

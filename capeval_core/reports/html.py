@@ -182,7 +182,8 @@ def _conditions(systems: Systems) -> Iterator[str]:
         )
     reasons: dict[str, dict[str, None]] = {}
     for _, column, cell in cells:
-        for reason in filter(None, (cell.no_interval, cell.no_test)):
+        relative = column.relative and f"no interval, as {column.relative}"
+        for reason in filter(None, [relative] if relative else [cell.no_interval, cell.no_test]):
             reasons.setdefault(reason, {})[column.title] = None
     notes += [f"{_listed(list(titles))}: {reason}." for reason, titles in reasons.items()]
     return (f'<p class="note">{escape(note)}</p>' for note in notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from typing import Any
 
@@ -14,7 +15,7 @@ from capeval_core.reports.systems import Cell, Column, System, Systems
 
 SHOWN = 4
 """Captions at either end."""
-DIFFERENCES = 3
+DIFFERENCES = 4
 """Captions by which each of two systems is ahead."""
 _REFERENCES = 5
 _LONGEST = 600
@@ -93,7 +94,9 @@ def _card(system: System, column: Column, systems: Systems, index: int, pictures
 
 def _explanation(system: System, cell: Cell, index: int, systems: Systems, pictures: Pictures) -> str:
     """Where a score comes from, to unfold: its evidence, its parts, the references."""
-    evidence: Mapping[str, Any] = {} if cell.evidence is None else cell.evidence.get(index, {})
+    evidence: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):  # an image that is no longer there costs its explanation alone
+        evidence = {} if cell.evidence is None else cell.evidence.get(index, {})
     values = {name: values[index] for name, values in cell.parts.items()}
     shown = panels(evidence, pictures.drawing)
     if system.references is not None and "references" not in evidence and "compared" not in evidence:
@@ -127,7 +130,7 @@ def _picture(system: System, index: int, pictures: Pictures) -> str:
     if system.images is None:
         return ""
     shown = pictures.of(system.images[index], f"{pictures.visual} {system.ids[index]}")
-    return f'<div class="picture">{shown}</div>' if shown else ""
+    return f'<div class="picture {escape(pictures.visual)}">{shown}</div>' if shown else ""
 
 
 def quoted(caption: str) -> str:

@@ -12,7 +12,8 @@ from capeval_core.reports.charts import round_axis
 from capeval_core.reports.explanations import number
 from capeval_core.reports.systems import Cell, Column, System
 
-_BINS = 48
+_BINS = 8, 48
+"""Fewest and most bars of a distribution."""
 
 
 def means(column: Column, systems: Sequence[System]) -> str:
@@ -49,16 +50,16 @@ def distributions(column: Column, systems: Sequence[System]) -> str:
     if not len(values):
         return ""
     low, high, step = round_axis([float(values.min()), float(values.max())], parts=5)
-    counts = {name: np.histogram(own, _BINS, (low, high))[0] for name, own in finite.items()}
-    tallest = max(count.max() for count in counts.values())
+    bins = min(max(int(2 * math.sqrt(max(map(len, finite.values())))), _BINS[0]), _BINS[1])
+    width = 100 / bins
     rows = []
     for system in systems:
-        own, count = finite[system.name], counts[system.name]
-        width = 100 / _BINS
+        own = finite[system.name]
+        count = np.histogram(own, bins, (low, high))[0]
         bars = "".join(
             f'<rect x="{width * place:.2f}%" y="{100 - 100 * share:.1f}%" width="{width:.2f}%" '
             f'height="{100 * share:.1f}%"/>'
-            for place, share in enumerate((count / tallest).tolist())
+            for place, share in enumerate((count / max(count.max(), 1)).tolist())
             if share
         )
         spoken = f"{len(own):,} scores"
@@ -69,7 +70,7 @@ def distributions(column: Column, systems: Sequence[System]) -> str:
             spoken += "; 5%, 50% and 95% lie below " + ", ".join(map(number, quartiles))
         deviation = number(float(own.std())) if len(own) else ""
         rows.append(_row(system.name, bars, spoken, deviation, "counts"))
-    note = "line: mean of the captions; at the right: standard deviation"
+    note = "line: mean of the captions; bars: each system's own share of captions; right: standard deviation"
     return _chart("Distribution of the captions' scores", rows, low, high, step, note)
 
 

@@ -48,6 +48,9 @@ def test_each_caption_gets_a_image_and_its_numbers(
     assert [
         {"id": one["id"], "number": one["number"], **all} for one, all in zip(found, evidence, strict=True)
     ] == found
+    assert {Path(one["image"]).name for one in found} == {
+        "dog.1.jpg", "dog.2.png", "COCO_val2014_000000000042.png"
+    }  # fmt: skip
     assert [one["caption"] for one in found] == [text for texts in CAPTIONS.values() for text in texts]
     if metric == "refhices":
         told = [note["reference"] for note in found[0]["compared"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -25,8 +26,8 @@ def test_the_table_has_every_metric_and_all_weights(capeval: Capeval) -> None:
         metric = metric_class(name)
         line = next(line for line in lines if line.split()[:1] == [name])
         assert metric.title in line
-        seen = [] if argument_of(metric.media) is None else ["image"]
-        assert "+".join([*seen, *["refs"] * metric.needs_references]) in line.split()
+        media = [] if argument_of(metric.media) is None else ["image"]
+        assert "+".join([*media, *["refs"] * metric.needs_references]) in line.split()
     for (name, medium), metric in variant_classes().items():
         line = next(line for line in lines if metric.title in line)
         assert (
@@ -54,6 +55,23 @@ def test_json_says_what_the_classes_say(capeval: Capeval) -> None:
     assert by_name["pacs"]["licence"] is None  # not stated by its authors
     assert by_name["clips"]["licence"] == "MIT"
     assert [entry["repository"] for entry in content["weights"]] == [e.repository for e in WEIGHTS]
+
+
+def test_parts_of_the_list(capeval: Capeval) -> None:
+    whole = capeval("list").out
+    metrics, weights = capeval("list", "--metrics").out, capeval("list", "--weights").out
+    assert metrics.startswith("METRIC ") and "WEIGHTS" not in metrics and metrics in whole
+    assert weights.startswith("WEIGHTS ") and "METRIC" not in weights and weights in whole
+    assert capeval("list", "--metrics", "--weights").out == f"{metrics}\n{weights}"
+    assert list(json.loads(capeval("list", "--json", "--weights").out)) == ["weights"]
+
+
+def test_bibtex_has_each_paper_once(capeval: Capeval) -> None:
+    text = capeval("list", "--bibtex").out
+    papers = {metric_class(name).paper for name in METRICS}
+    entries = re.findall(r"^@\w+\{(\w+),$", text, re.MULTILINE)
+    assert len(entries) == len(set(entries)) == len(papers)
+    assert text.count("{") == text.count("}") and "%" not in text
 
 
 def test_version_and_help(capeval: Capeval) -> None:

@@ -123,12 +123,12 @@ def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
     os.close(end)
     wait_for(rows, "stamp.json", process)
     process.send_signal(signal.SIGINT)
-    seen = read_all(terminal)
+    text = read_all(terminal)
     out, _ = process.communicate(timeout=60)
-    lines = seen.rstrip().split("\r\n")
+    lines = text.rstrip().split("\r\n")
     assert f"0/{IMAGES}" in lines[0]  # the bar, which has a line of its own
-    told = f"capeval: interrupted; rows are kept in {rows}: run the same command again to resume"
-    assert (lines[-1], out) == (told, "")
+    message = f"capeval: interrupted; rows are kept in {rows}: run the same command again to resume"
+    assert (lines[-1], out) == (message, "")
     assert process.returncode == 130
 
 

@@ -367,6 +367,7 @@ def test_a_dry_run_asks_nobody(capeval: Capeval, hub: Hub, folder: Path) -> None
     first, *rest = ran.out.splitlines()
     assert first == "spaces/capeval/refpacs"
     assert {"README.md", "refpacs.py", "requirements.txt"} <= {line.split()[0] for line in rest}
+    assert rest[-1].startswith("nothing was sent")
     ran = capeval("publish", "weights", folder, "--dry-run")
     size = (folder / "model.safetensors").stat().st_size
     assert f"  model.safetensors  {size:,} bytes" in ran.out.splitlines()
@@ -386,7 +387,7 @@ def test_only_what_encoders_read_leaves_a_folder_of_weights(capeval: Capeval, hu
     (folder / "gone.json").symlink_to("/no/such/file")
     planned = capeval("publish", "weights", folder, "--dry-run")
     assert planned.status == 0 and not hub.requests, planned.err
-    first, *rows, left = planned.out.splitlines()
+    first, *rows, left, _ = planned.out.splitlines()
     sizes = {
         "README.md": len((folder / "README.md").read_bytes()),
         "config.json": (folder / "config.json").stat().st_size,
@@ -449,7 +450,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = Path(__file__).parents[2]
     for name in ("metrics", "hub_cards"):
         shutil.copytree(root / name, tmp_path / "checkout" / name)
-    monkeypatch.setattr("capeval_core.publishing.publication.__file__", str(tmp_path / "checkout/a/b/c.py"))
+    monkeypatch.setattr("capeval_core.installed.__file__", str(tmp_path / "checkout/a/b.py"))
     return tmp_path / "checkout"
 
 
@@ -462,7 +463,7 @@ def test_only_a_modules_own_files_become_a_space(capeval: Capeval, hub: Hub, che
     planned = capeval(*publish, "--dry-run")
     own = ["README.md", "app.py", "pacs.py", "requirements.txt"]
     left = "  not sent: .env, link.py, notes.txt, results.json, test_pacs.py"
-    _, *rows, last = planned.out.splitlines()
+    _, *rows, last, _ = planned.out.splitlines()
     assert [row.split()[0] for row in rows] == own and last == left
     assert capeval(*publish).status == 0
     assert sorted(files(hub, "spaces/capeval/pacs")) == own

@@ -230,3 +230,19 @@ def test_its_files_do_not_overwrite_each_other(rerank: Callable[..., Ran], tmp_p
 def test_score_points_to_it(capeval: Callable[..., Ran]) -> None:
     ran = capeval("score", "eco", "--help")
     assert ran.status == 2 and "use `capeval rerank`" in ran.err
+
+
+def test_a_report_shows_the_chosen_captions_with_their_pools(
+    rerank: Callable[..., Ran], pools: dict[str, list[str]], tmp_path: Path
+) -> None:
+    ran = rerank("--members", "tiny", "--report", tmp_path / "report")
+    assert ran.status == 0 and ran.out.endswith(f"report  {tmp_path / 'report' / 'index.html'}\n")
+    html = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    for _, caption in chosen(tmp_path / "best.csv")[1:]:
+        assert f">{caption}</blockquote>" in html
+    assert all(caption in html for pool in pools.values() for caption in pool)
+    assert html.count("<symbol ") == len(pools) and "no interval, as its totals are z-scores" in html
+    assert str(tmp_path) not in html and "capeval rerank --candidates pools.json --images images" in html
+    (tmp_path / "report.csv").write_text("")
+    ran = rerank("--report", tmp_path / "report.csv")
+    assert ran.status == 2 and "report.csv is a file: name a folder" in ran.err

@@ -177,5 +177,5 @@ def test_texts_alone_need_no_folder(name: str, capeval: Callable[..., Ran], file
         expected.mean
     )
     assert content["interval"]["images"] == 5
-    told = capeval("score", name, *given, "--images", files / "nowhere")
-    assert told.status == 0 and f"warning: {name} compares texts alone: --images is ignored" in told.err
+    ran = capeval("score", name, *given, "--images", files / "nowhere")
+    assert ran.status == 0 and f"warning: {name} compares texts alone: --images is ignored" in ran.err

@@ -11,7 +11,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,17 @@ class Action:
     """Something that a user does.
 
     typed: a command line, whose input may follow `<`, or lines of Python, all of one session.
-    reads: what must be there to read, in this order. never: what must not be there.
-    status: with which a command ends. without: packages that are not installed.
+    reads: what must be there to read, in this order.
+    status: with which a command ends, 1 for an exception. after: names of what must have been done before.
+    without: a package that is not installed.
     """
 
     name: str
     typed: str
-    reads: tuple[str, ...]
-    never: tuple[str, ...] = ()
+    reads: list[str]
     status: int = 0
-    without: tuple[str, ...] = ()
+    after: list[str] = field(default_factory=list)
+    without: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,23 +49,32 @@ class Outcome:
 
 
 class Hour:
-    """A folder of files, and one session of Python in it; actions are done in it one after the other."""
+    """A folder of files, and one session of Python in it, for these actions by their names."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, actions: Mapping[str, Action]) -> None:
         self.folder = folder
+        self.actions = actions
         self._names: dict[str, Any] = {"__name__": "__main__"}
+        self._done: dict[str, Outcome] = {}
         write_files(folder)
 
-    def do(self, action: Action) -> Outcome:
-        """Do it, and return all that the user reads."""
+    def do(self, name: str) -> Outcome:
+        """Do it, once, after what must come before it, and return all that the user reads."""
+        if name not in self._done:
+            for earlier in self.actions[name].after:
+                self.do(earlier)
+            self._done[name] = self._do(self.actions[name])
+        return self._done[name]
+
+    def _do(self, action: Action) -> Outcome:
         screen = io.StringIO()
         with (
-            contextlib.chdir(self.folder),
+            _inside(self.folder),
             _not_installed(action.without),
             contextlib.redirect_stdout(screen),
             contextlib.redirect_stderr(screen),
         ):
-            if action.typed.startswith("capeval"):
+            if action.typed.partition(" ")[0] == "capeval":
                 status = _run_command(action.typed)
             else:
                 status = self._run_python(action.typed)
@@ -99,16 +109,29 @@ def _run_command(line: str) -> int:
 
 
 @contextlib.contextmanager
-def _not_installed(packages: tuple[str, ...]) -> Iterator[None]:
-    """Let imports of these packages fail, as where they are not installed."""
-    hidden = [name for name in sys.modules if name.partition(".")[0] in packages]
-    kept = {name: sys.modules.pop(name) for name in hidden}
-    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
     try:
         yield
     finally:
-        for name in packages:
-            del sys.modules[name]
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def _not_installed(package: str) -> Iterator[None]:
+    """Let imports of a package fail, as where it is not installed."""
+    if not package:
+        yield
+        return
+    ours = ("capeval_core.integrations.", "capeval_core.commands.page")
+    hidden = [name for name in sys.modules if name.partition(".")[0] == package or name.startswith(ours)]
+    kept = {name: sys.modules.pop(name) for name in hidden}
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
         sys.modules.update(kept)
 
 
@@ -129,8 +152,16 @@ def write_files(folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(content))
     _write_forms(folder, good, references)
     _write_mistakes(folder, good)
-    rows = [f"{image_id},{rating}" for image_id, rating in zip(good, (5, 4, 4, 2, 3, 5, 1, 2), strict=True)]
-    (folder / "ratings.csv").write_text("\n".join(["image_id,rating", *rows, ""]))
+    ratings = dict(zip(good, (5, 4, 4, 2, 3, 5, 1, 2), strict=True))
+    lines = ["image_id,rating", *(f"{image_id},{rating}" for image_id, rating in ratings.items()), ""]
+    (folder / "ratings.csv").write_text("\n".join(lines))
+    (folder / "own").mkdir()
+    judged = [
+        json.dumps({"image": image_id, "candidate": good[image_id], "ratings": [rating]})
+        for image_id, rating in ratings.items()
+    ]
+    (folder / "own" / "judgements.jsonl").write_text("\n".join(judged))
+    (folder / "own" / "references.json").write_text(json.dumps(references))
 
 
 def _write_forms(folder: Path, good: Mapping[str, str], references: Mapping[str, list[str]]) -> None:
@@ -170,14 +201,9 @@ def _write_mistakes(folder: Path, good: Mapping[str, str]) -> None:
     for name, content in mistakes.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "cut.json").write_text((folder / "good.json").read_text()[:-40])
-    (folder / "repeated.csv").write_text("image_id,caption\n" + f"0,{good['0']}\n" * 3 + f"1,{good['1']}\n")
+    (folder / "repeated.csv").write_text("image_id,caption\n" + "0,two hearts\n" * 3 + "1,a circle\n")
     (folder / "broken").mkdir()
     for image_id in good:
         data = (folder / "photos" / f"{image_id}.png").read_bytes()
         (folder / "broken" / f"{image_id}.png").write_bytes(data[: 300 if image_id == "2" else None])
     (folder / "empty").mkdir()
-
-
-def narrow() -> None:
-    """Let the terminal have 80 columns, as that of a new user has."""
-    os.environ["COLUMNS"] = "80"

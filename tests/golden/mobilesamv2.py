@@ -123,17 +123,17 @@ def _encoded(name: str, sam: Sam, image: Path) -> dict[str, Array]:
 
 def _detector(folder: Path) -> Iterator[Comparison]:
     theirs = _read(folder / "letterbox.npz")
-    told = _json(folder / "letterbox.json")
+    expected = _json(folder / "letterbox.json")
     with Image.open(folder / "image.png") as decoded:
         ours = letterbox(decoded)
     yield compare(
         "letterbox_network_input_every16", ours[:, ::16, ::16], theirs["network_input_every16"], LEVEL
     )
     yield compare("letterbox_top_left_40", ours[:, :40, :40], theirs["top_left_40"], LEVEL)
-    means = told["image.png"]["channel_means_of_network_input"]
+    means = expected["image.png"]["channel_means_of_network_input"]
     yield compare("letterbox_channel_means", ours.mean((1, 2), dtype=np.float64), means, TOLERANCE)
-    shapes = [letterbox(Image.new("RGB", entry["hw"][::-1])).shape[1:] for entry in told["shapes"]]
-    yield compare("letterbox_network_hw", shapes, [entry["network_hw"] for entry in told["shapes"]], 0.0)
+    shapes = [letterbox(Image.new("RGB", entry["hw"][::-1])).shape[1:] for entry in expected["shapes"]]
+    yield compare("letterbox_network_hw", shapes, [entry["network_hw"] for entry in expected["shapes"]], 0.0)
     cases = _read(folder / "objectaware_post.npz")
     for case in sorted({name.partition("_")[0] for name in cases}):
         network, image = (tuple(cases[f"{case}_{of}_hw"].tolist()) for of in ("letterbox", "image"))

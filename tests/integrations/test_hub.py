@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,26 +31,22 @@ hub._WAITS = (0, 0, 0)
 asked = json.loads(%r)
 answers = []
 for name, keywords in asked["load"]:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         metric = evaluate.load(name, device="cpu", **keywords)
     inputs = {"images": asked["images"], "videos": asked["videos"], "references": asked["references"]}
     given = {name: values for name, values in inputs.items() if name in metric.features}
     given["predictions"] = asked["captions"]
     answer = metric.compute(**given, per_caption=True)
-    answer["warned"] = [str(warning.message) for warning in told if "weights" in str(warning.message)]
+    answer["warned"] = [str(warning.message) for warning in caught if "weights" in str(warning.message)]
     answers.append(answer)
+if asked["combined"]:
+    both = evaluate.combine(asked["combined"])
+    answers.append(both.compute(predictions=asked["captions"], images=asked["images"]))
+    for caption, image in zip(asked["captions"], asked["images"]):
+        both.add(prediction=caption, images=image)
+    answers.append(both.compute())
 print(json.dumps(answers))
-"""
-COMBINE = """
-import json
-import evaluate
-names, captions, images = json.loads(%r)
-both = evaluate.combine([f"capeval/{name}" for name in names])
-values = [both.compute(predictions=captions, images=images)]
-for caption, image in zip(captions, images):
-    both.add(prediction=caption, images=image)
-print(json.dumps([*values, both.compute()]))
 """
 
 
@@ -65,9 +61,16 @@ class Published:
     def send(self, *publications: publishing.Publication) -> list[str]:
         return [pushed.commit for pushed in publishing.publish(publications)]
 
-    def load(self, home: Path, *what: tuple[str, dict[str, str]], **environment: str) -> list[dict[str, Any]]:
-        """What modules give in a fresh process, each loaded with its keywords."""
+    def load(
+        self,
+        home: Path,
+        *what: tuple[str, dict[str, str]],
+        combined: Sequence[str] = (),
+        **environment: str,
+    ) -> list[dict[str, Any]]:
+        """What modules give in a fresh process, each loaded with its keywords; then some combined, twice."""
         asked = {"load": what, "captions": CAPTIONS, "references": REFERENCES, "images": self.images}
+        asked["combined"] = combined
         asked["videos"] = self.videos
         answers: list[dict[str, Any]] = ask(LOAD % json.dumps(asked), self.hub.address, home, **environment)
         return answers
@@ -116,12 +119,15 @@ def published(
         made = Published(hub, {}, [str(path) for path in images[:2]])
         made.send(*modules(), publishing.module("pacs", "other", publishing.PYPI))
         (first,) = made.send(weights(folders[0]))
+        clip = metric_class("clips").default_weights
+        assert clip is not None
+        hub.repositories[clip.repository] = hub.repositories[WEIGHTS]
         made.weights[first] = folders[0]
         yield made
 
 
 def modules() -> list[publishing.Publication]:
-    return [publishing.module(name, "capeval", publishing.PYPI) for name in ("pacs", "refpacs")]
+    return [publishing.module(name, "capeval", publishing.PYPI) for name in ("pacs", "refpacs", "clips")]
 
 
 def weights(folder: Path) -> publishing.Publication:
@@ -139,9 +145,17 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     home.mkdir()
 
     # Modules of two namespaces and the metric's own weights come from the Hub; scores are the folder's.
-    pacs, refpacs, other = published.load(
-        home, ("capeval/pacs", {}), ("capeval/refpacs", {}), ("other/pacs", {"weights": WEIGHTS})
+    pacs, refpacs, other, *both = published.load(
+        home,
+        ("capeval/pacs", {}),
+        ("capeval/refpacs", {}),
+        ("other/pacs", {"weights": WEIGHTS}),
+        combined=["capeval/pacs", "capeval/clips"],
     )
+    clips = sum(published.local("clips", first)) / len(CAPTIONS)
+    for values in both:
+        assert values == {"pac_s": pytest.approx(pacs["pac_s"]), "clip_s": pytest.approx(clips, abs=1e-6)}
+    assert len(both) == 2
     for answer, key, metric in (
         (pacs, "pac_s", "pacs"),
         (refpacs, "refpac_s", "refpacs"),
@@ -198,30 +212,6 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     assert {key: repository.messages for key, repository in published.hub.repositories.items()} == before
     assert not any("/tag/" in request for request in published.hub.requests)
     assert all(list(repository.names) == ["main"] for repository in published.hub.repositories.values())
-
-
-@pytest.mark.slow
-def test_modules_are_combined_by_their_names(
-    seeded_weights: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names, shown = ["pacs", "clips"], [str(path) for path in images[:2]]
-    with serving({}) as hub:
-        log_in(hub.address, WRITER, tmp_path / "login", monkeypatch)
-        sent = [publishing.module(name, "capeval", publishing.PYPI) for name in names]
-        list(publishing.publish([*sent, weights(seeded_weights)]))
-        clip = metric_class("clips").default_weights
-        assert clip is not None
-        hub.repositories[clip.repository] = hub.repositories[WEIGHTS]
-        home = tmp_path / "home"
-        home.mkdir()
-        values = ask(COMBINE % json.dumps([names, CAPTIONS, shown]), hub.address, home)
-    expected = {
-        metric_class(name).key: capeval_core.load(name, weights=seeded_weights, device="cpu")
-        .score(CAPTIONS, shown)
-        .mean
-        for name in names
-    }
-    assert values == [pytest.approx(expected, abs=1e-6)] * 2
 
 
 @pytest.mark.slow

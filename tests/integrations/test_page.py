@@ -352,8 +352,8 @@ def test_a_visitor_on_a_phone_takes_an_example(
         assert box is None or box["x"] + box["width"] <= NARROW[0] + 1, one.evaluate("e => e.outerHTML")
     assert "Parts" in page.locator("#result table caption").last.inner_text()  # the explanation stands above
     # The result comes right below the button, before the examples.
-    place = {name: page.locator(name).bounding_box()["y"] for name in ("#score", "#result", "#examples")}
-    assert place["#score"] < place["#result"] < place["#examples"]
+    place = {name: page.locator(name).bounding_box()["y"] for name in ("#score", "#result", ".examples")}
+    assert place["#score"] < place["#result"] < place[".examples"]
 
 
 @pytest.mark.parametrize(("name", "size"), [("hices", WIDE), ("refhices", NARROW)])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from capeval_core.demo import FOLDER, demo_set
+from capeval_core.demo import FOLDER, demo_clips, demo_set
 from capeval_core.registry import METRICS, metric_class
 from tests.inputs.video_writing import video
 
@@ -348,11 +348,12 @@ def test_a_page_tells_no_path_of_the_installation(served: Served) -> None:
 
 def test_icons_are_the_examples_and_need_no_request(served: Served) -> None:
     icons = [c["props"]["icon"]["url"] for c in served.config["components"] if c["props"].get("icon")]
-    data = [base64.b64decode(icon.removeprefix("data:image/png;base64,")) for icon in icons]
-    about_images = "image" in served.visuals(served.public())
-    assert data == [item.image.read_bytes() for item in demo_set() if about_images]
+    data = [base64.b64decode(icon.partition(";base64,")[2]) for icon in icons]
+    sets = {"image": demo_set(), "video": demo_clips()}
+    visuals = served.visuals(served.public())
+    assert data == [item.image.read_bytes() for name in visuals for item in sets[name]]
     texts = [c["props"].get("value") for c in served.config["components"]]
-    assert about_images or all(item.good in texts for item in demo_set())
+    assert visuals or all(item.good in texts for item in demo_set())
 
 
 def test_files_beyond_the_limit_are_not_taken(served: Served) -> None:

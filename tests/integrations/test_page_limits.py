@@ -128,8 +128,8 @@ def test_wrong_input_is_told_before_weights_are_opened(name: str, tmp_path: Path
 def chosen(client: httpx.Client) -> str:
     """Where the server keeps the image of the first example, once its button is pressed."""
     events = client.get("config").json()["dependencies"]
-    number = next(event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 1)
-    body = {"data": ["good"], "fn_index": number, "session_hash": "example"}
+    number = next(event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 2)
+    body = {"data": ["image", "good"], "fn_index": number, "session_hash": "example"}
     return str(client.post("gradio_api/run/any", json=body).json()["data"][0]["path"])
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import capeval_core
-from capeval_core.demo import demo_set
+from capeval_core.demo import demo_clips, demo_set
 from capeval_core.inputs.video_file import OpenVideo
 from tests.inputs.test_video_files import chunk
 from tests.inputs.video_writing import video
@@ -128,8 +128,8 @@ def test_a_video_is_scored_in_a_browser(visit: Callable[..., Page], tmp_path: Pa
         page = visit(demo.local_url, (1280, 900))
         page.locator("#about").get_by_text("Video", exact=True).click()
         page.locator("h1", has_text="PAC-S for videos").wait_for()
-        assert not page.locator("#image").is_visible() and not page.locator("#examples").is_visible()
-        assert "Give a video and a caption and press Score" in page.locator("#result").inner_text()
+        assert not page.locator("#image").is_visible() and page.locator(".examples").count() == 1
+        assert "Give a video and a caption, or take an example" in page.locator("#result").inner_text()
         page.locator("#score").click()
         page.locator(".problem", has_text="The video is missing").wait_for()
         page.locator("#video input[type=file]").set_input_files(tmp_path / "a.mp4")
@@ -140,6 +140,11 @@ def test_a_video_is_scored_in_a_browser(visit: Callable[..., Page], tmp_path: Pa
         page.locator("#result .score").wait_for()
         assert page.locator("#result figure img").count() == 1
         assert "media:video" in page.locator("#signature textarea").input_value()
+        clip = demo_clips()[1]
+        page.locator(".example").nth(1).click()
+        page.locator("#result blockquote", has_text=clip.good).wait_for()
+        page.locator(f"#video a[download='{clip.image.name}']").wait_for()
+        page.locator("#result .scale", has_text="subtly wrong").wait_for()
         page.locator("#about").get_by_text("Image", exact=True).click()
         page.locator(".example").first.click()
         page.locator("#result blockquote", has_text="pink hearts").wait_for()

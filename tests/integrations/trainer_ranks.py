@@ -64,13 +64,13 @@ def evaluate_everything(found: dict[str, Any], count: int, folder: Path) -> None
     for batchwise in (False, True):
         trainer = make_trainer(scenes, folder, metrics, ddp_backend="gloo", batch_eval_metrics=batchwise)
         assert torch.distributed.get_world_size() == 2
-        with counted(metrics.metrics[0].encoder) as seen:  # type: ignore[attr-defined]
+        with counted(metrics.metrics[0].encoder) as counts:  # type: ignore[attr-defined]
             values = trainer.evaluate()
         found[f"batchwise={batchwise}"] = {
             "values": {key: values[key] for key in ("eval_pac_s", "eval_refpac_s")},
             "captions": metrics.captions,
             "scores": metrics.results["refpacs"].scores,
-            "images": seen.images,
+            "images": counts.images,
         }
     # An image that vanishes costs the process that has it in its share an error, and the other one no hang.
     paths = [folder.parent / f"{int(folder.name)}-{i}.png" for i in range(count)]

@@ -32,8 +32,8 @@ for architecture in (80, 90, 100):
         kernel = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
         ptx = kernel.asm["ptx"]
         words = ("mma.sync", "wgmma", "tcgen05.mma", "atom.", "tf32")
-        seen = [word for word in words if word in ptx]
-        found[f"{architecture} {name}"] = [len(kernel.asm["cubin"]) > 0, *seen]
+        present = [word for word in words if word in ptx]
+        found[f"{architecture} {name}"] = [len(kernel.asm["cubin"]) > 0, *present]
 print(json.dumps(found))
 """
 

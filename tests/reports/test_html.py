@@ -78,7 +78,8 @@ def test_differences_are_of_captions_of_one_image() -> None:
 def test_relative_scores_of_two_systems_are_not_compared() -> None:
     column = replace(X, relative="its totals are z-scores within one set")
     systems = [system(name, "ab", {"x": cell([0.1, 0.9 if name == "B" else 0.2])}) for name in "AB"]
-    assert "differ most" not in page(Systems(systems, [column], "A"))
+    shown = page(Systems(systems, [column], "A"))
+    assert "differ most" not in shown and "X-S: no interval, as its totals are z-scores" in shown
     assert "differ most" in page(Systems(systems, [X], "A"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import capeval_core
+from capeval_core.cache import FeatureCache
 from capeval_core.demo import demo_set
 from capeval_core.description import describe_metric
 from capeval_core.evidence import Evidence
@@ -83,6 +85,22 @@ def test_every_metric_has_its_report(case: str) -> None:
     assert str(Path(ITEMS[0].image).parent) not in html
     for reference in system.references[0] if system.references else []:
         assert reference in parsed.text
+
+
+def test_an_image_that_is_gone_costs_its_explanation_alone(tmp_path: Path) -> None:
+    paths = [Path(shutil.copy(item.image, tmp_path)) for item in ITEMS]
+    metric = capeval_core.load("hices", weights="tiny", cache=FeatureCache())
+    samples = metric.check([item.good for item in ITEMS], paths)
+    rows = metric.encode_all(samples)
+    result = metric.combine(rows)
+    cell = Cell(result.mean, None, result.scores, result.parts, {}, "s")
+    cell = replace(cell, evidence=Evidence(metric, samples, rows, result))
+    column = Column("hices", "HICE-S", "hice_s", metric.range)
+    paths[0].unlink()
+    system = System("A", ["1", "2"], [item.good for item in ITEMS], paths, None, {"hices": cell})
+    html = page(Systems([system], [column]))
+    assert html.count("<symbol ") == 1 and html.count("<img ") == 1
+    assert all(item.good in html for item in ITEMS)
 
 
 @pytest.mark.parametrize("case", ["hices", "pacs:video", "refpacs:video", "cider"])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
-from capeval_core.demo import FOLDER, demo_set
+from capeval_core.demo import FOLDER, demo_clips, demo_set
 from tools.captions import KINDS, describe, foil, foils, holds
 from tools.scenes import (
     BACKGROUNDS,
@@ -25,7 +25,7 @@ from tools.scenes import (
     masks,
     sample_scene,
 )
-from tools.sets import write_demo_set
+from tools.sets import write_demo_clips, write_demo_set
 
 SCENES = [sample_scene(np.random.default_rng([11, index])) for index in range(300)]
 
@@ -273,6 +273,20 @@ def test_the_packaged_demo_is_what_its_seed_draws(tmp_path: Path) -> None:
         assert len(item.references) == 2
         pairs = list(zip(item.good.split(), item.subtly_wrong.split(), strict=True))
         assert sum(before != after for before, after in pairs) == 1
+
+
+def test_the_packaged_clips_are_what_their_seed_draws(tmp_path: Path) -> None:
+    write_demo_clips(tmp_path)
+    assert (tmp_path / "clips.json").read_text() == (FOLDER / "clips.json").read_text()
+    for item in demo_clips():
+        with Image.open(item.image) as packaged, Image.open(tmp_path / item.image.name) as drawn:
+            assert packaged.size == (192, 192)
+            frames = [np.stack([np.asarray(f.convert("RGB"), int) for f in ImageSequence.Iterator(one)])
+                      for one in (packaged, drawn)]  # fmt: skip
+        assert len(frames[0]) > 1 and np.abs(frames[0] - frames[1]).mean() < 1
+        pairs = list(zip(item.good.split(), item.subtly_wrong.split(), strict=True))
+        assert sum(before != after for before, after in pairs) == 1
+        assert len(item.references) == 2 and item.unrelated != item.good
 
 
 def test_scenes_need_neither_torch_nor_pillow_to_be_imported() -> None:

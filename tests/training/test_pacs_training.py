@@ -238,10 +238,10 @@ def test_captions_that_are_cut_off_are_counted(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     capsys.readouterr()
     out = train(pairs, tmp_path / "run", captions=path, towers=pairs / "towers", steps=2)
-    said = "ut off at 77 tokens: 1 of 59 captions"
-    assert capsys.readouterr().err.count(said) == 1
+    cut = "ut off at 77 tokens: 1 of 59 captions"
+    assert capsys.readouterr().err.count(cut) == 1
     assert (
-        f"- C{said}, generated and held-out ones among them." in (out / "weights" / "README.md").read_text()
+        f"- C{cut}, generated and held-out ones among them." in (out / "weights" / "README.md").read_text()
     )
 
 

@@ -52,7 +52,8 @@ def environment(folder: Path, package: str) -> Path:
     install = ["nice", sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", package]
     done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{package} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+        print(done.stderr[-4000:], file=sys.stderr)
+        raise RuntimeError(f"{package} cannot be installed")
     return python
 
 
@@ -69,7 +70,8 @@ def run(name: str, package: str) -> dict[str, Any]:
             text=True,
         )
     if done.returncode:
-        raise RuntimeError(f"{package}: the trial ended with {done.returncode}\n{done.stderr[-4000:]}")
+        print(done.stderr[-4000:], file=sys.stderr)  # paths of this machine are for the terminal alone
+        raise RuntimeError(f"{package}: the trial ended with status {done.returncode}")
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
 

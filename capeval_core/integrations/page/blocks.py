@@ -15,7 +15,7 @@ import gradio as gr
 from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 
-from capeval_core.demo import KINDS, demo_set
+from capeval_core.demo import KINDS, DemoItem, demo_of
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.media import media_on_page
 from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, published_marks
@@ -153,15 +153,13 @@ class _Page:
             visible=self.words.has_kinds,
             elem_id="kind",
         )
-        with gr.Row(elem_id="examples", elem_classes="pictures" if self.media else "texts") as self.shelf:
-            self.examples = [
-                gr.Button(
-                    f"Example: {item.good}", icon=_icon(item.image), elem_classes="example", min_width=0
-                )
-                if self.media
-                else gr.Button(item.good, elem_classes="example-text")
-                for item in demo_set()
-            ]
+        self.examples, self.shelves = [], {}
+        for about, scorer in self.scorers.items():
+            kind = "pictures" if scorer.medium else "texts"
+            first = scorer is self.scorer
+            with gr.Row(visible=first, elem_classes=["examples", kind]) as self.shelves[about]:
+                items = demo_of(scorer.metric)
+                self.examples += [(index, _example(item, kind)) for index, item in enumerate(items)]
         self.chosen = gr.State()
 
     def _weights(self) -> None:
@@ -200,19 +198,15 @@ class _Page:
             answered.success(js=_FRESH, api_visibility="private")
 
         then_score(self.go_on.click(lambda: "tiny", None, self.weights, api_visibility="private"))
-        shown = [medium for medium in self.media if medium.has_examples][:1]
-        filled = [
-            *(self.visuals[medium.name] for medium in shown),
-            self.caption,
-            *references,
-            self.chosen,
-        ]
-        for index, button in enumerate(self.examples):
-            then_score(button.click(partial(self.fill, index), self.kind, filled, api_visibility="private"))
-        again = self.kind.input(self.fill, [self.chosen, self.kind], filled, api_visibility="private")
+        filled = [*self.visuals.values(), self.caption, *references, self.chosen]
+        quietly: dict[str, Any] = {"api_visibility": "private"}
+        for index, button in self.examples:
+            fill = partial(self.fill, index)
+            then_score(button.click(fill, [self.about, self.kind], filled, **quietly))
+        again = self.kind.input(self.fill, [self.chosen, self.about, self.kind], filled, **quietly)
         then_score(again)
         if others:
-            changed = [*self.visuals.values(), self.heading, self.caption, self.kind, self.shelf, *outputs]
+            changed = [*self.visuals.values(), self.heading, self.caption, *self.shelves.values(), *outputs]
             turned = self.about.input(self.turn, self.about, changed, show_progress="hidden", **quiet)
             turned.then(js=_FRESH, api_visibility="private")
         # A result as data, for programs: buttons are pressed by people.
@@ -266,14 +260,12 @@ class _Page:
         """The page about another medium: its component, examples if there are any, and an empty answer."""
         scorer = self._scorer_of(about)
         medium, metric = scorer.medium, scorer.metric
-        has_examples = medium is None or medium.has_examples
         empty = views.empty(metric, published_marks(metric, [scorer.first]))
         return [
             *(gr.update(visible=one is medium) for one in self.media),
             views.heading(metric),
             gr.update(placeholder=_placeholder(scorer)),
-            gr.update(visible=has_examples and self.words.has_kinds),
-            gr.update(visible=has_examples),
+            *(gr.update(visible=one == about) for one in self.shelves),
             empty,
             *[gr.update(visible=False)] * 2,
         ]
@@ -298,15 +290,25 @@ class _Page:
         caption = self.words.captions(texts["caption"] or "")
         return scorer, (visual, caption, lines_of(texts["references"] or ""), texts["weights"])
 
-    def fill(self, index: int | None, kind: str) -> list[Any]:
+    def fill(self, index: int | None, about: Any, kind: str) -> list[Any]:
         """An example in the boxes, the first where none was chosen: what a press of its button does."""
-        index = index or 0
-        item = demo_set()[index]
-        texts = [self.words.example(item, kind)]
-        texts += ["\n".join(item.references)] if self.scorer.metric.needs_references else []
+        scorer = self._scorer_of(about)
+        item = demo_of(scorer.metric)[index or 0]
         # A copy among the uploads, again if that was deleted: Gradio tells a browser the path.
-        copies = [save_file_to_cache(item.image, get_upload_folder()) for _ in self.media[:1]]
-        return [*copies, *texts, index]
+        copies = [
+            save_file_to_cache(item.image, get_upload_folder()) if one is scorer.medium else gr.skip()
+            for one in self.media
+        ]
+        references = ["\n".join(item.references)] if scorer.metric.needs_references else []
+        return [*copies, self.words.example(item, kind), *references, index or 0]
+
+
+def _example(item: DemoItem, kind: str) -> gr.Button:
+    """The button of an example: its picture, or its caption where there are only texts."""
+    if kind == "texts":
+        return gr.Button(item.good, elem_classes="example-text")
+    icon = _icon(item.image)
+    return gr.Button(f"Example: {item.good}", icon=icon, elem_classes="example", min_width=0)
 
 
 def _named(
@@ -334,5 +336,6 @@ def _placeholder(scorer: Scorer) -> str:
 
 
 def _icon(image: Path) -> Any:
-    """A PNG as a button takes it, inside the page itself: of a file it would tell the whole path."""
-    return {"url": f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode('ascii')}"}
+    """A picture as a button takes it, inside the page itself: of a file it would tell the whole path."""
+    form = image.suffix.removeprefix(".")
+    return {"url": f"data:image/{form};base64,{base64.b64encode(image.read_bytes()).decode('ascii')}"}

@@ -40,8 +40,6 @@ class PageMedium(ABC):
 
     name: ClassVar[str]
     label: ClassVar[str]
-    has_examples: ClassVar[bool] = False
-    """Whether the packaged examples are such ones."""
 
     @property
     def offered(self) -> bool:
@@ -82,7 +80,6 @@ class PageImage(PageMedium):
 
     name = "image"
     label = "Image"
-    has_examples = True
 
     def component(self, *, visible: bool) -> gr.Image:
         return gr.Image(

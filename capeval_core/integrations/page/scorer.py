@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from capeval_core.demo import demo_samples, demo_set, score_kinds
+from capeval_core.demo import demo_of, demo_samples, score_kinds
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.media import MEDIA
 from capeval_core.integrations.page.words import words_of
@@ -154,19 +154,20 @@ def marks_of(metric: CaptionMetric) -> Marks:
 
     The demo's captions are scored now, with the metric's own weights.
     """
-    if metric.relative or not (metric.media[:1] == ("image",) or not metric.media):
+    if metric.relative:
         return Marks()
     published = published_marks(type(metric), [*_listed(metric), *(m.label for m in metric.models.values())])
     if published.values:
         return published
-    items = demo_set()
+    items = demo_of(type(metric))
     values = [Mark(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
+    noun = (metric.media or ("image",))[0]
     weighed = ", with these weights" if metric.default_weights else ""
     return Marks.of(
         type(metric),
         values,
         f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly "
-        "wrong ones have one word changed, unrelated ones are true of another image.",
+        f"wrong ones have one word changed, unrelated ones are true of another {noun}.",
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from html import escape
 
 from capeval_core.description import describe_metric
-from capeval_core.integrations.page.media import MEDIA
 from capeval_core.integrations.page.scorer import Mark, Marks, Scored
 from capeval_core.integrations.page.words import PageWords, words_of
 from capeval_core.metric import CaptionMetric
@@ -42,11 +41,9 @@ def heading(metric: type[CaptionMetric]) -> str:
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     """Before the first score: the scale, with what is known of it already."""
     words = words_of(metric)
-    has_examples = words.visual is None or MEDIA[words.visual].has_examples
-    example = ", or take an example," if has_examples else ""
     return _section(
         f'<p class="what">{escape(metric.title)}</p>'
-        f'<p class="message">Give {words.needs}{example} and press Score.</p>'
+        f'<p class="message">Give {words.needs}, or take an example, and press Score.</p>'
         f"{scale(metric, marks.values)}" + _notes([marks.source])
     )
 

@@ -21,7 +21,7 @@ from capeval_core.integrations.shards.places import reason_of
 
 Rows = dict[str, list[Any]]
 """Columns of equal length: `uid`, `caption`, `image` or `video`, `references`, and `error`."""
-WINDOW_BYTES = 256 << 20
+WINDOW_BYTES = 128 << 20
 """Bytes of images and texts after which a window ends, however few its rows are."""
 FIX = 'name it: columns={"caption": "...", "image": "..."} (capeval: --columns caption=...,image=...)'
 KEY, ERROR = "__key__", "__error__"
@@ -70,6 +70,7 @@ class Reader(ABC):
                 if visual in rows:
                     self.images.resolve(rows[visual], rows["error"], visual)
             yield rows
+            del rows  # before the next ones are read
 
     def refuse(self, found: str, fix: str = "write it again") -> FileError:
         """The error of this file, to be raised."""
@@ -107,7 +108,10 @@ class ParquetReader(Reader):
                     f"{self.stem}/{position + i}" if uid is None else str(uid) for i, uid in enumerate(uids)
                 ]
                 position += len(batch)
-                yield {**rows, "error": [None] * len(batch)}
+                rows["error"] = [None] * len(batch)
+                del batch, uids
+                yield rows
+                del rows
         except (pa.ArrowException, OSError) as error:
             raise self.refuse(f"is cut off or damaged ({reason_of(error)})") from error
 

@@ -79,7 +79,9 @@ def score_shard(
     whole. Uids that come twice are kept, `check_shards` names them. Per caption, a corpus metric such as BLEU
     has scores too; what it reports of a corpus is not their mean.
 
-    Memory is that of a window, whatever the length of the shard. Addresses such as `s3://bucket/00000.tar` go
+    Memory is that of a window, whatever the length of the shard, and of the longest page of a Parquet file:
+    those of some writers hold 1,024 images. What a killed process had done of a shard is lost, and it may
+    leave an unfinished `.partial` file beside the target, which nothing reads. Addresses such as `s3://bucket/00000.tar` go
     through fsspec, with the credentials and endpoints of its own configuration: a copy of the source and the
     target lie in the temporary folder meanwhile. `s3://` is tested, others (`gs://`, `hf://`) are fsspec's
     own promise.
@@ -97,7 +99,7 @@ def score_shard(
         columns: names of columns by what they hold, where they are not found by themselves: {"uid": ...,
             "caption": ..., "image": ..., "references": ...}. In a tar these are extensions of members or
             fields of the `.json`. Without a uid, rows are called `<name of the shard>/<number>`.
-        window: rows that are in memory together; fewer where they have more than 256 MB.
+        window: rows that are in memory together; fewer where they have more than 128 MB.
         progress: called with a number of rows whenever so many more are done.
         **options: of a metric given by name, as for `capeval_core.load`.
 
@@ -169,6 +171,7 @@ def _write(
     with whole_table(target, schema) as writer:
         for rows in reader.windows(window):
             table = pa.table({"uid": rows["uid"], **scorer(rows)}, schema=schema)
+            del rows  # its images leave memory before the next ones are read
             writer.write(table)
             counts["rows"] += len(table)
             counts["failed"] += table["score"].null_count

@@ -172,7 +172,7 @@ def explain(
         part = rows.slice(index, len(images)).to_pylist()
         zipped = zip(samples.captions, samples.images, images, part, strict=True)
         for i, (caption, image, features, row) in enumerate(zipped):
-            content: dict[str, Any] = {"caption": caption, "image": image.name}
+            content: dict[str, Any] = {"caption": caption, "image": image.label}
             content |= {name: value[index] for name, value in values.items()}
             content["threshold"] = threshold
             index += 1

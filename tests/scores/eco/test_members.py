@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.blip2 import Blip2Encoder
@@ -122,6 +123,17 @@ def test_a_member_whose_tensors_are_broken_is_named_when_it_runs(
     # What ran before it is kept.
     shards = (tmp_path / "rows" / "blip2-itc").glob("*.parquet")
     assert sum(len(pq.read_table(shard)) for shard in shards) == sum(map(len, scenes[0]))
+
+
+def test_all_members_that_are_missing_are_named_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    members = ["pacs-tiny", "nobody/nothing", "eva02-l14"]
+    with pytest.raises(WeightsError) as missing:
+        capeval_core.load("eco", weights="nobody/matcher", members=members, device="cpu")
+    for name in ("weights 'nobody/matcher'", "members: 'nobody/nothing'", "members: 'eva02-l14'"):
+        assert name in str(missing.value)
 
 
 def test_a_folder_of_a_known_name_is_that_member(
