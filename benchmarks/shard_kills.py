@@ -221,10 +221,11 @@ def report(found: dict[str, Kills], arguments: argparse.Namespace, minutes: floa
         [
             *lines,
             "",
-            "Every folder was filled in spite of the kills, holds every uid once and in order, and is compared "
-            "with a run without Ray and without kills. A shard's file appears when it is complete, so a kill "
-            "loses what a worker had of the shard in its hands, at most one shard a worker (two with the "
-            "driver): the rows of whole windows are counted here, up to 2,048 more may have been encoded.",
+            "Every folder was filled in spite of the kills, holds every uid once and in order, and is "
+            "compared with a run without Ray and without kills. A shard's file appears when it is "
+            "complete, so a kill loses what a worker had of the shard in its hands, at most one shard a "
+            "worker (two with the driver): the rows of whole windows are counted here, up to 2,048 more may "
+            "have been encoded.",
         ]
     )
 
