@@ -46,9 +46,9 @@ _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 _SILENCE = 60.0
 """Seconds between two lines about the progress where there is no terminal."""
 FILES = (
-    "A shard is Parquet (images as bytes or paths), a tar of webdataset, or JSON lines with --images FOLDER. "
-    "Paths may be addresses of fsspec, such as s3://bucket/in/*.parquet. A shard that is finished is skipped, "
-    "so an interrupted run goes on where it stopped."
+    "A shard is Parquet (images as bytes or paths), a tar of webdataset, or JSON lines with --images "
+    "FOLDER. Paths may be addresses of fsspec, such as s3://bucket/in/*.parquet. A shard that is finished "
+    "is skipped, so an interrupted run goes on where it stopped."
 )
 
 
@@ -120,7 +120,8 @@ def _run(
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
-    manifest = write_manifest(flags.output, results, failures, flags.manifest)
+    write_manifest(flags.output, results, failures, flags.manifest)
+    manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"  # as the user names it
     print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
     tell_reasons(
         [f"{source}: {_about(source, reason)}" for source, reason in failures.items()], len(shards), "shards"
