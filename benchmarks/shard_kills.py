@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.extras import needed
 from tests.integrations.shard_inputs import workers, write_shards
 
 TOLERANCE = 1e-7
@@ -175,7 +176,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    import ray
+    with needed("ray"):
+        import ray
 
     context = ray.init(
         address="local",
@@ -219,10 +221,11 @@ def report(found: dict[str, Kills], arguments: argparse.Namespace, minutes: floa
         [
             *lines,
             "",
-            "Every folder was filled in spite of the kills, holds every uid once and in order, and is compared "
-            "with a run without Ray and without kills. A shard's file appears when it is complete, so a kill "
-            "loses what a worker had of the shard in its hands, at most one shard a worker (two with the "
-            "driver): the rows of whole windows are counted here, up to 2,048 more may have been encoded.",
+            "Every folder was filled in spite of the kills, holds every uid once and in order, and is "
+            "compared with a run without Ray and without kills. A shard's file appears when it is "
+            "complete, so a kill loses what a worker had of the shard in its hands, at most one shard a "
+            "worker (two with the driver): the rows of whole windows are counted here, up to 2,048 more may "
+            "have been encoded.",
         ]
     )
 

@@ -25,7 +25,7 @@ from capeval_core.models.batching import count_forwards
 from tests.integrations.shard_inputs import write_shards
 
 MEMORY, SECONDS, RERUN = 0.05, 0.10, 0.02
-"""What memory and seconds may differ by from their median, from a tenth of the run on; what a rerun may take."""
+"""What memory and seconds may differ by from their median, from a tenth of the run on; a rerun's share."""
 
 
 class Course:

@@ -69,10 +69,10 @@ def run_command(inputs: str, out: Path, workers: int) -> tuple[float, float]:
     """Pairs per second between finished files, and seconds of the whole command."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     bound = {0} if workers == 1 else os.sched_getaffinity(0)
+    given = ("--input", inputs, "--output", str(out), "--workers", str(workers))
     start = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-c", COMMAND, *METRIC, "--input", inputs, "--output", str(out)]
-        + ["--workers", str(workers)],
+        [sys.executable, "-c", COMMAND, *METRIC, *given],
         env=environment,
         check=True,
         stdout=subprocess.DEVNULL,
@@ -86,7 +86,7 @@ def run_command(inputs: str, out: Path, workers: int) -> tuple[float, float]:
 
 
 def overhead(inputs: str, folder: Path, repeats: int) -> list[float]:
-    """Seconds of the command in this process over those of `metric.score`, interleaved; the first is warm-up."""
+    """Processor seconds of the command over those of `metric.score`, interleaved; the first is warm-up."""
     import torch
 
     import capeval_core
@@ -137,8 +137,8 @@ def main() -> None:
             [
                 "# One and two workers of `capeval shards score`",
                 "",
-                f"{datetime.date.today()}, Python {platform.python_version()}, {os.cpu_count()} cores, pacs with "
-                f"weights `tiny`, {arguments.shards} shards of {arguments.rows} decoded pictures of "
+                f"{datetime.date.today()}, Python {platform.python_version()}, {os.cpu_count()} cores, pacs "
+                f"with weights `tiny`, {arguments.shards} shards of {arguments.rows} decoded pictures of "
                 f"{SIDE}x{SIDE}, `python -m benchmarks.shards --repeats {arguments.repeats} --shards "
                 f"{arguments.shards} --rows {arguments.rows}`.",
                 "",
@@ -152,9 +152,9 @@ def main() -> None:
                 ),
                 "",
                 f"Two workers are {speedup:.2f} times as fast as one, median of {len(speedups)} (goal "
-                f"{SPEEDUP}). `--workers 1` takes {cost:.3f} times the processor seconds of `metric.score` on the "
-                f"same rows, median of {len(ratios)}, from {min(ratios):.3f} to {max(ratios):.3f} (goal "
-                f"{OVERHEAD}).",
+                f"{SPEEDUP}). `--workers 1` takes {cost:.3f} times the processor seconds of "
+                f"`metric.score` on the same rows, median of {len(ratios)}, from {min(ratios):.3f} to "
+                f"{max(ratios):.3f} (goal {OVERHEAD}).",
             ]
         )
     )

@@ -46,9 +46,9 @@ _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 _SILENCE = 60.0
 """Seconds between two lines about the progress where there is no terminal."""
 FILES = (
-    "A shard is Parquet (images as bytes or paths), a tar of webdataset, or JSON lines with --images FOLDER. "
-    "Paths may be addresses of fsspec, such as s3://bucket/in/*.parquet. A shard that is finished is skipped, "
-    "so an interrupted run goes on where it stopped."
+    "A shard is Parquet (images as bytes or paths), a tar of webdataset, or JSON lines with --images "
+    "FOLDER. Paths may be addresses of fsspec, such as s3://bucket/in/*.parquet. A shard that is finished "
+    "is skipped, so an interrupted run goes on where it stopped."
 )
 
 
