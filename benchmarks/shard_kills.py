@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.extras import needed
 from tests.integrations.shard_inputs import workers, write_shards
 
 TOLERANCE = 1e-7
@@ -176,7 +177,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    import ray
+    with needed("ray"):
+        import ray
 
     session = tempfile.mkdtemp(prefix="capeval-ray-")
     context = ray.init(

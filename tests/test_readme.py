@@ -69,7 +69,7 @@ SHORTER = {
 
 
 def checkpoint(path: Path) -> None:
-    """A CLIP in the naming of PAC-S's authors, whose seeded features are moved to one side: cosines are positive."""
+    """A seeded CLIP named as by PAC-S's authors; features lie on one side, so that cosines are positive."""
     case = CASES / "pacs-vit-tiny"
     manifest = json.loads((case / "manifest.json").read_text())
     arrays = recipe.state_dict(manifest, json.loads((case / "config.json").read_text())["seed"])

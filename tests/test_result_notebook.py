@@ -76,8 +76,13 @@ def test_a_notebook_shows_the_number_the_ends_and_what_failed() -> None:
         ("best", "9", "0.900"), ("best", "8", "0.800"), ("best", "7", "0.700"),
     ]  # fmt: skip
     assert "10: broken" in parsed.text and own.signature in parsed.text
-    styles = "".join(attributes.get("style") or "" for _, attributes in parsed.tags)
-    assert re.findall(r"(?<![-a-z])(?:color|background):\s*(\w+)", styles) == ["inherit", "inherit", "none"]
+    styles = ";".join(attributes.get("style") or "" for _, attributes in parsed.tags)
+    assert re.findall(r"(?<![-a-z])(?:color|background):\s*(\w+)", styles) == [
+        "inherit",
+        "inherit",
+        "inherit",
+        "none",
+    ]
 
 
 def test_what_a_notebook_shows_is_escaped_and_small() -> None:

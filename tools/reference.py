@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import capeval_core
 from capeval_core.options import Settings, describe_options
@@ -27,6 +27,8 @@ MODULES = (
     "demo",
     "errors",
     "integrations",
+    "integrations.ray",
+    "integrations.shards",
     "judgements.correlation",
     "metric",
     "options",
@@ -61,18 +63,14 @@ def with_fields(text: str, names: Iterable[str]) -> str:
     ).replace("\n\n\n", "\n\n")
 
 
-def _explain_fields(module: ModuleType) -> None:
-    """Let the classes of a module show their fields, and options their meanings, as lists."""
-    for class_ in vars(module).values():
-        if not (isinstance(class_, type) and is_dataclass(class_) and class_.__module__ == module.__name__):
-            continue
-        text = inspect.getdoc(class_) or ""
-        if issubclass(class_, Settings):
-            options = describe_options(class_)
-            text += "\n\n" + "\n".join(f"* **{each.name}**: {each.help}" for each in options)
-        else:
-            text = with_fields(text, [field.name for field in fields(class_)])
-        class_.__doc__ = text
+def _explain_fields(class_: Any) -> None:
+    """Let a dataclass show its fields, and options their meanings, as a list."""
+    text = inspect.getdoc(class_) or ""
+    if issubclass(class_, Settings):
+        text += "\n\n" + "\n".join(f"* **{each.name}**: {each.help}" for each in describe_options(class_))
+    else:
+        text = with_fields(text, [field.name for field in fields(class_)])
+    class_.__doc__ = text
 
 
 def write_reference(out: Path) -> list[Path]:
@@ -85,12 +83,16 @@ def write_reference(out: Path) -> list[Path]:
     import pdoc.render
 
     names = [PACKAGE, *(f"{PACKAGE}.{name}" for name in MODULES)]
+    classes: set[Any] = set()
     for module in map(import_module, names):
         for name in getattr(module, "__all__", ()):
             setattr(
                 module, name, getattr(module, name)
             )  # pdoc shows no name that is imported when it is used
-        _explain_fields(module)
+        classes |= {each for each in vars(module).values() if isinstance(each, type) and is_dataclass(each)}
+    for class_ in classes:
+        if class_.__module__.startswith(PACKAGE):
+            _explain_fields(class_)
     pdoc.render.configure(docformat="google", footer_text=f"capeval {capeval_core.__version__}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -120,7 +120,8 @@ def _run(
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
-    manifest = write_manifest(flags.output, results, failures, flags.manifest)
+    write_manifest(flags.output, results, failures, flags.manifest)
+    manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"  # as the user names it
     print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
     tell_reasons(
         [f"{source}: {_about(source, reason)}" for source, reason in failures.items()], len(shards), "shards"

@@ -27,7 +27,7 @@ def result_html(
 
     Args:
         numbers: by key. interval: of the first, low, high and level.
-        counts: of captions, those that failed, ...
+        counts: of captions first, then of those that failed, ...
         ends: rows of captions, e.g. the worst and the best ones.
         errors: index and reason of captions that failed, of which the first are shown.
 
@@ -39,13 +39,18 @@ def result_html(
     facts = (
         [] if interval is None else [f"{number(interval[0])} to {number(interval[1])} ({interval[2]:.0%})"]
     )
-    facts += [f"{count:,} {escape(name)}" for name, count in counts.items() if count or name == "captions"]
+    captions, *others = counts.items()
+    facts.append(
+        f"{captions[1]:,} {escape(captions[0] if captions[1] != 1 else captions[0].removesuffix('s'))}"
+    )
+    facts += [f"{count:,} {escape(name)}" for name, count in others if count]
     rows = "".join(_row(name, row) for name, own in ends.items() for row in own)
     table = ""
     if rows:
         names = _shown_of(next(own[0] for own in ends.values() if own))
-        head = "".join(f"<th>{escape(_cut(name))}</th>" for name in names)
-        table = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        head = "<th></th>" + "".join(f"<th>{escape(_cut(name))}</th>" for name in names)
+        body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
+        table = f'<table style="color:inherit">{body}</table>'
     reasons = "".join(
         f"<div>{index}: {escape(_cut(reason))}</div>" for index, reason in islice(errors.items(), _REASONS)
     )

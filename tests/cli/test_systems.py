@@ -258,8 +258,10 @@ def test_compare_gives_the_table_that_score_gave(score: Run, capeval: Run, folde
     assert ran.status == 2 and "score both by the same metrics" in ran.err
     ran = capeval("compare", files[0])
     assert ran.status == 2 and "holds one system" in ran.err
-    ran = capeval("compare", files[0], files[0])
+    ran = capeval("compare", files[0], files[1], files[0])
     assert ran.status == 2 and "comes twice" in ran.err
+    ran = capeval("compare", files[0], files[0])
+    assert ran.status == 0 and "difference  +0.0000" in ran.out
 
 
 def test_a_report_is_written_of_one_system_and_of_several(score: Run, capeval: Run, folder: Path) -> None:
@@ -425,3 +427,16 @@ def test_on_the_command_line_no_python_is_asked_for(score: Run) -> None:
         assert "RegionSource" not in ran.err and "RegionEncoder" not in ran.err
     with pytest.raises(ValueError, match="or a RegionSource"):
         capeval_core.load("hices", weights="tiny", regions="no such source")
+
+
+def test_systems_of_images_with_other_numbers_of_references_are_tested(score: Run, folder: Path) -> None:
+    (folder / "refs.json").write_text(json.dumps(REFERENCES | {"p0": ["a wall"]}))
+    (folder / "rest.json").write_text(json.dumps({one: SYSTEMS["B"][one] for one in IDS[1:]}))
+    assert score("refpacs", "A rest", "--json", folder / "out.json").status == 0
+    first, second = results(written(folder / "out.json")).values()
+    assert "|refs:1-2|" in first.signature and "|refs:2|" in second.signature
+    content = written(folder / "out.json")
+    test = content["systems"][1]["results"][0]["test"]
+    assert (test["count"], test["left_out"]) == (6, 1)
+    (message,) = content["messages"]
+    assert message == "rest (refpacs): 1 images have a score in only one of system and baseline"

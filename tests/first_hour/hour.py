@@ -172,6 +172,8 @@ def _write_forms(folder: Path, good: Mapping[str, str], references: Mapping[str,
     (folder / "gts.json").write_text(json.dumps(gts))
     lines = [json.dumps({"file_name": f"{image_id}.png", "text": text}) for image_id, text in good.items()]
     (folder / "photos" / "metadata.jsonl").write_text("\n".join(lines))
+    pairs = [{"uid": i, "image": f"{i}.png", "caption": text} for i, text in good.items()]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     images = [
         {
             "filename": f"{image_id}.png",
