@@ -81,10 +81,10 @@ def score_shard(
 
     Memory is that of a window, whatever the length of the shard, and of the longest page of a Parquet file:
     those of some writers hold 1,024 images. What a killed process had done of a shard is lost, and it may
-    leave an unfinished `.partial` file beside the target, which nothing reads. Addresses such as `s3://bucket/00000.tar` go
-    through fsspec, with the credentials and endpoints of its own configuration: a copy of the source and the
-    target lie in the temporary folder meanwhile. `s3://` is tested, others (`gs://`, `hf://`) are fsspec's
-    own promise.
+    leave an unfinished `.partial` file beside the target, which nothing reads. Addresses such as
+    `s3://bucket/00000.tar` go through fsspec, with the credentials and endpoints of its own configuration: a
+    copy of the source and the target lie in the temporary folder meanwhile. `s3://` is tested, others
+    (`gs://`, `hf://`) are fsspec's own promise.
 
     Args:
         source: the shard. Parquet: images are bytes, paths, or structs {bytes, path}. A tar of webdataset:
