@@ -28,9 +28,7 @@ def test_the_page_holds_the_captions_and_what_repeats_it_without_folders(score: 
     assert str(files) not in html and "PAC-S" in html
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_scoring(
-    score: Score, files: Path
-) -> None:
+def test_a_page_that_cannot_be_written_is_refused_before_scoring(score: Score, files: Path) -> None:
     (files / "index.html").write_text("my own page")
     ran = score("pacs", "--report", files, "--weights", files / "none")
     assert ran.status == 2 and "index.html is there and no report of capeval: name another folder" in ran.err

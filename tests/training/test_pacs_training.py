@@ -240,9 +240,7 @@ def test_captions_that_are_cut_off_are_counted(
     out = train(pairs, tmp_path / "run", captions=path, towers=pairs / "towers", steps=2)
     cut = "ut off at 77 tokens: 1 of 59 captions"
     assert capsys.readouterr().err.count(cut) == 1
-    assert (
-        f"- C{cut}, generated and held-out ones among them." in (out / "weights" / "README.md").read_text()
-    )
+    assert f"- C{cut}, generated and held-out ones among them." in (out / "weights" / "README.md").read_text()
 
 
 def test_a_resnets_attention_pool_is_tuned(pairs: Path, tmp_path: Path) -> None:
