@@ -319,7 +319,7 @@ class Result:
 
 
 def not_comparable(first: str, second: str, fix_of_statistics: str) -> ValueError:
-    """The error of results whose signatures differ; a fix of its own where each was weighed by its own texts."""
+    """The error of results whose signatures differ, with a fix where each was weighed by its own texts."""
     fields = set(first.split("|")) ^ set(second.split("|"))
     own_texts = all(field.startswith("statistics:") for field in fields)
     fix = fix_of_statistics if own_texts else "score both systems with the same settings"
