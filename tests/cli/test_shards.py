@@ -22,7 +22,7 @@ import pytest
 import capeval_core
 from capeval_core.integrations.ray import score_one
 from capeval_core.integrations.shards import BatchScorer, ShardResult
-from capeval_core.integrations.shards.plan import PlannedShard
+from capeval_core.integrations.shards.plan import PlannedShard, plan_shards
 from capeval_core.models.batching import count_forwards
 from tests.cli.conftest import Ran
 from tests.integrations.shard_inputs import write_shards
@@ -111,6 +111,18 @@ def test_a_shard_that_is_cut_off_costs_no_other(shards: Shards, folder: Path) ->
     assert list(manifest["without_scores"]) == [str(folder / "in" / "00001.parquet")]
     (folder / "in" / "00001.parquet").write_bytes(whole)
     assert "3 shards (2 finished before)" in shards().out
+
+
+def test_names_with_dots_and_brackets_and_hidden_files(folder: Path) -> None:
+    for name in ("train.0001.parquet", "train.0002.tar.gz", "a[1].tar", "._train.0001.parquet", ".x.partial"):
+        (folder / name).write_bytes(b"")
+    planned = plan_shards(["train.*", "a[1].tar"], "out")
+    assert [Path(shard.target).name for shard in planned] == [
+        "a[1].parquet",
+        "train.0001.parquet",
+        "train.0002.parquet",
+    ]
+    assert all(Path(shard.source).is_absolute() for shard in planned)
 
 
 def test_columns_and_broken_images(shards: Shards, folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -227,15 +228,50 @@ def test_what_is_something_else_is_never_overwritten(tmp_path: Path, weights: st
     source = write_parquet(tmp_path / "0.parquet", rows_of(2))
     (tmp_path / "captions.json").write_text("[1, 2]")
     other = write_parquet(tmp_path / "other.parquet", rows_of(2))
+    pipe = tmp_path / "pipe.parquet"
+    os.mkfifo(pipe)
+    (tmp_path / "link.parquet").symlink_to(pipe)
     for target, message in (
         (tmp_path / "captions.json", "captions.json: is not Parquet: choose another file"),
         (other, "other.parquet: is Parquet of something else, not the scores of a shard"),
         (source, "target='.*0.parquet' is the source: name another file"),
-        (tmp_path, "Is a directory"),
+        (tmp_path, "is a folder"),
+        (pipe, "pipe.parquet: is no regular file"),
+        (tmp_path / "link.parquet", "link.parquet: is no regular file"),
     ):
         with pytest.raises(ValueError, match=message):
             score_shard(source, target, "pacs", weights=weights)
     assert (tmp_path / "captions.json").read_text() == "[1, 2]"
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    source, target = write_parquet(tmp_path / "0.parquet", rows_of(20)), tmp_path / "out" / "0.parquet"
+
+    def replace(rows: int) -> None:
+        os.utime(source, (1, 1))
+
+    with pytest.raises(FileError, match=r"0.parquet: changed while it was read: score it again"):
+        score_shard(source, target, "bleu", progress=replace)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = write_parquet(tmp_path / "0.parquet", rows_of(3)), tmp_path / "out.parquet"
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise pa.ArrowMemoryError("malloc of size 1 failed")  # an ArrowException, too
+
+    score_shard(source, target, "bleu")
+    for name in ("ParquetFile.iter_batches", "ParquetFile.__init__"):
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(f"pyarrow.parquet.{name}", fail)
+            score_shard(source, target, "bleu")
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(f"pyarrow.parquet.{name}", fail)
+            score_shard(source, tmp_path / "new.parquet", "bleu")
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr("pyarrow.parquet.ParquetWriter.write_table", fail)
+        score_shard(source, tmp_path / "new.parquet", "bleu")
 
 
 def test_an_empty_shard_gives_an_empty_output(tmp_path: Path, weights: str) -> None:

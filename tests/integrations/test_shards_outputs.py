@@ -64,8 +64,10 @@ def test_merged_rows_are_those_of_all_shards_in_order(outputs: Path, tmp_path: P
 def test_what_cannot_be_merged_is_refused(outputs: Path, tmp_path: Path) -> None:
     target = tmp_path / "all.parquet"
     (tmp_path / "scores.txt").write_text("mine")
+    (tmp_path / "link.parquet").symlink_to(outputs / "all.parquet")
     for where, message in (
         (outputs / "all.parquet", "in the folder of the shards, where it would count as one"),
+        (tmp_path / "link.parquet", "in the folder of the shards, where it would count as one"),
         (tmp_path / "scores.txt", "is there, and no merged table"),
         (tmp_path / "0.parquet", "is there, and no merged table"),
     ):

@@ -68,6 +68,14 @@ class Place:
         address = self.address.rpartition("/")[0] if "://" in self.address else path
         return Place(address, self.filesystem, path)
 
+    @property
+    def real(self) -> Place:
+        """The file itself where this is a link."""
+        if not self.is_local:
+            return self
+        path = os.path.realpath(self.path)
+        return Place(path, self.filesystem, path)
+
     def child(self, name: str) -> Place:
         """A file in this folder."""
         path = f"{self.path.rstrip('/')}/{name}"
@@ -116,7 +124,7 @@ class Place:
             raise self.unreadable(error) from error
         if info["type"] != "file":
             found = "is a folder" if info["type"] == "directory" else "is no regular file"
-            raise FileError(file_problem(self.address, found, "pass one shard"))
+            raise FileError(file_problem(self.address, found, "pass a file"))
         facts = {name: info.get(name) for name in ("size", "mtime", "ino", "ETag", "etag", "md5Hash")}
         known = [f"{name}={value}" for name, value in facts.items() if value is not None]
         return " ".join(known) if len(known) > 1 else ""
@@ -137,6 +145,8 @@ class Place:
         """Let what fails in the block, which writes the file, be an OSError that names it."""
         try:
             yield
+        except MemoryError:
+            raise
         except Exception as error:  # Arrow's, the system's, or whatever the store's client raises
             raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
 
