@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -198,6 +199,7 @@ def test_a_finished_target_is_kept_and_another_refused(
     for options, differing in (
         ({"w": 2.5}, "signature: "),
         ({"empty": "score"}, "empty: 'error' there, 'score'"),
+        ({"columns": {"uid": "caption"}}, "columns: {} there, "),
     ):
         with pytest.raises(FileError, match=f"out/0.parquet: holds other scores .{differing}"):
             score_shard(source, target, "pacs", weights=weights, **options)
@@ -208,6 +210,26 @@ def test_a_finished_target_is_kept_and_another_refused(
     ):
         score_shard(source, target, "pacs", weights=weights)
     assert target.read_bytes() == content
+
+
+def test_a_store_without_times_or_tags_is_compared_by_content(tmp_path: Path) -> None:
+    store, target = fsspec.filesystem("memory"), tmp_path / "out.parquet"
+    content = write_parquet(tmp_path / "0.parquet", rows_of(6)).read_bytes()
+    store.pipe("/tags/0.parquet", content)
+    assert not score_shard("memory://tags/0.parquet", target, "bleu").skipped
+    assert score_shard("memory://tags/0.parquet", target, "bleu").skipped
+    store.pipe("/tags/0.parquet", write_parquet(tmp_path / "0.parquet", rows_of(6, first=1)).read_bytes())
+    with pytest.raises(FileError, match=r"holds other scores .checksum: "):
+        score_shard("memory://tags/0.parquet", target, "bleu")
+
+
+def test_rows_with_texts_cut_off_are_counted(tmp_path: Path, weights: str) -> None:
+    rows = rows_of(5)
+    rows["caption"][1] = rows["caption"][3] = "word " * 90
+    source, target = write_parquet(tmp_path / "0.parquet", rows), tmp_path / "out.parquet"
+    assert score_shard(source, target, "pacs", weights=weights).truncated == 2
+    cut = pq.read_table(target)["truncated"].to_pylist()
+    assert [number > 1 for number in cut] == [False, True, False, True, False]
 
 
 def test_a_damaged_target_is_made_again(tmp_path: Path, weights: str) -> None:

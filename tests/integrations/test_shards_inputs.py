@@ -67,6 +67,7 @@ def test_parquet(form: str, tmp_path: Path, scorer: BatchScorer, expected: list[
         rows["caption"] = pa.array(rows["caption"], pa.string_view())
     elif form == "renamed":
         rows = {"URL": ["x"] * 12, "alt": rows["caption"], "JPG": rows["image"], "refs": rows["references"]}
+        rows["Jpg"] = rows["path"] = ["none"] * 12  # the first spelling, and the best name, count
         options["columns"] = {"caption": "alt"}
     else:
         rows["caption"] = pa.array(rows["caption"]).dictionary_encode()
@@ -123,7 +124,7 @@ def test_members_without_their_pair_cost_their_row(tmp_path: Path, weights: str)
         ("a.png", picture(0)),
         ("a.txt", b"a dog\n"),
         ("b.txt", b"a dog"),
-        ("c.png", picture(1)),
+        ("c.PNG", picture(1)),
         ("folder/d.png", picture(1)),
         ("folder/d.txt", b"\xff\xfe"),
         ("e.png", b""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -93,10 +94,10 @@ class Place:
             found = self.filesystem.ls(self.path, detail=True)
         except FileNotFoundError:
             raise FileError(file_problem(self.address, "does not exist", "check the path")) from None
-        except NotADirectoryError:
-            raise FileError(file_problem(self.address, "is a file", "pass the folder")) from None
         except Exception as error:
             raise self.unreadable(error) from error
+        if [one["name"] for one in found if one["type"] == "file"] == [self.path]:
+            raise FileError(file_problem(self.address, "is a file", "pass the folder"))
         return sorted(one["name"].rpartition("/")[2] for one in found if one["type"] == "file")
 
     def is_same(self, other: Place) -> bool:
@@ -179,6 +180,8 @@ class Place:
             target = Path(self.path)
             with self.writing():
                 target.parent.mkdir(parents=True, exist_ok=True)
+                if target.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, "it is a folder")
             with whole_file(target) as partial:
                 yield partial
             return
