@@ -18,6 +18,7 @@ import datetime
 import multiprocessing
 import os
 import platform
+import shutil
 import signal
 import statistics
 import sys
@@ -180,11 +181,12 @@ def main() -> None:
     with needed("ray"):
         import ray
 
+    session = tempfile.mkdtemp(prefix="capeval-ray-")
     context = ray.init(
         address="local",
         num_cpus=4,
         include_dashboard=False,
-        _temp_dir=tempfile.mkdtemp(prefix="capeval-ray-"),
+        _temp_dir=session,
         object_store_memory=100 << 20,
         log_to_driver=False,
         logging_level="ERROR",
@@ -198,6 +200,7 @@ def main() -> None:
             "driver": runs.kill(arguments.drivers, address, drivers=True),
         }
     ray.shutdown()
+    shutil.rmtree(session, ignore_errors=True)
     minutes = (time.perf_counter() - begin) / 60
     print(report(found, arguments, minutes))
     if any(kills.worst > TOLERANCE for kills in found.values()):

@@ -172,11 +172,12 @@ class Result:
         if self.relative is None and len(self) <= _QUICK:
             with suppress(ValueError):  # too few images
                 interval = self.interval()
+        ends = min(_SHOWN, max(1, (len(self) - len(self.errors)) // 2))  # none is both, unless it is alone
         return result_html(
             self.numbers,
             None if interval is None else (interval.low, interval.high, interval.level),
             vars(self.counts),
-            {"worst": self.worst(_SHOWN), "best": self.best(_SHOWN)},
+            {"worst": self.worst(ends), "best": self.best(ends)},
             self.errors,
             self.signature,
         )

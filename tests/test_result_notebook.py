@@ -85,6 +85,21 @@ def test_a_notebook_shows_the_number_the_ends_and_what_failed() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("scores", "ends"),
+    [
+        ([0.3], [("worst", "0"), ("best", "0")]),
+        ([0.3, 0.1], [("worst", "1"), ("best", "0")]),
+        ([0.3, 0.1, NAN, 0.2], [("worst", "1"), ("best", "0")]),
+    ],
+)
+def test_a_caption_is_not_among_the_worst_and_the_best(
+    scores: list[float], ends: list[tuple[str, str]]
+) -> None:
+    shown = result(scores)._repr_html_()
+    assert re.findall("<tr><th[^>]*>(worst|best)</th><td>([0-9]+)</td>", shown) == ends
+
+
 def test_what_a_notebook_shows_is_escaped_and_small() -> None:
     hostile = "<script>alert(1)</script>" * 1000
     own = result(

@@ -101,6 +101,7 @@ class VideoPacS(CaptionMetric):
     key = "pac_s"
     summary = "Cosines of a caption with a video, and of its words with frames, in the space of PAC-S."
     paper = PacS.paper
+    bibtex = PacS.bibtex
     range = (-0.5, 1.0)  # a coarse cosine of -1 or 1, and F of 0 or 1
     media = ("video",)
     plots = True
@@ -344,8 +345,8 @@ def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
     if texts := int(unweighted.sum()):
         of_texts = "1 text" if texts == 1 else f"{texts:,} texts"
         found = (
-            f"the words of {of_texts} all occur in every text of the corpus, so that none has an idf weight, "
-            "and count alike (a corpus of one text has no idf)"
+            f"the words of {of_texts} all occur in every text of the corpus, so that the idf of each is 0, "
+            "and they count alike (as in any corpus of one text)"
         )
         fix = InPython(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
         warnings.warn(InputWarning((found, fix)), stacklevel=5)

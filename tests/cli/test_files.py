@@ -90,7 +90,7 @@ def test_every_command_has_columns_and_splits(
     rows = [{"photo": "42", "words": text, "split": split} for text in "ab" for split in ("test", "val")]
     Path("c.json").write_text(json.dumps(rows))
     assert "but no image_id or" in (ran := capeval(*command, "c.json")).err and ran.status == 2
-    assert "name it with --id-column photo" in ran.err
+    assert "name them with --id-column photo and --" in ran.err
     columns = ["--id-column", "photo", "--caption-column", "words"]
     assert "holds the splits 'test' (2), 'val' (2): choose with --split test" in (
         capeval(*command, "c.json", *columns).err

@@ -159,10 +159,11 @@ def test_lines_that_are_no_rows_cost_themselves(tmp_path: Path, weights: str) ->
         '{"id": 8, "text": "a dog"}',
         '{"text": "a dog", "file_name": "../x.png"}',
         '{"id": 9, "text": ["a dog"], "file_name": "x.png"}',
+        '{"id": 10, "text": "a dog", "file_name": "http://127.0.0.1/x.png"}',
     ]
     (tmp_path / "0.jsonl").write_text("\n".join(lines) + "\n")
     found = scored(tmp_path / "0.jsonl", BatchScorer("pacs", weights=weights))
-    assert found["uid"] == ["7", "0/1", "0/2", "8", "0/4", "9"]
+    assert found["uid"] == ["7", "0/1", "0/2", "8", "0/4", "9", "10"]
     assert found["error"] == [
         None,
         "line 2 is not JSON (Expecting value: line 1 column 1 (char 0))",
@@ -170,6 +171,7 @@ def test_lines_that_are_no_rows_cost_themselves(tmp_path: Path, weights: str) ->
         "no image, only id, text",
         f"image: there is no file '{tmp_path}/../x.png'",
         "caption is a list of length 1",
+        "image: 'http://127.0.0.1/x.png' is a URL, and images are never fetched; download it first",
     ]
 
 
