@@ -54,7 +54,7 @@ def test_a_dataset_is_scored_by_map(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "100 pairs, 0 without a score; the best:" in done.stdout
-    assert len(re.findall(r"^\d\.\d{3}  picture number \d+ on a wall$", done.stdout, re.MULTILINE)) == 3
+    assert len(re.findall(r"^\d\.\d{3}  a red square, number \d+$", done.stdout, re.MULTILINE)) == 3
 
 
 @pytest.mark.slow

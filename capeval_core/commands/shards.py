@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -190,7 +191,7 @@ def _summary(
 def _check_workers(workers: Workers) -> None:
     if workers.number < 1:
         raise ValueError(f"--workers {workers.number}: expected at least 1")
-    if workers.gpus is not None and workers.gpus < 0:
+    if workers.gpus is not None and not 0 <= workers.gpus < math.inf:
         raise ValueError(f"--gpus-per-worker {workers.gpus:g}: expected a number of at least 0")
     if workers.on_ray:
         check_ray()

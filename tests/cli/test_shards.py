@@ -22,7 +22,7 @@ import pytest
 import capeval_core
 from capeval_core.integrations.ray import score_one
 from capeval_core.integrations.shards import BatchScorer, ShardResult
-from capeval_core.integrations.shards.plan import PlannedShard
+from capeval_core.integrations.shards.plan import PlannedShard, plan_shards
 from capeval_core.models.batching import count_forwards
 from tests.cli.conftest import Ran
 from tests.integrations.shard_inputs import write_shards
@@ -61,7 +61,7 @@ def test_each_shard_becomes_a_file_with_the_scores_of_the_metric(shards: Shards,
         assert found["uid"] == given["uid"]
         metric = capeval_core.load("pacs", weights="tiny", device="cpu")
         scores = metric.score(given["caption"].to_pylist(), given["image"].to_pylist()).scores
-        assert found["score"].to_pylist() == scores
+        assert found["score"].to_pylist() == scores and len(set(scores)) == 10
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
     assert {name: manifest[name] for name in ("rows", "failed", "truncated", "without_scores")} == {
         **{"rows": 30, "failed": 0, "truncated": 0},
@@ -113,6 +113,18 @@ def test_a_shard_that_is_cut_off_costs_no_other(shards: Shards, folder: Path) ->
     assert "3 shards (2 finished before)" in shards().out
 
 
+def test_names_with_dots_and_brackets_and_hidden_files(folder: Path) -> None:
+    for name in ("train.0001.parquet", "train.0002.tar.gz", "a[1].tar", "._train.0001.parquet", ".x.partial"):
+        (folder / name).write_bytes(b"")
+    planned = plan_shards(["train.*", "a[1].tar"], "out")
+    assert [Path(shard.target).name for shard in planned] == [
+        "a[1].parquet",
+        "train.0001.parquet",
+        "train.0002.parquet",
+    ]
+    assert all(Path(shard.source).is_absolute() for shard in planned)
+
+
 def test_columns_and_broken_images(shards: Shards, folder: Path) -> None:
     table = pq.read_table(folder / "in" / "00000.parquet").rename_columns(["uid", "alt", "image"])
     images = [*table["image"].to_pylist()[:-1], b"\x89PNG"]
@@ -136,6 +148,7 @@ def test_columns_and_broken_images(shards: Shards, folder: Path) -> None:
         (["--workers", "two"], "expected a whole number"),
         (["--gpus-per-worker", "1"], "use --device"),
         (["--gpus-per-worker", "-1", "--workers", "2"], "expected a number of at least 0"),
+        (["--gpus-per-worker", "nan", "--workers", "2"], "expected a number of at least 0"),
         (["--columns", "caption"], "expected WHAT=COLUMN"),
         (["--columns", "captoin=alt"], "captoin"),
         (["--manifest", "a/b.json"], "expected the name of a file"),
@@ -202,6 +215,13 @@ def test_a_target_that_cannot_be_written_ends_the_run(shards: Shards, folder: Pa
     assert ran.status == 2 and "cannot be written" in ran.err and ran.err.count("\n") == 1
 
 
+def test_a_manifest_that_is_a_folder_is_named(shards: Shards, folder: Path) -> None:
+    (folder / "out" / "manifest.json").mkdir(parents=True)
+    ran = shards()
+    assert ran.status == 2 and "out/manifest.json cannot be written (it is a folder)" in ran.err
+    assert len(list((folder / "out").iterdir())) == 4
+
+
 def test_ctrl_c_keeps_finished_shards_and_says_so(folder: Path) -> None:
     write_shards(folder / "many", shards=40, rows=400)
     program = "import sys; from capeval_core.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -256,6 +276,7 @@ def test_runs_that_are_killed_leave_every_row_once(tmp_path: Path) -> None:
         for out in ("expected", "out")
     )
     assert found["uid"].to_pylist() == uids
+    assert len(expected["score"].unique()) > 5_000
     assert np.abs(found["score"].to_numpy() - expected["score"].to_numpy()).max() <= 1e-7
 
 

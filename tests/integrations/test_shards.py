@@ -11,7 +11,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -197,6 +199,7 @@ def test_a_finished_target_is_kept_and_another_refused(
     for options, differing in (
         ({"w": 2.5}, "signature: "),
         ({"empty": "score"}, "empty: 'error' there, 'score'"),
+        ({"columns": {"uid": "caption"}}, "columns: {} there, "),
     ):
         with pytest.raises(FileError, match=f"out/0.parquet: holds other scores .{differing}"):
             score_shard(source, target, "pacs", weights=weights, **options)
@@ -207,6 +210,26 @@ def test_a_finished_target_is_kept_and_another_refused(
     ):
         score_shard(source, target, "pacs", weights=weights)
     assert target.read_bytes() == content
+
+
+def test_a_store_without_times_or_tags_is_compared_by_content(tmp_path: Path) -> None:
+    store, target = fsspec.filesystem("memory"), tmp_path / "out.parquet"
+    content = write_parquet(tmp_path / "0.parquet", rows_of(6)).read_bytes()
+    store.pipe("/tags/0.parquet", content)
+    assert not score_shard("memory://tags/0.parquet", target, "bleu").skipped
+    assert score_shard("memory://tags/0.parquet", target, "bleu").skipped
+    store.pipe("/tags/0.parquet", write_parquet(tmp_path / "0.parquet", rows_of(6, first=1)).read_bytes())
+    with pytest.raises(FileError, match=r"holds other scores .checksum: "):
+        score_shard("memory://tags/0.parquet", target, "bleu")
+
+
+def test_rows_with_texts_cut_off_are_counted(tmp_path: Path, weights: str) -> None:
+    rows = rows_of(5)
+    rows["caption"][1] = rows["caption"][3] = "word " * 90
+    source, target = write_parquet(tmp_path / "0.parquet", rows), tmp_path / "out.parquet"
+    assert score_shard(source, target, "pacs", weights=weights).truncated == 2
+    cut = pq.read_table(target)["truncated"].to_pylist()
+    assert [number > 1 for number in cut] == [False, True, False, True, False]
 
 
 def test_a_damaged_target_is_made_again(tmp_path: Path, weights: str) -> None:
@@ -227,15 +250,50 @@ def test_what_is_something_else_is_never_overwritten(tmp_path: Path, weights: st
     source = write_parquet(tmp_path / "0.parquet", rows_of(2))
     (tmp_path / "captions.json").write_text("[1, 2]")
     other = write_parquet(tmp_path / "other.parquet", rows_of(2))
+    pipe = tmp_path / "pipe.parquet"
+    os.mkfifo(pipe)
+    (tmp_path / "link.parquet").symlink_to(pipe)
     for target, message in (
         (tmp_path / "captions.json", "captions.json: is not Parquet: choose another file"),
         (other, "other.parquet: is Parquet of something else, not the scores of a shard"),
         (source, "target='.*0.parquet' is the source: name another file"),
-        (tmp_path, "Is a directory"),
+        (tmp_path, "is a folder"),
+        (pipe, "pipe.parquet: is no regular file"),
+        (tmp_path / "link.parquet", "link.parquet: is no regular file"),
     ):
         with pytest.raises(ValueError, match=message):
             score_shard(source, target, "pacs", weights=weights)
     assert (tmp_path / "captions.json").read_text() == "[1, 2]"
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    source, target = write_parquet(tmp_path / "0.parquet", rows_of(20)), tmp_path / "out" / "0.parquet"
+
+    def replace(rows: int) -> None:
+        os.utime(source, (1, 1))
+
+    with pytest.raises(FileError, match=r"0.parquet: changed while it was read: score it again"):
+        score_shard(source, target, "bleu", progress=replace)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = write_parquet(tmp_path / "0.parquet", rows_of(3)), tmp_path / "out.parquet"
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise pa.ArrowMemoryError("malloc of size 1 failed")  # an ArrowException, too
+
+    score_shard(source, target, "bleu")
+    for name in ("ParquetFile.iter_batches", "ParquetFile.__init__"):
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(f"pyarrow.parquet.{name}", fail)
+            score_shard(source, target, "bleu")
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(f"pyarrow.parquet.{name}", fail)
+            score_shard(source, tmp_path / "new.parquet", "bleu")
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr("pyarrow.parquet.ParquetWriter.write_table", fail)
+        score_shard(source, tmp_path / "new.parquet", "bleu")
 
 
 def test_an_empty_shard_gives_an_empty_output(tmp_path: Path, weights: str) -> None:

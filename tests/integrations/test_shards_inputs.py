@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,7 +46,7 @@ def scored(source: Path, scorer: BatchScorer, **options: Any) -> dict[str, list[
     return columns
 
 
-@pytest.mark.parametrize("form", ["bytes", "structs", "paths", "large", "renamed", "dictionary"])
+@pytest.mark.parametrize("form", ["bytes", "structs", "paths", "large", "views", "renamed", "dictionary"])
 def test_parquet(form: str, tmp_path: Path, scorer: BatchScorer, expected: list[float]) -> None:
     rows: dict[str, Any] = rows_of(12)
     options: dict[str, Any] = {}
@@ -59,8 +62,12 @@ def test_parquet(form: str, tmp_path: Path, scorer: BatchScorer, expected: list[
         rows["image"] = pa.array(rows["image"], pa.large_binary())
         rows["caption"] = pa.array(rows["caption"], pa.large_string())
         rows["references"] = pa.array(rows["references"], pa.large_list(pa.large_string()))
+    elif form == "views":
+        rows["image"] = pa.array(rows["image"], pa.binary_view())
+        rows["caption"] = pa.array(rows["caption"], pa.string_view())
     elif form == "renamed":
         rows = {"URL": ["x"] * 12, "alt": rows["caption"], "JPG": rows["image"], "refs": rows["references"]}
+        rows["Jpg"] = rows["path"] = ["none"] * 12  # the first spelling, and the best name, count
         options["columns"] = {"caption": "alt"}
     else:
         rows["caption"] = pa.array(rows["caption"]).dictionary_encode()
@@ -70,11 +77,12 @@ def test_parquet(form: str, tmp_path: Path, scorer: BatchScorer, expected: list[
     assert found["uid"] == uids and found["error"] == [None] * 12
 
 
-@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+@pytest.mark.parametrize("suffix", [".tar", ".TAR.GZ"])
 def test_tars(suffix: str, tmp_path: Path, scorer: BatchScorer, expected: list[float]) -> None:
     members = tar_members(rows_of(12), fields=True)
     members.insert(1, ("row-000000.cls", b"5"))  # of no use here
-    found = scored(write_tar(tmp_path / f"0{suffix}", members), scorer, window=5)
+    tar = write_tar(tmp_path / f"0{suffix.lower()}", members).rename(tmp_path / f"0{suffix}")
+    found = scored(tar, scorer, window=5)
     assert np.allclose(found["score"], expected, rtol=0, atol=2e-7)  # float32, in batches of another size
     assert found["uid"] == rows_of(12)["uid"]
     named = {"uid": "uid", "caption": "caption", "image": "png"}
@@ -86,8 +94,8 @@ def test_json_lines_with_a_folder(tmp_path: Path, scorer: BatchScorer, expected:
     lines = write_lines(tmp_path / "0.jsonl", rows_of(12), tmp_path / "pictures")
     found = scored(lines, scorer, images=tmp_path / "pictures")
     assert np.allclose(found["score"], expected, rtol=0, atol=1e-7)
-    (tmp_path / "pictures" / "1.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
-    assert scored(tmp_path / "pictures" / "1.jsonl.gz", scorer)["score"] == found["score"]
+    (tmp_path / "pictures" / "1.JSONL.GZ").write_bytes(gzip.compress(lines.read_bytes()))
+    assert scored(tmp_path / "pictures" / "1.JSONL.GZ", scorer)["score"] == found["score"]
 
 
 def test_texts_alone_need_no_images(tmp_path: Path) -> None:
@@ -116,7 +124,7 @@ def test_members_without_their_pair_cost_their_row(tmp_path: Path, weights: str)
         ("a.png", picture(0)),
         ("a.txt", b"a dog\n"),
         ("b.txt", b"a dog"),
-        ("c.png", picture(1)),
+        ("c.PNG", picture(1)),
         ("folder/d.png", picture(1)),
         ("folder/d.txt", b"\xff\xfe"),
         ("e.png", b""),
@@ -167,6 +175,73 @@ def test_lines_that_are_no_rows_cost_themselves(tmp_path: Path, weights: str) ->
     ]
 
 
+def test_texts_that_are_not_unicode_cost_their_row(tmp_path: Path) -> None:
+    buffers = pa.array([b"a dog", b"caf\xe9", b"a cat"]).buffers()
+    texts = pa.Array.from_buffers(pa.string(), 3, buffers)
+    for column in ("caption", "uid"):
+        rows = {**rows_of(3), column: texts}
+        found = scored(write_parquet(tmp_path / f"{column}.parquet", rows), BatchScorer("rougel"))
+        assert found["error"] == [None, f"{column} is not valid UTF-8", None]
+    assert found["uid"] == ["a dog", "uid/1", "a cat"]
+    line = '{"uid": "\\ud800", "\\udfff": "a", "references": ["a dog"]'
+    (tmp_path / "0.jsonl").write_text(line + ', "caption": "a dog"}\n' + line + "}\n")
+    found = scored(tmp_path / "0.jsonl", BatchScorer("rougel"))
+    assert found["uid"] == ["\\ud800"] * 2
+    assert found["error"] == [None, "no caption, only uid, \\udfff, references"]
+
+
+def test_members_are_never_written_to_disk_or_followed(tmp_path: Path, weights: str) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for stem, kind in (
+            ("../../up", tarfile.REGTYPE),
+            ("/top/caf\udce9", tarfile.REGTYPE),
+            ("link", tarfile.SYMTYPE),
+            ("hard", tarfile.LNKTYPE),
+            ("device", tarfile.CHRTYPE),
+            ("pipe", tarfile.FIFOTYPE),
+            ("folder", tarfile.DIRTYPE),
+        ):
+            for name, content in ((f"{stem}.png", picture(0)), (f"{stem}.txt", b"a dog")):
+                about = tarfile.TarInfo(name)
+                if name.endswith("png") and kind != tarfile.REGTYPE:
+                    about.type, about.linkname, content = kind, "../../up.png", b""
+                about.size = len(content)
+                tar.addfile(about, io.BytesIO(content))
+    found = scored(tmp_path / "0.tar", BatchScorer("pacs", weights=weights))
+    assert found["uid"] == ["../../up", "/top/caf\\udce9", "link", "hard", "device", "pipe", "folder"]
+    assert found["error"] == [None, None, *["no image, only txt"] * 5]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.tar", "0.tar.out"]
+
+
+def test_images_in_a_store_go_to_their_own_rows(tmp_path: Path, weights: str) -> None:
+    store = fsspec.filesystem("memory")
+    names = [
+        "7.png",
+        "w[1].png",
+        "*.png",
+        "1.png",
+        "7.png",
+        "gone.png",
+        "../1.png",
+        "https://example.org/x.png",
+    ]
+    for i, name in enumerate(names[:4]):
+        store.pipe(f"/pictures/{name}", picture(i))
+    row = [{"caption": "a dog", "references": ["a dog"], "image": name} for name in names]
+    (tmp_path / "0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in row))
+    scorer = BatchScorer("pacs", weights=weights)
+    found = scored(tmp_path / "0.jsonl", scorer, images="memory://pictures")
+    expected = scorer({"caption": ["a dog"] * 5, "image": [picture(i) for i in (0, 1, 2, 3, 0)]})
+    cosines, own = ([part["cosine"] for part in parts[:5]] for parts in (expected["parts"], found["parts"]))
+    assert len(set(cosines)) == 4 and np.allclose(own, cosines, rtol=0, atol=1e-7)
+    assert found["error"][:5] == [None] * 5
+    assert found["error"][5:] == [
+        "image: there is no file '/pictures/gone.png'",
+        "image: there is no file '/pictures/../1.png'",
+        "image: 'https://example.org/x.png' is a URL, and images are never fetched; download it first",
+    ]
+
+
 def test_shards_that_are_cut_or_damaged_are_refused(tmp_path: Path, scorer: BatchScorer) -> None:
     rows = rows_of(30)
     rows["caption"] = [f"{i} {i * 7919}" for i in range(30)]
@@ -185,6 +260,7 @@ def test_shards_that_are_cut_or_damaged_are_refused(tmp_path: Path, scorer: Batc
         ("between.tar", tar[: headers[8]], "it does not end as a tar ends"),
         ("header.tar", tar[: headers[8]] + b"?" + tar[headers[8] + 1 :], "it does not end as a tar ends"),
         ("empty.tar", b"", "is not a tar, cut off or damaged"),
+        ("joined.tar", tar + tar, "goes on behind its end"),
         ("text.tar", lines, "is not a tar, cut off or damaged"),
         ("half.tar.gz", gzip.compress(tar)[:-500], "is not a tar, cut off or damaged"),
         ("tar.tar.gz", tar, "is not a tar, cut off or damaged"),
@@ -203,12 +279,17 @@ def test_columns_that_are_missing_or_hold_something_else(
 ) -> None:
     monkeypatch.setattr("capeval_core.metric.open_weights", None)  # none is opened
     rows = rows_of(3)
+    twice = tmp_path / "twice.parquet"
+    pq.write_table(
+        pa.table([rows["image"], rows["caption"], rows["caption"]], ["image", "txt", "txt"]), twice
+    )
     numbers = write_parquet(tmp_path / "numbers.parquet", {**rows, "caption": [1, 2, 3], "uid": [0.5] * 3})
     texts = write_parquet(tmp_path / "texts.parquet", {"alt_text": rows["caption"], "url": rows["uid"]})
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"alt": "a dog", "url": "x"}\n')
     tar = write_tar(tmp_path / "0.tar", [("a.mp3", b""), ("b.txt", b"a dog")])
     for source, columns, message in (
+        (twice, None, "has more than one column 'txt'; its columns are image, txt, txt"),
         (numbers, None, "has a column 'uid' of double for uid; a column 'caption' of int64 for caption"),
         (
             texts,

@@ -50,8 +50,8 @@ def outputs(tmp_path: Path) -> Path:
 
 def test_merged_rows_are_those_of_all_shards_in_order(outputs: Path, tmp_path: Path) -> None:
     target = tmp_path / "all.parquet"
-    (outputs / ".x.partial").write_bytes(b"")
-    (outputs / "manifest.json").write_text("{}")
+    for name in (".x.partial", "._0.parquet", "manifest.json"):
+        (outputs / name).write_bytes(b"{}")
     for _ in range(2):  # a merged table is replaced
         assert merge_shards(outputs, target) == 60
         merged = pq.ParquetFile(target)
@@ -64,8 +64,10 @@ def test_merged_rows_are_those_of_all_shards_in_order(outputs: Path, tmp_path: P
 def test_what_cannot_be_merged_is_refused(outputs: Path, tmp_path: Path) -> None:
     target = tmp_path / "all.parquet"
     (tmp_path / "scores.txt").write_text("mine")
+    (tmp_path / "link.parquet").symlink_to(outputs / "all.parquet")
     for where, message in (
         (outputs / "all.parquet", "in the folder of the shards, where it would count as one"),
+        (tmp_path / "link.parquet", "in the folder of the shards, where it would count as one"),
         (tmp_path / "scores.txt", "is there, and no merged table"),
         (tmp_path / "0.parquet", "is there, and no merged table"),
     ):
@@ -92,6 +94,8 @@ def test_what_cannot_be_merged_is_refused(outputs: Path, tmp_path: Path) -> None
     assert not target.exists() and not list(tmp_path.glob(".*"))
     with pytest.raises(FileError, match="nowhere: does not exist"):
         merge_shards(tmp_path / "nowhere", target)
+    with pytest.raises(FileError, match=r"0\.parquet: is a file: pass the folder"):
+        check_shards(outputs / "0.parquet")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match="has no scores of shards"):
         check_shards(tmp_path / "empty")
@@ -108,6 +112,8 @@ def test_a_sound_folder_has_nothing_to_complain_of(outputs: Path) -> None:
     found = check_shards(outputs)
     assert found.ok and (found.shards, found.rows, found.repeated, found.duplicates) == (3, 60, 0, {})
     assert list(found.signatures.values()) == [["0.parquet", "1.parquet", "2.parquet"]]
+    write_output(outputs / "3.parquet", ["new"], [0.5])
+    assert not check_shards(outputs).ok and not check_shards(outputs).repeated  # of another signature
 
 
 @pytest.mark.parametrize("in_parts", [False, True])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from capeval_core.inputs.visual import URL
-from capeval_core.integrations.shards.places import Place
+from capeval_core.integrations.shards.places import Place, reason_of
 
 
 class ImageFolder:
@@ -38,15 +38,13 @@ class ImageFolder:
             for i in fetched[path]:
                 if isinstance(content, bytes):
                     visuals[i] = {"bytes": content, "path": path}
+                elif isinstance(content, FileNotFoundError):
+                    visuals[i], errors[i] = None, f"{name}: there is no file {path!r}"
                 else:
-                    reason = " ".join(str(content).split()) or type(content).__name__
-                    visuals[i], errors[i] = None, f"{name}: cannot read {path!r} ({reason})"
+                    visuals[i], errors[i] = None, f"{name}: cannot read {path!r} ({reason_of(content)})"
 
     def _contents(self, paths: list[str]) -> dict[str, Any]:
         """The bytes of files, or the error of each."""
-        if not paths:
-            return {}
-        found = self._place.filesystem.cat(paths, on_error="return")
-        contents: dict[str, Any] = {path: FileNotFoundError("there is no such file") for path in paths}
-        contents.update(zip(paths, found.values(), strict=True) if len(found) == len(paths) else found)
-        return contents
+        # Not `cat`, which sorts paths and takes `*` and `[` in them for patterns.
+        found = self._place.filesystem.cat_ranges(paths, None, None, on_error="return") if paths else []
+        return dict(zip(paths, found, strict=True))

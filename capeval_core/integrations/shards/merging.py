@@ -66,7 +66,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
         OSError: the target cannot be written.
     """
     outputs, end = outputs_in(folder), Place.of("target", target)
-    if end.parent.is_same(outputs[0].parent):
+    if end.real.parent.is_same(outputs[0].parent):
         found = "in the folder of the shards, where it would count as one"
         raise wrong_option("target", end.address, found, "name a file elsewhere")
     if end.exists() and not _is_merged(end):

@@ -72,15 +72,19 @@ def whole_table(place: Place, schema: pa.Schema) -> Iterator[TableWriter]:
 def _reading(place: Place) -> Iterator[pq.ParquetFile]:
     """An open output; the block does nothing but read it."""
     try:
+        if place.is_local:
+            place.version()  # refuses pipes and devices: opening one could block for ever
         with place.filesystem.open(place.path, "rb") as file:
             begin = file.read(len(_MAGIC))
             if begin and begin != _MAGIC:
                 raise FileError(file_problem(place.address, "is not Parquet", "choose another file"))
             try:
                 yield pq.ParquetFile(file, page_checksum_verification=True)
+            except MemoryError:
+                raise
             except (pa.ArrowException, OSError) as error:
                 raise _damaged(place, f"is cut off or damaged ({reason_of(error)})") from error
-    except FileError:
+    except (FileError, MemoryError):
         raise
     except Exception as error:  # whatever the store's client raises
         raise place.unreadable(error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -68,6 +69,14 @@ class Place:
         address = self.address.rpartition("/")[0] if "://" in self.address else path
         return Place(address, self.filesystem, path)
 
+    @property
+    def real(self) -> Place:
+        """The file itself where this is a link."""
+        if not self.is_local:
+            return self
+        path = os.path.realpath(self.path)
+        return Place(path, self.filesystem, path)
+
     def child(self, name: str) -> Place:
         """A file in this folder."""
         path = f"{self.path.rstrip('/')}/{name}"
@@ -85,10 +94,10 @@ class Place:
             found = self.filesystem.ls(self.path, detail=True)
         except FileNotFoundError:
             raise FileError(file_problem(self.address, "does not exist", "check the path")) from None
-        except NotADirectoryError:
-            raise FileError(file_problem(self.address, "is a file", "pass the folder")) from None
         except Exception as error:
             raise self.unreadable(error) from error
+        if [one["name"] for one in found if one["type"] == "file"] == [self.path]:
+            raise FileError(file_problem(self.address, "is a file", "pass the folder"))
         return sorted(one["name"].rpartition("/")[2] for one in found if one["type"] == "file")
 
     def is_same(self, other: Place) -> bool:
@@ -116,7 +125,7 @@ class Place:
             raise self.unreadable(error) from error
         if info["type"] != "file":
             found = "is a folder" if info["type"] == "directory" else "is no regular file"
-            raise FileError(file_problem(self.address, found, "pass one shard"))
+            raise FileError(file_problem(self.address, found, "pass a file"))
         facts = {name: info.get(name) for name in ("size", "mtime", "ino", "ETag", "etag", "md5Hash")}
         known = [f"{name}={value}" for name, value in facts.items() if value is not None]
         return " ".join(known) if len(known) > 1 else ""
@@ -137,6 +146,8 @@ class Place:
         """Let what fails in the block, which writes the file, be an OSError that names it."""
         try:
             yield
+        except MemoryError:
+            raise
         except Exception as error:  # Arrow's, the system's, or whatever the store's client raises
             raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
 
@@ -169,6 +180,8 @@ class Place:
             target = Path(self.path)
             with self.writing():
                 target.parent.mkdir(parents=True, exist_ok=True)
+                if target.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, "it is a folder")
             with whole_file(target) as partial:
                 yield partial
             return

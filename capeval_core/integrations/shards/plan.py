@@ -13,8 +13,8 @@ from capeval_core._version import __version__
 from capeval_core.errors import FileError, Problem, Problems, file_problem
 from capeval_core.integrations.shards.outputs import DamagedError, read_note
 from capeval_core.integrations.shards.places import Place
+from capeval_core.integrations.shards.readers import stem_of
 from capeval_core.integrations.shards.shard import ShardResult
-from capeval_core.writing import PARTIAL
 
 MANIFEST = "manifest.json"
 _AT_ONCE = 16  # files whose notes are read together: object stores answer slowly, but many at a time
@@ -55,7 +55,7 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
         if not sources:
             problems.add(Problem("input", None, "no file matches", "check the path", "", pattern))
         for source in sources:
-            target = folder.child(source.name.partition(".")[0] + ".parquet")
+            target = folder.child(stem_of(source.name) + ".parquet")
             if source.parent.is_same(folder):
                 found, fix = "the folder of the input", "choose another folder for the scores"
                 problems.add(Problem("output", None, found, fix, "is", output))
@@ -129,14 +129,21 @@ def _output_folder(output: str) -> Place:
 
 
 def _files(pattern: Place) -> list[Place]:
-    """The files that a pattern matches, by path; unfinished ones are none."""
+    """The files that a pattern matches, by path; hidden ones, such as unfinished outputs, are none."""
     filesystem = pattern.filesystem
     try:
-        found = filesystem.glob(pattern.path, detail=True)
+        if filesystem.isfile(pattern.path):  # whose name may have brackets
+            found = {pattern.path: {"type": "file"}}
+        else:
+            found = filesystem.glob(pattern.path, detail=True)
     except FileNotFoundError:
         return []
     except Exception as error:  # whatever the store's client raises
         raise pattern.unreadable(error) from error
-    paths = [path for path, one in found.items() if one["type"] == "file" and not path.endswith(PARTIAL)]
+    paths = [
+        path
+        for path, one in found.items()
+        if one["type"] == "file" and not path.rpartition("/")[2].startswith(".")
+    ]
     whole = str if pattern.is_local else filesystem.unstrip_protocol
     return [Place(whole(path), filesystem, path) for path in sorted(paths)]

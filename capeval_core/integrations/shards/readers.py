@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -29,6 +30,15 @@ KEY, ERROR = "__key__", "__error__"
 _LOOKED_AT = 100  # rows in which a column must come up, where each row has columns of its own
 
 
+def stem_of(name: str) -> str:
+    """The name of a shard without what says its format.
+
+    >>> stem_of("train.00001.tar.gz"), stem_of("00001.parquet")
+    ('train.00001', '00001')
+    """
+    return re.sub(r"\.[^.]+(\.(gz|bz2|xz))?$", "", name, flags=re.IGNORECASE)
+
+
 class Reader(ABC):
     """The rows of one shard, on a local disk.
 
@@ -48,7 +58,7 @@ class Reader(ABC):
     ) -> None:
         self.path, self.address, self.needed, self.columns = path, address, list(needed), columns
         self.images = images
-        self.stem = address.rpartition("/")[2].partition(".")[0]
+        self.stem = stem_of(address.rpartition("/")[2])
         self.open()
 
     @abstractmethod
@@ -85,6 +95,8 @@ class ParquetReader(Reader):
             # Without a buffer for whole row groups: some have gigabytes.
             options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}
             self.file = pq.ParquetFile(self.path, page_checksum_verification=True, **options)
+        except MemoryError:  # Arrow's is both
+            raise
         except (pa.ArrowException, OSError) as error:
             raise self.refuse(f"is not Parquet, cut off or damaged ({reason_of(error)})") from error
         schema = self.file.schema_arrow
@@ -92,7 +104,9 @@ class ParquetReader(Reader):
         missing = [role for role in missing if role != "uid" or role in self.columns]
         problems = [how_missing(role, schema.names, self.columns) for role in missing]
         for role, name in self.found.items():
-            if not _FITS[role](schema.field(name).type):
+            if schema.names.count(name) > 1:
+                problems.append(f"more than one column {name!r}")
+            elif not _FITS[role](schema.field(name).type):
                 problems.append(f"a column {name!r} of {schema.field(name).type} for {role}")
         if problems:
             raise self.refuse(f"has {'; '.join(problems)}; its columns are {', '.join(schema.names)}", FIX)
@@ -102,16 +116,19 @@ class ParquetReader(Reader):
         names = list(self.found.values())
         try:
             for batch in self.file.iter_batches(min(most, self._rows_in(WINDOW_BYTES)), columns=names):
-                rows = {role: batch.column(name).to_pylist() for role, name in self.found.items()}
+                errors: list[str | None] = [None] * len(batch)
+                rows = {role: _values(batch.column(name), role, errors) for role, name in self.found.items()}
                 uids = rows.get("uid") or [None] * len(batch)
                 rows["uid"] = [
                     f"{self.stem}/{position + i}" if uid is None else str(uid) for i, uid in enumerate(uids)
                 ]
                 position += len(batch)
-                rows["error"] = [None] * len(batch)
+                rows["error"] = errors
                 del batch, uids
                 yield rows
                 del rows
+        except MemoryError:
+            raise
         except (pa.ArrowException, OSError) as error:
             raise self.refuse(f"is cut off or damaged ({reason_of(error)})") from error
 
@@ -170,13 +187,13 @@ class RecordReader(Reader):
         chosen = self.columns.get("uid")
         names = self.names_of_uid if chosen is None else (chosen,)
         own = next((values[name] for name in names if values.get(name) is not None), uid)
-        window["uid"].append(str(own))
+        window["uid"].append(_valid(str(own)))
         for name in self.needed:
             window[name].append(values.get(found.get(name, "")))
         error = record if isinstance(record, str) else values.get(ERROR)
         if error is None and missing:
             error = f"no {' and no '.join(missing)}, only {', '.join(_own(values)) or 'a uid'}"
-        window["error"].append(error)
+        window["error"].append(None if error is None else _valid(str(error)))
         return sum(_size(window[name][-1]) for name in self.needed)
 
 
@@ -196,6 +213,11 @@ class JsonLinesReader(RecordReader):
             raise self.refuse(f"is cut off or damaged ({reason_of(error)})") from error
 
 
+def _valid(text: str) -> str:
+    """A text with lone surrogates escaped, such as stand for bytes of a name that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _own(record: Mapping[str, Any]) -> list[str]:
     """The names of a record's columns."""
     return [name for name in record if name not in (KEY, ERROR)]
@@ -210,7 +232,7 @@ def _record(line: bytes, number: int) -> dict[str, Any] | str:
 
 
 def _opened(path: Path, address: str) -> IO[bytes]:
-    file: Any = gzip.open(path) if address.endswith(".gz") else path.open("rb")  # noqa: SIM115
+    file: Any = gzip.open(path) if address.lower().endswith(".gz") else path.open("rb")  # noqa: SIM115
     opened: IO[bytes] = file
     return opened
 
@@ -224,16 +246,32 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, (str, bytes)) else 8
 
 
+def _values(column: pa.Array, role: str, errors: list[str | None]) -> list[Any]:
+    """The values of a column; None, and an error, where a text is not valid UTF-8."""
+    try:
+        values: list[Any] = column.to_pylist()
+        return values
+    except UnicodeDecodeError:
+        values = [None] * len(column)
+    for row, value in enumerate(column):
+        try:
+            values[row] = value.as_py()
+        except UnicodeDecodeError:
+            errors[row] = f"{role} is not valid UTF-8"
+    return values
+
+
 def _is_text(type: pa.DataType) -> bool:
     if pt.is_dictionary(type):
         type = type.value_type
-    return bool(pt.is_string(type) or pt.is_large_string(type) or pt.is_null(type))
+    return bool(pt.is_string(type) or pt.is_large_string(type) or pt.is_string_view(type) or pt.is_null(type))
 
 
 def _is_visual(type: pa.DataType) -> bool:
     if pt.is_struct(type):
         return bool({type.field(i).name for i in range(type.num_fields)} & {"bytes", "path"})
-    return _is_text(type) or bool(pt.is_binary(type) or pt.is_large_binary(type))
+    binary = pt.is_binary(type) or pt.is_large_binary(type) or pt.is_binary_view(type)
+    return bool(binary) or _is_text(type)
 
 
 def _is_references(type: pa.DataType) -> bool:

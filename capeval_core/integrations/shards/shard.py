@@ -150,11 +150,12 @@ def score_shard(
             "source": begin.address,
             "version": version,
         }
-        counts = _write(end, note, reader, scorer, window, progress)
+        counts = _write(begin, end, note, reader, scorer, window, progress)
     return _result(begin, end, {**note, **counts}, skipped=False)
 
 
 def _write(
+    source: Place,
     target: Place,
     note: Mapping[str, Any],
     reader: Reader,
@@ -179,6 +180,8 @@ def _write(
             memory.add(len(table))
             if progress is not None:
                 progress(len(table))
+        if source.is_local and source.version() != note["version"]:
+            raise FileError(file_problem(source.address, "changed while it was read", "score it again"))
         writer.add_note(COUNTS, counts)
     if not counts["rows"]:
         warnings.warn(f"{reader.address} has no rows: its output has none either", stacklevel=3)

@@ -18,7 +18,7 @@ from capeval_core.integrations.shards.columns import NAMES
 from capeval_core.integrations.shards.places import reason_of
 from capeval_core.integrations.shards.readers import ERROR, KEY, RecordReader
 
-_BLOCK = 512
+_BLOCK, _PADDING = 512, 1 << 20
 _JSON = "json"
 _OPEN: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
@@ -38,7 +38,7 @@ class TarReader(RecordReader):
     names_of_uid = (KEY,)
 
     def records(self) -> Iterator[dict[str, Any] | str]:
-        opener = next((open for end, open in _OPEN.items() if self.address.endswith(end)), open)
+        opener = next((open for end, open in _OPEN.items() if self.address.lower().endswith(end)), open)
         try:
             with opener(self.path, "rb") as file:
                 yield from self._records(file)
@@ -73,6 +73,11 @@ class TarReader(RecordReader):
             file.seek(tar.offset)
             if file.read(_BLOCK) != bytes(_BLOCK):
                 raise self.refuse("is cut off or damaged (it does not end as a tar ends)")
+            while block := file.read(_PADDING):
+                if block.count(0) < len(block):
+                    raise self.refuse(
+                        "goes on behind its end", "split it into the tars that it was joined of"
+                    )
         if record:
             yield _with_fields(record)
 
