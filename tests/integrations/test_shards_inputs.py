@@ -96,6 +96,8 @@ def test_json_lines_with_a_folder(tmp_path: Path, scorer: BatchScorer, expected:
     assert np.allclose(found["score"], expected, rtol=0, atol=1e-7)
     (tmp_path / "pictures" / "1.JSONL.GZ").write_bytes(gzip.compress(lines.read_bytes()))
     assert scored(tmp_path / "pictures" / "1.JSONL.GZ", scorer)["score"] == found["score"]
+    elsewhere = tmp_path / "elsewhere" / "1.parquet"  # images lie beside the source
+    assert score_shard(tmp_path / "pictures" / "1.JSONL.GZ", elsewhere, scorer).failed == 0
 
 
 def test_texts_alone_need_no_images(tmp_path: Path) -> None:

@@ -116,6 +116,20 @@ def test_a_sound_folder_has_nothing_to_complain_of(outputs: Path) -> None:
     assert not check_shards(outputs).ok and not check_shards(outputs).repeated  # of another signature
 
 
+def test_outputs_without_some_rows_or_columns_are_damaged(outputs: Path) -> None:
+    about = pq.read_metadata(outputs / "2.parquet").metadata
+    table = pq.read_table(outputs / "2.parquet").replace_schema_metadata(
+        {key: about[key] for key in (NOTE, COUNTS)}
+    )
+    pq.write_table(table[:12], outputs / "1.parquet")
+    pq.write_table(table.drop_columns(["error"]), outputs / "2.parquet")
+    assert check_shards(outputs).damaged == {
+        "1.parquet": "has 12 rows, and should have 20",
+        "2.parquet": "has the columns uid, score, parts, truncated, "
+        "and should have uid, score, parts, truncated, error",
+    }
+
+
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_uids_that_come_twice_are_named_with_their_shards(
     in_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
