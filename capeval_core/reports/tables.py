@@ -71,7 +71,8 @@ class Table:
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(_latex, cells)) + r" \\"
+    row = " & ".join(map(_latex, cells)) + r" \\"
+    return "{}" + row if row[0] in "[*" else row  # else an argument of the line break before it
 
 
 def _latex(text: str) -> str:
