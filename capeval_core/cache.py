@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from capeval_core.errors import folder_path, wrong_option
 
 Floats = NDArray[np.float32]
-DEFAULT_BYTES = 512 << 20
+DEFAULT_BYTES, TEXT_BYTES = 512 << 20, 64 << 20
+"""Memory for features, and for those of texts where they are kept apart: new ones rarely come again."""
 
 
 class FeatureCache:
@@ -171,6 +172,33 @@ class RecentFeatures(FeatureCache):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RecentFeatures, ()
+
+
+class ImageFirst(FeatureCache):
+    """Keeps features of texts apart, so that ever new ones push no image out."""
+
+    def __init__(self, max_bytes: int = DEFAULT_BYTES, text_bytes: int = TEXT_BYTES) -> None:
+        super().__init__(max_bytes)
+        self._texts = FeatureCache(text_bytes)
+
+    def get(self, keys: Iterable[str]) -> dict[str, Floats]:
+        """The features of these keys; a key without features is left out."""
+        keys = list(keys)
+        texts = [key for key in keys if kind_of(key) == "text"]
+        return self._texts.get(texts) | super().get(key for key in keys if kind_of(key) != "text")
+
+    def put(self, rows: Mapping[str, Floats]) -> None:
+        """Keep these features, float32 arrays of any shape."""
+        self._texts.put({key: row for key, row in rows.items() if kind_of(key) == "text"})
+        super().put({key: row for key, row in rows.items() if kind_of(key) != "text"})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all features in memory, those of texts included."""
+        return super().nbytes + self._texts.nbytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageFirst, (self.max_bytes, self._texts.max_bytes)
 
 
 def _cost(key: str, row: Floats) -> int:

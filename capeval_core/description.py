@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from capeval_core.inputs.media import argument_of
 from capeval_core.metric import CaptionMetric
-from capeval_core.papers import BIBTEX
 from capeval_core.reranking import Reranker
 from capeval_core.weights.catalogue import WeightsEntry
 
@@ -33,7 +32,7 @@ class MetricDescription:
     inputs: arguments of its module's `compute`, and their meaning. predictions: an example of the first.
     weights: repository of the default weights, or `none`. licence: of these, `not stated` or `none needed`.
     citation: authors, title and venue of the paper. address: its URL.
-    bibtex: its entry; '' for a metric of another package.
+    bibtex: its entry; '' where the metric states none.
     relative: why its scores can be compared within one set only; None if with those of other sets, too.
     """
 
@@ -112,7 +111,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
         licence=licence_in_words(metric.default_weights) if metric.default_weights else "none needed",
         citation=citation.rstrip(","),
         address=address,
-        bibtex=BIBTEX.get(address, ""),
+        bibtex=metric.bibtex,
         relative=metric.relative,
     )
 

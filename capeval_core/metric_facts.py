@@ -13,9 +13,9 @@ from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
 
 PUBLIC = (
-    "name", "title", "key", "summary", "paper", "range", "higher_is_better", "needs_references", "media",
-    "relative", "default_weights", "published", "Options", "ROW", "options", "models", "score", "check",
-    "prepare", "with_statistics", "encode_all", "combine", "signature", "flush",
+    "name", "title", "key", "summary", "paper", "bibtex", "range", "higher_is_better", "needs_references",
+    "media", "relative", "default_weights", "published", "Options", "ROW", "options", "models", "score",
+    "check", "prepare", "with_statistics", "encode_all", "combine", "signature", "flush",
 )  # fmt: skip
 """Names of a metric for those who score with it; the others are steps, for those who write one."""
 
@@ -30,6 +30,8 @@ class MetricFacts:
     summary: ClassVar[str]
     paper: ClassVar[str]
     """Authors, title, venue and address."""
+    bibtex: ClassVar[str] = ""
+    """The paper's entry."""
     range: ClassVar[tuple[float, float]]
     higher_is_better: ClassVar[bool] = True
     needs_references: ClassVar[bool] = False

@@ -50,8 +50,9 @@ class Reranker(CaptionMetric):
         """What `Result.explain` returns for each image: its name and its parts."""
         starts = pools_of(samples).starts
         return {
-            image: {"image": samples.images[first].label} | {key: own[image] for key, own in parts.items()}
-            for image, first in enumerate(starts)
+            image: {"image": samples.images[start].label}
+            | {name: part[image] for name, part in parts.items()}
+            for image, start in enumerate(starts)
         }
 
 

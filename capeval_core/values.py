@@ -72,11 +72,14 @@ def expanded_path(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
-def signed(value: float) -> str:
-    """A difference with its sign: four digits, or as many as show that it is not 0."""
-    return next(
-        (text for digits in (4, 8) if float(text := f"{value:+.{digits}f}") or not value), f"{value:+.1e}"
-    )
+def signed(value: float, *digits: int) -> str:
+    """A difference with its sign: the first of so many digits (4, else 8) that show that it is not 0.
+
+    >>> signed(0.5), signed(-0.00001), signed(0.0001, 3)
+    ('+0.5000', '-0.00001000', '+1.0e-04')
+    """
+    texts = (f"{value:+.{number}f}" for number in digits or (4, 8))
+    return next((text for text in texts if float(text) or not value), f"{value:+.1e}")
 
 
 def p_in_words(p_value: float, level: float) -> str:

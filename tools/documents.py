@@ -4,7 +4,8 @@
     python -m tools.documents README.md ...   only these documents
 
 A document marks a generated part by two lines, `<!-- options pacs -->` and `<!-- /options pacs -->`: the
-name of a table and its arguments. The lines between them are replaced. In setup.cfg `# ` stands before them.
+name of a table and its arguments. The lines between them are replaced. In setup.cfg and in YAML `# ` stands
+before them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ DOCUMENTS = (
     "hub_cards/*.md",
     "docs/*.md",
     "setup.cfg",
+    "capeval_core/integrations/lmms_tasks/captions",
 )
 """The documents of a checkout."""
 PARTS = CHECKOUT / "docs" / "parts"
@@ -195,6 +197,16 @@ def package_urls() -> str:
     return "\n".join([f"url = {address()}", "project_urls =", *lines])
 
 
+def lmms_metrics() -> str:
+    """The metrics that lmms-eval's tasks report where `CAPEVAL_METRICS` names them."""
+    return "\n".join(
+        f"  - metric: {metric.key}\n    aggregation: !function capeval_core.integrations.lmms_eval.combine\n"
+        f"    higher_is_better: {str(metric.higher_is_better).lower()}"
+        for metric in map(metric_class, METRICS)
+        if metric.media and not metric.relative
+    )
+
+
 def bibtex(metric: str) -> str:
     """The BibTeX entry of a metric's paper, as a block of code."""
     return f"```bibtex\n{describe_metric(metric_class(metric)).bibtex}\n```"
@@ -233,6 +245,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "project": project_line,
     "footguns": footguns_line,
     "urls": package_urls,
+    "lmms_metrics": lmms_metrics,
     "bibtex": bibtex,
     "part": part,
 }

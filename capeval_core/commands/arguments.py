@@ -110,6 +110,15 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def names_of(text: str) -> list[str]:
+    """The names of a list with commas.
+
+    >>> names_of("tau_b, pearson,")
+    ['tau_b', 'pearson']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _kind(option: OptionDescription) -> dict[str, Any]:
     types = option.type.split(" | ")
     # A help text names what None means; here None is a flag that is not given.

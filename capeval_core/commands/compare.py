@@ -10,7 +10,7 @@ from typing import Any
 
 from capeval_core.commands.comparison import (
     add_comparison_flags,
-    check_comparison,
+    check_page,
     compare_systems,
     show,
     write_page,
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
         "--images", "--videos", dest="visuals", metavar="FOLDER", type=Path, help="those that --report shows"
     )
     flags = parser.read(arguments)
-    check_comparison(flags)
+    check_page(flags)
     systems, one_run = _read(flags.files)
     names = [system.name for system in systems]
     if len(systems) == 1:

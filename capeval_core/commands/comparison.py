@@ -52,7 +52,7 @@ def add_report_flag(group: argparse._ActionsContainer) -> None:
     )
 
 
-def check_comparison(flags: argparse.Namespace) -> None:
+def check_page(flags: argparse.Namespace) -> None:
     """Refuse a page that cannot be written, before anything is scored."""
     if flags.report is not None:
         check_report(flags.report)
@@ -136,11 +136,10 @@ def _plain(test: Comparison, adjusted: float) -> Test:
 def _cell(system: ScoredSystem, metric: str) -> Cell:
     result = system.results[metric]
     interval = interval_of(result)
-    found = isinstance(interval, Interval)
     return Cell(
         mean=result.mean,
         interval=(interval.low, interval.high) if isinstance(interval, Interval) else None,
-        no_interval="" if found else str(interval),
+        no_interval="" if isinstance(interval, Interval) else interval,
         scores=result.scores,
         parts=result.parts,
         errors=result.errors,
@@ -226,10 +225,11 @@ def systems_content(systems: Systems, scored: Sequence[ScoredSystem] | None = No
             test = None
             if cell.test is not None:
                 test = {**vars(cell.test), "significant": systems.significant(cell)}
-            results.append({**_content_of(cell, column, systems.level), "test": test})
-            if scored is not None:
-                result = scored[place].results[column.name]
-                results[-1] = result_content(result) | {"test": test}
+            if scored is None:
+                own = _content_of(cell, column, systems.level)
+            else:
+                own = result_content(scored[place].results[column.name])
+            results.append({**own, "test": test})
         texts = {} if scored is None else {"ids": list(system.ids), "captions": list(system.captions)}
         content.append({"system": system.name, **texts, "results": results})
     return {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics, names_of
+from capeval_core.commands.arguments import names_of
+from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics
 from capeval_core.commands.outputs import check_output, write
 from capeval_core.commands.terminal import Parser, paragraph
 from capeval_core.judgements.judging import Judged

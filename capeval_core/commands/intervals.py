@@ -32,15 +32,6 @@ def check_intervals(flags: argparse.Namespace) -> None:
         raise ValueError(f"--seed {flags.seed}: expected 0 or more")
 
 
-def names_of(text: str) -> list[str]:
-    """The names of a list with commas.
-
-    >>> names_of("tau_b, pearson,")
-    ['tau_b', 'pearson']
-    """
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def check_statistics(names: list[str]) -> None:
     """Refuse names of `--statistics` that are no statistic of ratings, and none at all."""
     known = f"(known: {', '.join(STATISTICS)})"

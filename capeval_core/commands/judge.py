@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.arguments import in_words_of_the_user
+from capeval_core.commands.arguments import in_words_of_the_user, names_of
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics, names_of
+from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics
 from capeval_core.commands.judge_checks import check_references, check_rerankers, check_texts, check_visuals
 from capeval_core.commands.outputs import Outputs, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from capeval_core.commands.arguments import flag_of, in_words_of_the_user
-from capeval_core.commands.intervals import names_of
+from capeval_core.commands.arguments import flag_of, in_words_of_the_user, names_of
 from capeval_core.commands.terminal import Parser, complain
 from capeval_core.description import describe_metric
 from capeval_core.inputs.media import ARGUMENTS, argument_of
@@ -98,17 +97,22 @@ def about(metrics: Metrics) -> type[CaptionMetric]:
     return next((metric for metric in metrics if metric.media), metrics[0])
 
 
-def add_media(group: Any, metrics: Metrics) -> None:
-    """`--media` where there is a choice, and a flag for the folder of what captions are about.
-
-    The flags of other media are not shown: `folder_of` refuses them.
-    """
+def add_media_choice(group: Any, metrics: Metrics) -> None:
+    """`--media` where one of the metrics is about several."""
     variants = {name for name, _ in variant_classes()}
     with_choice = next((metric.name for metric in metrics if metric.name in variants), None)
     if with_choice is not None:
         media = media_of(with_choice)
         text = f"what captions are about (default: {media[0]})"
         group.add_argument("--media", metavar="{" + ",".join(media) + "}", help=text)
+
+
+def add_media(group: Any, metrics: Metrics) -> None:
+    """`--media` where there is a choice, and a flag for the folder of what captions are about.
+
+    The flags of other media are not shown: `folder_of` refuses them.
+    """
+    add_media_choice(group, metrics)
     optional = all("boxes" in metric.media for metric in metrics if metric.media)
     for argument in ARGUMENTS:
         own = argument == argument_of(about(metrics).media)

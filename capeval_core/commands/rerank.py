@@ -11,7 +11,7 @@ from pathlib import Path
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
 from capeval_core.commands.comparison import (
     add_report_flag,
-    check_comparison,
+    check_page,
     compare_systems,
     write_page,
 )
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
         check_output(flag, out, flags, ("candidates",))
     if flags.json is not None and flags.out.resolve() == flags.json.resolve():
         raise ValueError(f"--out and --json are both {flags.out}: name two files")
-    check_comparison(flags)
+    check_page(flags)
     with in_words_of_the_user(metric.Options):
         options = metric.Options.of(METRIC, chosen(flags, metric.Options))
         metric.check_options(options)

@@ -9,7 +9,7 @@ from pathlib import Path
 from capeval_core.commands.arguments import add_flags, add_flags_of_several, flag_of
 from capeval_core.commands.comparison import (
     add_comparison_flags,
-    check_comparison,
+    check_page,
     compare_systems,
     result_content,
     show,
@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> int:
     names = names_of_files("--candidates", flags.candidates)
     baseline = baseline_of(flags.baseline, names, flags.candidates)
     _check_outputs(metrics, names, flags)  # now, not after hours
-    check_comparison(flags)
+    check_page(flags)
     options = options_of(metrics, names, flags)
     folder = folder_of_run(metrics, options, flags)
     if flags.explain is not None:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.metrics import command_of
+from capeval_core.commands.metrics import add_media_choice, command_of, read_metric
 from capeval_core.commands.outputs import tell_reasons
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.integrations.ray import (
@@ -32,8 +32,6 @@ from capeval_core.integrations.shards.plan import (
     write_manifest,
 )
 from capeval_core.metric import CaptionMetric
-from capeval_core.options import Settings
-from capeval_core.registry import media_of, metric_class
 
 COMMANDS = {
     "score": "score every shard of a collection into a file of its own",
@@ -75,12 +73,7 @@ def _score(arguments: list[str]) -> int:
         usage = "capeval shards score METRIC --input 'in/*.parquet' --output out/ [options]"
         parser = Parser(prog="capeval shards score", usage=usage, epilog=paragraph(FILES))
         parser.introduce(arguments, "the metric comes first: capeval shards score METRIC ...")
-    name, *rest = arguments
-    media = Parser(prog=f"capeval shards score {name}", add_help=False)
-    media.add_argument("--media")
-    medium, rest = media.parse_known_args(rest)
-    with in_words_of_the_user(Settings):
-        metric = metric_class(name, medium.media)
+    metric, rest = read_metric("capeval shards score", arguments)
     flags = _parser(metric).read(rest)
     workers = Workers(flags.workers, flags.gpus_per_worker, flags.ray)
     _check_workers(workers)
@@ -264,10 +257,6 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         "--gpus-per-worker", metavar="X", type=float, help="default: the GPUs that there are, at most 1 each"
     )
     work.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster; default: this machine alone")
-    if len(media_of(metric.name)) > 1:
-        listed = "{" + ",".join(media_of(metric.name)) + "}"
-        files.add_argument(
-            "--media", metavar=listed, help=f"what captions are about (default: {metric.media[0]})"
-        )
+    add_media_choice(files, [metric])
     add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
     return parser

@@ -11,7 +11,7 @@ from capeval_core.errors import wrong_option
 from capeval_core.inputs.media import argument_of
 from capeval_core.integrations.extras import needs
 from capeval_core.integrations.opening import open_one
-from capeval_core.integrations.rewards import ImageFirst, without_reasoning
+from capeval_core.integrations.rewards import without_reasoning
 from capeval_core.metric import CaptionMetric
 from capeval_core.result import Result
 
@@ -40,7 +40,7 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
         TypeError, ValueError: a metric or an option that does not exist; weights that could not be loaded; a
             metric whose number is no mean over samples (BLEU), is about videos, or needs `statistics`.
     """
-    opened = open_one(metric, options, ImageFirst(), "caption_score")
+    opened = open_one(metric, options, "caption_score")
     if opened.formula is not None or argument_of(opened.media) == "videos":
         reason = "is about videos" if opened.formula is None else "is a number of all captions, and no mean"
         raise wrong_option(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from capeval_core.cache import FeatureCache
+from capeval_core.cache import FeatureCache, ImageFirst
 from capeval_core.errors import Kind, Problem, Problems
 from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
@@ -84,14 +84,14 @@ def choose_metrics(
     return chosen
 
 
-def open_one(metric: Any, options: Mapping[str, Any], cache: FeatureCache, door: str) -> CaptionMetric:
-    """One metric, open, for a door that scores with one; `options` may hold `media`.
+def open_one(metric: Any, options: Mapping[str, Any], door: str) -> CaptionMetric:
+    """One metric, open, for a door that scores batch after batch; `options` may hold `media`.
 
     Raises:
         TypeError, ValueError: as `choose_metrics`, or a list of several metrics.
     """
     own = dict(options)
-    chosen = choose_metrics(metric, own, cache, media=own.pop("media", None))
+    chosen = choose_metrics(metric, own, ImageFirst(), media=own.pop("media", None))
     if len(chosen) != 1:
         raise ValueError(f"{door} takes one metric, found {len(chosen)}: make one {door} of each")
     return chosen[0].open()

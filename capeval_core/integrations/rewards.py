@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from capeval_core.cache import DEFAULT_BYTES, FeatureCache, Floats, kind_of
 from capeval_core.errors import Problem, Problems, ProblemsError
 from capeval_core.inputs.media import argument_of
 from capeval_core.integrations.opening import open_one
 from capeval_core.metric import CaptionMetric
-
-TEXT_BYTES = 64 << 20
-"""Memory for features of texts: those of a policy rarely come again."""
 
 
 def reward(metric: Any, **options: Any) -> Reward:
@@ -47,7 +43,7 @@ class Reward:
     """The reward function that `reward` makes; it can be pickled."""
 
     def __init__(self, metric: Any, options: Mapping[str, Any]) -> None:
-        self.metric = open_one(metric, options, ImageFirst(), "reward")
+        self.metric = open_one(metric, options, "reward")
         self.__name__ = self.metric.name  # how TRL calls it in logs
 
     def __call__(
@@ -139,33 +135,6 @@ def shown(metric: CaptionMetric) -> str:
 
     device = "" if metric.default_weights is None else f" on {resolve_device(metric.options.device)}"
     return f"{metric.key}{device}: {metric.signature()}"
-
-
-class ImageFirst(FeatureCache):
-    """Keeps features of texts apart, so that ever new ones push no image out."""
-
-    def __init__(self, max_bytes: int = DEFAULT_BYTES, text_bytes: int = TEXT_BYTES) -> None:
-        super().__init__(max_bytes)
-        self._texts = FeatureCache(text_bytes)
-
-    def get(self, keys: Iterable[str]) -> dict[str, Floats]:
-        """The features of these keys; a key without features is left out."""
-        keys = list(keys)
-        texts = [key for key in keys if kind_of(key) == "text"]
-        return self._texts.get(texts) | super().get(key for key in keys if kind_of(key) != "text")
-
-    def put(self, rows: Mapping[str, Floats]) -> None:
-        """Keep these features, float32 arrays of any shape."""
-        self._texts.put({key: row for key, row in rows.items() if kind_of(key) == "text"})
-        super().put({key: row for key, row in rows.items() if kind_of(key) != "text"})
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all features in memory, those of texts included."""
-        return super().nbytes + self._texts.nbytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ImageFirst, (self.max_bytes, self._texts.max_bytes)
 
 
 def _texts(completions: Sequence[Any]) -> Sequence[Any]:

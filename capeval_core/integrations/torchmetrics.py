@@ -12,7 +12,7 @@ from capeval_core.inputs.media import argument_of
 from capeval_core.integrations.extras import needs
 from capeval_core.integrations.opening import open_one
 from capeval_core.integrations.packed_rows import combine_tables, pack_rows, unpack_rows
-from capeval_core.integrations.rewards import ImageFirst, in_memory
+from capeval_core.integrations.rewards import in_memory
 from capeval_core.result import Result
 
 with needs("torchmetrics", "torchmetrics"):
@@ -51,7 +51,7 @@ class CaptionScore(torchmetrics.Metric):
 
     def __init__(self, metric: Any, *, sync: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**(sync or {}))
-        self.metric = open_one(metric, options, ImageFirst(), "CaptionScore")
+        self.metric = open_one(metric, options, "CaptionScore")
         self.result: Result | None = None
         """The result of the last `compute`."""
         self._follows = "device" not in options and isinstance(metric, str)

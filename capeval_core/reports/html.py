@@ -12,12 +12,12 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from capeval_core._version import __version__
-from capeval_core.reports.explanations import number
+from capeval_core.reports.explanations import DIGITS, number
 from capeval_core.reports.html_captions import most_different, worst_and_best
 from capeval_core.reports.html_charts import distributions, means
 from capeval_core.reports.html_pictures import FRAMES, Pictures
 from capeval_core.reports.systems import Cell, Column, System, Systems
-from capeval_core.values import p_in_words
+from capeval_core.values import p_in_words, signed
 from capeval_core.writing import try_writing, write_whole
 
 FILE = "index.html"
@@ -25,6 +25,8 @@ _GENERATOR = '<meta name="generator" content="capeval">'
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """What a browser may do for the page: nothing but show it, whatever a caption holds."""
 _REASONS = 12
+_SIGNS = {"better": "▲ ", "worse": "▼ ", "equal": ""}
+_VERDICTS = {"better": "better", "worse": "worse", "equal": "no difference shown"}
 _LEFT_OUT = "Left out: {}s with a score in only one of system and baseline, which the test does not use."
 _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\ufffd")
 """Control characters, which HTML cannot hold."""
@@ -135,11 +137,9 @@ def _cell(cell: Cell, column: Column, systems: Systems) -> str:
     if cell.interval is not None:
         shown += f'<span class="interval">{number(cell.interval[0])} to {number(cell.interval[1])}</span>'
     if cell.test is not None:
-        better = (cell.test.difference > 0) == column.higher_is_better
-        kind = ("better" if better else "worse") if systems.significant(cell) else "equal"
-        sign = {"better": "▲ ", "worse": "▼ ", "equal": ""}[kind]
-        words = f"{sign}{_signed(cell.test.difference)}, {p_in_words(cell.test.adjusted, systems.level)}"
-        shown += f'<span class="test {kind}">{words}</span>'
+        kind = systems.verdict(cell, column)
+        words = f"{signed(cell.test.difference, DIGITS)}, {p_in_words(cell.test.adjusted, systems.level)}"
+        shown += f'<span class="test {kind}">{_SIGNS[kind]}{words}</span>'
     return f'<td class="{"best" if is_best else ""}" data-title="{escape(column.title)}">{shown}</td>'
 
 
@@ -148,15 +148,9 @@ def _verdicts(systems: Systems) -> Iterator[str]:
     for system in systems.systems:
         by_verdict: dict[str, list[str]] = {}
         for column in systems.columns:
-            cell = system.cells[column.name]
-            if cell.test is None:
-                continue
-            better = (cell.test.difference > 0) == column.higher_is_better
-            verdict = (
-                ("better" if better else "worse") if systems.significant(cell) else "no difference shown"
-            )
-            title = f'<span class="name-of-metric">{escape(column.title)}</span>'
-            by_verdict.setdefault(verdict, []).append(title)
+            if verdict := systems.verdict(system.cells[column.name], column):
+                title = f'<span class="name-of-metric">{escape(column.title)}</span>'
+                by_verdict.setdefault(_VERDICTS[verdict], []).append(title)
         if by_verdict:
             text = "; ".join(f"{verdict} by {_listed(titles)}" for verdict, titles in by_verdict.items())
             yield (
@@ -323,10 +317,6 @@ def _range(column: Column) -> str:
     if not all(map(math.isfinite, column.range)):  # of a package that is not installed here
         return ""
     return f"From {column.range[0]:.3g} to {column.range[1]:.3g}, "
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}" if abs(value) >= 0.0005 or not value else f"{value:+.1e}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -112,3 +112,11 @@ class Systems:
     def significant(self, cell: Cell) -> bool:
         """Whether a cell differs from the baseline after the correction."""
         return cell.test is not None and cell.test.adjusted < 1 - self.level
+
+    def verdict(self, cell: Cell, column: Column) -> str:
+        """Whether a cell is "better" or "worse" than the baseline, or "equal"; "" without a test."""
+        if cell.test is None:
+            return ""
+        if not self.significant(cell):
+            return "equal"
+        return "better" if (cell.test.difference > 0) == column.higher_is_better else "worse"

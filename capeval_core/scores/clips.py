@@ -16,6 +16,13 @@ _PAPER = (
     "Hessel et al., CLIPScore: A Reference-free Evaluation Metric for Image Captioning, EMNLP 2021, "
     "https://arxiv.org/abs/2104.08718"
 )
+_BIBTEX = """\
+@inproceedings{hessel2021clipscore,
+  title     = {{CLIPScore}: A Reference-free Evaluation Metric for Image Captioning},
+  author    = {Hessel, Jack and Holtzman, Ari and Forbes, Maxwell and Le Bras, Ronan and Choi, Yejin},
+  booktitle = {Proceedings of the 2021 Conference on Empirical Methods in Natural Language Processing},
+  year      = {2021}
+}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,7 @@ class ClipS(PacS):
     key = "clip_s"
     summary = "Cosine of caption and image in OpenAI's CLIP space."
     paper = _PAPER
+    bibtex = _BIBTEX
     range = (0.0, 2.5)
     default_weights = CLIP_B32
     published = ()  # the tables at hand do not say with which w and prompt CLIP-S was computed
@@ -48,6 +56,7 @@ class RefClipS(RefPacS):
     free_key = ClipS.key
     summary = "Harmonic mean of CLIP-S and the cosine of the caption with its nearest reference."
     paper = _PAPER
+    bibtex = _BIBTEX
     range = (0.0, 10 / 7)  # w = 2.5 and cosines of 1: 2 * 2.5 * 1 / (2.5 + 1)
     default_weights = CLIP_B32
     published = ()  # the tables at hand do not say with which w and prompt CLIP-S was computed

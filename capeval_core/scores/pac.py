@@ -84,6 +84,14 @@ class PacS(CaptionMetric):
         "Sarto et al., Positive-Augmented Contrastive Learning for Image and Video Captioning Evaluation, "
         "CVPR 2023, https://arxiv.org/abs/2303.12112"
     )
+    bibtex = """\
+@inproceedings{sarto2023positive,
+  title     = {Positive-Augmented Contrastive Learning for Image and Video Captioning Evaluation},
+  author    = {Sarto, Sara and Barraco, Manuele and Cornia, Marcella and Baraldi, Lorenzo and Cucchiara,
+               Rita},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year      = {2023}
+}"""
     range = (0.0, 2.0)
     default_weights = PACS_B32
     network = "clip"

@@ -79,6 +79,14 @@ class Umic(RegionMetric):
         "Lee et al., UMIC: An Unreferenced Metric for Image Captioning via Contrastive Learning, ACL 2021, "
         "https://arxiv.org/abs/2106.14019"
     )
+    bibtex = """\
+@inproceedings{lee2021umic,
+  title     = {{UMIC}: An Unreferenced Metric for Image Captioning via Contrastive Learning},
+  author    = {Lee, Hwanhee and Yoon, Seunghyun and Dernoncourt, Franck and Bui, Trung and Jung, Kyomin},
+  booktitle = {Proceedings of the 59th Annual Meeting of the Association for Computational Linguistics},
+  year      = {2021},
+  url       = {https://arxiv.org/abs/2106.14019}
+}"""
     range = (0.0, 1.0)
     default_weights = UMIC
     default_regions = FASTER_RCNN_VG

@@ -101,6 +101,7 @@ class VideoPacS(CaptionMetric):
     key = "pac_s"
     summary = "Cosines of a caption with a video, and of its words with frames, in the space of PAC-S."
     paper = PacS.paper
+    bibtex = PacS.bibtex
     range = (-0.5, 1.0)  # a coarse cosine of -1 or 1, and F of 0 or 1
     media = ("video",)
     plots = True

@@ -105,6 +105,15 @@ class VilbertScore(RegionMetric):
         "Lee et al., ViLBERTScore: Evaluating Image Caption Using Vision-and-Language BERT, Eval4NLP 2020, "
         "https://aclanthology.org/2020.eval4nlp-1.4"
     )
+    bibtex = """\
+@inproceedings{lee2020vilbertscore,
+  title     = {{ViLBERTScore}: Evaluating Image Caption Using Vision-and-Language {BERT}},
+  author    = {Lee, Hwanhee and Yoon, Seunghyun and Dernoncourt, Franck and Kim, Doo Soon and Bui, Trung and
+               Jung, Kyomin},
+  booktitle = {Proceedings of the First Workshop on Evaluation and Comparison of NLP Systems},
+  year      = {2020},
+  url       = {https://aclanthology.org/2020.eval4nlp-1.4}
+}"""
     range = (0.0, 1.0)
     needs_references = True
     default_weights = VILBERT

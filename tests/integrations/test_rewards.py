@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 import capeval_core
+from capeval_core.cache import ImageFirst
 from capeval_core.integrations import reward
-from capeval_core.integrations.rewards import ImageFirst
 from tests.counting import counted, watched
 from tools.captions import describe, foils
 from tools.scenes import draw, sample_scene

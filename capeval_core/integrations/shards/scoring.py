@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from capeval_core.cache import ImageFirst
 from capeval_core.errors import Problem, ProblemsError, Words, wrong_option
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.opening import ChosenMetric
-from capeval_core.integrations.rewards import ImageFirst
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
 from capeval_core.rows import canonical

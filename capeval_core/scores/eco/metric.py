@@ -88,6 +88,15 @@ class Eco(Reranker):
         "Jeong et al., Technical Report of NICE Challenge at CVPR 2024: Caption Re-ranking Evaluation Using "
         "Ensembled CLIP and Consensus Scores, CVPR 2024 Workshops, https://arxiv.org/abs/2405.01028"
     )
+    bibtex = """\
+@inproceedings{jeong2024eco,
+  title     = {Technical Report of {NICE} Challenge at {CVPR} 2024: Caption Re-ranking Evaluation Using
+               Ensembled {CLIP} and Consensus Scores},
+  author    = {Jeong, Kiyoon and Lee, Woojun and Nam, Woongchan and Ma, Minjeong and Kang, Pilsung},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition Workshops},
+  pages     = {7366--7372},
+  year      = {2024}
+}"""
     range = (-float("inf"), float("inf"))
     relative = "its totals are z-scores within one set"
     default_weights = BLIP2[0]

@@ -126,6 +126,15 @@ class HiceS(CaptionMetric):
         "Zeng et al., HICEScore: A Hierarchical Metric for Image Captioning Evaluation, ACM Multimedia 2024, "
         "https://doi.org/10.1145/3664647.3681358"
     )
+    bibtex = """\
+@inproceedings{zeng2024hicescore,
+  title     = {{HICEScore}: A Hierarchical Metric for Image Captioning Evaluation},
+  author    = {Zeng, Zequn and Sun, Jianqiao and Zhang, Hao and Wen, Tiansheng and Su, Yudi and Xie, Yan and
+               Wang, Zhengjue and Chen, Bo},
+  booktitle = {Proceedings of the 32nd ACM International Conference on Multimedia},
+  year      = {2024},
+  doi       = {10.1145/3664647.3681358}
+}"""
     range = (0.0, 2.5)
     default_weights = ALPHA_L14
     network = "alpha_clip"

@@ -108,6 +108,13 @@ class Bleu(NgramMetric):
         "Papineni et al., BLEU: a Method for Automatic Evaluation of Machine Translation, ACL 2002, "
         "https://aclanthology.org/P02-1040"
     )
+    bibtex = """\
+@inproceedings{papineni2002bleu,
+  title     = {{BLEU}: a Method for Automatic Evaluation of Machine Translation},
+  author    = {Papineni, Kishore and Roukos, Salim and Ward, Todd and Zhu, Wei-Jing},
+  booktitle = {Proceedings of the 40th Annual Meeting of the Association for Computational Linguistics},
+  year      = {2002}
+}"""
     range = (0.0, 1.0)
     formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), SUMS, bleu_of_sums)
     ROW = row_schema(

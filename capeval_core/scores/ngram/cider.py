@@ -83,6 +83,13 @@ class Cider(NgramMetric):
         "Vedantam et al., CIDEr: Consensus-based Image Description Evaluation, CVPR 2015, "
         "https://arxiv.org/abs/1411.5726"
     )
+    bibtex = """\
+@inproceedings{vedantam2015cider,
+  title     = {{CIDEr}: Consensus-based Image Description Evaluation},
+  author    = {Vedantam, Ramakrishna and Zitnick, C. Lawrence and Parikh, Devi},
+  booktitle = {Proceedings of the IEEE Conference on Computer Vision and Pattern Recognition},
+  year      = {2015}
+}"""
     range = (0.0, 10.0)
     corpus_texts = "references"
     clipped: ClassVar[bool] = False

@@ -72,6 +72,13 @@ class RougeL(NgramMetric):
         "Lin, ROUGE: A Package for Automatic Evaluation of Summaries, ACL 2004 workshop Text Summarization "
         "Branches Out, https://aclanthology.org/W04-1013"
     )
+    bibtex = """\
+@inproceedings{lin2004rouge,
+  title     = {{ROUGE}: A Package for Automatic Evaluation of Summaries},
+  author    = {Lin, Chin-Yew},
+  booktitle = {Text Summarization Branches Out},
+  year      = {2004}
+}"""
     range = (0.0, 1.0)
     reference_columns = ("common", "reference_lengths")
     ROW = row_schema(
