@@ -13,7 +13,7 @@ from capeval_core.commands.outputs import interval_of
 from capeval_core.commands.systems import ScoredSystem
 from capeval_core.commands.terminal import complain
 from capeval_core.description import describe_metric
-from capeval_core.registry import metric_classes, metric_of
+from capeval_core.registry import metric_of, titles_by_key
 from capeval_core.reports.html import check_report, write_report
 from capeval_core.reports.systems import Cell, Column, System, Systems, Test
 from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
@@ -61,8 +61,7 @@ def check_page(flags: argparse.Namespace) -> None:
 def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
     """Write the page that `--report` asks for, and print where it is; `command` repeats it."""
     if flags.report is not None:
-        titles = {metric.key: metric.title for metric in metric_classes().values()}
-        shown = replace(systems, titles=titles, command=shlex.join(["capeval", *command]))
+        shown = replace(systems, titles=titles_by_key(), command=shlex.join(["capeval", *command]))
         say = complain if getattr(flags, "format", None) else print  # a table alone, for programs
         say(f"report  {write_report(flags.report, shown)}")
 
