@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ def _column(result: Result) -> Column:
 
 def _messages(systems: Sequence[ScoredSystem], cells: Sequence[dict[str, Cell]]) -> list[str]:
     """What failed, was truncated or left out, equal things once for all systems and metrics."""
-    whose: dict[str, list[str]] = {}
+    whose: dict[str, dict[str, list[str]]] = {}
     for system, own in zip(systems, cells, strict=True):
         for metric, cell in own.items():
             total = len(cell.scores)
@@ -182,12 +182,24 @@ def _messages(systems: Sequence[ScoredSystem], cells: Sequence[dict[str, Cell]])
             counted = [f"{count:,} of {total:,} captions {name}" for name, count in counts.items() if count]
             reasons = [*counted, cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test.left_out:
-                left_out = f"{cell.test.left_out:,} {system.results[metric].visual}s"
-                reasons.append(f"{left_out} have a score in only one of system and baseline")
+                count, visual = cell.test.left_out, system.results[metric].visual
+                have = f"1 {visual} has" if count == 1 else f"{count:,} {visual}s have"
+                reasons.append(f"{have} a score in only one of system and baseline")
             for reason in filter(None, reasons):
-                whose.setdefault(reason, []).append(f"{system.name} ({metric})")
-    several = len(systems) > 1 or len(cells[0]) > 1
-    return [f"{', '.join(names)}: {reason}" if several else reason for reason, names in whose.items()]
+                whose.setdefault(reason, {}).setdefault(system.name, []).append(metric)
+    return [_prefix(owners, len(systems), len(cells[0])) + reason for reason, owners in whose.items()]
+
+
+def _prefix(owners: Mapping[str, Sequence[str]], systems: int, metrics: int) -> str:
+    """The systems that a message is about, with the metrics where they are not all; empty for everything.
+
+    >>> _prefix({"a": ["bleu", "cider"], "b": ["bleu"]}, 2, 2), _prefix({"a": ["bleu"], "b": ["bleu"]}, 2, 1)
+    ('a, b (bleu): ', '')
+    """
+    if len(owners) == systems and all(len(own) == metrics for own in owners.values()):
+        return ""
+    named = [name if len(own) == metrics else f"{name} ({', '.join(own)})" for name, own in owners.items()]
+    return f"{', '.join(named)}: "
 
 
 def show(systems: Systems, form: str) -> str:
