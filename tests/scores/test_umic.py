@@ -124,7 +124,7 @@ def test_a_wrong_source_is_refused_before_weights(regions: Any, error: type[Exce
     [
         ("", "regions='' is empty: expected weights of a region encoder"),
         ("x" * 5_000, "xxx...' is no path that can be looked up (File name too long)"),
-        ("~nobody of that name/x", "is no path that can be looked up ("),
+        ("~nobody of that name/x", "is neither a folder, nor a Hub id"),
         ("no such thing", "regions='no such thing' is neither a folder, nor a Hub id"),
     ],
 )
