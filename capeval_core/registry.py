@@ -101,6 +101,16 @@ def variant_classes() -> dict[tuple[str, str], type[CaptionMetric]]:
     return {key: _import_class(reference) for key, reference in MEDIA_VARIANTS.items()}
 
 
+def every_class() -> list[type[CaptionMetric]]:
+    """The class of every metric on every medium."""
+    return [*metric_classes().values(), *variant_classes().values()]
+
+
+def titles_by_key() -> dict[str, str]:
+    """The metrics' titles by the keys of their values, by which other metrics name them as parts."""
+    return {metric.key: metric.title for metric in metric_classes().values()}
+
+
 def media_of(name: str) -> list[str]:
     """The media that `load(name, media=...)` takes; none for a metric on texts alone.
 

@@ -257,14 +257,8 @@ class Result:
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
         self._refuse_relative("compare()")
         if self.signature != other.signature:
-            fields = set(self.signature.split("|")) ^ set(other.signature.split("|"))
-            fix = "score both systems with the same settings"
-            if all(field.startswith("statistics:") for field in fields):  # each was weighed by its own texts
-                fix = "score both with the same statistics=metric.prepare(texts) of one corpus"
-            raise ValueError(
-                "these results are not comparable, their signatures differ:\n"
-                f"    {self.signature}\n    {other.signature}\n{fix}"
-            )
+            fix = "score both with the same statistics=metric.prepare(texts) of one corpus"
+            raise not_comparable(self.signature, other.signature, fix)
         return paired_comparison(self._clusters(), other._clusters(), level=level)
 
     def explain(self, index: int) -> Mapping[str, Any]:
@@ -322,3 +316,13 @@ class Result:
         if self.formula is None:
             return Clusters.of(self.scores, self.groups, visual=self.visual)
         return Clusters.of(self.scores, self.groups, self.formula, np.asarray(self.summands), self.visual)
+
+
+def not_comparable(first: str, second: str, fix_of_statistics: str) -> ValueError:
+    """The error of results whose signatures differ, with a fix where each was weighed by its own texts."""
+    fields = set(first.split("|")) ^ set(second.split("|"))
+    own_texts = all(field.startswith("statistics:") for field in fields)
+    fix = fix_of_statistics if own_texts else "score both systems with the same settings"
+    return ValueError(
+        f"these results are not comparable, their signatures differ:\n    {first}\n    {second}\n{fix}"
+    )

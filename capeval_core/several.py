@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Samples, parts, text_counts
 from capeval_core.metric import CaptionMetric
 from capeval_core.rows import RowCollector
 
@@ -57,7 +57,7 @@ def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
         turns = [_Turn(task, order, bar, stack) for task in tasks]
         texts = np.max([turn.texts for turn in turns], axis=0)
         limit = turns[0].collectors[0].texts if len(turns) == 1 else TEXTS_TOGETHER
-        for part in _parts(texts, limit):
+        for part in parts(texts.tolist(), limit):
             for turn in turns:
                 turn.encode(part)
     for task, turn in zip(tasks, turns, strict=True):
@@ -75,16 +75,6 @@ def _picture_by_picture(systems: Sequence[Samples]) -> Integers:
     return np.argsort(np.array(ranks, dtype=np.int64), kind="stable")
 
 
-def _parts(texts: Integers, limit: int) -> Iterator[slice]:
-    """Consecutive captions that have at most `limit` texts together, but at least one caption."""
-    ends, start = np.cumsum(texts), 0
-    while start < len(ends):
-        before = ends[start - 1] if start else 0
-        end = max(int(np.searchsorted(ends, before + limit, side="right")), start + 1)
-        yield slice(start, end)
-        start = end
-
-
 class _Turn:
     """One metric, which encodes part after part of the captions of all systems."""
 
@@ -93,8 +83,7 @@ class _Turn:
         lengths = [len(samples) for samples in task.systems]
         self.starts = np.cumsum([0, *lengths[:-1]])
         self.samples = _joined(task.systems)
-        own = self.samples.references
-        self.texts = np.array([1 if own is None else 1 + len(own[i]) for i in order], dtype=np.int64)
+        self.texts = np.array(text_counts(self.samples), dtype=np.int64)[order]
         missing = np.zeros(len(order), dtype=np.bool_)
         self.collectors: list[RowCollector] = []
         for start, samples, folder in zip(self.starts, task.systems, task.folders, strict=True):

@@ -20,7 +20,7 @@ from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragr
 from capeval_core.errors import Problems
 from capeval_core.inputs.folder import KINDS, Names, match_images, names_in
 from capeval_core.registry import metric_of
-from capeval_core.result import Result
+from capeval_core.result import Result, not_comparable
 from capeval_core.statistics import FewImagesError
 from capeval_core.values import p_in_words, signed
 
@@ -141,16 +141,11 @@ def _refuse_different(systems: Sequence[ScoredSystem], baseline: ScoredSystem, o
             fields = set(result.signature.split("|")) ^ set(other.signature.split("|"))
             if not fields or (one_run and all(field.startswith("refs:") for field in fields)):
                 continue
-            fix = "score both systems with the same settings"
-            if all(field.startswith("statistics:") for field in fields):
-                fix = (
-                    "each was weighed by its own texts: score both in one command, which weighs them by the "
-                    f"texts of both, capeval score {metric} --candidates FILE FILE ..."
-                )
-            raise ValueError(
-                "these results are not comparable, their signatures differ:\n"
-                f"    {other.signature}\n    {result.signature}\n{fix}"
+            fix = (
+                "each was weighed by its own texts: score both in one command, which weighs them by the "
+                f"texts of both, capeval score {metric} --candidates FILE FILE ..."
             )
+            raise not_comparable(other.signature, result.signature, fix)
 
 
 def _summary(a: Result, b: Result, names: Sequence[object]) -> str:

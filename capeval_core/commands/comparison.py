@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from capeval_core.commands.outputs import interval_of
 from capeval_core.commands.systems import ScoredSystem
 from capeval_core.commands.terminal import complain
 from capeval_core.description import describe_metric
-from capeval_core.registry import metric_classes, metric_of
+from capeval_core.registry import metric_of, titles_by_key
 from capeval_core.reports.html import check_report, write_report
 from capeval_core.reports.systems import Cell, Column, System, Systems, Test
 from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
@@ -61,8 +61,7 @@ def check_page(flags: argparse.Namespace) -> None:
 def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
     """Write the page that `--report` asks for, and print where it is; `command` repeats it."""
     if flags.report is not None:
-        titles = {metric.key: metric.title for metric in metric_classes().values()}
-        shown = replace(systems, titles=titles, command=shlex.join(["capeval", *command]))
+        shown = replace(systems, titles=titles_by_key(), command=shlex.join(["capeval", *command]))
         say = complain if getattr(flags, "format", None) else print  # a table alone, for programs
         say(f"report  {write_report(flags.report, shown)}")
 
@@ -171,7 +170,7 @@ def _column(result: Result) -> Column:
 
 def _messages(systems: Sequence[ScoredSystem], cells: Sequence[dict[str, Cell]]) -> list[str]:
     """What failed, was truncated or left out, equal things once for all systems and metrics."""
-    whose: dict[str, list[str]] = {}
+    whose: dict[str, dict[str, list[str]]] = {}
     for system, own in zip(systems, cells, strict=True):
         for metric, cell in own.items():
             total = len(cell.scores)
@@ -183,12 +182,24 @@ def _messages(systems: Sequence[ScoredSystem], cells: Sequence[dict[str, Cell]])
             counted = [f"{count:,} of {total:,} captions {name}" for name, count in counts.items() if count]
             reasons = [*counted, cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test.left_out:
-                left_out = f"{cell.test.left_out:,} {system.results[metric].visual}s"
-                reasons.append(f"{left_out} have a score in only one of system and baseline")
+                count, visual = cell.test.left_out, system.results[metric].visual
+                have = f"1 {visual} has" if count == 1 else f"{count:,} {visual}s have"
+                reasons.append(f"{have} a score in only one of system and baseline")
             for reason in filter(None, reasons):
-                whose.setdefault(reason, []).append(f"{system.name} ({metric})")
-    several = len(systems) > 1 or len(cells[0]) > 1
-    return [f"{', '.join(names)}: {reason}" if several else reason for reason, names in whose.items()]
+                whose.setdefault(reason, {}).setdefault(system.name, []).append(metric)
+    return [_prefix(owners, len(systems), len(cells[0])) + reason for reason, owners in whose.items()]
+
+
+def _prefix(owners: Mapping[str, Sequence[str]], systems: int, metrics: int) -> str:
+    """The systems that a message is about, with the metrics where they are not all; empty for everything.
+
+    >>> _prefix({"a": ["bleu", "cider"], "b": ["bleu"]}, 2, 2), _prefix({"a": ["bleu"], "b": ["bleu"]}, 2, 1)
+    ('a, b (bleu): ', '')
+    """
+    if len(owners) == systems and all(len(own) == metrics for own in owners.values()):
+        return ""
+    named = [name if len(own) == metrics else f"{name} ({', '.join(own)})" for name, own in owners.items()]
+    return f"{', '.join(named)}: "
 
 
 def show(systems: Systems, form: str) -> str:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from capeval_core.commands.metrics import command_of
 from capeval_core.commands.outputs import write
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import metric_classes, variant_classes
+from capeval_core.registry import every_class
 from capeval_core.result import Result, json_text
 
 FLAG = "--explain"
@@ -21,8 +21,7 @@ FLAG = "--explain"
 def make_folder(folder: Path, metric: type[CaptionMetric]) -> None:
     """Have an empty folder for explanations, before anything is scored, or raise."""
     if not metric.plots:
-        classes = [*metric_classes().values(), *variant_classes().values()]
-        able = ", ".join(command_of(class_) for class_ in classes if class_.plots)
+        able = ", ".join(command_of(class_) for class_ in every_class() if class_.plots)
         raise ValueError(
             f"{FLAG}: what explains {command_of(metric)} cannot be drawn, only that of {able}; "
             "--evidence with --json writes it as numbers"

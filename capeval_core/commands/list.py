@@ -7,7 +7,7 @@ from typing import Any
 from capeval_core.commands.terminal import Parser, paragraph, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
-from capeval_core.registry import metric_classes, variant_classes
+from capeval_core.registry import every_class, metric_classes
 from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS
 from capeval_core.weights.folder import TINY
@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON")
     flags = parser.read(arguments)
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
-    metrics = [*metric_classes().values(), *variant_classes().values()]
+    metrics = every_class()
     if flags.json:
         content = catalogue()
         if flags.bibtex:
@@ -45,11 +45,10 @@ def bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
 
 def catalogue() -> dict[str, Any]:
     """The list in JSON's types."""
-    metrics = metric_classes()
     return {
-        "metrics": list(map(_described, [*metrics.values(), *variant_classes().values()])),
+        "metrics": list(map(_described, every_class())),
         "weights": [vars(entry) for entry in WEIGHTS],
-        "tiny": {name: metric.tiny for name, metric in metrics.items() if _has_tiny(metric)},
+        "tiny": {name: metric.tiny for name, metric in metric_classes().items() if _has_tiny(metric)},
     }
 
 

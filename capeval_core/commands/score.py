@@ -47,7 +47,7 @@ from capeval_core.commands.systems import (
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.inputs.media import argument_of
 from capeval_core.options import describe_options
-from capeval_core.registry import metric_classes, variant_classes
+from capeval_core.registry import every_class, metric_classes
 from capeval_core.result import json_text
 
 
@@ -145,12 +145,11 @@ def _option_of_others(parser: Parser, metrics: Metrics, rest: Sequence[str]) -> 
     for flag in (one.partition("=")[0] for one in rest if one.startswith("--")):
         if flag in parser._option_string_actions:
             continue
-        classes = [*metric_classes().values(), *variant_classes().values()]
         if flag == flag_of("weights"):
             return f"{flag}: {title_of(metrics)} have no weights"
         owners = [
             command_of(metric)
-            for metric in classes
+            for metric in every_class()
             if any(
                 flag_of(option.name) == flag and option.flag for option in describe_options(metric.Options)
             )
@@ -211,7 +210,6 @@ def _parser(metrics: Metrics) -> Parser:
 
 def _introduce(arguments: list[str]) -> int:
     metrics = metric_classes()
-    listed = [*metrics.values(), *variant_classes().values()]
     parser = Parser(
         prog="capeval score",
         usage="capeval score METRIC[,METRIC] --candidates FILE [FILE] --images FOLDER",
@@ -220,7 +218,7 @@ def _introduce(arguments: list[str]) -> int:
             "or compare several files, one for each system."
         ),
         epilog="metrics:\n"
-        + table([[command_of(metric), metric.summary] for metric in listed], indent="  ")
+        + table([[command_of(metric), metric.summary] for metric in every_class()], indent="  ")
         + "\n\n`capeval score METRIC --help` shows all options.\n\n"
         + paragraph(FILES),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from tqdm import tqdm
@@ -102,7 +102,8 @@ def _run(
     with _Progress(len(shards)) as progress:
         outcomes: Iterable[ShardResult | FailedShard]
         if not workers.on_ray:
-            outcomes = _score_here(shards, scorer, {**settings, "progress": progress.add})
+            settings = {**settings, "progress": progress.add}
+            outcomes = (score_one(shard, scorer, settings) for shard in shards)
         else:
             outcomes = score_shards(shards, scorer, workers, settings)
         results, failures = [], {}
@@ -122,13 +123,6 @@ def _run(
     )
     pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
     return 1 if failures or (pairs and failed == pairs) else 0
-
-
-def _score_here(
-    shards: list[PlannedShard], scorer: BatchScorer, settings: dict[str, Any]
-) -> Iterator[ShardResult | FailedShard]:
-    for shard in shards:
-        yield score_one(shard, scorer, settings)
 
 
 def _about(source: str, reason: str) -> str:

@@ -81,8 +81,10 @@ def demo_samples(metric: CaptionMetric) -> Samples:
 
 def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
     """One result per kind of caption, of the same images or videos (and references), or of texts alone."""
-    visuals = [item.image for item in items] if metric.media else None
-    about: dict[str, Any] = {"videos" if metric.media[:1] == ("video",) else "images": visuals}
+    from capeval_core.inputs.media import argument_of
+
+    argument = argument_of(metric.media)
+    about: dict[str, Any] = {} if argument is None else {argument: [item.image for item in items]}
     references = [item.references for item in items] if metric.needs_references else None
     return {
         kind: metric.score([getattr(item, field) for item in items], references=references, **about)

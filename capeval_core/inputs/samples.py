@@ -219,12 +219,28 @@ def in_rgb(samples: Samples) -> Samples:
 
 def windows(samples: Samples, texts: int) -> Iterator[Samples]:
     """Consecutive samples of at most so many captions and references together (at least one caption)."""
-    start = held = 0
-    for i in range(len(samples)):
-        needed = 1 + (len(samples.references[i]) if samples.references else 0)
-        if i > start and held + needed > texts:
-            yield samples.select(range(start, i))
-            start, held = i, 0
-        held += needed
-    if len(samples) > start:
-        yield samples.select(range(start, len(samples)))
+    for part in parts(text_counts(samples), texts):
+        yield samples.select(range(part.start, part.stop))
+
+
+def text_counts(samples: Samples) -> list[int]:
+    """How many texts each row has: its caption and its references."""
+    if samples.references is None:
+        return [1] * len(samples)
+    return [1 + len(texts) for texts in samples.references]
+
+
+def parts(sizes: Sequence[int], limit: int) -> Iterator[slice]:
+    """Consecutive items whose sizes add up to at most `limit`, but at least one item.
+
+    >>> list(parts([2, 2, 9, 1], 4))
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    start = total = 0
+    for end, size in enumerate(sizes):
+        if end > start and total + size > limit:
+            yield slice(start, end)
+            start, total = end, 0
+        total += size
+    if len(sizes) > start:
+        yield slice(start, len(sizes))

@@ -11,12 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.reports.canvas import region_colour
 from capeval_core.reports.frames import shown_word
 
+STYLE = Path(__file__).with_name("explanations.css")
+"""Of signs and marks; the page that holds explanations defines the colours."""
 DIGITS = 3
 """As papers report these metrics."""
 Evidence = Mapping[str, Any]

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from capeval_core._version import __version__
-from capeval_core.reports.explanations import DIGITS, number
+from capeval_core.reports.explanations import DIGITS, STYLE, number
 from capeval_core.reports.html_captions import most_different, worst_and_best
 from capeval_core.reports.html_charts import distributions, means
 from capeval_core.reports.html_pictures import FRAMES, Pictures
@@ -74,7 +74,8 @@ def page(systems: Systems) -> str:
     pictures = Pictures(systems.visual)
     title = _title(systems)
     sections = "".join(_metric(column, systems, pictures) for column in systems.columns)
-    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+    files = (Path(__file__).with_name("report.css"), STYLE)
+    style = "".join(path.read_text(encoding="utf-8") for path in files)
     body = (
         f"{_header(title, systems)}<main>{_overview(systems)}{sections}{_failures(systems, pictures)}"
         f"{_sources(systems)}</main>{_footer()}{pictures.symbols()}"

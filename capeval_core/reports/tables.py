@@ -57,7 +57,11 @@ class Table:
         return "\n".join([f"## {self.title}", "", *body, *notes]) + "\n"
 
     def latex(self) -> str:
-        """A `tabular` with booktabs' rules; the notes are comments."""
+        r"""A `tabular` with booktabs' rules; the notes are comments.
+
+        >>> print(Table("Set", ["a", "b"], [["[1]", "2"]], ["50%"]).latex().splitlines()[-3])
+        {}[1] & 2 \\
+        """
         lines = [f"% {self.title}", *(f"% {note}" for note in self.notes)]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}", r"\toprule"]
         lines += [_latex_row(self.header), r"\midrule", *map(_latex_row, self.rows)]
@@ -71,7 +75,8 @@ class Table:
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(_latex, cells)) + r" \\"
+    row = " & ".join(map(_latex, cells)) + r" \\"
+    return "{}" + row if row[0] in "[*" else row  # else an argument of the line break before it
 
 
 def _latex(text: str) -> str:

@@ -22,6 +22,7 @@ from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, published_
 from capeval_core.integrations.page.uploads import KEPT
 from capeval_core.integrations.page.words import lines_of, words_of
 from capeval_core.registry import metric_class
+from capeval_core.reports.explanations import STYLE
 from capeval_core.values import described
 from capeval_core.weights.folder import WeightsError
 
@@ -71,7 +72,7 @@ def launch(page: gr.Blocks, **settings: Any) -> None:
     """Serve a page that `build` gave, until it is stopped; `settings` are those of Gradio's `launch`."""
     own = {
         "theme": gr.themes.Base(primary_hue="indigo", neutral_hue="slate", font=_FONT, font_mono=_MONO),
-        "css_paths": [Path(__file__).with_name("page.css")],
+        "css_paths": [Path(__file__).with_name("page.css"), STYLE],
         "max_file_size": LARGEST_UPLOAD,
         "footer_links": ["api"],
     }

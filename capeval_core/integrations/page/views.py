@@ -11,7 +11,7 @@ from capeval_core.integrations.page.scorer import Mark, Marks, Scored
 from capeval_core.integrations.page.words import PageWords, words_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import address
-from capeval_core.registry import metric_classes
+from capeval_core.registry import titles_by_key
 from capeval_core.reports.explanations import number, panels, parts
 
 TINY_KNOWS = (
@@ -67,7 +67,6 @@ def score(scored: Scored, weights: str) -> str:
     """The score on its scale, with its parts."""
     if scored.result.errors:
         return problem(scored.result.errors[0])
-    titles = {metric.key: metric.title for metric in metric_classes().values()}
     notes = [scored.marks.source]
     if scored.metric.relative:
         notes.append(f"Compare totals of these captions only: {scored.metric.relative}.")
@@ -82,7 +81,7 @@ def score(scored: Scored, weights: str) -> str:
         f"{scale(scored.metric, scored.marks.values, scored.score)}"
         + _notes(notes)
         + panels(scored.evidence)
-        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles)
+        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles_by_key())
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards.merging import outputs_in
-from capeval_core.integrations.shards.outputs import note_of, whole_batches
+from capeval_core.integrations.shards.outputs import read_batches, read_note
 
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 BINS = 60
@@ -64,11 +64,11 @@ def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -
         raise wrong_option("keep", keep, "", "expected a share above 0, at most 1, such as 0.3", verb="")
     outputs = outputs_in(folder)
 
-    notes = [note_of(output) for output in outputs]
+    notes = [read_note(output) for output in outputs]
 
     def scores() -> Iterator[Floats]:
         for output in outputs:
-            for batch in whole_batches(output, ["score"]):
+            for batch in read_batches(output, ["score"]):
                 yield batch.column("score").drop_null().to_numpy()
 
     failed = sum(note["failed"] for note in notes)

@@ -19,10 +19,9 @@ from capeval_core.integrations.shards.outputs import (
     DamagedError,
     check_whole,
     metadata_of,
-    note_of,
     read_batches,
+    read_note,
     read_schema,
-    whole_batches,
     whole_table,
 )
 from capeval_core.integrations.shards.places import Place
@@ -76,7 +75,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     signatures: list[str] = []
     for output in outputs:
         try:
-            signature = note_of(output)["signature"]
+            signature = read_note(output)["signature"]
         except FileError as error:
             problems.extend(error.problems)
             continue
@@ -90,7 +89,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     rows = 0
     with whole_table(end, schema) as writer:
         for output in outputs:
-            for batch in whole_batches(output):
+            for batch in read_batches(output):
                 writer.write(pa.Table.from_batches([batch]).cast(schema))
                 rows += len(batch)
     return rows
@@ -99,7 +98,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
 def _is_merged(place: Place) -> bool:
     try:
         return MERGED in metadata_of(place)
-    except (DamagedError, FileError):
+    except FileError:
         return False
 
 
@@ -150,7 +149,7 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
         try:
             note = check_whole(output)
         except DamagedError as error:
-            damaged[output.name] = str(error)
+            damaged[output.name] = error.found
         except FileError as error:
             damaged[output.name] = str(error).removeprefix(output.address).lstrip(": ")
         else:

@@ -21,8 +21,17 @@ _MAGIC = b"PAR1"
 _AT_ONCE = 65_536
 
 
-class DamagedError(ValueError):
-    """An output that is not as it was written; the message continues after its path."""
+class DamagedError(FileError):
+    """An output is not as it was written."""
+
+    @property
+    def found(self) -> str:
+        """What is wrong, without the path and the fix."""
+        return str(next(iter(self.problems)).found)
+
+
+def _damaged(place: Place, found: str) -> DamagedError:
+    return DamagedError(file_problem(place.address, found, "delete it and score its shard again"))
 
 
 @dataclass(frozen=True)
@@ -74,8 +83,8 @@ def _reading(place: Place) -> Iterator[pq.ParquetFile]:
             except MemoryError:
                 raise
             except (pa.ArrowException, OSError) as error:
-                raise DamagedError(f"is cut off or damaged ({reason_of(error)})") from error
-    except (FileError, DamagedError, MemoryError):
+                raise _damaged(place, f"is cut off or damaged ({reason_of(error)})") from error
+    except (FileError, MemoryError):
         raise
     except Exception as error:  # whatever the store's client raises
         raise place.unreadable(error) from error
@@ -117,26 +126,6 @@ def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator
         yield from parquet.iter_batches(_AT_ONCE, columns=columns)
 
 
-AGAIN = "delete it and score its shard again"
-"""The fix for a damaged output."""
-
-
-def note_of(place: Place) -> dict[str, Any]:
-    """As `read_note`, but a damaged output is a FileError."""
-    try:
-        return read_note(place)
-    except DamagedError as error:
-        raise FileError(file_problem(place.address, str(error), AGAIN)) from error
-
-
-def whole_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """As `read_batches`, but a damaged output is a FileError."""
-    try:
-        yield from read_batches(place, columns)
-    except DamagedError as error:
-        raise FileError(file_problem(place.address, str(error), AGAIN)) from error
-
-
 def check_whole(place: Place) -> dict[str, Any]:
     """The note of an output, every page of which is read.
 
@@ -146,8 +135,8 @@ def check_whole(place: Place) -> dict[str, Any]:
     note = read_note(place)
     names = read_schema(place).names
     if names != list(COLUMNS):
-        raise DamagedError(f"has the columns {', '.join(names)}, and should have {', '.join(COLUMNS)}")
+        raise _damaged(place, f"has the columns {', '.join(names)}, and should have {', '.join(COLUMNS)}")
     rows = sum(map(len, read_batches(place)))
     if rows != note["rows"]:
-        raise DamagedError(f"has {rows:,} rows, and should have {note['rows']:,}")
+        raise _damaged(place, f"has {rows:,} rows, and should have {note['rows']:,}")
     return note

@@ -205,7 +205,7 @@ def _finished(target: Place) -> dict[str, Any] | None:
     try:
         return check_whole(target)
     except DamagedError as error:
-        warnings.warn(f"{target.address} {error}: it is made again", stacklevel=3)
+        warnings.warn(f"{target.address} {error.found}: it is made again", stacklevel=3)
         return None
 
 
