@@ -333,3 +333,16 @@ def write_png(folder: Path) -> str:
     path = folder / "grey.png"
     Image.fromarray(np.arange(48 * 60, dtype=np.uint8).reshape(48, 60)).save(path)
     return str(path)
+
+
+def test_windows_have_their_number_of_rows_and_lose_none(tmp_path: Path) -> None:
+    rows = rows_of(11)
+    del rows["uid"]
+    lines = [
+        json.dumps({name: column[i] for name, column in rows.items() if name != "image"}) for i in range(11)
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))  # whole, without an end of line
+    for source in (tmp_path / "x.jsonl", write_parquet(tmp_path / "x.parquet", rows)):
+        done: list[int] = []
+        found = scored(source, BatchScorer("rougel"), window=5, progress=done.append)
+        assert done == [5, 5, 1] and found["uid"] == [f"x/{i}" for i in range(11)]
