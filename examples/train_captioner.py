@@ -3,7 +3,7 @@
 #
 # A small captioner (ViT and GPT-2, both from scratch) learns to describe drawn scenes. At every evaluation
 # its captions are scored with PAC-S and RefPAC-S, so that we see quality rise, not only the loss fall, and
-# keep the checkpoint that writes the best captions. It takes about a minute on a CPU, and needs no network:
+# keep the checkpoint that writes the best captions. It takes a few minutes on a CPU, and needs no network:
 #
 #     pip install ".[trainer]"
 #     python -m examples.train_captioner
