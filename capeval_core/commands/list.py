@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from capeval_core.commands.terminal import Parser, paragraph, table
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import every_class, metric_classes
@@ -70,7 +71,7 @@ def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
         extent = "-" if described.relative else described.range.replace(" to ", "-")
         needs = [*filter(None, [described.visual]), *["refs"] * m.needs_references]
         rows.append([m.name, extent, "+".join(needs), m.title])
-    return table(rows)
+    return table(rows, width=_width())
 
 
 def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
@@ -81,7 +82,12 @@ def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
         rows.append([entry.repository, f"{licence_in_words(entry)}: {entry.title}{default}"])
     if any(_has_tiny(metric) for metric in metrics):
         rows.append(["tiny", "Apache-2.0: packaged, needs no network, knows drawn scenes only"])
-    return table(rows)
+    return table(rows, width=_width())
+
+
+def _width() -> int | None:
+    """The terminal's; elsewhere an entry is a line, for `grep` and its like."""
+    return None if sys.stdout.isatty() else WHOLE_LINES
 
 
 def _papers(metrics: list[type[CaptionMetric]]) -> str:

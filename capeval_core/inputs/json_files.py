@@ -162,6 +162,10 @@ def _beside(path: Path) -> list[str]:
         return []
 
 
+_PICTURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG"}
+"""What files of images begin with, neither of which is UTF-8."""
+
+
 def decoded(path: Path, data: bytes) -> str:
     """The text of a file in UTF-8, or in UTF-16 with a byte order mark, without that mark.
 
@@ -175,6 +179,10 @@ def decoded(path: Path, data: bytes) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        kind = next((kind for start, kind in _PICTURES.items() if data.startswith(start)), None)
+        if kind is not None:
+            fix = "expected a file of text, such as captions by image id"
+            raise FileError(file_problem(path, f"an image ({kind})", fix, verb="is")) from None
         found = f"is not UTF-8 (byte {data[error.start]:#04x} at position {error.start})"
         raise FileError(file_problem(path, found, "convert it")) from None
     if "\0" in text[:100]:

@@ -49,6 +49,12 @@ def read_score_file(path: Path) -> ScoreFile:
         label = str(content.get("metric", label))
         ids, captions = content.get("ids"), content.get("captions")
         values: Any = content["scores"]
+    elif isinstance(content, dict) and isinstance(content.get("systems"), list):
+        systems = content["systems"]
+        metrics = max((len(one.get("results", [])) for one in systems if isinstance(one, dict)), default=0)
+        found = f"{_counted(len(systems), 'system')} by {_counted(metrics, 'metric')}"
+        fix = "write the scores of one system by one metric: capeval score METRIC --json"
+        raise FileError(file_problem(path, found, fix, verb="holds"))
     elif isinstance(content, dict):
         ids, values = list(content), list(content.values())
     else:
@@ -132,6 +138,10 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
         dropped=dropped.counts,
     )
     return judged, Scored(np.array(scores.scores))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _score(value: Any) -> float | None:

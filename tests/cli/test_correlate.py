@@ -154,3 +154,13 @@ def test_files_and_statistics_are_checked(capeval: Capeval, tmp_path: Path) -> N
     assert ran.status == 2 and "--statistics names no statistic (known: tau_b," in ran.err
     ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.csv", "--csv", tmp_path / "s.json")
     assert ran.status == 2 and "s.json is the file of the scores, which it would overwrite" in ran.err
+
+
+def test_scores_of_several_systems_are_refused(capeval: Capeval, tmp_path: Path) -> None:
+    results = [{"metric": name, "scores": [0.1]} for name in ("pacs", "refpacs", "clips")]
+    systems = [{"system": name, "ids": ["a"], "results": results} for name in ("A", "B")]
+    (tmp_path / "s.json").write_text(json.dumps({"baseline": "A", "test": "", "systems": systems}))
+    (tmp_path / "h.csv").write_text("image_id,rating\na,1\n")
+    ran = capeval("correlate", tmp_path / "s.json", tmp_path / "h.csv")
+    assert ran.status == 2
+    assert "s.json holds 2 systems by 3 metrics: write the scores of one system by one metric" in ran.err

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from capeval_core.errors import FileError
 from capeval_core.inputs.collection import read_collection
@@ -141,6 +142,15 @@ def test_a_byte_order_mark_is_tolerated(tmp_path: Path) -> None:
 
 def test_an_image_may_be_called_annotations(tmp_path: Path) -> None:
     assert read_references(written(tmp_path, {"annotations": ["x"]})) == {"annotations": ["x"]}
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_an_image_is_no_file_of_captions(tmp_path: Path, kind: str) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo", kind)
+    with pytest.raises(
+        FileError, match=rf"is an image \({kind}\): expected a file of text, such as captions"
+    ):
+        read_collection(tmp_path / "photo", tmp_path)
 
 
 @pytest.mark.parametrize(
