@@ -140,9 +140,9 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
     outside = _entry_points()
     if not isinstance(name, str) or name not in outside:
         names = [*METRICS, *outside]
-        raise ValueError(
-            f"unknown metric {name!r}{did_you_mean(str(name), names)} (known: {', '.join(names)})"
-        )
+        hint = KNOWN_ELSEWHERE.get(re.sub(r"[^a-z]", "", str(name).lower()))
+        hint = f": {hint}" if hint else did_you_mean(str(name), names)
+        raise ValueError(f"unknown metric {name!r}{hint} (known: {', '.join(names)})")
     return _load_entry_point(outside[name])
 
 
