@@ -207,7 +207,7 @@ def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test)
         listed = f" ({', '.join(map(repr, names[:NAMED]))}{', ...' if count > NAMED else ''})"
     return (
         f"{have} a score in only one of system and baseline{listed}: the test is over the {test.count:,} "
-        f"that both have, where the difference is {signed(test.difference)}; the means above are over all of each"
+        f"that both have, where the difference is {signed(test.difference)}; the means are over all"
     )
 
 

@@ -443,7 +443,7 @@ def test_systems_of_images_with_other_numbers_of_references_are_tested(score: Ru
     (message,) = content["messages"]
     assert message == (
         "rest: 1 image has a score in only one of system and baseline ('p0'): the test is over the 6 "
-        f"that both have, where the difference is {signed(test['difference'])}; the means above are over all of each"
+        f"that both have, where the difference is {signed(test['difference'])}; the means are over all"
     )
     common = np.subtract(second.scores, first.scores[1:])
     assert test["difference"] == pytest.approx(common.mean(), abs=1e-6)
