@@ -54,6 +54,19 @@ MEDIA_VARIANTS: dict[tuple[str, str], str] = {
 }
 """Name, medium and class of the metrics that exist for another medium than images, too."""
 
+_OF_COCO = "METEOR and SPICE are in CocoScores only, computed by pycocoevalcap in Java"
+_NO_BERT = "BERTScore is not part of capeval"
+OTHER_NAMES = {
+    "meteor": _OF_COCO,
+    "spice": _OF_COCO,
+    "bertscore": _NO_BERT,
+    "clipscore": "CLIP-S is called clips",
+    "refclipscore": "RefCLIP-S is called refclips",
+    "pacscore": "PAC-S is called pacs",
+    "refpacscore": "RefPAC-S is called refpacs",
+}
+"""What to say of names that are no metric's here, though captions are scored by them; without `-` and `_`."""
+
 NETWORKS: dict[str, str] = {
     "clip": "capeval_core.encoders.clip:ClipEncoder",
     "open_clip": "capeval_core.encoders.open_clip:OpenClipEncoder",
@@ -140,9 +153,9 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
     outside = _entry_points()
     if not isinstance(name, str) or name not in outside:
         names = [*METRICS, *outside]
-        raise ValueError(
-            f"unknown metric {name!r}{did_you_mean(str(name), names)} (known: {', '.join(names)})"
-        )
+        hint = OTHER_NAMES.get(re.sub(r"[^a-z]", "", str(name).lower()))
+        hint = f": {hint}" if hint else did_you_mean(str(name), names)
+        raise ValueError(f"unknown metric {name!r}{hint} (known: {', '.join(names)})")
     return _load_entry_point(outside[name])
 
 

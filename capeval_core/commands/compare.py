@@ -167,8 +167,9 @@ def _summary(a: Result, b: Result, names: Sequence[object]) -> str:
         means, images, left_out = few.means, few.images, few.left_out
         outcome = [["test", f"none: {few}"]]
     if left_out:
+        have, are = ("s have", "they are") if left_out > 1 else (" has", "it is")
         complain(
-            f"warning: {left_out:,} {a.visual}s have a score in only one of the files: they are left out, of "
+            f"warning: {left_out:,} {a.visual}{have} a score in only one of the files: {are} left out, of "
             "the means too"
         )
     rows = [

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from capeval_core.reports.systems import Cell, Column, System, Systems, Test
 from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, Interval, holm
+from capeval_core.values import signed
 
 FORMATS = ("text", "markdown", "latex", "csv", "json")
 LEVEL = 0.95
+NAMED = 3
 
 
 def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +108,7 @@ def compare_systems(
         level=LEVEL,
         test=TEST.format(first.visual),
         correction=_correction(len(systems) - 1),
-        messages=_messages(systems, cells),
+        messages=_messages(systems, cells, base),
     )
 
 
@@ -168,7 +171,9 @@ def _column(result: Result) -> Column:
     )
 
 
-def _messages(systems: Sequence[ScoredSystem], cells: Sequence[dict[str, Cell]]) -> list[str]:
+def _messages(
+    systems: Sequence[ScoredSystem], cells: Sequence[dict[str, Cell]], base: ScoredSystem
+) -> list[str]:
     """What failed, was truncated or left out, equal things once for all systems and metrics."""
     whose: dict[str, dict[str, list[str]]] = {}
     for system, own in zip(systems, cells, strict=True):
@@ -182,12 +187,28 @@ def _messages(systems: Sequence[ScoredSystem], cells: Sequence[dict[str, Cell]])
             counted = [f"{count:,} of {total:,} captions {name}" for name, count in counts.items() if count]
             reasons = [*counted, cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test.left_out:
-                count, visual = cell.test.left_out, system.results[metric].visual
-                have = f"1 {visual} has" if count == 1 else f"{count:,} {visual}s have"
-                reasons.append(f"{have} a score in only one of system and baseline")
+                reasons.append(_left_out(system, base, metric, cell.test))
             for reason in filter(None, reasons):
                 whose.setdefault(reason, {}).setdefault(system.name, []).append(metric)
     return [_prefix(owners, len(systems), len(cells[0])) + reason for reason, owners in whose.items()]
+
+
+def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test) -> str:
+    """Which visuals a test leaves out, so that its difference is not that of the means in the table."""
+    scored = [
+        {name for name, score in zip(one.ids, one.results[metric].scores, strict=True) if isfinite(score)}
+        for one in (system, base)
+    ]
+    names = sorted(scored[0] ^ scored[1])
+    count, visual = test.left_out, system.results[metric].visual
+    have = f"1 {visual} has" if count == 1 else f"{count:,} {visual}s have"
+    listed = ""
+    if len(names) == count:  # else their ids are written in several ways
+        listed = f" ({', '.join(map(repr, names[:NAMED]))}{', ...' if count > NAMED else ''})"
+    return (
+        f"{have} a score in only one of system and baseline{listed}: the test is over the {test.count:,} "
+        f"that both have, where the difference is {signed(test.difference)}; the means are over all"
+    )
 
 
 def _prefix(owners: Mapping[str, Sequence[str]], systems: int, metrics: int) -> str:

@@ -24,6 +24,7 @@ from capeval_core.commands.terminal import announce, complain
 from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, did_you_mean
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.collection import Collection
+from capeval_core.inputs.folder import KINDS, bare, names_in
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric
@@ -242,7 +243,27 @@ def _read(
                 raise
             problems.add(str(error))
     problems.raise_if_any()
+    if folder is not None:
+        _tell_without_caption(folder, medium, collections)
     return collections
+
+
+def _tell_without_caption(folder: str, medium: str, collections: Sequence[Collection]) -> None:
+    """Say how many images of a folder no system has a caption of, and which, unless they are most of it."""
+    kind = KINDS[medium]
+    captioned = {Path(image).name for one in collections for image in one.images}
+    there = [name for name in names_in(Path(folder), kind) if Path(name).suffix.lower() in kind.extensions]
+    without = sorted(set(there) - captioned)
+    if not without:
+        return
+    have = (
+        f"1 {medium} of the folder has"
+        if len(without) == 1
+        else f"{len(without):,} {medium}s of the folder have"
+    )
+    listed = ", ".join(repr(bare(name, kind.extensions)) for name in without[:3])
+    shown = f" ({listed}{', ...' if len(without) > 3 else ''})" if len(without) < len(captioned) else ""
+    complain(f"note: {have} no caption{shown}")
 
 
 def _checked(

@@ -107,7 +107,10 @@ def read_collection(
         entries = reference_texts.by_id()
         entry_names = Names(entries)
         matches = {image_id: entry_names.find(image_id) for image_id in ids}
-        matched = only_matches(Path(references), matches, "no references", problems)
+        lacking = "no references" + (
+            f"; it has ids like {', '.join(map(repr, [*entries][:3]))}" if entries else ""
+        )
+        matched = only_matches(Path(references), matches, lacking, problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     problems.raise_if_any()
     _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)

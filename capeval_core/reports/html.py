@@ -171,8 +171,9 @@ def _conditions(systems: Systems) -> Iterator[str]:
     if any(cell.interval is not None for *_, cell in cells):
         notes.append(f"Ranges: {systems.level:.0%} confidence intervals of the means, each alone.")
     if any(cell.test is not None for *_, cell in cells):
+        adjusted = "p, adjusted by Holm's correction," if systems.correction else "p"
         notes.append(
-            f"▲ better, ▼ worse than the baseline: adjusted p below {1 - systems.level:.2g}. "
+            f"▲ better, ▼ worse than the baseline: {adjusted} below {1 - systems.level:.2g}. "
             f"{_sentence(systems.test)}{_sentence(systems.correction)}"
         )
     reasons: dict[str, dict[str, None]] = {}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -24,6 +25,7 @@ from capeval_core.result import Result
 from capeval_core.scores.ngram.cider import Cider
 from capeval_core.scores.pac import PacS
 from capeval_core.statistics import holm
+from capeval_core.values import signed
 from tests.cli.conftest import Ran, refuse_token
 
 Run = Callable[..., Ran]
@@ -439,4 +441,17 @@ def test_systems_of_images_with_other_numbers_of_references_are_tested(score: Ru
     test = content["systems"][1]["results"][0]["test"]
     assert (test["count"], test["left_out"]) == (6, 1)
     (message,) = content["messages"]
-    assert message == "rest: 1 image has a score in only one of system and baseline"
+    assert message == (
+        "rest: 1 image has a score in only one of system and baseline ('p0'): the test is over the 6 "
+        f"that both have, where the difference is {signed(test['difference'])}; the means are over all"
+    )
+    common = np.subtract(second.scores, first.scores[1:])
+    assert test["difference"] == pytest.approx(common.mean(), abs=1e-6)
+
+
+def test_images_without_a_caption_are_counted(score: Run, folder: Path) -> None:
+    (folder / "rest.json").write_text(json.dumps({one: SYSTEMS["B"][one] for one in IDS[1:]}))
+    (folder / "two.json").write_text(json.dumps({one: SYSTEMS["B"][one] for one in IDS[:2]}))
+    assert "note: 1 image of the folder has no caption ('p0')\n" in score("pacs", "rest").err
+    assert "no caption" not in score("pacs", "A rest").err
+    assert "note: 5 images of the folder have no caption\n" in score("pacs", "two").err

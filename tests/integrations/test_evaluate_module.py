@@ -466,6 +466,12 @@ def image() -> np.ndarray[Any, Any]:
         ),
         (
             "pacs",
+            {"predictions": ["a"], "image": [image()]},
+            TypeError,
+            "pacs.compute has no argument 'image': did you mean 'images'? (arguments: ",
+        ),
+        (
+            "pacs",
             {"predictions": ["a"], "images": [image()], "w": 1.0},
             TypeError,
             "pacs.compute has no argument 'w': it is an option of the metric, "

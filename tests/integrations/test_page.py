@@ -405,7 +405,7 @@ def test_a_file_that_is_no_image(visit: Callable[..., Page], served: str, tmp_pa
     page.locator("#result .problem").wait_for()
     told = page.locator("#result").inner_text()
     assert "The image is missing: every caption needs an image" in told
-    assert "The list of references is empty: every caption needs at least one reference" in told
+    assert "The list of references is empty: write at least one under 'References'" in told
 
     broken = tmp_path / "broken.png"
     broken.write_text("no image")

@@ -34,6 +34,10 @@ def test_the_table_has_every_number_and_marks_what_differs() -> None:
     assert "▲ +0.200, p = 0.004" in found
     assert "▼ +0.300, p = 0.006" in found  # lower is better by this metric
     assert "B against A : better by X-S ; worse by Y-S ." in found
+    corrected = Parsed(page(replace(two_systems(), correction="Holm's correction for 2"))).text
+    assert "baseline: p, adjusted by Holm's correction, below 0.05." in corrected
+    uncorrected = Parsed(page(replace(two_systems(), correction=""))).text
+    assert "baseline: p below 0.05." in uncorrected and "adjusted" not in uncorrected
     unclear = two_systems()
     test = PairedTest(0.2, -0.1, 0.5, 0.02, 0.2, 4)
     cells = {**unclear.systems[1].cells, "x": replace(unclear.systems[1].cells["x"], test=test)}

@@ -71,6 +71,8 @@ class PageWords(Words):
     def line(self, problem: Problem, indices: Sequence[Index] = ()) -> str:
         if problem.found == "None":
             problem = replace(problem, found="missing")
+        if problem.argument == "references" and not isinstance(problem.index, tuple):
+            problem = replace(problem, fix="write at least one under 'References'")
         return capitalised(super().line(problem, indices))
 
     def setting(self, setting: Setting) -> str:
