@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -82,9 +83,10 @@ def _score(arguments: list[str]) -> int:
         scorer = BatchScorer(metric.name, **_media(metric), **chosen(flags, metric.Options))
     shards = plan_shards(flags.input, flags.output)
     there = existing(shards, flags.output)
-    if there or not workers.on_ray:
-        with in_words_of_the_user(metric.Options):
-            refuse_other_scores(there, scorer.signature)  # which opens the weights
+    with in_words_of_the_user(metric.Options):
+        refuse_other_scores(there, scorer.signature)  # which opens the weights: missing ones end here
+    if len(there) == len(shards):
+        workers = Workers(1)  # there is nothing to do for others
     settings = {"images": flags.images, "columns": flags.columns}
     with interruptible("shards that are finished are kept: run the same command again to go on"):
         return _run(metric, scorer, shards, flags, workers, settings)
@@ -105,6 +107,7 @@ def _run(
             settings = {**settings, "progress": progress.add}
             outcomes = (score_one(shard, scorer, settings) for shard in shards)
         else:
+            complain("starting Ray" if workers.address is None else f"connecting to Ray at {workers.address}")
             outcomes = score_shards(shards, scorer, workers, settings)
         results, failures = [], {}
         for outcome in outcomes:
@@ -118,11 +121,16 @@ def _run(
     write_manifest(flags.output, results, failures, flags.manifest)
     manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"  # as the user names it
     print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
-    tell_reasons(
-        [f"{source}: {_about(source, reason)}" for source, reason in failures.items()], len(shards), "shards"
-    )
+    tell_reasons(_reasons(failures), len(shards), "shards")
     pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
     return 1 if failures or (pairs and failed == pairs) else 0
+
+
+def _reasons(failures: dict[str, str]) -> list[str]:
+    """Why each shard has no scores; a reason that several share stands without their addresses."""
+    reasons = {source: _about(source, reason) for source, reason in failures.items()}
+    counts = Counter(reasons.values())
+    return [why if counts[why] > 1 else f"{source}: {why}" for source, why in reasons.items()]
 
 
 def _about(source: str, reason: str) -> str:
@@ -153,7 +161,7 @@ class _Progress:
 
     def _show(self) -> None:
         now = time.monotonic()
-        text = f"{self._pairs:,} pairs, {self._pairs / max(now - self._start, 1e-9):,.0f} pairs/s"
+        text = f"{self._pairs:,} pairs, {_rate(self._pairs / max(now - self._start, 1e-9))} pairs/s"
         self._bar.set_postfix_str(text, refresh=False)
         if self._bar.disable and now - self._spoken > _SILENCE:
             complain(f"{self._finished:,} of {self._shards:,} shards, {text}")
@@ -175,9 +183,12 @@ def _summary(
     notes += [f"{failures:,} without scores"] if failures else []
     counts = f"{sum(r.failed for r in results):,} failed, {sum(r.truncated for r in results):,} truncated"
     rate = (
-        f"{pairs / seconds:,.0f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)" if pairs else "nothing to do"
+        f"{_rate(pairs / seconds)} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"
+        if pairs
+        else "nothing to do"
     )
-    shards = f"{len(results) + failures:,} shards" + (f" ({', '.join(notes)})" if notes else "")
+    number = len(results) + failures
+    shards = f"{number:,} shard{'' if number == 1 else 's'}" + (f" ({', '.join(notes)})" if notes else "")
     lines = [
         [metric.title, shards],
         ["pairs", f"{rows:,} ({counts})"],
@@ -186,6 +197,10 @@ def _summary(
         ["signature", results[0].signature if results else "n/a"],
     ]
     return table(lines, width=WHOLE_LINES)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.1f}" if rate < 10 else f"{rate:,.0f}"
 
 
 def _check_workers(workers: Workers) -> None:

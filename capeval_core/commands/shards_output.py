@@ -90,6 +90,8 @@ def run_histogram(arguments: list[str]) -> int:
     parser.add_argument("--png", metavar="OUT", type=Path, help="draw the histogram to this file")
     flags = parser.read(arguments)
     check_output("--png", flags.png, flags, ())
+    if flags.keep is not None and not 0 < flags.keep <= 1:
+        raise ValueError(f"--keep {flags.keep:g}: expected a share above 0, at most 1, such as 0.3")
     found = score_histogram(flags.folder, keep=flags.keep)
     if flags.png is not None:
         write("--png", flags.png, _picture(found, flags))
@@ -107,7 +109,9 @@ def _numbers(found: ScoreHistogram) -> list[list[str]]:
     if found.keep is not None and found.scored:
         share = found.kept / found.scored
         kept = f"keeps {_counted(found.kept, 'row')}, {share:.2%} of those with a score"
-        rows.append([f"best {100 * found.keep:g}%", f"score >= {found.threshold!r} {kept}"])
+        rows.append(
+            [f"best {100 * found.keep:g}%", f"score >= {math.floor(found.threshold * 1e6) / 1e6:.6f} {kept}"]
+        )
     return rows
 
 

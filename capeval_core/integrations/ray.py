@@ -234,7 +234,7 @@ def check_ray() -> None:
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        raise ValueError(f"more than one worker needs Ray: {INSTALL}")
+        raise ValueError(f"several --workers, and --ray, need Ray: {INSTALL}")
 
 
 def score_one(

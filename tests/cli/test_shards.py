@@ -190,6 +190,28 @@ def test_without_ray_several_workers_say_how_to_install_it(
     assert not (folder / "out").exists()
 
 
+def test_a_finished_run_needs_no_ray_and_missing_weights_end_before_it(
+    shards: Shards, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr("capeval_core.commands.shards.score_shards", started)
+    ran = shards("--workers", "2", "--weights", "org/none")
+    assert ran.status == 2 and "--weights tiny" in ran.err and "weights=" not in ran.err
+    one = ["--input", "in/00000.parquet"]
+    assert "  1 shard\n" in shards(*one).out
+    ran = shards(*one, "--workers", "2")
+    assert (ran.status, ran.err) == (0, "") and "nothing to do" in ran.out
+
+
+def test_a_reason_of_several_shards_is_given_once(shards: Shards, folder: Path) -> None:
+    for name in ("00000", "00001"):
+        (folder / "in" / f"{name}.parquet").write_bytes(b"")
+    ran = shards()
+    assert ran.status == 1 and ran.err.count("(2 shards)") == 1 and "00000" not in ran.err, ran.err
+
+
 class _SmallMemory(BatchScorer):
     """A scorer that holds three rows."""
 
@@ -289,3 +311,8 @@ def score(inputs: str, output: str) -> None:
     torch.set_num_threads(1)
     sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     sys.exit(main(["shards", "score", "pacs", "--weights", "tiny", "--input", inputs, "--output", output]))
+
+
+def test_a_share_out_of_range_is_named_by_its_flag(capeval: Callable[..., Ran], tmp_path: Path) -> None:
+    ran = capeval("shards", "histogram", tmp_path, "--keep", "30")
+    assert ran.status == 2 and "--keep 30: expected a share above 0" in ran.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -217,7 +218,7 @@ def test_the_command_histogram(outputs: Path, tmp_path: Path, capsys: pytest.Cap
     scores = pq.read_table(outputs)["score"].drop_null().to_numpy()
     threshold = float(np.sort(scores)[-18])
     kept = (scores >= threshold).sum()
-    assert f"score >= {threshold!r} keeps {kept} rows, {kept / 59:.2%}" in shown
+    assert f"score >= {math.floor(threshold * 1e6) / 1e6:.6f} keeps {kept} rows, {kept / 59:.2%}" in shown
     assert "60 (1 without a score)" in shown and shown.count("#") > 60
     with Image.open(png) as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or []}
@@ -229,7 +230,7 @@ def test_the_command_histogram(outputs: Path, tmp_path: Path, capsys: pytest.Cap
 def test_one_score_or_none_has_a_histogram_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_output(tmp_path / "a.parquet", ["x", "y"], [0.5, None])
     assert run_histogram([str(tmp_path), "--keep", "1", "--png", str(tmp_path / "x.png")]) == 0
-    assert "score >= 0.5 keeps 1 row, 100.00%" in capsys.readouterr().out
+    assert "score >= 0.500000 keeps 1 row, 100.00%" in capsys.readouterr().out
     write_output(tmp_path / "a.parquet", ["x"], [None])
     assert run_histogram([str(tmp_path), "--keep", "0.3", "--png", str(tmp_path / "x.png")]) == 1
     assert capsys.readouterr().out == "rows  1 (1 without a score)\n"
