@@ -47,9 +47,9 @@ def capeval(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 @pytest.fixture
 def files(tmp_path: Path, images: list[Path]) -> Path:
-    """captions.json, references.json, and images/ with ids that hold dots, a COCO name and a stranger."""
+    """captions.json, references.json, and images/ with ids that hold dots and a COCO name."""
     (tmp_path / "images").mkdir()
-    names = ["dog.1.jpg", "dog.2.png", "COCO_val2014_000000000042.png", "nobody.png"]
+    names = ["dog.1.jpg", "dog.2.png", "COCO_val2014_000000000042.png"]
     for image, name in zip(images, names, strict=False):
         shutil.copy(image, tmp_path / "images" / name)
     (tmp_path / "captions.json").write_text(json.dumps(CAPTIONS))

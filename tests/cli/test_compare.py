@@ -97,7 +97,7 @@ def test_of_fewer_than_five_common_images_there_are_means_and_no_test(capeval: S
     a, b = saved(tmp_path / "a.json", [0.1, 0.2, 0.3, 0.4, None]), saved(tmp_path / "b.json", [0.1] * 5)
     ran = capeval("compare", a, b)
     assert ran.status == 0
-    assert ran.err.startswith("capeval: warning: 1 images have a score in only one of the files")
+    assert ran.err.startswith("capeval: warning: 1 image has a score in only one of the files")
     assert ran.out.splitlines() == [
         f"PAC-S       0.2500 ({a})",
         f"            0.1000 ({b})",

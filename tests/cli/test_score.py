@@ -206,7 +206,8 @@ def test_status_1_when_no_caption_has_a_score(score: Score, files: Path) -> None
 
 
 def test_empty_captions_are_named_or_scored(score: Score, files: Path) -> None:
-    captions = write_json(files / "c.json", {"dog.1": ["a dog", ""], "dog.2": " "})
+    content = {"dog.1": ["a dog", ""], "dog.2": " ", "COCO_val2014_000000000042": "a cat"}
+    captions = write_json(files / "c.json", content)
     ran = score("pacs", "--candidates", captions)
     assert ran.status == 2
     assert ran.err.splitlines() == [

@@ -443,7 +443,7 @@ def test_everything_that_does_not_match_is_reported_at_once(tmp_path: Path) -> N
     assert first == "3 problems with the input:"
     assert ambiguous == f"{folder}: the id 'c' is ambiguous, it can mean 'c.jpg' and 'c.png'"
     assert missing.startswith(f"{folder}: 1 of 3 ids ('b') has no image; it holds files like 'a.jpg', ")
-    assert unknown == f"{references}: 1 of 3 ids ('b') has no references"
+    assert unknown == f"{references}: 1 of 3 ids ('b') has no references; it has ids like 'a', 'c', 'c.jpg'"
 
 
 def test_an_id_that_means_two_lists_of_references(tmp_path: Path) -> None:
