@@ -94,9 +94,9 @@ def load_plain(data: bytes) -> Any:
     >>> import pickle
     >>> load_plain(pickle.dumps({"boxes": np.ones((1, 4), np.float32), "image_id": 42}))
     {'boxes': array([[1., 1., 1., 1.]], dtype=float32), 'image_id': 42}
-    >>> load_plain(pickle.dumps(print))
+    >>> load_plain(pickle.dumps(len))
     Traceback (most recent call last):
-    capeval_core.inputs.decoding.Refused: the pickle names builtins.print: expected NumPy arrays, dicts, texts
+    capeval_core.inputs.decoding.Refused: the pickle names builtins.len: expected NumPy arrays, dicts, texts
     and numbers only
     """
     try:
