@@ -46,8 +46,8 @@ class CaptionScorer:
 
     It adds `score` (NaN where there is none), `truncated` (token ids), `error` ('', or why there is no score)
     and, of a metric with components, `parts` (a dict each): no column has nulls, so that its type is the same
-    in all batches. From Ray all columns come back, from `datasets` the new ones, which it adds itself. A
-    row's score does not depend on what else is in its batch. In `datasets` with `with_rank=True` process r
+    in all batches. From Ray all columns come back, from `datasets` the new ones, which it adds itself. What
+    else is in its batch moves a row's score by rounding only. In `datasets` with `with_rank=True` process r
     takes the r-th GPU, and images are read as stored, not as its decoder turns them.
 
     The metric is opened at the first batch, in the process that scores. Weights of the Hub go through the

@@ -258,7 +258,7 @@ def test_rows_may_name_the_file_of_their_id(tmp_path: Path) -> None:
     assert (found.ids, found.images) == (["7"], [tmp_path / "images" / "street.jpg"])
 
 
-# ---- what is said, and what is refused
+# ---- warnings and refusals
 
 
 def test_equal_complaints_are_one_line(tmp_path: Path) -> None:

@@ -316,8 +316,8 @@ def test_a_visitor_scores_a_image_of_their_own(
     nearest = sorted(expected.explain(0)["references"].items(), key=lambda item: -item[1])
     assert list(table(page, "Cosine with each reference, nearest first")) == [text for text, _ in nearest]
     assert page.get_by_text("the image is to be turned (EXIF)").is_visible()
-    told = page.locator("#result .scale").get_attribute("aria-label") or ""
-    assert re.search(r"typical captions get: \w[\w ]* -?\d\.\d{3}, ", told)
+    text = page.locator("#result .scale").get_attribute("aria-label") or ""
+    assert re.search(r"typical captions get: \w[\w ]* -?\d\.\d{3}, ", text)
     page.screenshot(path=screenshots / "wide-score.png", full_page=True)
 
     assert not is_stale(page)
@@ -388,8 +388,8 @@ def test_hice_shows_the_wrong_phrase_and_the_regions(
         assert list(regions.values()) == pytest.approx([note["recall"] for note in found.regions], abs=1e-6)
         assert sum("not mentioned" in text for text in regions) == 3
         if references:
-            told = [*table(page, "each reference")]
-            assert [text.removesuffix(" chosen") for text in told] == references[0]
+            shown = [*table(page, "each reference")]
+            assert [text.removesuffix(" chosen") for text in shown] == references[0]
         page.screenshot(path=screenshots / f"{name}.png", full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth") == size[0]
         page.close()  # before the server, or the browser complains of the lost connection
@@ -403,9 +403,9 @@ def test_a_file_that_is_no_image(visit: Callable[..., Page], served: str, tmp_pa
     page.locator("#caption textarea").fill("a caption")
     press_score(page)
     page.locator("#result .problem").wait_for()
-    told = page.locator("#result").inner_text()
-    assert "The image is missing: every caption needs an image" in told
-    assert "The list of references is empty: write at least one under 'References'" in told
+    text = page.locator("#result").inner_text()
+    assert "The image is missing: every caption needs an image" in text
+    assert "The list of references is empty: write at least one under 'References'" in text
 
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
@@ -454,9 +454,9 @@ def test_a_space_starts_and_goes_on_without_its_weights(
         page.locator("#caption textarea").fill("a red cross")
         press_score(page)
         page.locator("#result .problem").wait_for()
-        told = page.locator("#result").inner_text()
-        assert "capeval convert pacs clip_ViT-B-32.pth" in told
-        assert "Traceback" not in told
+        text = page.locator("#result").inner_text()
+        assert "capeval convert pacs clip_ViT-B-32.pth" in text
+        assert "Traceback" not in text
         page.locator("#go-on").click()
         page.locator("#result .score data").wait_for()
         assert "weights:tiny@" in page.locator("#signature textarea").input_value()

@@ -29,8 +29,9 @@ _ARGUMENTS = {"captions": "caption", "images": "image", "videos": "video", "refe
 class BatchScorer:
     """A metric that scores batches of plain rows, columns in and columns out.
 
-    A batch's other rows do not move a row's score. The metric is opened when the first score or the signature
-    is asked for, so that wrong input is refused before. It can be pickled, and is then opened anew.
+    A batch's other rows move a row's score by rounding only. The metric is opened when the first score or
+    the signature is asked for, so that wrong input is refused before. It can be pickled, and is then opened
+    anew.
 
     Args:
         metric: a name, or a metric of `capeval_core.load`, whose models are shared.
