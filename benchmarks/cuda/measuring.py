@@ -1,0 +1,123 @@
+"""A CUDA device under measurement: times, memory, its own ceilings; and the rows of the table that come of it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    quantity: what was measured, with its setting. measured: number and unit, or a sentence. goal: what it
+    should reach, '' where there is none. met: whether it does; None without a goal.
+    """
+
+    quantity: str
+    measured: str
+    goal: str = ""
+    met: bool | None = None
+
+    @classmethod
+    def at_least(cls, quantity: str, value: float, goal: float, form: str = "{:.2f}") -> Row:
+        return cls(quantity, form.format(value), f"at least {form.format(goal)}", value >= goal)
+
+    @classmethod
+    def at_most(cls, quantity: str, value: float, goal: float, form: str = "{:.2g}") -> Row:
+        return cls(quantity, form.format(value), f"at most {form.format(goal)}", value <= goal)
+
+
+class Gpu:
+    """The device that parts are measured on.
+
+    small: a rehearsal, on the CPU too: sizes are small, and the numbers say nothing.
+    """
+
+    def __init__(self, device: str, *, small: bool) -> None:
+        self.device = torch.device(device)
+        self.small = small
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @cached_property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.is_cuda else "CPU (rehearsal)"
+
+    def wait(self) -> None:
+        """Until everything that was launched is done."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, run: Callable[[], Any], *, repeats: int = 10, warm_up: int = 2) -> float:
+        """Median seconds of a run, by the clock of the host, launches included; the device is idle before."""
+        for _ in range(1 if self.small else warm_up):
+            run()
+        found = []
+        for _ in range(1 if self.small else repeats):
+            self.wait()
+            start = time.perf_counter()
+            run()
+            self.wait()
+            found.append(time.perf_counter() - start)
+        return statistics.median(found)
+
+    def device_seconds(self, run: Callable[[], Any], *, repeats: int = 10, warm_up: int = 2) -> float:
+        """Median seconds of a run on the device alone, by its events; on the CPU as `seconds`."""
+        if not self.is_cuda:
+            return self.seconds(run, repeats=repeats, warm_up=warm_up)
+        for _ in range(1 if self.small else warm_up):
+            run()
+        pairs = []
+        for _ in range(1 if self.small else repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            pairs.append((begin, end))
+        self.wait()
+        return statistics.median(begin.elapsed_time(end) / 1e3 for begin, end in pairs)
+
+    def memory(self, run: Callable[[], Any]) -> float:
+        """Bytes that a run holds at its peak beyond what was there before; 0 on the CPU."""
+        if not self.is_cuda:
+            run()
+            return 0.0
+        self.wait()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        run()
+        self.wait()
+        return float(torch.cuda.max_memory_allocated(self.device) - before)
+
+    def random(self, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+        """Standard normal numbers, drawn on the device."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(*shape, generator=generator, device=self.device).to(dtype)
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Bytes per second of a large copy, read and written ones counted."""
+        source = self.random(1 << (20 if self.small else 29))
+        target = torch.empty_like(source)
+        return 2 * source.nbytes / self.device_seconds(lambda: target.copy_(source))
+
+    def peak(self, dtype: torch.dtype) -> float:
+        """Floating-point operations per second of a large matrix product; float32 without TF32."""
+        if dtype not in self._peaks:
+            size = 256 if self.small else 8192
+            a, b = self.random(size, size, dtype=dtype), self.random(size, size, dtype=dtype, seed=1)
+            self._peaks[dtype] = 2 * size**3 / self.device_seconds(lambda: a @ b)
+        return self._peaks[dtype]
+
+    @cached_property
+    def _peaks(self) -> dict[torch.dtype, float]:
+        return {}
