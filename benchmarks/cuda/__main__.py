@@ -4,7 +4,8 @@
 
 Each part runs in a process of its own, for four minutes at most; its rows are kept beside the table
 (`cuda.jsonl`) as they come, so that the same command goes on with the parts that are not finished.
-`--part` repeats those named. `--rehearse` runs every part on the CPU in small sizes, which shows that it runs and nothing else.
+`--part` repeats those named. `--rehearse` runs every part on the CPU in small sizes, which shows that it
+runs and nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A CUDA device under measurement: times, memory, its own ceilings; and the rows of the table that come of it."""
+"""A CUDA device under measurement: times, memory, its own ceilings; and the rows of the table."""
 
 from __future__ import annotations
 
