@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from capeval_core.errors import Setting, did_you_mean, wrong_option
 
@@ -39,6 +40,13 @@ def resolve_device(name: str | None) -> torch.device:
     if device.type not in ("cpu", "cuda", "mps", "xpu"):
         raise wrong_option("device", name, "the encoders", "use cpu, cuda, mps or xpu", verb="cannot run")
     return device
+
+
+def uploaded(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the host on a device; a copy to a GPU waits neither for what runs there nor to be done."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 @contextmanager
