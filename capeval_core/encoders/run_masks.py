@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.encoders.preprocessing import MaskTransform, resize_masks, window_of
-from capeval_core.models.device import uploaded
+from capeval_core.models.device import on_device
 from capeval_core.regions.rle import Runs
 
 _DECODED = 1 << 22
@@ -71,7 +71,7 @@ def shares_of(masks: Sequence[RunMask], side: int, device: torch.device) -> Tens
         for mask, offset in zip(chunk, own, strict=True)
     ]
     ends = np.cumsum([0, *(sum(len(mask.bounds) for mask in chunk) for chunk in chunks)])
-    copied = uploaded(torch.from_numpy(np.concatenate(bounds)), device)
+    copied = on_device(torch.from_numpy(np.concatenate(bounds)), device)
     shares = []
     for chunk, start, end in zip(chunks, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         decoded = _decoded(copied[start:end], len(chunk), chunk[0])
