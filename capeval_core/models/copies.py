@@ -31,6 +31,24 @@ def rows_on_device(
         return torch.from_numpy(np.concatenate(arrays)).to(device, dtype)
     like = torch.from_numpy(arrays[0][:0])
     shape = sum(len(own) for own in arrays), *like.shape[1:]
-    pinned = torch.empty(shape, dtype=like.dtype, device="cpu", pin_memory=True)
-    np.concatenate(arrays, out=pinned.numpy())
-    return pinned.to(device, non_blocking=True).to(dtype or like.dtype)
+    host = pinned(shape, like.dtype)
+    np.concatenate(arrays, out=host.numpy())
+    return host.to(device, non_blocking=True).to(dtype or like.dtype)
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory of the host from which CUDA copies while the host goes on."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
+def arrays_of(tensors: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+    """Tensors (rows, width) as float32 arrays on the CPU, by one copy.
+
+    >>> [array.tolist() for array in arrays_of([torch.ones(1, 2), torch.zeros(2, 2)])]
+    [[[1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
+    """
+    packed = torch.cat(list(tensors))
+    host = packed.float().to("cpu", non_blocking=packed.is_cuda)  # such a copy from CUDA is pinned
+    if packed.is_cuda:
+        torch.cuda.current_stream(packed.device).synchronize()
+    return np.split(np.asarray(host), np.cumsum([len(rows) for rows in tensors])[:-1])
