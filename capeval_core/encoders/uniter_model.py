@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from capeval_core.encoders.packed import Packing, bert_layer, groups_of, rows_of_sequences, starts_of
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.models.architecture import filled, is_whole, shown, size_problems
-from capeval_core.models.copies import on_device
+from capeval_core.models.copies import indices_on_device
 from capeval_core.models.device import DTYPES
 
 POSITION = 7
@@ -171,7 +171,7 @@ class Sequences:
         by_length = sorted(range(len(texts)), key=lengths.__getitem__)
         sorted_lengths = [lengths[i] for i in by_length]
         begin, rank = starts_of(sorted_lengths), np.argsort(by_length)
-        ids, positions, offsets, rank_there, order = on_device(
+        ids, positions, offsets, rank_there, order = indices_on_device(
             device,
             [index for i in by_length for index in texts[i]],
             np.concatenate([np.arange(len(texts[i])) for i in by_length]),

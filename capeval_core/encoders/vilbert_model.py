@@ -30,7 +30,7 @@ from capeval_core.encoders.packed import (
 )
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.models.architecture import filled, is_whole, shown, size_problems
-from capeval_core.models.copies import on_device
+from capeval_core.models.copies import indices_on_device
 from capeval_core.models.device import DTYPES
 
 LOCATION = 5
@@ -151,7 +151,7 @@ class Vilbert(nn.Module):
         starts = starts_of(lengths)
         # The row behind all tokens is the task's, which stands behind the first token of each text.
         with_task = np.insert(np.arange(starts[-1]), starts[:-1] + 1, starts[-1])
-        ids, positions, order = on_device(
+        ids, positions, order = indices_on_device(
             device,
             [index for text in texts for index in text],
             np.concatenate([np.arange(length) for length in lengths]),
@@ -186,7 +186,7 @@ class Vilbert(nn.Module):
         if len(layers):
             by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
             own = [lengths[i] for i in by_length]
-            offsets, order, back = on_device(
+            offsets, order, back = indices_on_device(
                 rows.device,
                 starts_of(own),
                 rows_of_sequences(lengths, by_length),
@@ -322,7 +322,7 @@ class PairBatch:
         ordered = [pairs[i] for i in order]
         text_lengths = [of_text[text] for text, _ in ordered]
         visual_lengths = [of_regions[image] for _, image in ordered]
-        text_rows, visual_rows, text_offsets, visual_offsets = on_device(
+        text_rows, visual_rows, text_offsets, visual_offsets = indices_on_device(
             texts[0].device,
             rows_of_sequences(of_text, [text for text, _ in ordered]),
             rows_of_sequences(of_regions, [image for _, image in ordered]),

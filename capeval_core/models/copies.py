@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def on_device(device: torch.device, *numbers: Sequence[int] | NDArray[np.int64]) -> list[Tensor]:
+def indices_on_device(device: torch.device, *numbers: Sequence[int] | NDArray[np.int64]) -> list[Tensor]:
     """Lists of whole numbers as int64 tensors, all by one copy.
 
-    >>> on_device(torch.device("cpu"), [1, 2], [3])
+    >>> indices_on_device(torch.device("cpu"), [1, 2], [3])
     [tensor([1, 2]), tensor([3])]
     """
     lists = [np.asarray(own, dtype=np.int64) for own in numbers]

@@ -19,7 +19,7 @@ from capeval_core.encoders.packed import Packing, attend, groups_of, starts_of
 from capeval_core.encoders.uniter_model import Uniter, build_uniter
 from capeval_core.encoders.vilbert_model import Vilbert, build_vilbert
 from capeval_core.models import copies
-from capeval_core.models.copies import arrays_of, on_device, rows_on_device
+from capeval_core.models.copies import arrays_of, indices_on_device, rows_on_device
 from tests.seeded import uniter, vilbert
 
 LENGTHS = [2, 3, 3, 9, 10, 40]
@@ -195,7 +195,7 @@ def test_copies_keep_every_row() -> None:
     halves = [np.float16([[1, 2]]), np.float16([[3, 4], [5, 6]])]
     copied = rows_on_device(torch.device("cpu"), halves, torch.float32)
     assert copied.tolist() == [[1, 2], [3, 4], [5, 6]] and copied.dtype == torch.float32
-    lists = on_device(torch.device("cpu"), [3, 1], np.arange(0), [2])
+    lists = indices_on_device(torch.device("cpu"), [3, 1], np.arange(0), [2])
     assert [own.tolist() for own in lists] == [[3, 1], [], [2]]
     back = arrays_of(torch.split(copied.bfloat16(), [1, 0, 2]))
     assert [array.tolist() for array in back] == [[[1, 2]], [], [[3, 4], [5, 6]]]
@@ -206,6 +206,6 @@ def test_pinned_copies_are_one_and_keep_every_row(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(copies, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
     sent: list[Tensor] = []
     monkeypatch.setattr(Tensor, "to", lambda self, *_, **__: sent.append(self) or self)
-    lists = on_device(torch.device("cuda"), [3, 1], np.arange(0), [2])
+    lists = indices_on_device(torch.device("cuda"), [3, 1], np.arange(0), [2])
     assert [own.tolist() for own in lists] == [[3, 1], [], [2]]
     assert [own.tolist() for own in sent] == 2 * [[3, 1, 2]], "to the device, and its dtype"
