@@ -31,6 +31,7 @@ from capeval_core.encoders.preprocessing import (
     image_pixels,
     resize_masks,
 )
+from capeval_core.encoders.run_masks import RunMask, shares_of
 from capeval_core.encoders.stream import (
     Encoded,
     Encoding,
@@ -45,7 +46,7 @@ from capeval_core.errors import Problem
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact_float32, on_device
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.weights.alpha_clip import AlphaClipConversion
@@ -56,6 +57,8 @@ Masks = Regions | NDArray[np.bool_] | Tensor
 
 _EXPANDED = 1 << 24
 """Pixels of masks that are unpacked at a time."""
+_AHEAD_AS_RUNS = 32
+"""Images that are prepared before their turn where their masks stay run lengths: about four batches of 30."""
 _WHOLE = -1
 """Label of the row that sees the whole image."""
 
@@ -81,10 +84,13 @@ class RegionFeatures:
 
 
 class Row(NamedTuple):
-    """One row of a forward pass: the pixels of an image under one mask."""
+    """One row of a forward pass: the pixels of an image under one mask.
+
+    alpha: the mask as the tower takes it, or, for a GPU, its runs.
+    """
 
     pixels: Tensor
-    alpha: Tensor
+    alpha: Tensor | RunMask
 
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
@@ -201,29 +207,41 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     ) -> Floats:
         """(k, 1, n, n) float32 of masks (k, h, w), as the image tower sees them."""
         check_mask_transform(mask_transform)
-        return np.asarray(self.alphas(crop_masks(masks, mask_transform), mask_transform).cpu())
+        return np.asarray(self.alphas(crop_masks(masks, mask_transform), mask_transform))
 
     @torch.inference_mode()
     def run_rows(self, rows: Sequence[Row]) -> Floats:
         """(n, d) float32 features of n rows; an image's patches are embedded once for all its masks."""
+        return rows_of(self._row_features(rows))
+
+    def _row_features(self, rows: Sequence[Row]) -> Tensor:
+        """(n, d) on the device; the host waits for nothing that runs there."""
         dtype, visual = DTYPES[self.dtype], self.model.visual
         distinct = list({id(row.pixels): row.pixels for row in rows}.values())
         position = {id(pixels): index for index, pixels in enumerate(distinct)}
         with exact_float32(self.device):
-            pixels = torch.stack(distinct).to(self.device).to(dtype)
-            alphas = torch.stack([row.alpha for row in rows]).to(self.device).to(dtype)
-            of_row = torch.tensor([position[id(row.pixels)] for row in rows], device=self.device)
+            pixels = on_device(torch.stack(distinct), self.device).to(dtype)
+            alphas = self._alphas_of([row.alpha for row in rows]).to(dtype)
+            of_row = on_device(torch.tensor([position[id(row.pixels)] for row in rows]), self.device)
             patches = visual.conv1(pixels)[of_row]
-            return rows_of(run_vision(visual, patches + visual.conv1_alpha(alphas), self.kernels))
+            return run_vision(visual, patches + visual.conv1_alpha(alphas), self.kernels)
+
+    def _alphas_of(self, masks: Sequence[Tensor | RunMask]) -> Tensor:
+        """(n, 1, s, s) float32 on the device; either all are tensors or none is."""
+        if isinstance(masks[0], Tensor):
+            return on_device(torch.stack(cast(Sequence[Tensor], masks)), self.device)
+        runs = cast(Sequence[RunMask], masks)
+        return self._scaled(shares_of(runs, self.preprocessing.image_size, self.device))
+
+    def _scaled(self, shares: Tensor) -> Tensor:
+        scaling = self.config["mask"]
+        scaled: Tensor = (shares - scaling["mean"]) / scaling["std"]
+        return scaled
 
     def alphas(self, masks: NDArray[np.bool_], transform: MaskTransform) -> Tensor:
-        """(k, 1, n, n) float32, as the image tower takes them, of cropped masks (k, h, w)."""
-        # Anti-aliasing is not everywhere implemented, and fast on CUDA.
-        device = self.device if self.device.type == "cuda" else torch.device("cpu")
-        cropped = torch.from_numpy(np.ascontiguousarray(masks)).to(device)
-        shares = resize_masks(cropped, self.preprocessing.image_size, transform)
-        normalised: Tensor = (shares - self.config["mask"]["mean"]) / self.config["mask"]["std"]
-        return normalised
+        """(k, 1, n, n) float32, as the image tower takes them, of cropped masks (k, h, w); on the CPU."""
+        cropped = torch.from_numpy(np.ascontiguousarray(masks))
+        return self._scaled(resize_masks(cropped, self.preprocessing.image_size, transform))
 
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images, each under a mask, and three captions."""
@@ -247,7 +265,13 @@ class _Regions:
     def __init__(self, encoder: AlphaClipEncoder, transform: MaskTransform, size: BatchSize) -> None:
         self.encoder, self.transform, self.size = encoder, transform, size
         n = encoder.preprocessing.image_size
-        self.full = encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
+        # A GPU decodes and resizes masks itself; elsewhere threads do, while the network runs.
+        self.on_device = encoder.device.type == "cuda"
+        self.full: Tensor | RunMask = (
+            RunMask.full(n, transform)
+            if self.on_device
+            else encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
+        )
         self._finding = threading.Lock()
 
     def encoding(self) -> Encoding:
@@ -259,7 +283,7 @@ class _Regions:
             forward=self.encoder.run_rows,
             units=self.units,
             arrays=self.arrays,
-            ahead=3,
+            ahead=_AHEAD_AS_RUNS if self.on_device else 3,
         )
 
     def keys(self, content: str, regions: RegionSource | Masks) -> tuple[str, ...]:
@@ -289,6 +313,12 @@ class _Regions:
 
     def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[list[tuple[int, Row]]]:
         """The masks that the tower sees, some at a time, each with its index."""
+        if self.on_device:
+            for start in range(0, len(regions), self.size.size):
+                runs = regions.runs[start : start + self.size.size]
+                masks_ = (RunMask.of(own, regions.size, self.transform) for own in runs)
+                yield [(index, Row(pixels, mask)) for index, mask in enumerate(masks_, start) if mask.visible]
+            return
         height, width = regions.size
         at_once = max(1, min(_EXPANDED // (height * width), self.size.size))
         for start in range(0, len(regions), at_once):
