@@ -222,11 +222,11 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
         def forward(texts: list[Ids]) -> Iterator[tuple[slice, list[Floats]]]:
             for part, rows in size.run(texts, self._lower_texts):
-                yield part, [rows_of(row) for row in rows]
+                yield part, _rows_of_each(rows)
 
         arrays = encode_distinct(Tokens(list(texts), []), key, forward, cache)
-        # Those of a cache cannot be written to, of which torch would warn.
-        return [torch.from_numpy(array.copy()).to(self.device, DTYPES[self.dtype]) for array in arrays]
+        packed = torch.from_numpy(np.concatenate(arrays)).to(self.device, DTYPES[self.dtype])
+        return list(packed.split([len(array) for array in arrays]))
 
     @torch.inference_mode()
     def _lower_texts(self, texts: list[Ids]) -> list[Tensor]:
@@ -285,8 +285,7 @@ class _Run:
                 [(texts[ids], images[position]) for position, ids, _ in pairs],
                 self.block,
             )
-        packed = rows_of(torch.cat(found))
-        return np.split(packed, np.cumsum([len(rows) for rows in found])[:-1])
+        return _rows_of_each(found)
 
     def features(self, item: Encoded) -> TokenFeatures:
         """The features of an item's texts, in order."""
@@ -295,6 +294,11 @@ class _Run:
             return TokenFeatures(None, item.content, item.error)
         features = [arrays[self.pair_key(item.content, ids)] for ids in item.extra.ids]
         return TokenFeatures(features, item.content, None)
+
+
+def _rows_of_each(tensors: Sequence[Tensor]) -> list[Floats]:
+    """Arrays of some tensors (rows, d), copied from the device together."""
+    return np.split(rows_of(torch.cat(list(tensors))), np.cumsum([len(rows) for rows in tensors])[:-1])
 
 
 def block_of(config: dict[str, Any], layer: int) -> int:
