@@ -41,6 +41,21 @@ def resolve_device(name: str | None) -> torch.device:
     return device
 
 
+def numbered_device(name: str | None) -> torch.device:
+    """The device to put a network on now: as `resolve_device`, and of several GPUs the current one by number.
+
+    So one network is not opened twice as "cuda" and "cuda:0", and its inputs follow it where a program, or
+    another thread, has another current GPU later.
+
+    Raises:
+        ValueError: as for `resolve_device`.
+    """
+    device = resolve_device(name)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
     """Switch off TF32, its CPU kin and autocast, which a program may have allowed for its training."""
