@@ -19,9 +19,10 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.integrations.ray import CaptionScorer, ImageDecoder, Workers, score_shards
+from capeval_core.integrations.ray import CaptionScorer, ImageDecoder
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from capeval_core.integrations.shards.plan import plan_shards
+from capeval_core.integrations.shards.workers import Workers, score_shards
 from capeval_core.metric import CaptionMetric
 from tests.integrations.shard_inputs import workers, write_shards
 
