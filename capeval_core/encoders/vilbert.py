@@ -226,7 +226,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
         arrays = encode_distinct(Tokens(list(texts), []), key, forward, cache)
         packed = torch.from_numpy(np.concatenate(arrays)).to(self.device, DTYPES[self.dtype])
-        return list(packed.split([len(array) for array in arrays]))
+        return list(torch.split(packed, [len(array) for array in arrays]))
 
     @torch.inference_mode()
     def _lower_texts(self, texts: list[Ids]) -> list[Tensor]:

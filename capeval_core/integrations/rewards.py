@@ -213,7 +213,7 @@ def _on_the_host(values: Sequence[Any]) -> list[Any]:
                 copied[part[0]] = copied[part[0]].cpu()
                 continue
             packed = torch.cat([copied[i].reshape(-1) for i in part]).cpu()
-            for i, flat in zip(part, packed.split([copied[i].numel() for i in part]), strict=True):
+            for i, flat in zip(part, torch.split(packed, [copied[i].numel() for i in part]), strict=True):
                 copied[i] = flat.reshape(copied[i].shape)
     return copied
 

@@ -56,6 +56,18 @@ def numbered_device(name: str | None) -> torch.device:
     return device
 
 
+def cuda_is_lost(name: str | None = None) -> bool:
+    """Whether an earlier error has made a GPU unusable for this process: no CUDA call succeeds any more."""
+    cuda: Any = torch.cuda  # whose functions have no types
+    if not cuda.is_initialized() or (name is not None and not name.startswith("cuda")):
+        return False
+    try:
+        cuda.synchronize(name)
+    except RuntimeError:
+        return True
+    return False
+
+
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
     """Switch off TF32, its CPU kin and autocast, which a program may have allowed for its training."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards.plan import PlannedShard
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.integrations.shards.shard import WINDOW, ShardResult, score_shard
+from capeval_core.models.device import cuda_is_lost
 from capeval_core.weights.folder import WeightsError
 
 INSTALL = 'pip install "capeval[ray]"'
@@ -43,11 +45,16 @@ class Workers:
 
 @dataclass(frozen=True)
 class FailedShard:
-    """A shard without scores, and why; `ends`: the reason holds for the other shards, too."""
+    """A shard without scores, and why.
+
+    ends: the reason holds for the other shards, too. unfit: the process may be of no use any more, as it is
+    after an error of CUDA.
+    """
 
     source: str
     reason: str
     ends: bool = False
+    unfit: bool = False
 
 
 def check_ray() -> None:
@@ -80,6 +87,9 @@ def score_one(
             return FailedShard(shard.source, str(error), ends=True)
         except (ValueError, TypeError) as error:
             return FailedShard(shard.source, str(error))
+        except RuntimeError as error:  # of a device, or of a metric's own code
+            reason = f"{type(error).__name__}: {error}"
+            return FailedShard(shard.source, reason, ends=cuda_is_lost(scorer.device), unfit=True)
 
 
 def score_shards(
@@ -88,7 +98,8 @@ def score_shards(
     """Score shards on Ray, one task each, and give their results as they come.
 
     A worker that is killed is replaced, and its shard scored again. A target is there as a whole or not at
-    all, so nothing is lost but what the killed worker had of its shard.
+    all, so nothing is lost but what the killed worker had of its shard. One that met a RuntimeError, after
+    which CUDA may be lost to its process, has failed that shard and is replaced before the next one.
     """
     import ray
     import ray.data
@@ -109,22 +120,52 @@ def score_shards(
             yield FailedShard(**fields) if "reason" in fields else ShardResult(**fields)
 
 
+def gpus_of_each(workers: int, gpus: int) -> float:
+    """The share of a GPU that lets all workers run at once, at most a whole one; no share lies on two GPUs.
+
+    >>> gpus_of_each(2, 8), gpus_of_each(8, 3), gpus_of_each(2, 0)
+    (1.0, 0.333, 0.0)
+    """
+    if not gpus:
+        return 0.0
+    on_one = math.ceil(workers / gpus)
+    return math.floor(1000 / on_one) / 1000
+
+
+def fits(workers: int, share: float, gpus: int) -> bool:
+    """Whether so many workers run at once with so many GPUs each, or with a share of one.
+
+    >>> fits(8, 0.375, 3), fits(6, 0.375, 3), fits(2, 2, 3)
+    (False, True, False)
+    """
+    if share <= 0:
+        return True
+    places = gpus * math.floor(1 / share + 1e-9) if share <= 1 else gpus // math.ceil(share)
+    return workers <= places
+
+
 class _ShardWorker:
     """An actor that scores shards."""
 
     def __init__(self, scorer: BatchScorer, settings: dict[str, Any], sharing: int) -> None:
         import torch
 
-        self.scorer, self.settings = scorer, settings
+        self.scorer, self.settings, self.unfit = scorer, settings, False
         if sharing:  # the CPUs of this machine
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // sharing))
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[str]]:
-        outcomes = [
-            score_one(PlannedShard(str(source), str(target)), self.scorer, self.settings)
-            for source, target in zip(batch["source"], batch["target"], strict=True)
-        ]
-        return {"outcome": [json.dumps(asdict(outcome)) for outcome in outcomes]}
+        if self.unfit:
+            os._exit(1)  # Ray gives the shard to a new process
+        shards = map(PlannedShard, map(str, batch["source"]), map(str, batch["target"]))
+        return {"outcome": [json.dumps(asdict(self._outcome(shard))) for shard in shards]}
+
+    def _outcome(self, shard: PlannedShard) -> ShardResult | FailedShard:
+        outcome = score_one(shard, self.scorer, self.settings)
+        if isinstance(outcome, FailedShard) and outcome.unfit:
+            self.unfit = True
+            return replace(outcome, ends=False)  # which holds for this process only
+        return outcome
 
 
 @contextmanager
@@ -155,9 +196,9 @@ def _connected(workers: Workers) -> Iterator[float]:
         context.enable_progress_bars = False
         resources: Any = ray.cluster_resources  # which has no types
         there = float(resources().get("GPU", 0))
-        gpus = min(1.0, round(there / workers.number, 3)) if workers.gpus is None else workers.gpus
-        if folder is not None and gpus * workers.number > there:
-            found = f"{workers.number} workers need {gpus * workers.number:g} GPUs, and there are {there:g}"
+        gpus = gpus_of_each(workers.number, int(there)) if workers.gpus is None else workers.gpus
+        if folder is not None and not fits(workers.number, gpus, int(there)):
+            found = f"{workers.number} workers need {gpus:g} GPUs each, and there are {there:g}"
             raise wrong_option("gpus_per_worker", gpus, found, "lower it, or the number of workers", verb="")
         yield gpus
     finally:
