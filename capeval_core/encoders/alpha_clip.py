@@ -214,7 +214,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             alphas = torch.stack([row.alpha for row in rows]).to(self.device).to(dtype)
             of_row = torch.tensor([position[id(row.pixels)] for row in rows], device=self.device)
             patches = visual.conv1(pixels)[of_row]
-            return rows_of(run_vision(visual, patches + visual.conv1_alpha(alphas)))
+            return rows_of(run_vision(visual, patches + visual.conv1_alpha(alphas), self.kernels))
 
     def alphas(self, masks: NDArray[np.bool_], transform: MaskTransform) -> Tensor:
         """(k, 1, n, n) float32, as the image tower takes them, of cropped masks (k, h, w)."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.inputs.decoding import resized
+from capeval_core.models.device import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
 MaskTransform = Literal["square_crop", "released", "released_no_antialias"]
@@ -63,7 +64,7 @@ class Preprocessing:
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Pixels in [0, 1], (..., 3, s, s), less the mean and divided by the deviation of each channel."""
-    shift, scale = (torch.tensor(v, dtype=torch.float32, device=pixels.device) for v in (mean, std))
+    shift, scale = (on_device(torch.tensor(v, dtype=torch.float32), pixels.device) for v in (mean, std))
     return (pixels - shift.view(3, 1, 1)) / scale.view(3, 1, 1)
 
 

@@ -62,7 +62,10 @@ class Norm(FrozenBatchNorm2d):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         weight, bias = cast(Tensor, self.weight), cast(Tensor, self.bias)
-        return functional.batch_norm(x, mean, variance, weight, bias, eps=0.0)
+        # torch's function of that name in `nn.functional` refuses an eps of 0 in some releases (2.11).
+        return torch.batch_norm(
+            x, weight, bias, mean, variance, False, 0.0, 0.0, torch.backends.cudnn.enabled
+        )
 
 
 class Stem(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -66,6 +67,26 @@ def cuda_is_lost(name: str | None = None) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def on_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on a device; neither waits for the other."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
+def triton_version() -> tuple[int, int] | None:
+    """Major and minor version of the Triton that is installed, None without one.
+
+    >>> version = triton_version()
+    >>> version is None or version >= (2, 0)
+    True
+    """
+    if importlib.util.find_spec("triton") is None:
+        return None
+    import triton
+
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 @contextmanager
