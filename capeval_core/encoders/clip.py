@@ -192,7 +192,7 @@ class ClipTowers(CheckedModel):
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         for part, copied in copies:
-            rows = np.array(copied)  # out of memory that is pinned
+            rows = copied.numpy().copy()  # out of memory that is pinned
             if not every:
                 yield part, rows
                 continue
