@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from capeval_core.errors import Setting, did_you_mean, wrong_option
 
