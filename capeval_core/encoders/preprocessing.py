@@ -56,9 +56,9 @@ class Preprocessing:
         n = self.image_size
         width, height = image.size
         size = (n, int(n * height / width)) if width <= height else (int(n * width / height), n)
-        sized = resized(image, size, INTERPOLATIONS[self.interpolation])
         left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
-        cropped = sized.crop((left, top, left + n, top + n)).convert("RGB")
+        box = left, top, left + n, top + n
+        cropped = resized(image, size, INTERPOLATIONS[self.interpolation], box).convert("RGB")
         return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
 
 
