@@ -19,7 +19,7 @@ from PIL import Image
 
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import check_tensors, size_problems
-from capeval_core.models.device import DTYPES, exact_float32, resolve_device
+from capeval_core.models.device import DTYPES, exact_float32, numbered_device
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
 from capeval_core.regions.source import WITHOUT
 from capeval_core.weights.folder import WeightsError, WeightsFolder
@@ -64,7 +64,7 @@ class Owlv2Boxes(BoxSource):
     ) -> None:
         folder = open_foreign_weights(weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT)
         self._threshold = threshold
-        on = resolve_device(device)
+        on = numbered_device(device)
         key = (f"{folder.path}:{folder.checksum}", str(on), dtype)
         # Loaded once per process, device and dtype while it is in use.
         self._model = _OPENED[key] = _OPENED.get(key) or _Model(folder, on, dtype)
