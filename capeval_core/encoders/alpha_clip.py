@@ -24,6 +24,7 @@ from torch import Tensor
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.clip import ClipTowers, rows_of
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip, mask_problems
+from capeval_core.encoders.cuda_blocks import run_vision_packed
 from capeval_core.encoders.preprocessing import (
     MaskTransform,
     check_mask_transform,
@@ -223,8 +224,15 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             pixels = on_device(torch.stack(distinct), self.device).to(dtype)
             alphas = self._alphas_of([row.alpha for row in rows]).to(dtype)
             of_row = on_device(torch.tensor([position[id(row.pixels)] for row in rows]), self.device)
-            patches = visual.conv1(pixels)[of_row]
-            return run_vision(visual, patches + visual.conv1_alpha(alphas), self.kernels)
+            if self.kernels is None:
+                return run_vision(visual, visual.conv1(pixels)[of_row] + visual.conv1_alpha(alphas))
+            # On CUDA as products, whose rows are already in the order of tokens.
+            of_image, of_mask = (
+                patch_rows(x, visual.conv1.kernel_size[0]) @ kernel.weight.flatten(1).t()
+                for x, kernel in ((pixels, visual.conv1), (alphas, visual.conv1_alpha))
+            )
+            of_mask.unflatten(0, (len(rows), -1)).add_(of_image.unflatten(0, (len(pixels), -1))[of_row])
+            return run_vision_packed(visual, of_mask, len(rows), self.kernels)
 
     def _alphas_of(self, masks: Sequence[Tensor | RunMask]) -> Tensor:
         """(n, 1, s, s) float32 on the device; either all are tensors or none is."""
@@ -266,10 +274,10 @@ class _Regions:
         self.encoder, self.transform, self.size = encoder, transform, size
         n = encoder.preprocessing.image_size
         # A GPU decodes and resizes masks itself; elsewhere threads do, while the network runs.
-        self.on_device = encoder.device.type == "cuda"
+        self.as_runs = encoder.device.type == "cuda"
         self.full: Tensor | RunMask = (
             RunMask.full(n, transform)
-            if self.on_device
+            if self.as_runs
             else encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
         )
         self._finding = threading.Lock()
@@ -283,7 +291,7 @@ class _Regions:
             forward=self.encoder.run_rows,
             units=self.units,
             arrays=self.arrays,
-            ahead=_AHEAD_AS_RUNS if self.on_device else 3,
+            ahead=_AHEAD_AS_RUNS if self.as_runs else 3,
         )
 
     def keys(self, content: str, regions: RegionSource | Masks) -> tuple[str, ...]:
@@ -313,7 +321,7 @@ class _Regions:
 
     def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[list[tuple[int, Row]]]:
         """The masks that the tower sees, some at a time, each with its index."""
-        if self.on_device:
+        if self.as_runs:
             for start in range(0, len(regions), self.size.size):
                 runs = regions.runs[start : start + self.size.size]
                 masks_ = (RunMask.of(own, regions.size, self.transform) for own in runs)
@@ -339,6 +347,16 @@ class _Regions:
                 row[1:] = values[index]
             arrays[keys[1]] = record
         return arrays
+
+
+def patch_rows(x: Tensor, patch: int) -> Tensor:
+    """(n * cells, c * patch * patch): the patches of (n, c, s, s), row by row.
+
+    >>> patch_rows(torch.arange(16.0).view(1, 1, 4, 4), 2).tolist()[1]
+    [2.0, 3.0, 6.0, 7.0]
+    """
+    cells = x.unfold(2, patch, patch).unfold(3, patch, patch)  # (n, c, rows, columns, patch, patch)
+    return cells.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
 
 
 def _name_of(regions: RegionSource | Masks) -> str:
