@@ -197,8 +197,8 @@ def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int
         if off <= (1e-5 if dtype is torch.float32 else 0.02):
             return True
         reason = f"it is off by {off:.1e}"
-    except RuntimeError as error:
-        reason = str(error).split("\n", 1)[0]
+    except Exception as error:  # of a torch that has changed them, in any words
+        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
     warn(
         f"attention in one launch cannot be used on {device} in {dtype}, which is slower ({reason})",
         stacklevel=2,
