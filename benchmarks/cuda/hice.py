@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.cuda.flops import alpha_clip_flops
 from benchmarks.cuda.measuring import Gpu, Row
 from benchmarks.cuda.seeded import drawn, encoder_of
-from benchmarks.encoders import kendall
 from benchmarks.hice import CAPTIONS, MASKS, SIZE, PlainLoop, hice_metric, make_captions, terms_of
 from benchmarks.workload import ARCHITECTURES, peak_memory
+from capeval_core.judgements.correlation import kendall_tau_b
 
 IMAGES = 64
 NUMBERS = (30, 64, 1024)
@@ -122,7 +122,7 @@ def agreement(gpu: Gpu, metric: Callable[..., Any], captions: list[str], files: 
             low.score(captions[some], files[some]).scores,
         )
         yield Row.at_most(f"{dtype} to float32: largest difference of g, P, R", _off(terms, exact), 0.01)
-        tau = kendall(np.array(found), np.array(scores))
+        tau = kendall_tau_b(found, scores).value
         yield Row(f"{dtype} to float32: Kendall's tau of {len(found)} scores", f"{tau:.3f}")
         again = terms_of(low, captions[some], files[some])
         yield Row.at_most(f"{dtype}: largest difference of two runs", _off(terms, again), 0.0)
