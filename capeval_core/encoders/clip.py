@@ -147,7 +147,7 @@ class ClipTowers(CheckedModel):
         """Features of sequences sorted by length: one exact length per batch, or packed."""
         shared = common_prefix(sequences)
         if self.kernels is not None:
-            yield from self._run_packed_texts(sequences, shared, batch_size, every)
+            yield from self._run_packed_texts(self.kernels, sequences, shared, batch_size, every)
             return
         prefix = self._text_prefix(sequences[0][:shared]) if shared else Prefix()
         for run, length in by_length(sequences):
@@ -178,13 +178,13 @@ class ClipTowers(CheckedModel):
             return rows_of(model.ln_final(x if every else x[:, 0]) @ model.text_projection)
 
     def _run_packed_texts(
-        self, sequences: list[Ids], shared: int, batch_size: int | None, every: bool
+        self, kernels: Kernels, sequences: list[Ids], shared: int, batch_size: int | None, every: bool
     ) -> Iterator[tuple[slice, Iterable[Floats]]]:
         """Features of sequences sorted by length, copied to the host together after the last batch."""
         size, costs = self._automatic_texts, [len(row) - shared for row in sequences]
         if batch_size is not None:
             size, costs = BatchSize(batch_size, automatic=False), [1] * len(sequences)
-        forward = partial(self._packed_forward, shared=shared, every=every)
+        forward = partial(self._packed_forward, kernels=kernels, shared=shared, every=every)
         copies = [
             (part, features.float().to("cpu", non_blocking=True))
             for part, features in size.run(sequences, forward, cost=costs)
@@ -201,9 +201,8 @@ class ClipTowers(CheckedModel):
             yield part, [np.concatenate([rows[:shared], each]) if shared else each for each in own]
 
     @torch.inference_mode()
-    def _packed_forward(self, sequences: list[Ids], shared: int, every: bool) -> Tensor:
+    def _packed_forward(self, sequences: list[Ids], kernels: Kernels, shared: int, every: bool) -> Tensor:
         """(texts, d) of the last token of each; with `every` (rows, d), the shared tokens' at the front."""
-        assert self.kernels is not None
         model, dtype, prefix = self.model, DTYPES[self.dtype], sequences[0][:shared]
         lengths = [len(row) - shared for row in sequences]
         ids = np.fromiter(chain(prefix, *(row[shared:] for row in sequences)), np.int64)
@@ -214,8 +213,8 @@ class ClipTowers(CheckedModel):
             x = model.token_embedding(ids_there).to(dtype) + positions
             blocks = model.transformer.resblocks
             heads = blocks[0].attn.num_heads
-            attention = Causal(lengths, shared, heads, self.kernels, self.device)
-            x = run_packed(blocks, x, attention, self.kernels, None if every else attention.ends)
+            attention = Causal(lengths, shared, heads, kernels, x)
+            x = run_packed(blocks, x, attention, kernels, None if every else attention.ends)
             features: Tensor = model.ln_final(x) @ model.text_projection
         return features
 

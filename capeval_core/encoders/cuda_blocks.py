@@ -28,7 +28,8 @@ _OLDEST_TRITON = (3, 4)
 class Kernels:
     """Which steps run as kernels of our own; PyTorch does the others.
 
-    passes: norms, activations, patches of images. attention: that of short causal sequences.
+    passes: norms, activations, patches of images. attention: that of short causal sequences in 16 bits; the
+    full products of float32 do not fit into registers.
     products: the MLP's first product together with its activation, on GPUs from Hopper on.
     """
 
@@ -85,31 +86,29 @@ class Causal:
     """Sequences of sorted lengths, each after the prefix that is at the front: a row sees those before it.
 
     lengths: rows of each, without the prefix. With a prefix its own rows come first, as one more sequence.
+    like: a tensor of the device and dtype.
     """
 
     def __init__(
-        self, lengths: Sequence[int], prefix: int, heads: int, kernels: Kernels, device: torch.device
+        self, lengths: Sequence[int], prefix: int, heads: int, kernels: Kernels, like: Tensor
     ) -> None:
-        self.lengths, self.prefix, self.heads, self.kernels = lengths, prefix, heads, kernels
+        self.lengths, self.prefix, self.heads, device = lengths, prefix, heads, like.device
+        self.ours = kernels.attention and like.dtype != torch.float32
         sizes = torch.tensor(lengths)
-        self.firsts_on_host = prefix + sizes.cumsum(0) - sizes
-        self.ends = on_device(self.firsts_on_host + sizes - 1, device)
-        if kernels.attention:
+        firsts = prefix + sizes.cumsum(0) - sizes
+        self.ends = on_device(firsts + sizes - 1, device)
+        if self.ours:
             from capeval_core.encoders import cuda_kernels
 
             self.runs = cuda_kernels.runs_of(lengths)
-            self.firsts, self.sizes = on_device(self.firsts_on_host, device), on_device(sizes, device)
-            if prefix:
-                self.of_prefix = cuda_kernels.runs_of([prefix])
-                self.prefix_first = self.ends.new_zeros(1)
-                self.prefix_size = self.ends.new_full((1,), prefix)
+            self.firsts, self.sizes = on_device(firsts, device), on_device(sizes, device)
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chosen: bool) -> Tensor:
         parts = []
         if self.prefix and not chosen:
             own = slice(self.prefix)
             parts.append(self._grouped(query[own], keys[own], values[own], [(0, 1, self.prefix)], 0, False))
-        if self.kernels.attention:
+        if self.ours:
             from capeval_core.encoders import cuda_kernels
 
             out = cuda_kernels.causal_attention(

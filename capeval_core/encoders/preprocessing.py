@@ -56,9 +56,9 @@ class Preprocessing:
         n = self.image_size
         width, height = image.size
         size = (n, int(n * height / width)) if width <= height else (int(n * width / height), n)
-        sized = resized(image, size, INTERPOLATIONS[self.interpolation])
         left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
-        cropped = sized.crop((left, top, left + n, top + n)).convert("RGB")
+        box = left, top, left + n, top + n
+        cropped = resized(image, size, INTERPOLATIONS[self.interpolation], box).convert("RGB")
         return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
 
 
@@ -93,10 +93,20 @@ def image_pixels(image: Image.Image, preprocessing: Preprocessing, transform: Ma
 
 def crop_masks(masks: NDArray[np.bool_], transform: MaskTransform) -> NDArray[np.bool_]:
     """Of masks (k, h, w) what the image tower gets to see: (k, side, side), or all of them."""
+    top, left, height, width = window_of(masks.shape[1], masks.shape[2], transform)
+    return masks[:, top : top + height, left : left + width]
+
+
+def window_of(height: int, width: int, transform: MaskTransform) -> tuple[int, int, int, int]:
+    """Top, left, height and width of what the image tower gets to see of a mask.
+
+    >>> window_of(100, 151, "square_crop"), window_of(100, 151, "released")
+    ((0, 25, 100, 100), (0, 0, 100, 151))
+    """
     if transform != "square_crop":
-        return masks
-    top, left, side = central_square(*masks.shape[1:])
-    return masks[:, top : top + side, left : left + side]
+        return 0, 0, height, width
+    top, left, side = central_square(height, width)
+    return top, left, side, side
 
 
 def resize_masks(masks: Tensor, size: int, transform: MaskTransform) -> Tensor:

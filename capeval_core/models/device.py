@@ -70,8 +70,10 @@ def cuda_is_lost(name: str | None = None) -> bool:
 
 
 def on_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on a device; neither waits for the other."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+    """Values of the host on a device; a copy to a GPU waits neither for what runs there nor to be done."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 def triton_version() -> tuple[int, int] | None:
