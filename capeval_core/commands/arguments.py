@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from capeval_core.errors import Index, InputError, InPython, Piece, ProblemsError, Setting, Words
-from capeval_core.inputs.media import ARGUMENTS, argument_of
+from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.sources import IdentifiedTexts
 from capeval_core.options import OptionDescription, Settings, describe_options
@@ -203,7 +203,7 @@ def visual_of(image_id: str, argument: str) -> str:
     >>> visual_of("clip1", "videos")
     "video of 'clip1'"
     """
-    return f"{argument.removesuffix('s')} of {image_id!r}"
+    return f"{medium_of(argument)} of {image_id!r}"
 
 
 @contextmanager

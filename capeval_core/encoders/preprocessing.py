@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.inputs.decoding import resized
+from capeval_core.inputs.decoding import square_pixels
 from capeval_core.models.device import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
@@ -53,13 +53,12 @@ class Preprocessing:
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, image_size, image_size) uint8, before scaling."""
-        n = self.image_size
-        width, height = image.size
-        size = (n, int(n * height / width)) if width <= height else (int(n * width / height), n)
-        left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
-        box = left, top, left + n, top + n
-        cropped = resized(image, size, INTERPOLATIONS[self.interpolation], box).convert("RGB")
-        return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
+        return square_pixels(image, self.image_size, self.method)
+
+    @property
+    def method(self) -> Image.Resampling:
+        """Pillow's filter of the interpolation."""
+        return INTERPOLATIONS[self.interpolation]
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
