@@ -199,7 +199,7 @@ def _batch(case: Case, encoder: UniterEncoder, store: Path) -> Iterator[Comparis
     with torch.inference_mode():
         regions = encoder.states(prepared)
         states = encoder.model.states(regions, ids)
-        pooled = encoder.model.pooled(regions, ids).numpy()
+        pooled = encoder.model.pooled(regions, ids).cpu().numpy()
         model = deepcopy(encoder.model)
         model.init_ranking_head()
         initial = model.ranking_logits(regions, ids).numpy()
