@@ -181,4 +181,7 @@ def _run(case: Case, part: str, encoder: VilbertEncoder, rows: list[int]) -> dic
             captions = [[text] for text in texts]
             features = encoder.token_features(visuals, captions, layer=block, cache=FeatureCache(0))
             found[f"text_{block}, token_features"] = [each.features[0] for each in features if each.features]
-    return {f"{part}/{name}": [np.asarray(own) for own in values] for name, values in found.items()}
+    return {
+        f"{part}/{name}": [np.asarray(torch.as_tensor(own).cpu()) for own in values]
+        for name, values in found.items()
+    }
