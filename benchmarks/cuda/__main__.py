@@ -30,6 +30,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -156,10 +157,8 @@ def run_apart(part: str, package: str, given: argparse.Namespace, seconds: float
     except subprocess.TimeoutExpired:
         return f"took more than {seconds:.0f} seconds"
     finally:  # the processes that it started as well, and also if this one is interrupted
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
