@@ -328,11 +328,11 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         """(n, d) features of pixels (n, 3, s, s), uint8, on the device; nothing waits for it."""
         visual, dtype = self.model.visual, DTYPES[self.dtype]
         is_vit, kernels = isinstance(visual, VisionTransformer), self.kernels
+        mean, std = self.preprocessing.mean, self.preprocessing.std
         if is_vit and kernels is not None and kernels.passes:
-            mean, std = self.preprocessing.mean, self.preprocessing.std
             patches = embedded_patches(visual, pixels, mean, std, dtype)
             return run_vision_packed(visual, patches, len(pixels), kernels)
-        x = self.normalised(pixels.float() / 255).to(dtype)
+        x = normalised(pixels.float() / 255, mean, std).to(dtype)
         features: Tensor = run_vision(visual, visual.conv1(x), kernels) if is_vit else visual(x)
         return features
 
