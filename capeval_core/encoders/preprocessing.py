@@ -67,6 +67,16 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     return (pixels - shift.view(3, 1, 1)) / scale.view(3, 1, 1)
 
 
+def patch_rows(x: Tensor, patch: int) -> Tensor:
+    """(n * cells, c * patch * patch): the patches of (n, c, s, s), row by row.
+
+    >>> patch_rows(torch.arange(16.0).view(1, 1, 4, 4), 2).tolist()[1]
+    [2.0, 3.0, 6.0, 7.0]
+    """
+    cells = x.unfold(2, patch, patch).unfold(3, patch, patch)  # (n, c, rows, columns, patch, patch)
+    return cells.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
+
+
 def check_mask_transform(name: str) -> None:
     """Refuse a name that is none of `MaskTransform`.
 
