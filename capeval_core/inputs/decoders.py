@@ -60,7 +60,9 @@ class Decoders:
                 source._key = f"file:{digest.hex()}"
         return [digest is not None for digest in answers]
 
-    def _ask(self, sources: Sequence[Source[Any]], length: int, what: dict[str, Any]) -> list[bytearray | None]:
+    def _ask(
+        self, sources: Sequence[Source[Any]], length: int, what: dict[str, Any]
+    ) -> list[bytearray | None]:
         """So many bytes of an answer about each image that is a file; None where there are none."""
         answers: list[bytearray | None] = [None] * len(sources)
         files = [i for i, source in enumerate(sources) if isinstance(source, Encoded)]
