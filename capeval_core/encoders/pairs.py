@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from capeval_core.encoders.stream import Encoding, Item, Units
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.models.batching import BatchSize
+from capeval_core.models.copies import Arriving, arriving
 
 Floats = NDArray[np.float32]
 
@@ -31,10 +32,12 @@ class PairEncoder(Protocol):
     def states(self, prepared: Sequence[Any]) -> Any:
         """States of n visuals that all of their texts share, on the encoder's device."""
 
-    def image_features(self, states: Any) -> Floats:
+    def image_features(self, states: Any) -> Floats | Arriving:
         """(n, ...) features of n visuals alone; called only where `image_key` is a key."""
 
-    def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids, str]]) -> Sequence[Floats] | Floats:
+    def run_pairs(
+        self, states: Any, pairs: Sequence[tuple[int, Ids, str]]
+    ) -> Sequence[Floats] | Floats | Arriving:
         """An array per pair (position in `states`, token ids, key), which may differ in length; the pairs of
         a visual stand together."""
 
@@ -78,15 +81,13 @@ class Pairs:
         own = self.encoder.image_key(visual.key)
         return Units([[(0, (prepared, own, {key: texts[key] for key in missing if key in texts}))]])
 
-    def forward(self, units: list[tuple[Any, str | None, dict[str, Ids]]]) -> list[dict[str, Floats]]:
+    def forward(self, units: list[tuple[Any, str | None, dict[str, Ids]]]) -> Arriving:
         """Per image the rows of its texts and its own features, by key."""
         states = self.encoder.states([prepared for prepared, _, _ in units])
-        values: list[dict[str, Floats]] = [{} for _ in units]
+        parts: list[_Part] = []
         if any(own is not None for _, own, _ in units):
-            for value, (_, own, _), row in zip(
-                values, units, self.encoder.image_features(states), strict=True
-            ):
-                value |= {} if own is None else {own: row}
+            keys = [(position, own) for position, (_, own, _) in enumerate(units)]
+            parts.append((keys, arriving(self.encoder.image_features(states))))
         pairs = [
             (position, ids, key)
             for position, (_, _, texts) in enumerate(units)
@@ -95,11 +96,33 @@ class Pairs:
         longest = max((len(ids) for _, ids, _ in pairs), default=0)
         size, cost = self.encoder.pairs_per_batch(self.batch_size, longest)
         for part, rows in size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost):
-            for (position, _, key), row in zip(pairs[part], rows, strict=True):
-                values[position][key] = row
-        return values
+            parts.append(([(position, key) for position, _, key in pairs[part]], arriving(rows)))
+        return _Launched(len(units), parts)
 
     def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
         """The image's features and the rows of its texts, by key."""
         rows: dict[str, Floats] = values[0]
         return rows
+
+
+_Part = tuple[list[tuple[int, str | None]], Arriving]
+"""Rows that arrive together, with the position and the key of each; without a key it is not wanted."""
+
+
+class _Launched(Arriving):
+    """Rows of some images by key, whose parts arrive one after another."""
+
+    def __init__(self, images: int, parts: list[_Part]) -> None:
+        self._images, self._parts = images, parts
+
+    @property
+    def arrived(self) -> bool:
+        return all(rows.arrived for _, rows in self._parts)
+
+    def values(self) -> list[dict[str, Floats]]:
+        values: list[dict[str, Floats]] = [{} for _ in range(self._images)]
+        for places, rows in self._parts:
+            for (position, key), row in zip(places, rows.values(), strict=True):
+                if key is not None:
+                    values[position][key] = row
+        return values

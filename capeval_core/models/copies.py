@@ -80,6 +80,11 @@ class Arriving:
         return self._values
 
 
+def arriving(values: Any) -> Arriving:
+    """Values that may be on their way, or are there."""
+    return values if isinstance(values, Arriving) else Arriving(values)
+
+
 class _FromCuda(Arriving):
     def __init__(self, features: Tensor) -> None:
         host = pinned(tuple(features.shape), torch.float32)
