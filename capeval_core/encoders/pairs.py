@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from capeval_core.encoders.stream import Encoding, Item, Units
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.models.batching import BatchSize
+from capeval_core.models.copies import Arriving, made_of
 
 Floats = NDArray[np.float32]
 
@@ -34,7 +36,9 @@ class PairEncoder(Protocol):
     def image_features(self, states: Any) -> Floats:
         """(n, ...) features of n visuals alone; called only where `image_key` is a key."""
 
-    def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids, str]]) -> Sequence[Floats] | Floats:
+    def run_pairs(
+        self, states: Any, pairs: Sequence[tuple[int, Ids, str]]
+    ) -> Sequence[Floats] | Floats | Arriving:
         """An array per pair (position in `states`, token ids, key), which may differ in length; the pairs of
         a visual stand together."""
 
@@ -78,7 +82,7 @@ class Pairs:
         own = self.encoder.image_key(visual.key)
         return Units([[(0, (prepared, own, {key: texts[key] for key in missing if key in texts}))]])
 
-    def forward(self, units: list[tuple[Any, str | None, dict[str, Ids]]]) -> list[dict[str, Floats]]:
+    def forward(self, units: list[tuple[Any, str | None, dict[str, Ids]]]) -> Arriving:
         """Per image the rows of its texts and its own features, by key."""
         states = self.encoder.states([prepared for prepared, _, _ in units])
         values: list[dict[str, Floats]] = [{} for _ in units]
@@ -94,10 +98,17 @@ class Pairs:
         ]
         longest = max((len(ids) for _, ids, _ in pairs), default=0)
         size, cost = self.encoder.pairs_per_batch(self.batch_size, longest)
-        for part, rows in size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost):
-            for (position, _, key), row in zip(pairs[part], rows, strict=True):
+        running = [
+            rows if isinstance(rows, Arriving) else Arriving(rows)
+            for _, rows in size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost)
+        ]
+
+        def arrived(parts: list[Any]) -> list[dict[str, Floats]]:
+            for (position, _, key), row in zip(pairs, chain.from_iterable(parts), strict=True):
                 values[position][key] = row
-        return values
+            return values
+
+        return made_of(running, arrived)
 
     def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
         """The image's features and the rows of its texts, by key."""
