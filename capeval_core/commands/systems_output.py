@@ -1,4 +1,4 @@
-"""Output of several systems: tests against a baseline, tables, the page, the file of `--json`."""
+"""Output of several systems: tests against a baseline, tables in all formats, the page, `--json`."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def scalar_terms(losses: Mapping[str, Tensor]) -> Terms:
     >>> scalar_terms({"words": torch.tensor(0.5), "boxes": torch.tensor(2.0)})
     {'words': (0.5, 1), 'boxes': (2.0, 1)}
     """
-    values: list[float] = torch.stack([loss.detach().float() for loss in losses.values()]).tolist()
+    values: list[float] = torch.stack([loss.detach() for loss in losses.values()]).tolist()
     return {name: (value, 1) for name, value in zip(losses, values, strict=True)}
 
 

@@ -30,8 +30,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 _ROOT = Path(__file__).parents[2]
 _READING = {
-    "_local_scalar_dense", "item", "nonzero", "nonzero_numpy", "argwhere", "masked_select", "_unique", "_unique2",
-    "unique_dim", "unique_consecutive", "bincount", "equal", "allclose", "is_nonzero", "nms", "tensor_split",
+    "_local_scalar_dense", "item", "nonzero", "nonzero_numpy", "argwhere", "masked_select", "_unique",
+    "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "allclose", "is_nonzero", "nms",
+    "tensor_split",
 }  # fmt: skip
 """Operations whose result, or its size, the host must wait for."""
 _COPYING = {"copy_", "_to_copy", "to"}

@@ -73,7 +73,7 @@ def _original(kind: str) -> CheckedModel:
 
 
 def run(encoder: Any, count: int) -> Arrays:
-    """What it makes of some images, or box features, and two texts for each; in one batch where it has batches."""
+    """What it makes of some images, or box features, and two texts for each; in one batch if it has any."""
     options: dict[str, Any] = {"cache": FeatureCache(0), "batch_size": 64}
     return _RUNS[encoder.kind](encoder, count, options)
 

@@ -19,11 +19,11 @@ from capeval_core.integrations.shards.plan import PlannedShard
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.integrations.shards.shard import WINDOW, ShardResult, score_shard
 from capeval_core.models.device import cuda_is_lost
+from capeval_core.project import install_command
 from capeval_core.weights.folder import WeightsError
 
 TRIALS = 3
 """Workers that a shard may kill before it is given up."""
-INSTALL = 'pip install "capeval[ray]"'
 _DEADLY = (
     f"{TRIALS} workers were killed as they scored this shard, for want of memory perhaps: run the same "
     "command again with fewer --workers"
@@ -68,7 +68,7 @@ def check_ray() -> None:
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        raise ValueError(f"several --workers, and --ray, need Ray: {INSTALL}")
+        raise ValueError(f"several --workers, and --ray, need Ray: {install_command('ray')}")
 
 
 def score_one(
@@ -116,7 +116,7 @@ def score_shards(
     todo, deaths = deque(shards), Counter[PlannedShard | None]()
     tasks: dict[Any, tuple[Any, PlannedShard | None]] = {}
     with _connected(workers) as gpus:
-        actor: Any = ray.remote(num_cpus=1, num_gpus=gpus or None)(_ShardWorker)
+        actor: Any = ray.remote(num_cpus=1, num_gpus=gpus)(_ShardWorker)
 
         def start() -> None:
             worker = actor.remote(scorer, dict(settings), 0 if workers.address else workers.number)
