@@ -36,9 +36,11 @@ ATTENTION = 300e12
 
 INTRODUCTION = f"""# Blocks of CLIP's image towers on an H100: computed, not measured
 
-bfloat16, {PEAK / 1e12:.0f} TFLOP/s and {BANDWIDTH / 1e12:.1f} TB/s. Products are taken to reach {OF_PEAK:.0%} of the peak, less
-what the last wave of their tiles leaves idle; attention {ATTENTION / 1e12:.0f} TFLOP/s; other passes the bandwidth. Launches,
-patches and the shortcut in the last block are left out. `python -m benchmarks.encoders` prints this.
+bfloat16, {PEAK / 1e12:.0f} TFLOP/s and {BANDWIDTH / 1e12:.1f} TB/s. Products are taken to reach
+{OF_PEAK:.0%} of the peak, less what the last wave of their tiles leaves idle; attention
+{ATTENTION / 1e12:.0f} TFLOP/s; other
+passes the bandwidth. Launches, patches and the shortcut in the last block are left out.
+`python -m benchmarks.encoders` prints this.
 
 What keeps open_clip's steps below the goals are passes over memory: QuickGELU takes three kernels, a norm of
 16 bits three, a residual sum one. A product that applies its activation itself is what the goals need.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -53,3 +53,45 @@ def blip2_flops(architecture: Mapping[str, Any], lengths: list[int]) -> float:
             )
         )
     return flops + (1 + bool(lengths)) * of_image
+
+
+def uniter_flops(architecture: Mapping[str, Any], images: Sequence[int], pairs: Sequence[int]) -> float:
+    """Of UNITER's ranking head over images with these many boxes and pairs of so many tokens and boxes."""
+    width, hidden = architecture["hidden_size"], architecture["intermediate_size"]
+    boxes = sum(images) * 2 * (architecture["region_size"] + 7) * width
+    layers = architecture["num_hidden_layers"]
+    heads = len(pairs) * 2 * (width**2 + width)
+    return boxes + heads + sum(transformer_flops(rows, width, hidden, layers, read=1) for rows in pairs)
+
+
+def vilbert_flops(
+    architecture: Mapping[str, Any],
+    texts: Sequence[int],
+    images: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+) -> float:
+    """Of ViLBERT's texts of so many tokens with images of so many boxes, up to the last co-attention block.
+
+    pairs: positions in `texts` and `images`. What a text or an image needs alone runs once.
+    """
+    text, visual = architecture["text"], architecture["visual"]
+    width, wide = text["hidden_size"], visual["hidden_size"]
+    hidden, thick = text["intermediate_size"], visual["intermediate_size"]
+    across = architecture["co_attention"]["hidden_size"]
+    text_before, visual_before = architecture["text_layers_before"], architecture["visual_layers_before"]
+    blocks, onward = len(text_before), len(text_before) - 1
+    flops = sum(images) * 2 * (visual["region_size"] + 5) * wide
+    # Before the first block, and its projections.
+    flops += sum(transformer_flops(n, width, hidden, text_before[0]) for n in texts)
+    flops += sum(transformer_flops(n, wide, thick, visual_before[0]) for n in images)
+    of_text, of_visual = 2 * width * across, 2 * wide * across
+    flops += sum(texts) * (1 + 2 * bool(onward)) * of_text + sum(images) * (2 + bool(onward)) * of_visual
+    for tokens, boxes in ((texts[i], images[j]) for i, j in pairs):
+        flops += tokens * onward * of_text + boxes * onward * 2 * of_visual
+        flops += tokens * max(0, onward - 1) * 2 * of_text + boxes * max(0, onward - 1) * of_visual
+        attention = 4 * tokens * boxes * across
+        flops += blocks * (attention + tokens * (of_text + 4 * width * hidden))
+        flops += onward * (attention + boxes * (of_visual + 4 * wide * thick))
+        flops += transformer_flops(tokens, width, hidden, text_before[-1] - text_before[0])
+        flops += transformer_flops(boxes, wide, thick, visual_before[-1] - visual_before[0])
+    return flops

@@ -9,15 +9,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.cuda.agreement import Outputs, Subject, compare_devices, compare_dtypes, repeats_equal
 from benchmarks.cuda.flops import alpha_clip_flops
 from benchmarks.cuda.measuring import Gpu, Row
 from benchmarks.cuda.seeded import drawn, encoder_of
-from benchmarks.encoders import kendall
 from benchmarks.hice import CAPTIONS, MASKS, SIZE, PlainLoop, hice_metric, make_captions, terms_of
 from benchmarks.workload import ARCHITECTURES, peak_memory
 
@@ -79,7 +80,7 @@ def measure(gpu: Gpu) -> Iterator[Row]:
             f"{together / scoring:.1f}",
         )
         yield from memory(gpu, metric)
-        yield from agreement(gpu, metric, workload.captions, files)
+        yield from agreements(gpu, metric, workload.captions, files)
 
 
 def memory(gpu: Gpu, metric: Callable[..., Any]) -> Iterator[Row]:
@@ -104,28 +105,21 @@ def memory(gpu: Gpu, metric: Callable[..., Any]) -> Iterator[Row]:
         yield Row.at_most(f"device memory, {numbers[-1]} masks over {numbers[-2]}", ratio, 1.05, "{:.2f}")
 
 
-def agreement(gpu: Gpu, metric: Callable[..., Any], captions: list[str], files: list[Any]) -> Iterator[Row]:
+def agreements(gpu: Gpu, metric: Callable[..., Any], captions: list[str], files: list[Any]) -> Iterator[Row]:
     """g, P, R and scores: the device against the CPU, bfloat16 and float16 against float32, two runs."""
-    few, some = (slice(CAPTIONS * n) for n in ((1, 4) if gpu.small else (1, 16)))
-    full = metric("float32")
-    ours, theirs = terms_of(full, captions[few], files[few]), None
-    theirs = terms_of(metric("float32", "cpu"), captions[few], files[few])
-    yield Row.at_most("float32, device to CPU: largest difference of g, P, R", _off(ours, theirs), 1e-5)
-    exact, scores = (
-        terms_of(full, captions[some], files[some]),
-        full.score(captions[some], files[some]).scores,
-    )
-    for dtype in ("bfloat16", "float16"):
-        low = metric(dtype)
-        terms, found = (
-            terms_of(low, captions[some], files[some]),
-            low.score(captions[some], files[some]).scores,
-        )
-        yield Row.at_most(f"{dtype} to float32: largest difference of g, P, R", _off(terms, exact), 0.01)
-        tau = kendall(np.array(found), np.array(scores))
-        yield Row(f"{dtype} to float32: Kendall's tau of {len(found)} scores", f"{tau:.3f}")
-        again = terms_of(low, captions[some], files[some])
-        yield Row.at_most(f"{dtype}: largest difference of two runs", _off(terms, again), 0.0)
+
+    def terms(images: int, device: str, dtype: str) -> Outputs:
+        chosen = slice(images * CAPTIONS)
+        one = metric(dtype, device)
+        found = one.encode_all(one.check(captions[chosen], files[chosen]))
+        terms = np.array(terms_of(found))
+        return {"scores": one.aggregate(found).scores, "g": terms[:, 0], "P": terms[:, 1], "R": terms[:, 2]}
+
+    subject = Subject(("hices",), "tiny shapes, seeded" if gpu.small else "Alpha-CLIP ViT-L/14, seeded")
+    few, some = partial(terms, 1), cache(partial(terms, 4 if gpu.small else 16))
+    yield from compare_devices(gpu, subject, few)
+    yield from repeats_equal(gpu, subject, partial(terms, 4), dtype="bfloat16")
+    yield from compare_dtypes(gpu, subject, some)
 
 
 def alpha_config(architecture: dict[str, Any]) -> dict[str, Any]:
@@ -160,10 +154,6 @@ def _nothing() -> Any:
 def _stacked(prepared: tuple[Any, Any]) -> Any:
     pixels, masks = prepared
     return np.concatenate([np.broadcast_to(pixels, (len(masks), *pixels.shape)), masks], axis=1)
-
-
-def _off(terms: list[list[float]], others: list[list[float]]) -> float:
-    return float(np.abs(np.array(terms) - np.array(others)).max())
 
 
 def _reset_peak_memory() -> None:

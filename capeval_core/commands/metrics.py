@@ -9,7 +9,7 @@ from typing import Any
 from capeval_core.commands.arguments import flag_of, in_words_of_the_user, names_of
 from capeval_core.commands.terminal import Parser, complain
 from capeval_core.description import describe_metric
-from capeval_core.inputs.media import ARGUMENTS, argument_of
+from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Settings
 from capeval_core.registry import media_of, metric_class, variant_classes
@@ -143,7 +143,7 @@ def _has(rest: Sequence[str], name: str) -> bool:
 
 
 def _about_others(metric: type[CaptionMetric], own: str, argument: str) -> str:
-    medium = argument.removesuffix("s")
+    medium = medium_of(argument)
     chosen = [] if medium not in media_of(metric.name) else [f"--media {medium}"]
     fix = " or ".join([f"pass {flag_of(own)} FOLDER", *chosen])
     return f"{flag_of(argument)}: {command_of(metric)} is about {own}, {fix}"

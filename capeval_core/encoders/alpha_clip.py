@@ -6,9 +6,9 @@ CVPR 2024, https://arxiv.org/abs/2312.03818
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -30,6 +30,7 @@ from capeval_core.encoders.preprocessing import (
     check_mask_transform,
     crop_masks,
     image_pixels,
+    patch_rows,
     resize_masks,
 )
 from capeval_core.encoders.run_masks import RunMask, shares_of
@@ -43,18 +44,17 @@ from capeval_core.encoders.stream import (
     with_extras,
 )
 from capeval_core.encoders.transformer import run_vision
-from capeval_core.errors import Problem
-from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.device import DTYPES, exact_float32, on_device
+from capeval_core.regions.given import Masks, fitting, name_of
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.weights.alpha_clip import AlphaClipConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 Floats = NDArray[np.float32]
-Masks = Regions | NDArray[np.bool_] | Tensor
 
 _EXPANDED = 1 << 24
 """Pixels of masks that are unpacked at a time."""
@@ -237,7 +237,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     def _alphas_of(self, masks: Sequence[Tensor | RunMask]) -> Tensor:
         """(n, 1, s, s) float32 on the device; either all are tensors or none is."""
         if isinstance(masks[0], Tensor):
-            return on_device(torch.stack(cast(Sequence[Tensor], masks)), self.device)
+            return on_device(torch.stack(cast(list[Tensor], masks)), self.device)
         runs = cast(Sequence[RunMask], masks)
         return self._scaled(shares_of(runs, self.preprocessing.image_size, self.device))
 
@@ -281,6 +281,7 @@ class _Regions:
             else encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
         )
         self._finding = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
 
     def encoding(self) -> Encoding:
         """How the engine runs them."""
@@ -295,7 +296,7 @@ class _Regions:
         )
 
     def keys(self, content: str, regions: RegionSource | Masks) -> tuple[str, ...]:
-        name = f"{self.transform}\n{content}\n{_name_of(regions)}"
+        name = f"{self.transform}\n{content}\n{name_of(regions)}"
         return self.whole_key(content), self.encoder._key("regions", name.encode())
 
     def whole_key(self, content: str) -> str:
@@ -312,12 +313,20 @@ class _Regions:
         if list(missing) == [whole_key]:  # the regions themselves are cached
             return Units([whole])
         if isinstance(regions, RegionSource):
-            with self._finding:  # a source may be a network, which fills the machine alone
+            with self._finding, self._beside():  # a source may be a network, which fills the machine alone
                 regions = regions.find(image)
-        checked = _checked(regions, image, (loaded.height, loaded.width))
+        checked = fitting(regions, image, (loaded.height, loaded.width))
         groups = self._visible(checked, prepared)
         first = next(groups, [])  # in this thread, so that the encoder need not wait for it
         return Units(chain([whole, first], groups), detail=len(checked) + checked.dropped)
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """A stream of its own on a GPU: whoever reads a source's results need not wait for this encoder."""
+        if not self.as_runs:
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.encoder.device)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._stream)
 
     def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[list[tuple[int, Row]]]:
         """The masks that the tower sees, some at a time, each with its index."""
@@ -347,58 +356,3 @@ class _Regions:
                 row[1:] = values[index]
             arrays[keys[1]] = record
         return arrays
-
-
-def patch_rows(x: Tensor, patch: int) -> Tensor:
-    """(n * cells, c * patch * patch): the patches of (n, c, s, s), row by row.
-
-    >>> patch_rows(torch.arange(16.0).view(1, 1, 4, 4), 2).tolist()[1]
-    [2.0, 3.0, 6.0, 7.0]
-    """
-    cells = x.unfold(2, patch, patch).unfold(3, patch, patch)  # (n, c, rows, columns, patch, patch)
-    return cells.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
-
-
-def _name_of(regions: RegionSource | Masks) -> str:
-    """A text that names the regions of an image, or the source that will find them."""
-    if isinstance(regions, RegionSource):
-        return f"source {regions.fingerprint}"
-    digest = hashlib.blake2b(digest_size=16)
-    if isinstance(regions, Regions):
-        digest.update(f"runs {regions.size} {[len(runs) for runs in regions.runs]}".encode())
-        for runs in regions.runs:
-            digest.update(np.ascontiguousarray(runs).data)
-    else:
-        masks = np.asarray(regions)
-        digest.update(f"array {masks.dtype} {masks.shape}".encode())
-        digest.update(np.ascontiguousarray(masks).data)
-    return f"masks {digest.hexdigest()}"
-
-
-def _checked(regions: Masks, image: InputImage, size: tuple[int, int]) -> Regions:
-    """Regions that fit the image, or ImageError with everything that is wrong."""
-
-    def wrong(found: str, fix: str) -> ImageError:
-        return ImageError(Problem(image.where, None, found, fix, verb=""))
-
-    high, wide = size
-    expected = f"{image.name} is {high} pixels high and {wide} wide"
-    if isinstance(regions, Regions):
-        if regions.size != size:
-            found = f"its regions are of an image {regions.size[0]} high and {regions.size[1]} wide"
-            raise wrong(f"{found}, but {expected}", "make them of the image itself, not of a copy")
-        return regions
-    masks = np.asarray(regions)
-    if masks.dtype == np.object_:
-        fix = f"pass Regions or boolean masks (n, {high}, {wide}), with n = 0 where there are none"
-        raise wrong(f"its regions are a {type(regions).__name__}", fix)
-    if masks.dtype != np.bool_:
-        fix = "pass masks > 0 (or masks > 0.5 where they are probabilities)"
-        raise wrong(f"its masks are of type {masks.dtype}, expected boolean", fix)
-    if masks.ndim != 3 or masks.shape[1:] != size:
-        raise wrong(f"its masks have shape {masks.shape}, but {expected}", f"expected (n, {high}, {wide})")
-    empty = np.flatnonzero(~masks.any(axis=(1, 2)))
-    if len(empty):
-        which = ", ".join(f"masks[{index}]" for index in empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise wrong(f"{which} of {len(masks)} have no pixel", "leave them out")
-    return Regions.of(masks, size=size)

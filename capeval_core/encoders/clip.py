@@ -43,6 +43,7 @@ from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
+from capeval_core.models.copies import Arriving, to_device, to_host
 from capeval_core.models.device import DTYPES, exact_float32, on_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.clip import ClipConversion, translate_open_clip
@@ -192,7 +193,7 @@ class ClipTowers(CheckedModel):
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         for part, copied in copies:
-            rows = np.array(copied)  # out of memory that is pinned
+            rows = copied.numpy().copy()  # out of memory that is pinned
             if not every:
                 yield part, rows
                 continue
@@ -271,7 +272,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
             size=self.images_per_batch(batch_size),
             keys=lambda content, _: (self._key("image", content.encode()),),
             prepare=self.preprocessing.pixels,
-            forward=self._image_forward,
+            forward=self._launch_images,
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
@@ -306,7 +307,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
             sampling,
             keys=lambda used: (self._key("video", used.encode()), self._key("incomplete", used.encode())),
             pixels=self.preprocessing.pixels,
-            forward=self._image_forward,
+            forward=self._launch_images,
             size=self.images_per_batch(batch_size),
             dimension=self.dimension,
             cache=cache,
@@ -317,12 +318,16 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         return np.asarray(self._scale([self.preprocessing.pixels(image)])[0].cpu())
 
     def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
-        return self.normalised(torch.from_numpy(np.stack(pixels)).to(self.device).float() / 255)
+        return self.normalised(to_device(pixels, self.device).float() / 255)
+
+    def _image_forward(self, pixels: Sequence[NDArray[np.uint8]]) -> Floats:
+        features: Floats = self._launch_images(pixels).values()
+        return features
 
     @torch.inference_mode()
-    def _image_forward(self, pixels: Sequence[NDArray[np.uint8]]) -> Floats:
+    def _launch_images(self, pixels: Sequence[NDArray[np.uint8]]) -> Arriving:
         with exact_float32(self.device):
-            return rows_of(self.run_images(torch.from_numpy(np.stack(pixels)).to(self.device)))
+            return to_host(self.run_images(to_device(pixels, self.device)))
 
     def run_images(self, pixels: Tensor) -> Tensor:
         """(n, d) features of pixels (n, 3, s, s), uint8, on the device; nothing waits for it."""

@@ -76,9 +76,8 @@ class Dense:
     heads: int
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chosen: bool) -> Tensor:
-        attended = functional.scaled_dot_product_attention(
-            *(by_head(t, self.sequences, self.heads) for t in (query, keys, values))
-        )
+        q, k, v = (by_head(t, self.sequences, self.heads) for t in (query, keys, values))
+        attended = functional.scaled_dot_product_attention(q, k, v)
         return attended.transpose(1, 2).reshape(query.shape)
 
 
@@ -157,7 +156,8 @@ class Causal:
 
 def by_head(rows: Tensor, sequences: int, heads: int) -> Tensor:
     """(sequences, heads, length, head width) view of (rows, width)."""
-    return rows.unflatten(0, (sequences, -1)).unflatten(2, (heads, -1)).transpose(1, 2)
+    length, width = len(rows) // sequences, rows.shape[1]
+    return rows.view(sequences, length, heads, width // heads).transpose(1, 2)
 
 
 def run_packed(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
+from warnings import warn
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 Whole = NDArray[np.int64]
+Kernel = Literal["flash", "efficient"]
+"""PyTorch's kernels: flash attention for 16 bits, the memory-efficient one for float32."""
 
 _PADDING = 1.15
 """Most rows that attention may run over, relative to those there are."""
@@ -165,6 +168,55 @@ def attend(
     kernel = kernel_of(query, heads)
     if kernel is None:
         return _attend_in_groups(query, keys, values, heads, own, other, dropout, causal)
+    return _attend_at_once(kernel, query, keys, values, heads, own, other, dropout, causal)
+
+
+def kernel_of(rows: Tensor, heads: int) -> Kernel | None:
+    """The kernel that attends within all sequences of such rows in one launch; None: there is none."""
+    if rows.device.type != "cuda" or torch.version.hip is not None:
+        return None
+    width, newer = rows.shape[1] // heads, torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    kernel: Kernel | None = None
+    if rows.dtype in (torch.float16, torch.bfloat16) and newer and width <= 256 and width % 8 == 0:
+        kernel = "flash"
+    elif rows.dtype is torch.float32 and width % 4 == 0:
+        kernel = "efficient"
+    return kernel if kernel and _usable(kernel, rows.device, rows.dtype, width) else None
+
+
+@cache
+def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether a kernel does what the groups do: both belong to PyTorch, but no public function calls one."""
+    lengths = [2, 5]
+    stands = Packing(lengths, groups_of(lengths), torch.tensor([0, 2, 7], dtype=torch.int32, device=device))
+    rows = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
+    given = rows, rows.flip(0), rows.cos(), 1, stands, stands, 0.0, True
+    try:
+        with torch.no_grad():
+            off = float((_attend_at_once(kernel, *given) - _attend_in_groups(*given)).abs().max())
+        if off <= (1e-5 if dtype is torch.float32 else 0.02):
+            return True
+        reason = f"it is off by {off:.1e}"
+    except Exception as error:  # of a torch that has changed them, in any words
+        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    warn(
+        f"attention in one launch cannot be used on {device} in {dtype}, which is slower ({reason})",
+        stacklevel=2,
+    )
+    return False
+
+
+def _attend_at_once(
+    kernel: Kernel,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+    own: Packing,
+    other: Packing,
+    dropout: float,
+    causal: bool,
+) -> Tensor:
     parts = [rows.view(len(rows), heads, -1) for rows in (query, keys, values)]
     sizes = own.offsets, other.offsets, own.longest, other.longest
     if kernel == "flash":
@@ -175,18 +227,6 @@ def attend(
         attended = torch.ops.aten._efficient_attention_forward(*one, None, *sizes, *settings)[0]
     rows: Tensor = attended.reshape(len(query), -1)
     return rows
-
-
-def kernel_of(rows: Tensor, heads: int) -> Literal["flash", "efficient"] | None:
-    """The kernel that attends within all sequences of such rows in one launch; None: there is none."""
-    if rows.device.type != "cuda" or torch.version.hip is not None:
-        return None
-    width, capability = rows.shape[1] // heads, torch.cuda.get_device_capability(rows.device)
-    if rows.dtype in (torch.float16, torch.bfloat16) and capability >= (8, 0) and width <= 256:
-        return None if width % 8 else "flash"
-    if rows.dtype is torch.float32 or (rows.dtype is torch.float16 and capability >= (7, 5)):
-        return None if width * rows.element_size() % 16 else "efficient"
-    return None
 
 
 def _attend_in_groups(

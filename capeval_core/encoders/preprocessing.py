@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.inputs.decoding import resized
+from capeval_core.inputs.decoding import square_pixels
 from capeval_core.models.device import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
@@ -53,19 +53,28 @@ class Preprocessing:
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, image_size, image_size) uint8, before scaling."""
-        n = self.image_size
-        width, height = image.size
-        size = (n, int(n * height / width)) if width <= height else (int(n * width / height), n)
-        left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
-        box = left, top, left + n, top + n
-        cropped = resized(image, size, INTERPOLATIONS[self.interpolation], box).convert("RGB")
-        return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
+        return square_pixels(image, self.image_size, self.method)
+
+    @property
+    def method(self) -> Image.Resampling:
+        """Pillow's filter of the interpolation."""
+        return INTERPOLATIONS[self.interpolation]
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Pixels in [0, 1], (..., 3, s, s), less the mean and divided by the deviation of each channel."""
     shift, scale = (on_device(torch.tensor(v, dtype=torch.float32), pixels.device) for v in (mean, std))
     return (pixels - shift.view(3, 1, 1)) / scale.view(3, 1, 1)
+
+
+def patch_rows(x: Tensor, patch: int) -> Tensor:
+    """(n * cells, c * patch * patch): the patches of (n, c, s, s), row by row.
+
+    >>> patch_rows(torch.arange(16.0).view(1, 1, 4, 4), 2).tolist()[1]
+    [2.0, 3.0, 6.0, 7.0]
+    """
+    cells = x.unfold(2, patch, patch).unfold(3, patch, patch)  # (n, c, rows, columns, patch, patch)
+    return cells.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
 
 
 def check_mask_transform(name: str) -> None:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import IO
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from capeval_core.errors import Detail, Index, InputError, InPython, Kind, Problem, Text
@@ -300,6 +302,15 @@ def resized(
         wide = wide.crop((left, 0, right, wide.height))
     high = wide.resize((right - left, size[1]), method)
     return high if (top, bottom) == (0, high.height) else high.crop((0, top, right - left, bottom))
+
+
+def square_pixels(image: Image.Image, size: int, method: Image.Resampling) -> NDArray[np.uint8]:
+    """(3, size, size) uint8 of the central square in RGB, the shorter side resized to `size`."""
+    width, height = image.size
+    sides = (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
+    left, top = (round((side - size) / 2.0) for side in sides)
+    cropped = resized(image, sides, method, (left, top, left + size, top + size)).convert("RGB")
+    return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
 
 
 # Not `\xff+`: only a pattern that begins with a constant is searched for quickly.

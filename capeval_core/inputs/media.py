@@ -60,6 +60,15 @@ def argument_of(media: Sequence[str]) -> str | None:
     return _ARGUMENTS[media[0]] if media else None
 
 
+def medium_of(name: str) -> str:
+    """The medium that an argument or a column of visuals names, be it for one or for many.
+
+    >>> medium_of("images"), medium_of("video")
+    ('image', 'video')
+    """
+    return name.removesuffix("s")
+
+
 def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> Rows | None:
     """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit."""
     argument = _ARGUMENTS[media[0]]
@@ -111,7 +120,7 @@ def source_of(value: Any, media: Sequence[str]) -> tuple[type[InputVisual[Any]],
     if isinstance(value, InputVisual):
         medium = value.medium
     else:
-        medium = media[0] if len(media) == 1 or value is None else _medium_of(value)
+        medium = media[0] if len(media) == 1 or value is None else _medium_by_value(value)
     if medium not in media:
         expected = " or ".join(_MANY[name] for name in media)
         raise Refused(_ONE[medium], f"this metric takes {expected}", verb="is", kind=TypeError)
@@ -119,7 +128,7 @@ def source_of(value: Any, media: Sequence[str]) -> tuple[type[InputVisual[Any]],
     return kind, kind.source_of(value)
 
 
-def _medium_of(value: Any) -> str:
+def _medium_by_value(value: Any) -> str:
     """What a value is, as far as that shows without reading it."""
     if isinstance(value, Mapping):
         return "image" if value.keys() & {"bytes", "path"} else "boxes"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from capeval_core.errors import Problem, Problems, ProblemsError
-from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.media import argument_of, medium_of
 from capeval_core.integrations.opening import open_one
 from capeval_core.metric import CaptionMetric
 
@@ -87,7 +87,7 @@ class Reward:
         """
         given = {"images": images, "image": image, "videos": videos, "video": video}
         argument = argument_of(self.metric.media)
-        names = [] if argument is None else [argument, argument.removesuffix("s")]
+        names = [] if argument is None else [argument, medium_of(argument)]
         if len(values := [given[name] for name in names if given[name] is not None]) > 1:
             raise TypeError(f"reward: pass {' or '.join(names)}, not both")
         captions = _texts(completions)

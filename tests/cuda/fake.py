@@ -23,14 +23,16 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 _ROOT = Path(__file__).parents[2]
 _READING = {
-    "_local_scalar_dense", "item", "nonzero", "nonzero_numpy", "argwhere", "masked_select", "_unique", "_unique2",
-    "unique_dim", "unique_consecutive", "bincount", "equal", "allclose", "is_nonzero", "nms", "tensor_split",
+    "_local_scalar_dense", "item", "nonzero", "nonzero_numpy", "argwhere", "masked_select", "_unique",
+    "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "allclose", "is_nonzero", "nms",
+    "tensor_split",
 }  # fmt: skip
 """Operations whose result, or its size, the host must wait for."""
 _COPYING = {"copy_", "_to_copy", "to"}
@@ -146,7 +148,9 @@ class _Device:
         to_device = asked[0].type == "cuda" if asked else bool(on_device)
         self.record.launches += bool(on_device or to_device)
         if name in _COPYING:
-            self._note_copy(operation, args, kwargs, tensors[-1] if name == "copy_" else tensors[0], to_device)
+            self._note_copy(
+                operation, args, kwargs, tensors[-1] if name == "copy_" else tensors[0], to_device
+            )
         elif on_device:
             self._note_wait(name, operation, args, kwargs)
         result = _plain(operation, args, kwargs)
@@ -187,7 +191,9 @@ class _Device:
         if name in _READING or (name == "where" and len(args) == 1):
             self._add("", operation, 0, True)
         elif name == "repeat_interleave":
-            if kwargs.get("output_size") is None and any(isinstance(each, torch.Tensor) for each in args[-2:]):
+            if kwargs.get("output_size") is None and any(
+                isinstance(each, torch.Tensor) for each in args[-2:]
+            ):
                 self._add("", operation, 0, True)
         elif name in _INDEXING:
             for index in (each for each in args[1] if each is not None):
@@ -200,6 +206,23 @@ class _Device:
         self.record.transfers.append(Transfer(direction, str(operation), size, _line(), waits))
 
 
+def _packed_attention(name: str, args: Any) -> tuple[torch.Tensor]:
+    """What CUDA's kernels make of sequences one after another, which the CPU has no operation for."""
+    flash = name == "_flash_attention_forward"
+    query, keys, values = (part if flash else part[0] for part in args[:3])
+    own, other = (offsets.tolist() for offsets in (args[3:5] if flash else args[4:6]))
+    triangle = args[8] if flash else args[9]  # its corner is the last pair of a sequence
+    attended = []
+    for i in range(len(own) - 1):
+        rows = query[own[i] : own[i + 1]], *(part[other[i] : other[i + 1]] for part in (keys, values))
+        shape = len(rows[0]), len(rows[1])
+        mask = torch.ones(shape, dtype=torch.bool).tril(shape[1] - shape[0]) if triangle else None
+        heads_first = [part.transpose(0, 1) for part in rows]
+        attended.append(functional.scaled_dot_product_attention(*heads_first, attn_mask=mask).transpose(0, 1))
+    joined = torch.cat(attended)
+    return (joined if flash else joined[None],)
+
+
 def _plain(operation: Any, args: Any, kwargs: Any) -> Any:
     """The operation on the CPU."""
 
@@ -210,6 +233,9 @@ def _plain(operation: Any, args: Any, kwargs: Any) -> Any:
 
     arguments, options = tree_map(held, args), tree_map(held, kwargs)
     options.pop("pin_memory", None)
+    name = operation._schema.name.split("::")[-1]
+    if name in ("_flash_attention_forward", "_efficient_attention_forward"):
+        return _packed_attention(name, arguments)
     return operation(*arguments, **options)
 
 

@@ -95,6 +95,20 @@ def test_all_ways_agree_with_one_sequence_at_a_time(
     assert kernels == ([] if kernel is None else [kernel])
 
 
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+def test_a_kernel_that_does_something_else_is_not_taken(
+    kernel: Any, kernels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = kernel, torch.device("cpu"), torch.float32, 16
+    packed._usable.cache_clear()
+    assert packed._usable(*settings) and kernels == [kernel]
+    packed._usable.cache_clear()
+    monkeypatch.setitem(globals(), "one_by_one", lambda query, *_: query)
+    with pytest.warns(UserWarning, match=r"one launch cannot be used on cpu in torch.float32.* off by"):
+        assert not packed._usable(*settings)
+    packed._usable.cache_clear()
+
+
 def test_causal_attention_is_that_of_torch() -> None:
     """`one_by_one` has a mask of its own, which this one pins."""
     query, keys, values = (rows([7], seed).view(7, HEADS, WIDTH) for seed in range(3))
@@ -161,6 +175,7 @@ def test_on_cuda_layers_attend_once_and_the_host_reads_nothing(
 ) -> None:
     """On tensors without memory, for which devices must fit, and which raise where the host reads one."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(packed, "_usable", lambda *_: True)
     copied: list[int] = []
 
     def rows_without_memory(device: torch.device, arrays: Any, dtype: Any = None) -> Tensor:

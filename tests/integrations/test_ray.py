@@ -14,11 +14,13 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
+from capeval_core.cli import main
 from capeval_core.integrations.ray import CaptionScorer, ImageDecoder
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from capeval_core.integrations.shards.plan import plan_shards
@@ -234,8 +236,6 @@ def test_a_ray_pipeline_decodes_on_cpus_and_scores_in_actors(cluster: str, expec
 
 
 def test_a_killed_worker_costs_no_row(cluster: str, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     uids = write_shards(tmp_path / "in", shards=6, rows=400)
     shards = plan_shards([f"{tmp_path}/in/*.parquet"], str(tmp_path / "out"))
     scorer = BatchScorer("pacs", weights="tiny")
@@ -302,3 +302,65 @@ def test_all_workers_have_a_share_of_one_gpu(gpus: int) -> None:
         assert placed == number and fits(number, share, gpus), (number, share)
         assert number > gpus or share == 1.0
     assert not fits(gpus + 1, 0.6, gpus) and not fits(1, gpus + 1, gpus) and fits(1, gpus, gpus)
+
+
+def test_a_shard_that_kills_every_worker_is_given_up(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run goes on with the others, ends with status 1 and names it; the next run tries again."""
+    write_shards(tmp_path / "in", shards=4, rows=20)
+    deadly = tmp_path / "in" / "00001.parquet"
+    pq.write_table(pq.read_table(deadly)[:7], deadly)
+    deaths = tmp_path / "deaths"
+
+    def kill(rows: int) -> None:
+        if rows == 7:
+            with deaths.open("a") as file:
+                file.write("one\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def killing(*arguments: Any) -> Any:
+        return score_shards(*arguments[:-1], {**arguments[-1], "progress": kill})
+
+    given = ("--weights", "tiny", "--device", "cpu", "--input", f"{tmp_path}/in/*", "--workers", "2")
+    command = ["shards", "score", "pacs", *given, "--output", str(tmp_path / "out")]
+    with monkeypatch.context() as patched:
+        patched.setattr("capeval_core.commands.shards.score_shards", killing)
+        status = main(command)
+    out, err = capsys.readouterr()
+    assert status == 1 and deaths.read_text() == "one\n" * 3
+    assert "4 shards (1 without scores)" in out and "60 (0 failed" in out
+    assert f"{deadly}: 3 workers were killed as they scored this shard" in err
+    assert not (tmp_path / "out" / deadly.name).exists()
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "4 shards (3 finished before)" in out and "67 (0 failed" in out
+
+
+def test_what_a_worker_raises_ends_the_run(cluster: str, tmp_path: Path) -> None:
+    write_shards(tmp_path / "in", shards=1, rows=2)
+    shards = plan_shards([f"{tmp_path}/in/*"], str(tmp_path / "out"))
+    with pytest.raises(ZeroDivisionError):
+        list(
+            score_shards(
+                shards, BatchScorer("pacs", weights="tiny"), Workers(1), {"progress": lambda _: 1 // 0}
+            )
+        )
+
+
+def test_workers_that_cannot_start_end_the_run(cluster: str, tmp_path: Path) -> None:
+    write_shards(tmp_path / "in", shards=1, rows=2)
+    shards = plan_shards([f"{tmp_path}/in/*"], str(tmp_path / "out"))
+    with pytest.raises(OSError, match=r"workers die as they start: .*no scorer on this node"):
+        list(score_shards(shards, _Unpicklable("pacs", weights="tiny"), Workers(1), {}))
+
+
+class _Unpicklable(BatchScorer):
+    """A scorer of a package that workers do not have."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, ()
+
+
+def _load() -> None:
+    raise ImportError("no scorer on this node")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 import shutil
 import sys
 import tempfile
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from capeval_core.errors import wrong_option
@@ -19,9 +19,15 @@ from capeval_core.integrations.shards.plan import PlannedShard
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.integrations.shards.shard import WINDOW, ShardResult, score_shard
 from capeval_core.models.device import cuda_is_lost
+from capeval_core.project import install_command
 from capeval_core.weights.folder import WeightsError
 
-INSTALL = 'pip install "capeval[ray]"'
+TRIALS = 3
+"""Workers that a shard may kill before it is given up."""
+_DEADLY = (
+    f"{TRIALS} workers were killed as they scored this shard, for want of memory perhaps: run the same "
+    "command again with fewer --workers"
+)
 _STORE_BYTES = 100 << 20  # of Ray's shared memory: only addresses and counts go through it
 
 
@@ -62,7 +68,7 @@ def check_ray() -> None:
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        raise ValueError(f"several --workers, and --ray, need Ray: {INSTALL}")
+        raise ValueError(f"several --workers, and --ray, need Ray: {install_command('ray')}")
 
 
 def score_one(
@@ -97,27 +103,68 @@ def score_shards(
 ) -> Iterator[ShardResult | FailedShard]:
     """Score shards on Ray, one task each, and give their results as they come.
 
-    A worker that is killed is replaced, and its shard scored again. A target is there as a whole or not at
-    all, so nothing is lost but what the killed worker had of its shard. One that met a RuntimeError, after
-    which CUDA may be lost to its process, has failed that shard and is replaced before the next one.
+    A worker that is killed is replaced, and its shard scored again when the others have begun, up to `TRIALS`
+    times in all. A target is there as a whole or not at all, so nothing is lost but what the killed worker
+    had of its shard. One that met a RuntimeError, after which CUDA may be lost to its process, has failed
+    that shard and is replaced as well.
+
+    Raises:
+        OSError: workers die as they start.
     """
     import ray
-    import ray.data
 
+    todo, deaths = deque(shards), Counter[PlannedShard | None]()
+    tasks: dict[Any, tuple[Any, PlannedShard | None]] = {}
     with _connected(workers) as gpus:
-        rows = [asdict(shard) for shard in shards]
-        # One block each: the tasks of one block would all go to one actor. Made here, since a task that makes
-        # blocks would wait for a CPU that the actors have.
-        outcomes = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            _ShardWorker,
-            fn_constructor_args=(scorer, dict(settings), workers.number if not workers.address else 0),
-            compute=ray.data.ActorPoolStrategy(size=min(workers.number, len(rows))),
-            batch_size=1,
-            num_gpus=gpus or None,
-        )
-        for row in outcomes.iter_rows():
-            fields = json.loads(row["outcome"])
-            yield FailedShard(**fields) if "reason" in fields else ShardResult(**fields)
+        actor: Any = ray.remote(num_cpus=1, num_gpus=gpus)(_ShardWorker)
+
+        def start() -> None:
+            worker = actor.remote(scorer, dict(settings), 0 if workers.address else workers.number)
+            tasks[worker.ready.remote()] = worker, None
+
+        for _ in range(min(workers.number, len(shards))):
+            start()
+        try:
+            # A worker for which a cluster has no place stays without a shard, and is not waited for.
+            while todo or any(shard is not None for _, shard in tasks.values()):
+                (task,), _ = ray.wait(list(tasks))
+                worker, shard = tasks.pop(task)
+                outcome = _outcome(task)
+                if isinstance(outcome, ray.exceptions.RayError):
+                    ray.kill(worker)  # it may only be out of reach
+                    deaths[shard] += 1
+                    if deaths[shard] < TRIALS:
+                        todo.extend([] if shard is None else [shard])
+                        outcome = None
+                    elif shard is None:
+                        raise OSError(f"workers die as they start: {str(outcome).splitlines()[-1].strip()}")
+                    else:
+                        outcome = FailedShard(shard.source, _DEADLY)
+                    start()
+                elif isinstance(outcome, FailedShard) and outcome.unfit:
+                    ray.kill(worker)
+                    outcome = replace(outcome, ends=False)  # which holds for that process only
+                    start()
+                elif todo:
+                    following = todo.popleft()
+                    tasks[worker.score.remote(following)] = worker, following
+                if outcome is not None:
+                    yield outcome
+        finally:
+            for worker, _ in tasks.values():
+                ray.kill(worker)
+
+
+def _outcome(task: Any) -> Any:
+    """What a task returned, or Ray's error if its worker has died; raises what the task raised."""
+    import ray
+
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayError as error:
+        return error
 
 
 def gpus_of_each(workers: int, gpus: int) -> float:
@@ -150,31 +197,23 @@ class _ShardWorker:
     def __init__(self, scorer: BatchScorer, settings: dict[str, Any], sharing: int) -> None:
         import torch
 
-        self.scorer, self.settings, self.unfit = scorer, settings, False
+        self.scorer, self.settings = scorer, settings
         if sharing:  # the CPUs of this machine
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // sharing))
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[str]]:
-        if self.unfit:
-            os._exit(1)  # Ray gives the shard to a new process
-        shards = map(PlannedShard, map(str, batch["source"]), map(str, batch["target"]))
-        return {"outcome": [json.dumps(asdict(self._outcome(shard))) for shard in shards]}
+    def ready(self) -> None:
+        """Return once the worker runs."""
 
-    def _outcome(self, shard: PlannedShard) -> ShardResult | FailedShard:
-        outcome = score_one(shard, self.scorer, self.settings)
-        if isinstance(outcome, FailedShard) and outcome.unfit:
-            self.unfit = True
-            return replace(outcome, ends=False)  # which holds for this process only
-        return outcome
+    def score(self, shard: PlannedShard) -> ShardResult | FailedShard:
+        return score_one(shard, self.scorer, self.settings)
 
 
 @contextmanager
 def _connected(workers: Workers) -> Iterator[float]:
     """A connection to Ray, one that is there already or a new one; gives the GPUs of a worker."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # which warns of what `ray.data` does itself
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     import ray
-    import ray.data
 
     folder, mine = None, not ray.is_initialized()
     if mine:
@@ -191,9 +230,6 @@ def _connected(workers: Workers) -> Iterator[float]:
         with _silent():
             ray.init(logging_level=logging.ERROR, log_to_driver=False, **settings)
     try:
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
         resources: Any = ray.cluster_resources  # which has no types
         there = float(resources().get("GPU", 0))
         gpus = gpus_of_each(workers.number, int(there)) if workers.gpus is None else workers.gpus
