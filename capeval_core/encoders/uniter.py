@@ -26,6 +26,7 @@ from capeval_core.encoders.uniter_model import Uniter, build_uniter, config_prob
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import Visual
 from capeval_core.models.canary import TEXTS
+from capeval_core.models.copies import rows_on_device
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.weights.uniter import UniterConversion
 
@@ -34,9 +35,9 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class RegionInput:
-    """What UNITER takes of n boxes: features (n, region_size) and positions (n, 7), float32."""
+    """What UNITER takes of n boxes: features (n, region_size) float16 and positions (n, 7) float32."""
 
-    features: Floats
+    features: NDArray[np.float16]
     positions: Floats
 
 
@@ -69,7 +70,7 @@ def region_input(boxes: BoxFeatures) -> RegionInput:
     array([[0.    , 0.    , 0.75  , 0.25  , 0.75  , 0.25  , 0.1875]], dtype=float32)
     """
     with np.errstate(over="ignore"):
-        features = boxes.features.astype(np.float16).astype(np.float32)
+        features = boxes.features.astype(np.float16)
     if not np.isfinite(features).all():
         raise ValueError("a feature exceeds the range of float16, in which this network was trained")
     relative = boxes.relative().astype(np.float16).astype(np.float32)
@@ -171,7 +172,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         """(boxes, hidden) embedded boxes of each image, on the encoder's device."""
         with exact_float32(self.device):
             features, positions = (
-                torch.from_numpy(np.concatenate(arrays)).to(self.device, DTYPES[self.dtype])
+                rows_on_device(self.device, arrays, DTYPES[self.dtype])
                 for arrays in ([p.features for p in prepared], [p.positions for p in prepared])
             )
             embedded = self.model.embed_regions(features, positions)

@@ -160,13 +160,13 @@ class Checks:
                 rows, norms[odd] = rows.clone(), torch.linalg.vector_norm(some, dim=1)
                 rows[odd] = some.to(rows.dtype)
         scale = torch.where(norms > 0, norms, 1).reciprocal()
-        return Sets(rows, scale, torch.from_numpy(lengths).to(rows.device))
+        return Sets(rows, scale, torch.from_numpy(lengths))
 
-    def unmeasured(self, rows: Tensor, lengths: Integers) -> Sets:
-        """The sets for `slices` to measure."""
+    def unmeasured(self, rows: Tensor, lengths: Integers, odd: Tensor) -> Sets:
+        """The sets for a path that finds norms beside the products."""
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        scale = torch.empty(len(rows), dtype=wide, device="cpu")
-        return Sets(rows.detach().contiguous(), scale, torch.from_numpy(lengths), measured=False)
+        scale = torch.empty(len(rows), dtype=wide, device=rows.device)
+        return Sets(rows.detach().contiguous(), scale, torch.from_numpy(lengths), measured=False, odd=odd)
 
     def _not_finite(self, name: str, rows: list[int], lengths: Integers) -> None:
         """Name such rows with their sets."""

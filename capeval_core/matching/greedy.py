@@ -18,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.matching import slices
 from capeval_core.matching.checks import Checks
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.matching.paths import PathName, find_path, matching_device
+from capeval_core.matching.paths import PathName, find_path, gain_by_own_norms, matching_device
 from capeval_core.matching.sets import Best, OddRowError, Pairs, Sets, expand
 from capeval_core.models.device import exact_float32
 
@@ -167,12 +166,14 @@ def greedy_match(
                 of_x, of_y = best_matches(x_side.sets, y_side.sets, chosen, return_indices)
             x_side.take(of_x, part, return_maxima)
             y_side.take(of_y, part, return_maxima)
+        if x_sets.odd is not None and x_sets.odd.item():
+            raise OddRowError
         return _means(x_side, y_side, return_maxima, return_indices).to(rows.device)
 
-    on_slices = best_matches is slices.best_matches and not weighted_similarity
-    if on_slices and slices.gain_by_own_norms(x_sizes, y_sizes, pairs):
+    if not weighted_similarity and gain_by_own_norms(best_matches, x_sizes, y_sizes, pairs):
+        odd = torch.zeros(1, dtype=torch.int32, device=device)
         try:
-            return matched(checks.unmeasured(x_rows, x_sizes), checks.unmeasured(y_rows, y_sizes))
+            return matched(checks.unmeasured(x_rows, x_sizes, odd), checks.unmeasured(y_rows, y_sizes, odd))
         except OddRowError:  # the pass looks at such rows, and names those that are no numbers
             pass
     x_sets, y_sets = checks.sets("x", x_rows, x_sizes), checks.sets("y", y_rows, y_sizes)
@@ -186,34 +187,39 @@ class _Side:
     def __init__(
         self, sets: Sets, of_pair: Tensor, weights: Tensor | None, floor: Tensor | None, weighted: bool
     ) -> None:
-        device = sets.rows.device
-        self.of_pair = of_pair.to(device)
-        self.lengths = sets.lengths[self.of_pair]
-        self.weights = None if weights is None else weights.to(device)
-        self.floor = None if floor is None else floor.to(device)
+        self.device = sets.rows.device
+        self.of_pair = of_pair
+        self.lengths = sets.lengths[of_pair]
+        self.weights = None if weights is None else weights.to(self.device)
+        self.floor = None if floor is None else floor.to(self.device)
         self.bounded = not weighted
         if weighted and self.weights is not None:
             sets = dataclasses.replace(sets, scale=sets.scale * self.weights.to(sets.scale.dtype))
         self.sets = sets
-        of_sets = sets.lengths if self.weights is None else _sums(self.weights, sets.lengths)
-        self.totals = of_sets[self.of_pair].double()
-        self.means = torch.empty(len(of_pair), dtype=torch.float64, device=device)
+        if self.weights is None:
+            self.totals = self.lengths.double().to(self.device)
+        else:
+            sums = _sums(self.weights, sets.lengths.to(self.device))
+            self.totals = sums[of_pair.to(self.device)].double()
+        self.means = torch.empty(len(of_pair), dtype=torch.float64, device=self.device)
         self.maxima: list[Tensor] = []
         self.indices: list[Tensor] = []
 
     def take(self, best: Best, part: slice, keep: bool) -> None:
         """The maxima of these pairs: bounded, weighted and averaged in float64, kept if they are wanted."""
-        maxima, lengths = best.maxima, self.lengths[part]
+        maxima, lengths = best.maxima, self.lengths[part].to(self.device)
         if self.bounded:  # the rounded cosine of equal rows may come out beyond 1
             maxima.clamp_(-1, 1)
         if self.floor is not None:
-            low = torch.repeat_interleave(self.floor[part], lengths) & (maxima < 0)
+            low = torch.repeat_interleave(self.floor[part], lengths, output_size=len(maxima))
+            low &= maxima < 0
             maxima.masked_fill_(low, 0)
             if best.indices is not None:
                 best.indices.masked_fill_(low, -1)
         values = maxima.double()
         if self.weights is not None:
-            values = values * self.weights[expand(self.sets.starts[self.of_pair[part]], lengths)]
+            starts = self.sets.starts[self.of_pair[part]].to(self.device)
+            values = values * self.weights[expand(starts, lengths, len(values))]
         totals = self.totals[part]
         self.means[part] = torch.where(
             totals > 0, _sums(values, lengths) / torch.where(totals > 0, totals, 1), 0
@@ -225,7 +231,7 @@ class _Side:
 
     def offsets(self) -> Tensor:
         """Where the rows of each pair begin, and the end."""
-        return torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
+        return torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)]).to(self.device)
 
 
 def _means(x_side: _Side, y_side: _Side, maxima: bool, indices: bool) -> GreedyMatch:
@@ -243,8 +249,8 @@ def _means(x_side: _Side, y_side: _Side, maxima: bool, indices: bool) -> GreedyM
         y_offsets=y_side.offsets() if kept else None,
         x_maxima=_packed(x_side.maxima, x_side.sets.scale) if maxima else None,
         y_maxima=_packed(y_side.maxima, y_side.sets.scale) if maxima else None,
-        x_indices=_packed(x_side.indices, x_side.sets.lengths) if indices else None,
-        y_indices=_packed(y_side.indices, y_side.sets.lengths) if indices else None,
+        x_indices=_packed(x_side.indices, x_side.sets.scale[:0].long()) if indices else None,
+        y_indices=_packed(y_side.indices, y_side.sets.scale[:0].long()) if indices else None,
     )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.errors import Problems, did_you_mean
 from capeval_core.matching import buckets, slices
-from capeval_core.matching.sets import Best, Pairs, Path, Sets
+from capeval_core.matching.sets import Best, Pairs, Path, Sets, all_met
+from capeval_core.models.device import triton_version
 
+Integers = NDArray[np.int64]
 PathName = Literal["reference", "slices", "buckets", "triton"]
 
 OLDEST_TRITON = (3, 4)
@@ -60,10 +63,17 @@ def find_path(
             problems.add(
                 "path='triton', but the rows are float64, which it does not do: take path='reference'"
             )
-        return triton_kernels.best_matches
+        return triton_matches
     known = ", ".join(get_args(PathName))
     problems.add(f"path={name!r} is not known{did_you_mean(str(name), get_args(PathName))} (known: {known})")
     return reference_matches
+
+
+def gain_by_own_norms(path: Path, x_lengths: Integers, y_lengths: Integers, pairs: Pairs) -> bool:
+    """Whether norms found beside the products, rather than in a pass before, spare time."""
+    if path is slices.best_matches:
+        return slices.gain_by_own_norms(x_lengths, y_lengths, pairs)
+    return path is triton_matches and all_met(x_lengths, pairs.x) and all_met(y_lengths, pairs.y)
 
 
 def _on_cpu(pair_rows: float) -> PathName:
@@ -79,19 +89,14 @@ def _on_gpu(dtype: torch.dtype) -> PathName:
     return "triton" if usable and dtype != torch.float64 else "reference"
 
 
-def triton_version() -> tuple[int, int] | None:
-    """Major and minor version of the Triton that is installed, None without one.
+def triton_matches(x: Sets, y: Sets, pairs: Pairs, with_indices: bool) -> tuple[Best, Best]:
+    """Matching by the kernels of `triton_kernels`, which wait for nothing."""
+    from capeval_core.matching import triton_kernels
 
-    >>> version = triton_version()
-    >>> version is None or version >= (2, 0)
-    True
-    """
-    if importlib.util.find_spec("triton") is None:
-        return None
-    import triton
-
-    major, minor = triton.__version__.split(".")[:2]
-    return int(major), int(minor)
+    sides = (triton_kernels.Side(s.lengths.numpy(), p.numpy()) for s, p in ((x, pairs.x), (y, pairs.y)))
+    scales = (x.scale, y.scale) if x.measured else None
+    of_x, of_y = triton_kernels.match(x.rows, y.rows, *sides, indices=with_indices, scales=scales, odd=x.odd)
+    return Best(*of_x), Best(*of_y)
 
 
 def reference_matches(x: Sets, y: Sets, pairs: Pairs, with_indices: bool) -> tuple[Best, Best]:

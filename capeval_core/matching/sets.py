@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -16,14 +18,18 @@ class Sets:
 
     `scale` (n,) turns a product of rows into a cosine: 1 / norm, or 1 for an all-zero row. It may hold a
     weight as well, so that weighted similarities need nothing more. It is float64 for float64 rows, else
-    float32. Where it is not `measured` yet it means nothing: `slices`, which alone takes such sets, writes
-    squares of norms there, and raises OddRowError for a row that needs a second look.
+    float32. Where it is not `measured` yet it means nothing: ways that take such sets find norms beside the
+    products (`slices` writes their squares there). A row without an ordinary norm needs a second look:
+    `slices` raises OddRowError, and on a GPU, which nobody waits for, `odd` (1,) becomes 1.
+
+    `rows`, `scale` and `odd` are on the device of the rows, `lengths` (sets,) on the CPU.
     """
 
     rows: Tensor
     scale: Tensor
     lengths: Tensor
     measured: bool = True
+    odd: Tensor | None = None
 
     @cached_property
     def starts(self) -> Tensor:
@@ -42,7 +48,7 @@ def ordinary(norms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pair p matches set x[p] with set y[p]; both (pairs,)."""
+    """Pair p matches set x[p] with set y[p]; both (pairs,), on the CPU."""
 
     x: Tensor
     y: Tensor
@@ -71,6 +77,11 @@ class Best:
         return cls(torch.zeros(size, dtype=sets.scale.dtype, device=device), unmatched)
 
 
+def all_met(lengths: NDArray[np.int64], of_pair: Tensor) -> bool:
+    """Whether every set has rows and is in a pair, so that each row is read that might be no number."""
+    return bool(len(lengths) and lengths.min() and np.bincount(of_pair.numpy(), minlength=len(lengths)).min())
+
+
 # A way of matching: x, y, pairs, whether indices are wanted -> the best of each side.
 Path = Callable[[Sets, Sets, Pairs, bool], tuple[Best, Best]]
 
@@ -84,11 +95,11 @@ def starts_of(lengths: Tensor) -> Tensor:
     return lengths.cumsum(0) - lengths
 
 
-def expand(starts: Tensor, lengths: Tensor) -> Tensor:
-    """All positions of several ranges, one range after the other.
+def expand(starts: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
+    """All positions of several ranges, one range after the other; with their `total`, no wait for a GPU.
 
     >>> expand(torch.tensor([7, 0]), torch.tensor([2, 3]))
     tensor([7, 8, 0, 1, 2])
     """
-    shifts = torch.repeat_interleave(starts - starts_of(lengths), lengths)
+    shifts = torch.repeat_interleave(starts - starts_of(lengths), lengths, output_size=total)
     return shifts + torch.arange(len(shifts), device=shifts.device)

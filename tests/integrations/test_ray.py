@@ -24,8 +24,17 @@ from capeval_core.cli import main
 from capeval_core.integrations.ray import CaptionScorer, ImageDecoder
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from capeval_core.integrations.shards.plan import plan_shards
-from capeval_core.integrations.shards.workers import Workers, score_shards
+from capeval_core.integrations.shards.workers import (
+    FailedShard,
+    Workers,
+    fits,
+    gpus_of_each,
+    score_one,
+    score_shards,
+)
 from capeval_core.metric import CaptionMetric
+from tests.integrations import breaking
+from tests.integrations.breaking import BREAKS, BreakingPacS
 from tests.integrations.shard_inputs import workers, write_shards
 
 SIZE = 48  # of the network with the embedded small weights
@@ -246,6 +255,53 @@ def test_a_killed_worker_costs_no_row(cluster: str, tmp_path: Path) -> None:
     assert killed and all(isinstance(result, ShardResult) for result in results)
     tables = [pq.read_table(shard.target) for shard in shards]
     assert [uid for table in tables for uid in table["uid"].to_pylist()] == uids
+
+
+def test_a_worker_whose_device_is_lost_fails_one_shard_and_is_replaced(cluster: str, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_shards(tmp_path / "in", shards=5, rows=20)
+    broken = tmp_path / "in" / "00001.parquet"
+    table = pq.read_table(broken)
+    captions = pa.array([BREAKS, *table["caption"].to_pylist()[1:]])
+    pq.write_table(table.set_column(table.column_names.index("caption"), "caption", captions), broken)
+    shards = plan_shards([f"{tmp_path}/in/*.parquet"], str(tmp_path / "out"))
+    scorer = BatchScorer(BreakingPacS(BreakingPacS.Options.of("pacs", {"weights": "tiny"})))
+    outcomes = {
+        Path(outcome.source).stem: outcome for outcome in score_shards(shards, scorer, Workers(1), {})
+    }
+    failed = outcomes.pop("00001")
+    assert isinstance(failed, FailedShard) and not failed.ends
+    assert failed.reason == "RuntimeError: CUDA error: device-side assert triggered"
+    # All others, though one process would have failed each after the first error.
+    assert all(isinstance(outcome, ShardResult) and not outcome.failed for outcome in outcomes.values())
+    assert len(outcomes) == 4 and not Path(shards[1].target).exists()
+
+
+def test_an_error_of_a_users_metric_fails_its_shard_in_this_process_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shards(tmp_path / "in", shards=1, rows=3)
+    monkeypatch.setattr(breaking, "_LOST", ["out of luck"])
+    scorer = BatchScorer(BreakingPacS(BreakingPacS.Options.of("pacs", {"weights": "tiny"})))
+    [shard] = plan_shards([f"{tmp_path}/in/*.parquet"], str(tmp_path / "out"))
+    outcome = score_one(shard, scorer, {})
+    reason = "RuntimeError: CUDA error: out of luck"
+    assert outcome == FailedShard(shard.source, reason, ends=False, unfit=True)
+
+
+@pytest.mark.parametrize("gpus", range(1, 9))
+def test_all_workers_have_a_share_of_one_gpu(gpus: int) -> None:
+    for number in range(1, 40):
+        share = gpus_of_each(number, gpus)
+        free, placed = [1.0] * gpus, 0
+        while placed < number and max(free) >= share - 1e-9:  # as Ray places them, one after another
+            free[free.index(max(free))] -= share
+            placed += 1
+        assert placed == number and fits(number, share, gpus), (number, share)
+        assert number > gpus or share == 1.0
+    assert not fits(gpus + 1, 0.6, gpus) and not fits(1, gpus + 1, gpus) and fits(1, gpus, gpus)
 
 
 def test_a_shard_that_kills_every_worker_is_given_up(

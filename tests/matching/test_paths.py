@@ -7,7 +7,7 @@ import torch
 
 from capeval_core.errors import Problems
 from capeval_core.matching.greedy import greedy_match
-from capeval_core.matching.paths import OLDEST_TRITON, find_path, reference_matches
+from capeval_core.matching.paths import OLDEST_TRITON, find_path, reference_matches, triton_matches
 
 triton = pytest.importorskip("triton")
 
@@ -30,10 +30,8 @@ def test_an_old_triton_is_refused_by_name_and_passed_over_by_default(
 def test_the_tested_triton_and_newer_ones_are_taken_on_cuda(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from capeval_core.matching import triton_kernels
-
     monkeypatch.setattr(triton, "__version__", version)
     problems = Problems()
     taken = find_path(None, torch.device("cuda"), torch.float32, 40, problems)
-    assert taken is triton_kernels.best_matches and not problems
+    assert taken is triton_matches and not problems
     assert find_path(None, torch.device("cuda"), torch.float64, 40, problems) is reference_matches

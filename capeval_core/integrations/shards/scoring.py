@@ -101,6 +101,11 @@ class BatchScorer:
         return str(self._chosen.options.empty)
 
     @property
+    def device(self) -> str | None:
+        """The option `device` of the metric."""
+        return self._chosen.options.device
+
+    @property
     def visual(self) -> str | None:
         """The column of visuals: "image" or "video"; None for a metric on texts alone."""
         argument = argument_of(self.metric_class.media)

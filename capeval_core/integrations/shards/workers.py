@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import sys
@@ -10,13 +11,14 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards.plan import PlannedShard
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.integrations.shards.shard import WINDOW, ShardResult, score_shard
+from capeval_core.models.device import cuda_is_lost
 from capeval_core.project import install_command
 from capeval_core.weights.folder import WeightsError
 
@@ -49,11 +51,16 @@ class Workers:
 
 @dataclass(frozen=True)
 class FailedShard:
-    """A shard without scores, and why; `ends`: the reason holds for the other shards, too."""
+    """A shard without scores, and why.
+
+    ends: the reason holds for the other shards, too. unfit: the process may be of no use any more, as it is
+    after an error of CUDA.
+    """
 
     source: str
     reason: str
     ends: bool = False
+    unfit: bool = False
 
 
 def check_ray() -> None:
@@ -86,6 +93,9 @@ def score_one(
             return FailedShard(shard.source, str(error), ends=True)
         except (ValueError, TypeError) as error:
             return FailedShard(shard.source, str(error))
+        except RuntimeError as error:  # of a device, or of a metric's own code
+            reason = f"{type(error).__name__}: {error}"
+            return FailedShard(shard.source, reason, ends=cuda_is_lost(scorer.device), unfit=True)
 
 
 def score_shards(
@@ -95,7 +105,8 @@ def score_shards(
 
     A worker that is killed is replaced, and its shard scored again when the others have begun, up to `TRIALS`
     times in all. A target is there as a whole or not at all, so nothing is lost but what the killed worker
-    had of its shard.
+    had of its shard. One that met a RuntimeError, after which CUDA may be lost to its process, has failed
+    that shard and is replaced as well.
 
     Raises:
         OSError: workers die as they start.
@@ -130,6 +141,10 @@ def score_shards(
                     else:
                         outcome = FailedShard(shard.source, _DEADLY)
                     start()
+                elif isinstance(outcome, FailedShard) and outcome.unfit:
+                    ray.kill(worker)
+                    outcome = replace(outcome, ends=False)  # which holds for that process only
+                    start()
                 elif todo:
                     following = todo.popleft()
                     tasks[worker.score.remote(following)] = worker, following
@@ -150,6 +165,30 @@ def _outcome(task: Any) -> Any:
         raise
     except ray.exceptions.RayError as error:
         return error
+
+
+def gpus_of_each(workers: int, gpus: int) -> float:
+    """The share of a GPU that lets all workers run at once, at most a whole one; no share lies on two GPUs.
+
+    >>> gpus_of_each(2, 8), gpus_of_each(8, 3), gpus_of_each(2, 0)
+    (1.0, 0.333, 0.0)
+    """
+    if not gpus:
+        return 0.0
+    on_one = math.ceil(workers / gpus)
+    return math.floor(1000 / on_one) / 1000
+
+
+def fits(workers: int, share: float, gpus: int) -> bool:
+    """Whether so many workers run at once with so many GPUs each, or with a share of one.
+
+    >>> fits(8, 0.375, 3), fits(6, 0.375, 3), fits(2, 2, 3)
+    (False, True, False)
+    """
+    if share <= 0:
+        return True
+    places = gpus * math.floor(1 / share + 1e-9) if share <= 1 else gpus // math.ceil(share)
+    return workers <= places
 
 
 class _ShardWorker:
@@ -193,9 +232,9 @@ def _connected(workers: Workers) -> Iterator[float]:
     try:
         resources: Any = ray.cluster_resources  # which has no types
         there = float(resources().get("GPU", 0))
-        gpus = min(1.0, round(there / workers.number, 3)) if workers.gpus is None else workers.gpus
-        if folder is not None and gpus * workers.number > there:
-            found = f"{workers.number} workers need {gpus * workers.number:g} GPUs, and there are {there:g}"
+        gpus = gpus_of_each(workers.number, int(there)) if workers.gpus is None else workers.gpus
+        if folder is not None and not fits(workers.number, gpus, int(there)):
+            found = f"{workers.number} workers need {gpus:g} GPUs each, and there are {there:g}"
             raise wrong_option("gpus_per_worker", gpus, found, "lower it, or the number of workers", verb="")
         yield gpus
     finally:
