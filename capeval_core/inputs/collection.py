@@ -107,8 +107,8 @@ def read_collection(
         entries = reference_texts.by_id()
         find = _finder(reference_texts, entries)
         matches = {image_id: find(image_id) for image_id in ids}
-        lacking, fix = _lacking(reference_texts, entries, matches, options)
-        matched = only_matches(Path(references), matches, lacking, problems, fix)
+        lacking, advice = _lacking(reference_texts, entries, matches, options)
+        matched = only_matches(Path(references), matches, lacking, problems, advice)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     problems.raise_if_any()
     _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)
