@@ -517,6 +517,7 @@ ALTERNATIVES: dict[str, Any] = {
     "consensus": "cider_d",
     "consensus_documents": "doc_image_all_pools",
     "prompt": "An image that shows ",
+    "decoders": 1,
     "regions": "colours",
     "max_regions": 1,
     "phrases": "chunks",
