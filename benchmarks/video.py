@@ -8,6 +8,7 @@ released script does with 64 pairs at once: it pads both sides to the longest, w
 multiplies with bmm and takes maxima. Lengths are all equal, where padding costs nothing, and then drawn
 evenly from a half to one and a half of that. Best cosines of words, recalls and cosines of whole videos are
 checked to agree to 1e-5. Memory is what a process of its own holds besides the features, at its peak (Linux).
+On a GPU the same is measured by `python -m benchmarks.cuda --part video`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
@@ -94,20 +96,26 @@ def ours(captions: list[Floats], videos: list[Floats]) -> Found:
 
 
 def padded(captions: list[Floats], videos: list[Floats]) -> Found:
+    sides = ([torch.from_numpy(rows) for rows in side] for side in (captions, videos))
+    return Found(*(values.double().numpy() for values in padded_match(*sides)))
+
+
+def padded_match(captions: Sequence[Tensor], videos: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """(n,) precisions, recalls and cosines of the whole, of n pairs on any device."""
     sides, masks = [], []
     for rows in (captions, videos):
-        side = pad_sequence([normalize(torch.from_numpy(own), dim=1) for own in rows], batch_first=True)
-        lengths = torch.tensor([len(own) for own in rows])
+        side = pad_sequence([normalize(own, dim=1) for own in rows], batch_first=True)
+        lengths = torch.tensor([len(own) for own in rows]).to(side.device)
         sides.append(side)
-        masks.append((torch.arange(side.shape[1]) < lengths[:, None]).float())
+        masks.append((torch.arange(side.shape[1], device=side.device) < lengths[:, None]).to(side.dtype))
     similarity = torch.bmm(sides[0], sides[1].transpose(1, 2))
     similarity = similarity * torch.bmm(masks[0].unsqueeze(2), masks[1].unsqueeze(1))
     weights = [mask / mask.sum(dim=1, keepdim=True) for mask in masks]
     precision = (similarity.max(dim=2)[0] * weights[0]).sum(dim=1)
     recall = (similarity.max(dim=1)[0] * weights[1]).sum(dim=1)
     whole = normalize((sides[1] * weights[1][..., None]).sum(dim=1), dim=1)
-    ends = torch.stack([normalize(torch.from_numpy(own[-1]), dim=0) for own in captions])
-    return Found(*(values.double().numpy() for values in (precision, recall, (ends * whole).sum(dim=1))))
+    ends = torch.stack([normalize(own[-1], dim=0) for own in captions])
+    return precision, recall, (ends * whole).sum(dim=1)
 
 
 WAYS: dict[str, Callable[[list[Floats], list[Floats]], Found]] = {"ours": ours, "padded": padded}

@@ -100,13 +100,14 @@ def make_workload(folder: Path, fraction: float, references: int = 5) -> Workloa
     rng = np.random.default_rng(0)
     count, files = max(8, round(5664 * fraction)), max(2, round(1000 * fraction))
     images = [_draw(folder / f"{i}.jpg", rng) for i in range(files)]
-    texts = _sentences(count + references * files, rng)
+    texts = sentences(count + references * files, rng)
     groups = [texts[count + references * i : count + references * (i + 1)] for i in range(files)]
     return Workload(texts[:count], [int(i) for i in rng.integers(0, files, count)], images, groups)
 
 
-def _sentences(count: int, rng: np.random.Generator) -> list[str]:
+def sentences(count: int, rng: np.random.Generator | None = None) -> list[str]:
     """Distinct captions of 5 to 25 words, 11.8 on average, as in Flickr8k."""
+    rng = np.random.default_rng(0) if rng is None else rng
     vocabulary = _WORDS.split()
     found: dict[str, None] = {}
     while len(found) < count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.media import argument_of, medium_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.reranking import Reranker
 from capeval_core.weights.catalogue import WeightsEntry
@@ -74,7 +74,7 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
     citation, _, address = metric.paper.rpartition(" ")
     of_pools = issubclass(metric, Reranker)
     argument = argument_of(metric.media)
-    visual = None if argument is None else argument[:-1]
+    visual = None if argument is None else medium_of(argument)
     inputs = {
         "predictions": "captions, one string per row.",
         **({argument: _VISUALS[argument].format("pool" if of_pools else "caption")} if argument else {}),

@@ -1,4 +1,4 @@
-"""The project's address on the web and its licence: for cards, pages, modules and the package's metadata."""
+"""The project's address on the web, its licence and how its extras are installed, each in one place."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def address(path: str = "") -> str | None:
     if ADDRESS is None:
         return None
     return f"{ADDRESS}/blob/main/{path}" if path else ADDRESS
+
+
+def install_command(extra: str) -> str:
+    """What installs the packages of an extra of setup.cfg.
+
+    >>> install_command("video")
+    'pip install "capeval[video]"'
+    """
+    return f'pip install "capeval[{extra}]"'

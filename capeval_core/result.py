@@ -259,6 +259,17 @@ class Result:
         if self.signature != other.signature:
             fix = "score both with the same statistics=metric.prepare(texts) of one corpus"
             raise not_comparable(self.signature, other.signature, fix)
+        return self.compare_within_run(other, level)
+
+    def compare_within_run(self, other: Result, level: float = 0.95) -> Comparison:
+        """Paired test against another system of one run, whose settings are known to be the same.
+
+        Signatures of one run may differ in the number of references that the images of a system have.
+
+        Raises:
+            ValueError: as `compare`, but for signatures.
+        """
+        self._refuse_relative("compare()")
         return paired_comparison(self._clusters(), other._clusters(), level=level)
 
     def explain(self, index: int) -> Mapping[str, Any]:

@@ -152,6 +152,9 @@ def test_compares_systems_of_one_signature() -> None:
     other = replace(second, signature="capeval:pacs|weights:y@2|v:1")
     with pytest.raises(ValueError, match=r"(?s)not comparable.*x@1.*y@2"):
         first.compare(other)
+    assert first.compare_within_run(other) == comparison and other.signature.endswith("y@2|v:1")
+    with pytest.raises(ValueError, match=r"compare\(\) is undefined for pacs: of one set"):
+        replace(first, relative="of one set").compare_within_run(second)
     with pytest.raises(ValueError, match="no image in common"):
         first.compare(result([0.4, 0.5], ["p", "q"]))
     with pytest.raises(ValueError, match="at least 5 images that both systems have a score on, found 4"):

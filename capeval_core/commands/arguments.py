@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import warnings
 from collections import Counter
@@ -11,13 +12,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from capeval_core.errors import Index, InputError, InPython, Piece, ProblemsError, Setting, Words
-from capeval_core.inputs.media import ARGUMENTS, argument_of
+from capeval_core.errors import (
+    Index,
+    InputError,
+    InPython,
+    Piece,
+    ProblemsError,
+    Setting,
+    Words,
+    did_you_mean,
+)
+from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.sources import IdentifiedTexts
 from capeval_core.options import OptionDescription, Settings, describe_options
 from capeval_core.values import shown
 
+_SET = "--set"
 _WIDEST = 50
 """Characters of the values of a flag that stand beside it."""
 _NUMBERS: dict[str, type[int] | type[float]] = {"int": int, "float": float}
@@ -46,13 +57,10 @@ def add_flags_of_several(
 ) -> None:
     """A flag for every option of several metrics, by their names, each for all metrics that have it.
 
-    METRIC=VALUE is a value for one of them. `without`: by option, the metrics that it has no meaning for.
+    `--set` is for one of them. `without`: by option, the metrics that it has no meaning for.
     """
-    group = parser.add_argument_group(
-        "options of the metrics",
-        "Each is for all metrics that have it; METRIC=VALUE is for one alone, as in "
-        f"--device {next(iter(options))}=cpu.",
-    )
+    group = parser.add_argument_group("options of the metrics", f"Each but {_SET} is for all that have it.")
+    add_set_flag(group, next(iter(options)))
     owners: dict[str, dict[str, OptionDescription]] = {}
     for metric, class_ in options.items():
         for option in describe_options(class_):
@@ -69,37 +77,80 @@ def add_flags_of_several(
         )
         shape = {**kinds[0], "help": help_text}
         if "action" not in shape:
-            shape |= {"action": "append", "type": _OfMetric(shape.get("type", str), [*by_metric])}
+            shape["type"] = _ForAll(shape.get("type", str), name, [*options])
         group.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **shape)
 
 
-class _OfMetric:
-    """Reads `VALUE`, or `METRIC=VALUE` of one of these metrics, as a pair of metric (or None) and value."""
+class _ForAll:
+    """Reads a value that is for all metrics, and refuses the old spelling of one for a single metric."""
 
-    def __init__(self, kind: Callable[[str], Any], metrics: Sequence[str]) -> None:
-        self.kind, self.metrics, self.__name__ = kind, metrics, kind.__name__
+    def __init__(self, kind: Callable[[str], Any], option: str, metrics: Sequence[str]) -> None:
+        self.kind, self.option, self.metrics, self.__name__ = kind, option, metrics, kind.__name__
 
-    def __call__(self, text: str) -> tuple[str | None, Any]:
-        metric, equals, value = text.partition("=")
-        if equals and metric in self.metrics:
-            return metric, self.kind(value)
-        return None, self.kind(text)
+    def __call__(self, text: str) -> Any:
+        if hint := pair_hint(self.option, text, self.metrics):
+            raise argparse.ArgumentTypeError(f"{text!r}: {hint}")
+        return self.kind(text)
+
+
+def pair_hint(option: str, text: str, metrics: Sequence[str]) -> str | None:
+    """What to write in place of `--option METRIC=VALUE`; None if the text is another value.
+
+    >>> pair_hint("device", "pacs=cpu", ["pacs", "clips"])
+    'an option of one metric is --set pacs.device=cpu'
+    """
+    metric, equals, value = text.partition("=")
+    if not equals or metric not in metrics:
+        return None
+    return f"an option of one metric is {_SET} {shlex.quote(f'{metric}.{option}={value}')}"
+
+
+def add_set_flag(group: argparse._ActionsContainer, example: str) -> None:
+    """`--set`."""
+    group.add_argument(
+        _SET,
+        metavar="METRIC.OPTION=VALUE",
+        action="append",
+        default=[],
+        help=f"any option of one metric, e.g. {example}.device=cuda",
+    )
+
+
+def options_set(given: Sequence[str], metric: str, metrics: Sequence[str]) -> dict[str, Any]:
+    """The options of one metric among the values of `--set`, of which JSON's are read as such.
+
+    Raises:
+        ValueError: a value in another form, or for a metric that is not among `metrics`.
+
+    >>> options_set(["pacs.w=2.5", "clips.w=1", "pacs.device=cuda"], "pacs", ["pacs", "clips"])
+    {'w': 2.5, 'device': 'cuda'}
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        target, equals, value = text.partition("=")
+        owner, dot, option = target.partition(".")
+        if not equals or not dot:
+            raise ValueError(f"{_SET} {text}: expected METRIC.OPTION=VALUE, e.g. {metrics[0]}.device=cuda")
+        if owner not in metrics:
+            hint = did_you_mean(owner, metrics)
+            raise ValueError(f"{_SET} {text}: {owner!r} is not among the metrics{hint}")
+        if owner == metric:
+            found[option.replace("-", "_")] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    """A value as JSON writes it, else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, Any]:
     """The options that are among the arguments."""
     values = vars(arguments)
     return {option.name: values[option.name] for option in describe_options(options) if option.name in values}
-
-
-def chosen_of(arguments: argparse.Namespace, options: type[Settings], metric: str) -> dict[str, Any]:
-    """The options of one metric that are among the arguments, by flags of `add_flags_of_several`."""
-    own: dict[str, Any] = {}
-    for name, value in chosen(arguments, options).items():
-        pairs = value if isinstance(value, list) else [(None, value)]
-        values = [one for to, one in pairs if to is None] + [one for to, one in pairs if to == metric]
-        own |= {name: values[-1]} if values else {}
-    return own
 
 
 def flag_of(name: str) -> str:
@@ -160,7 +211,7 @@ class FlagWords(Words):
         systems: Sequence[str] = (),
     ) -> None:
         classes = [options] if isinstance(options, type) else options
-        self.options = {option.name for one in classes for option in describe_options(one)} | {"media"}
+        self.options = {option.name for one in classes for option in describe_options(one)} | {"media", "set"}
         self.ids, self.systems = ids, systems or [""] * len(ids)
         counts: Counter[tuple[str, str]] = Counter()
         pairs = list(zip(self.systems, ids, strict=True))
@@ -203,7 +254,7 @@ def visual_of(image_id: str, argument: str) -> str:
     >>> visual_of("clip1", "videos")
     "video of 'clip1'"
     """
-    return f"{argument.removesuffix('s')} of {image_id!r}"
+    return f"{medium_of(argument)} of {image_id!r}"
 
 
 @contextmanager

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.comparison import (
+from capeval_core.commands.systems import ScoredSystem, baseline_of, names_of_files
+from capeval_core.commands.systems_output import (
     add_comparison_flags,
     check_page,
     compare_systems,
     show,
     write_page,
 )
-from capeval_core.commands.systems import ScoredSystem, baseline_of, names_of_files
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.errors import Problems
 from capeval_core.inputs.folder import KINDS, Names, match_images, names_in

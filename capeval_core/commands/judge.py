@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.arguments import in_words_of_the_user, names_of
+from capeval_core.commands.arguments import (
+    add_set_flag,
+    in_words_of_the_user,
+    names_of,
+    options_set,
+    pair_hint,
+)
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics
 from capeval_core.commands.judge_checks import check_references, check_rerankers, check_texts, check_visuals
+from capeval_core.commands.metrics import refuse_twice
 from capeval_core.commands.outputs import Outputs, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
-from capeval_core.errors import FileError, did_you_mean, file_problem, which_choice
+from capeval_core.errors import FileError, file_problem, which_choice
 from capeval_core.judgements.judged_set import Items, JudgedSet, Scored
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.others import PoolSet
@@ -85,8 +91,9 @@ def run(arguments: list[str]) -> int:
 
 def _metrics(entry: SetEntry, names: Sequence[str]) -> list[type[CaptionMetric]]:
     """The classes of the metrics, those for videos where the set is about videos."""
+    refuse_twice(f"--metrics {','.join(names)}", names)
     classes = []
-    for name in dict.fromkeys(names):
+    for name in names:
         media = entry.media if (name, entry.media) in MEDIA_VARIANTS else None
         class_ = metric_class(name, media)
         if class_.media and entry.media not in class_.media:
@@ -100,38 +107,15 @@ def _metrics(entry: SetEntry, names: Sequence[str]) -> list[type[CaptionMetric]]
 def _options(class_: type[CaptionMetric], flags: argparse.Namespace) -> Any:
     """A metric's options, of --weights and --set; a broken image costs its own captions."""
     keywords: dict[str, Any] = {"on_error": "nan"}
-    for given in flags.weights:
-        metric, equals, weights = given.partition("=")
-        if equals and metric not in flags.metrics:
-            known = did_you_mean(metric, flags.metrics)
-            raise ValueError(f"--weights {given}: {metric!r} is not among --metrics{known}")
-        if not equals:
-            if class_.default_weights is not None:
-                keywords["weights"] = given
-        elif metric == class_.name:
-            keywords["weights"] = weights
-    for given in flags.set:
-        target, equals, value = given.partition("=")
-        metric, dot, option = target.partition(".")
-        if not equals or not dot:
-            raise ValueError(f"--set {given}: expected METRIC.OPTION=VALUE, e.g. vilbertscore.layer=3")
-        if metric not in flags.metrics:
-            known = did_you_mean(metric, flags.metrics)
-            raise ValueError(f"--set {given}: {metric!r} is not among --metrics{known}")
-        if metric == class_.name:
-            keywords[option] = _value(value)
+    if flags.weights is not None and class_.default_weights is not None:
+        if hint := pair_hint("weights", flags.weights, flags.metrics):
+            raise ValueError(f"--weights {flags.weights}: {hint}")
+        keywords["weights"] = flags.weights
+    keywords |= options_set(flags.set, class_.name, flags.metrics)
     with in_words_of_the_user(class_.Options):
         options = class_.Options.of(class_.name, keywords)
         class_.check_options(options)
     return options
-
-
-def _value(text: str) -> Any:
-    """A value as JSON writes it, else the text itself."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
@@ -308,20 +292,8 @@ def _parser(entry: SetEntry) -> Parser:
     group.add_argument(
         "--metrics", metavar="NAMES", type=names_of, default=[], help="with commas, e.g. pacs,bleu"
     )
-    group.add_argument(
-        "--weights",
-        metavar="[METRIC=]WEIGHTS",
-        action="append",
-        default=[],
-        help="of all metrics or of one; default: the published ones",
-    )
-    group.add_argument(
-        "--set",
-        metavar="METRIC.OPTION=VALUE",
-        action="append",
-        default=[],
-        help="any option of a metric, e.g. pacs.device=cuda",
-    )
+    group.add_argument("--weights", help="of all metrics that have any; default: the published ones")
+    add_set_flag(group, "pacs")
     group = parser.add_argument_group("statistics")
     group.add_argument(
         "--statistics", metavar="NAMES", type=names_of, help=f"of ratings, of {','.join(STATISTICS)}"

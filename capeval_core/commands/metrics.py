@@ -9,7 +9,7 @@ from typing import Any
 from capeval_core.commands.arguments import flag_of, in_words_of_the_user, names_of
 from capeval_core.commands.terminal import Parser, complain
 from capeval_core.description import describe_metric
-from capeval_core.inputs.media import ARGUMENTS, argument_of
+from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Settings
 from capeval_core.registry import media_of, metric_class, variant_classes
@@ -21,14 +21,15 @@ def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], l
     """The metrics that the first argument and `--media` choose, and the other arguments.
 
     Raises:
-        ValueError: there is no such metric, none for this medium, or one that scores nothing by itself; or
-            they are about different things.
+        ValueError: there is no such metric, none for this medium, or one that scores nothing by itself; one
+            comes twice; or they are about different things.
 
     >>> [metric.name for metric in read_metrics(["pacs,cider", "--images", "x"])[0]]
     ['pacs', 'cider']
     """
     given, *rest = arguments
-    names = list(dict.fromkeys(names_of(given))) or [given]
+    names = names_of(given) or [given]
+    refuse_twice(given, names)
     for name in names:
         _refuse_reranker(metric_class(name), len(names) > 1)
     metrics, others = _with_medium("capeval score", names, rest)
@@ -37,6 +38,18 @@ def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], l
         about = " and ".join(f"{name} is about {argument}" for argument, name in by_argument.items())
         raise ValueError(f"{about}: score them in two commands")
     return metrics, others
+
+
+def refuse_twice(given: str, names: Sequence[str]) -> None:
+    """Raise ValueError if a metric is among the names twice.
+
+    >>> refuse_twice("--metrics pacs,bleu,pacs", ["pacs", "bleu", "pacs"])
+    Traceback (most recent call last):
+    ValueError: --metrics pacs,bleu,pacs: pacs comes twice, name each metric once
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{given}: {twice} comes twice, name each metric once")
 
 
 def read_metric(command: str, arguments: Sequence[str]) -> tuple[type[CaptionMetric], list[str]]:
@@ -143,7 +156,7 @@ def _has(rest: Sequence[str], name: str) -> bool:
 
 
 def _about_others(metric: type[CaptionMetric], own: str, argument: str) -> str:
-    medium = argument.removesuffix("s")
+    medium = medium_of(argument)
     chosen = [] if medium not in media_of(metric.name) else [f"--media {medium}"]
     fix = " or ".join([f"pass {flag_of(own)} FOLDER", *chosen])
     return f"{flag_of(argument)}: {command_of(metric)} is about {own}, {fix}"

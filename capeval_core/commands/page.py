@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from capeval_core.commands.arguments import in_words_of_the_user
 from capeval_core.commands.interrupts import CURRENT
 from capeval_core.commands.terminal import Parser
+from capeval_core.project import install_command
 from capeval_core.registry import list_metrics, metric_class
 from capeval_core.weights.folder import open_unless_on_the_hub
 
@@ -31,7 +32,7 @@ def run(arguments: list[str]) -> int:
         with in_words_of_the_user(metric.Options):
             open_unless_on_the_hub(flags.weights, metric=metric.name, tiny=metric.tiny)
     if find_spec("gradio") is None:
-        raise ValueError('the page needs gradio: pip install "capeval[page]"')
+        raise ValueError(f"the page needs gradio: {install_command('page')}")
     from capeval_core.integrations import page
 
     demo = page.build(flags.metric, flags.weights)

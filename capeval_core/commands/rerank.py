@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
-from capeval_core.commands.comparison import (
+from capeval_core.commands.files import FILES, add_file_flags, read_files
+from capeval_core.commands.interrupts import resumable
+from capeval_core.commands.outputs import Outputs, check_output, tell_failures, write
+from capeval_core.commands.systems import ScoredSystem
+from capeval_core.commands.systems_output import (
     add_report_flag,
     check_page,
     compare_systems,
     write_page,
 )
-from capeval_core.commands.files import FILES, add_file_flags, read_files
-from capeval_core.commands.interrupts import resumable
-from capeval_core.commands.outputs import Outputs, check_output, tell_failures, write
-from capeval_core.commands.systems import ScoredSystem
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.folder import bare, names_in, some_of

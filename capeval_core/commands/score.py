@@ -7,15 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capeval_core.commands.arguments import add_flags, add_flags_of_several, flag_of
-from capeval_core.commands.comparison import (
-    add_comparison_flags,
-    check_page,
-    compare_systems,
-    result_content,
-    show,
-    systems_content,
-    write_page,
-)
 from capeval_core.commands.explain import FLAG, make_folder, write_explanations
 from capeval_core.commands.files import FILES, add_file_flags
 from capeval_core.commands.metrics import (
@@ -43,6 +34,15 @@ from capeval_core.commands.systems import (
     names_of_files,
     options_of,
     score_systems,
+)
+from capeval_core.commands.systems_output import (
+    add_comparison_flags,
+    check_page,
+    compare_systems,
+    result_content,
+    show,
+    systems_content,
+    write_page,
 )
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.inputs.media import argument_of

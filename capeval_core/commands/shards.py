@@ -16,13 +16,6 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.metrics import add_media_choice, command_of, read_metric
 from capeval_core.commands.outputs import tell_reasons
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
-from capeval_core.integrations.ray import (
-    FailedShard,
-    Workers,
-    check_ray,
-    score_one,
-    score_shards,
-)
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from capeval_core.integrations.shards.columns import check_columns
 from capeval_core.integrations.shards.plan import (
@@ -32,6 +25,13 @@ from capeval_core.integrations.shards.plan import (
     plan_shards,
     refuse_other_scores,
     write_manifest,
+)
+from capeval_core.integrations.shards.workers import (
+    FailedShard,
+    Workers,
+    check_ray,
+    score_one,
+    score_shards,
 )
 from capeval_core.metric import CaptionMetric
 

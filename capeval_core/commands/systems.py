@@ -12,9 +12,9 @@ from typing import Any
 
 from capeval_core.commands.arguments import (
     chosen,
-    chosen_of,
     flag_of,
     in_words_of_the_user,
+    options_set,
     with_ids,
 )
 from capeval_core.commands.files import read_files
@@ -110,9 +110,10 @@ def options_of(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace
         if len(metrics) == 1:
             keywords = chosen(flags, metric.Options)
         else:
-            keywords = chosen_of(flags, metric.Options, metric.name)
-        if metric.default_weights is None and len(metrics) > 1:
-            keywords.pop("weights", None)
+            keywords = chosen(flags, metric.Options)
+            if metric.default_weights is None:
+                keywords.pop("weights", None)
+            keywords |= options_set(flags.set, metric.name, [each.name for each in metrics])
         if flags.explain is not None:
             keywords["evidence"] = True
         try:
@@ -317,7 +318,7 @@ def _of_metric(name: str, problem: Problem) -> Problem:
 
     def directed(piece: Piece) -> Piece:
         if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
-            return replace(piece, value=f"{name}={piece.value}")
+            return replace(piece, name="set", value=f"{name}.weights={piece.value}")
         return piece
 
     return problem.changed(directed)

@@ -6,9 +6,9 @@ CVPR 2024, https://arxiv.org/abs/2312.03818
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -22,15 +22,18 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.clip import ClipTowers, rows_of
+from capeval_core.encoders.clip import ClipTowers
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip, mask_problems
+from capeval_core.encoders.cuda_blocks import run_vision_packed
 from capeval_core.encoders.preprocessing import (
     MaskTransform,
     check_mask_transform,
     crop_masks,
     image_pixels,
+    patch_rows,
     resize_masks,
 )
+from capeval_core.encoders.run_masks import RunMask, shares_of
 from capeval_core.encoders.stream import (
     Encoded,
     Encoding,
@@ -41,21 +44,23 @@ from capeval_core.encoders.stream import (
     with_extras,
 )
 from capeval_core.encoders.transformer import run_vision
-from capeval_core.errors import Problem
-from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.copies import Arriving, to_host
+from capeval_core.models.device import DTYPES, exact_float32, on_device
+from capeval_core.regions.given import Masks, fitting, name_of
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.weights.alpha_clip import AlphaClipConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 Floats = NDArray[np.float32]
-Masks = Regions | NDArray[np.bool_] | Tensor
 
 _EXPANDED = 1 << 24
 """Pixels of masks that are unpacked at a time."""
+_AHEAD_AS_RUNS = 32
+"""Images that are prepared before their turn where their masks stay run lengths: about four batches of 30."""
 _WHOLE = -1
 """Label of the row that sees the whole image."""
 
@@ -81,10 +86,13 @@ class RegionFeatures:
 
 
 class Row(NamedTuple):
-    """One row of a forward pass: the pixels of an image under one mask."""
+    """One row of a forward pass: the pixels of an image under one mask.
+
+    alpha: the mask as the tower takes it, or, for a GPU, its runs.
+    """
 
     pixels: Tensor
-    alpha: Tensor
+    alpha: Tensor | RunMask
 
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
@@ -125,7 +133,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             size=regions.size,
             keys=lambda content, _: (regions.whole_key(content),),
             prepare=lambda loaded: Row(regions.pixels(loaded), regions.full),
-            forward=self.run_rows,
+            forward=self.launch_rows,
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
@@ -201,29 +209,53 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     ) -> Floats:
         """(k, 1, n, n) float32 of masks (k, h, w), as the image tower sees them."""
         check_mask_transform(mask_transform)
-        return np.asarray(self.alphas(crop_masks(masks, mask_transform), mask_transform).cpu())
+        return np.asarray(self.alphas(crop_masks(masks, mask_transform), mask_transform))
 
-    @torch.inference_mode()
     def run_rows(self, rows: Sequence[Row]) -> Floats:
         """(n, d) float32 features of n rows; an image's patches are embedded once for all its masks."""
+        features: Floats = self.launch_rows(rows).values()
+        return features
+
+    @torch.inference_mode()
+    def launch_rows(self, rows: Sequence[Row]) -> Arriving:
+        """As `run_rows`, on their way."""
+        return to_host(self._row_features(rows))
+
+    def _row_features(self, rows: Sequence[Row]) -> Tensor:
+        """(n, d) on the device; the host waits for nothing that runs there."""
         dtype, visual = DTYPES[self.dtype], self.model.visual
         distinct = list({id(row.pixels): row.pixels for row in rows}.values())
         position = {id(pixels): index for index, pixels in enumerate(distinct)}
         with exact_float32(self.device):
-            pixels = torch.stack(distinct).to(self.device).to(dtype)
-            alphas = torch.stack([row.alpha for row in rows]).to(self.device).to(dtype)
-            of_row = torch.tensor([position[id(row.pixels)] for row in rows], device=self.device)
-            patches = visual.conv1(pixels)[of_row]
-            return rows_of(run_vision(visual, patches + visual.conv1_alpha(alphas)))
+            pixels = on_device(torch.stack(distinct), self.device).to(dtype)
+            alphas = self._alphas_of([row.alpha for row in rows]).to(dtype)
+            of_row = on_device(torch.tensor([position[id(row.pixels)] for row in rows]), self.device)
+            if self.kernels is None:
+                return run_vision(visual, visual.conv1(pixels)[of_row] + visual.conv1_alpha(alphas))
+            # On CUDA as products, whose rows are already in the order of tokens.
+            of_image, of_mask = (
+                patch_rows(x, visual.conv1.kernel_size[0]) @ kernel.weight.flatten(1).t()
+                for x, kernel in ((pixels, visual.conv1), (alphas, visual.conv1_alpha))
+            )
+            of_mask.unflatten(0, (len(rows), -1)).add_(of_image.unflatten(0, (len(pixels), -1))[of_row])
+            return run_vision_packed(visual, of_mask, len(rows), self.kernels)
+
+    def _alphas_of(self, masks: Sequence[Tensor | RunMask]) -> Tensor:
+        """(n, 1, s, s) float32 on the device; either all are tensors or none is."""
+        if isinstance(masks[0], Tensor):
+            return on_device(torch.stack(cast(list[Tensor], masks)), self.device)
+        runs = cast(Sequence[RunMask], masks)
+        return self._scaled(shares_of(runs, self.preprocessing.image_size, self.device))
+
+    def _scaled(self, shares: Tensor) -> Tensor:
+        scaling = self.config["mask"]
+        scaled: Tensor = (shares - scaling["mean"]) / scaling["std"]
+        return scaled
 
     def alphas(self, masks: NDArray[np.bool_], transform: MaskTransform) -> Tensor:
-        """(k, 1, n, n) float32, as the image tower takes them, of cropped masks (k, h, w)."""
-        # Anti-aliasing is not everywhere implemented, and fast on CUDA.
-        device = self.device if self.device.type == "cuda" else torch.device("cpu")
-        cropped = torch.from_numpy(np.ascontiguousarray(masks)).to(device)
-        shares = resize_masks(cropped, self.preprocessing.image_size, transform)
-        normalised: Tensor = (shares - self.config["mask"]["mean"]) / self.config["mask"]["std"]
-        return normalised
+        """(k, 1, n, n) float32, as the image tower takes them, of cropped masks (k, h, w); on the CPU."""
+        cropped = torch.from_numpy(np.ascontiguousarray(masks))
+        return self._scaled(resize_masks(cropped, self.preprocessing.image_size, transform))
 
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images, each under a mask, and three captions."""
@@ -247,8 +279,15 @@ class _Regions:
     def __init__(self, encoder: AlphaClipEncoder, transform: MaskTransform, size: BatchSize) -> None:
         self.encoder, self.transform, self.size = encoder, transform, size
         n = encoder.preprocessing.image_size
-        self.full = encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
+        # A GPU decodes and resizes masks itself; elsewhere threads do, while the network runs.
+        self.as_runs = encoder.device.type == "cuda"
+        self.full: Tensor | RunMask = (
+            RunMask.full(n, transform)
+            if self.as_runs
+            else encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
+        )
         self._finding = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
 
     def encoding(self) -> Encoding:
         """How the engine runs them."""
@@ -256,14 +295,14 @@ class _Regions:
             size=self.size,
             keys=self.keys,
             prepare=self.pixels,
-            forward=self.encoder.run_rows,
+            forward=self.encoder.launch_rows,
             units=self.units,
             arrays=self.arrays,
-            ahead=3,
+            ahead=_AHEAD_AS_RUNS if self.as_runs else 3,
         )
 
     def keys(self, content: str, regions: RegionSource | Masks) -> tuple[str, ...]:
-        name = f"{self.transform}\n{content}\n{_name_of(regions)}"
+        name = f"{self.transform}\n{content}\n{name_of(regions)}"
         return self.whole_key(content), self.encoder._key("regions", name.encode())
 
     def whole_key(self, content: str) -> str:
@@ -280,15 +319,29 @@ class _Regions:
         if list(missing) == [whole_key]:  # the regions themselves are cached
             return Units([whole])
         if isinstance(regions, RegionSource):
-            with self._finding:  # a source may be a network, which fills the machine alone
+            with self._finding, self._beside():  # a source may be a network, which fills the machine alone
                 regions = regions.find(image)
-        checked = _checked(regions, image, (loaded.height, loaded.width))
+        checked = fitting(regions, image, (loaded.height, loaded.width))
         groups = self._visible(checked, prepared)
         first = next(groups, [])  # in this thread, so that the encoder need not wait for it
         return Units(chain([whole, first], groups), detail=len(checked) + checked.dropped)
 
+    def _beside(self) -> AbstractContextManager[Any]:
+        """A stream of its own on a GPU: whoever reads a source's results need not wait for this encoder."""
+        if not self.as_runs:
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.encoder.device)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._stream)
+
     def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[list[tuple[int, Row]]]:
         """The masks that the tower sees, some at a time, each with its index."""
+        if self.as_runs:
+            for start in range(0, len(regions), self.size.size):
+                runs = regions.runs[start : start + self.size.size]
+                masks_ = (RunMask.of(own, regions.size, self.transform) for own in runs)
+                yield [(index, Row(pixels, mask)) for index, mask in enumerate(masks_, start) if mask.visible]
+            return
         height, width = regions.size
         at_once = max(1, min(_EXPANDED // (height * width), self.size.size))
         for start in range(0, len(regions), at_once):
@@ -309,48 +362,3 @@ class _Regions:
                 row[1:] = values[index]
             arrays[keys[1]] = record
         return arrays
-
-
-def _name_of(regions: RegionSource | Masks) -> str:
-    """A text that names the regions of an image, or the source that will find them."""
-    if isinstance(regions, RegionSource):
-        return f"source {regions.fingerprint}"
-    digest = hashlib.blake2b(digest_size=16)
-    if isinstance(regions, Regions):
-        digest.update(f"runs {regions.size} {[len(runs) for runs in regions.runs]}".encode())
-        for runs in regions.runs:
-            digest.update(np.ascontiguousarray(runs).data)
-    else:
-        masks = np.asarray(regions)
-        digest.update(f"array {masks.dtype} {masks.shape}".encode())
-        digest.update(np.ascontiguousarray(masks).data)
-    return f"masks {digest.hexdigest()}"
-
-
-def _checked(regions: Masks, image: InputImage, size: tuple[int, int]) -> Regions:
-    """Regions that fit the image, or ImageError with everything that is wrong."""
-
-    def wrong(found: str, fix: str) -> ImageError:
-        return ImageError(Problem(image.where, None, found, fix, verb=""))
-
-    high, wide = size
-    expected = f"{image.name} is {high} pixels high and {wide} wide"
-    if isinstance(regions, Regions):
-        if regions.size != size:
-            found = f"its regions are of an image {regions.size[0]} high and {regions.size[1]} wide"
-            raise wrong(f"{found}, but {expected}", "make them of the image itself, not of a copy")
-        return regions
-    masks = np.asarray(regions)
-    if masks.dtype == np.object_:
-        fix = f"pass Regions or boolean masks (n, {high}, {wide}), with n = 0 where there are none"
-        raise wrong(f"its regions are a {type(regions).__name__}", fix)
-    if masks.dtype != np.bool_:
-        fix = "pass masks > 0 (or masks > 0.5 where they are probabilities)"
-        raise wrong(f"its masks are of type {masks.dtype}, expected boolean", fix)
-    if masks.ndim != 3 or masks.shape[1:] != size:
-        raise wrong(f"its masks have shape {masks.shape}, but {expected}", f"expected (n, {high}, {wide})")
-    empty = np.flatnonzero(~masks.any(axis=(1, 2)))
-    if len(empty):
-        which = ", ".join(f"masks[{index}]" for index in empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise wrong(f"{which} of {len(masks)} have no pixel", "leave them out")
-    return Regions.of(masks, size=size)

@@ -45,7 +45,8 @@ from capeval_core.encoders.tokenizers import PAD, Ids, Tokens, WordPiece
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.copies import Arriving, to_device, to_host
+from capeval_core.models.device import DTYPES, exact_float32, on_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.blip2 import Blip2Conversion, translate_transformers
 from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
@@ -251,7 +252,7 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the vision tower sees them."""
-        return np.asarray(self._scale(self.prepare_visual(image)[None])[0].cpu())
+        return np.asarray(self._scale([self.prepare_visual(image)])[0].cpu())
 
     def prepare_visual(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, n, n) uint8: RGB, then resized to a square whatever its shape, as in the original code."""
@@ -273,41 +274,44 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
     def dimension(self) -> int:
         return int(self.config["architecture"]["image_text_hidden_size"])
 
-    def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
+    def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         scaling = self.config["preprocessing"]
-        return normalised(
-            torch.from_numpy(pixels).to(self.device).float() / 255, scaling["mean"], scaling["std"]
-        )
+        return normalised(to_device(pixels, self.device).float() / 255, scaling["mean"], scaling["std"])
 
     @torch.inference_mode()
     def states(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
         with exact_float32(self.device):
-            return image_states(self.model, self._scale(np.stack(pixels)).to(DTYPES[self.dtype]))
+            return image_states(self.model, self._scale(pixels).to(DTYPES[self.dtype]))
 
     @torch.inference_mode()
-    def image_features(self, states: Tensor) -> Floats:
+    def image_features(self, states: Tensor) -> Arriving:
         """(images, queries * d), un-normalised, of states of the vision tower."""
         with exact_float32(self.device):
-            return rows_of(self.model.vision_projection(query_states(self.model, states)).flatten(1))
+            return to_host(self.model.vision_projection(query_states(self.model, states)).flatten(1))
 
     @torch.inference_mode()
-    def match_logits(self, states: Tensor, texts: Sequence[Ids]) -> Floats:
-        """(n, 2) logits of texts, equally many per image of `states`, those of the first image first."""
+    def match_logits(self, states: Tensor, texts: Sequence[Ids]) -> Tensor:
+        """(n, 2) float32, on the device: equally many texts per image of `states`, the first one's first."""
         with exact_float32(self.device):
             ids, mask = self._padded(texts)
             hidden = matched_states(self.model, states, ids, mask)
-            return rows_of(self.model.itm_head(hidden).float().mean(1))
+            logits: Tensor = self.model.itm_head(hidden).float().mean(1)
+            return logits
 
-    def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
+    @torch.inference_mode()
+    def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
         """(n, 2) logits of pairs (position in `states`, token ids, key); those of an image stand together."""
         by_image = groupby(pairs, key=lambda pair: pair[0])
         texts = [(position, [ids for _, ids, _ in own]) for position, own in by_image]
         logits = []
         for _, alike in groupby(texts, key=lambda own: len(own[1])):  # equally many captions: one batch
             positions, ids = zip(*alike, strict=True)
-            logits.append(self.match_logits(states[list(positions)], [row for own in ids for row in own]))
-        return np.concatenate(logits)
+            own = states[positions[0] : positions[-1] + 1]
+            if len(own) > len(positions):  # some images between have no text here
+                own = states[on_device(torch.tensor(positions), self.device)]
+            logits.append(self.match_logits(own, list(chain.from_iterable(ids))))
+        return to_host(torch.cat(logits))
 
     @torch.inference_mode()
     def _text_forward(self, texts: Sequence[Ids]) -> Floats:
@@ -317,14 +321,12 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
 
     def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
         """(n, longest) ids, and which of them are tokens; None where all texts are equally long."""
-        longest = max(map(len, texts))
-        ids = torch.tensor(
-            [[*row, *[self._padding] * (longest - len(row))] for row in texts], device=self.device
-        )
-        lengths = torch.tensor([len(row) for row in texts], device=self.device)
-        if min(map(len, texts)) == longest:
-            return ids, None
-        return ids, torch.arange(longest, device=self.device) < lengths[:, None]
+        lengths = np.array([len(row) for row in texts])
+        inside = np.arange(lengths.max()) < lengths[:, None]
+        padded = np.full(inside.shape, self._padding)
+        padded[inside] = np.fromiter(chain.from_iterable(texts), np.int64)
+        ids = on_device(torch.from_numpy(padded), self.device)
+        return ids, None if inside.all() else on_device(torch.from_numpy(inside), self.device)
 
     def images_per_batch(self, batch_size: int | None) -> BatchSize:
         """The batch size that a user gave, or the automatic one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,14 @@ from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip
+from capeval_core.encoders.cuda_blocks import (
+    Causal,
+    Kernels,
+    embedded_patches,
+    run_packed,
+    run_vision_packed,
+    usable_kernels,
+)
 from capeval_core.encoders.preprocessing import Preprocessing, normalised
 from capeval_core.encoders.stream import Encoding, ImageFeatures, encode_stream
 from capeval_core.encoders.texts import (
@@ -30,12 +38,14 @@ from capeval_core.encoders.texts import (
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.transformer import Prefix, run_blocks, run_prefix, run_vision
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
+from capeval_core.inputs.decoders import Decoders, shared_decoders
 from capeval_core.inputs.frames import EVERY, InputFrames
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.copies import Arriving, to_device, to_host
+from capeval_core.models.device import DTYPES, exact_float32, on_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.clip import ClipConversion, translate_open_clip
 from capeval_core.weights.conversion import Conversion
@@ -57,6 +67,7 @@ class ClipTowers(CheckedModel):
         self.dimension: int = self.config["architecture"]["embed_dim"]
         self.tokenizer = ClipTokenizer(self.model.context_length)
         on_cpu = self.device.type == "cpu"
+        self.kernels: Kernels | None = usable_kernels(self.device) if self.device.type == "cuda" else None
         self._automatic_texts = BatchSize(1024 if on_cpu else 65_536, automatic=True)  # in tokens
         self._automatic_images = BatchSize(32 if on_cpu else 256, automatic=True)
 
@@ -134,9 +145,12 @@ class ClipTowers(CheckedModel):
 
     def _run_texts(
         self, sequences: list[Ids], batch_size: int | None, every: bool
-    ) -> Iterator[tuple[slice, Floats]]:
-        """Features of sequences sorted by length, one exact length per batch."""
+    ) -> Iterator[tuple[slice, Iterable[Floats]]]:
+        """Features of sequences sorted by length: one exact length per batch, or packed."""
         shared = common_prefix(sequences)
+        if self.kernels is not None:
+            yield from self._run_packed_texts(self.kernels, sequences, shared, batch_size, every)
+            return
         prefix = self._text_prefix(sequences[0][:shared]) if shared else Prefix()
         for run, length in by_length(sequences):
             ids = torch.tensor([row[shared:] for row in sequences[run]], device=self.device)
@@ -164,6 +178,45 @@ class ClipTowers(CheckedModel):
             if every and prefix.states is not None:
                 x = torch.cat([prefix.states.expand(len(x), -1, -1), x], dim=1)
             return rows_of(model.ln_final(x if every else x[:, 0]) @ model.text_projection)
+
+    def _run_packed_texts(
+        self, kernels: Kernels, sequences: list[Ids], shared: int, batch_size: int | None, every: bool
+    ) -> Iterator[tuple[slice, Iterable[Floats]]]:
+        """Features of sequences sorted by length, packed."""
+        size, costs = self._automatic_texts, [len(row) - shared for row in sequences]
+        if batch_size is not None:
+            size, costs = BatchSize(batch_size, automatic=False), [1] * len(sequences)
+        forward = partial(self._packed_forward, kernels=kernels, shared=shared, every=every)
+        # Nothing waits for a batch before the last one is launched.
+        arriving = [(part, to_host(features)) for part, features in size.run(sequences, forward, cost=costs)]
+        for part, features in arriving:
+            rows: Floats = features.values()
+            if not every:
+                yield part, rows
+                continue
+            ends = np.cumsum([len(row) - shared for row in sequences[part]]) + shared
+            own = np.split(rows[shared:], ends[:-1] - shared)
+            yield part, [np.concatenate([rows[:shared], each]) if shared else each for each in own]
+
+    @torch.inference_mode()
+    def _packed_forward(self, sequences: list[Ids], kernels: Kernels, shared: int, every: bool) -> Tensor:
+        """(texts, d) of the last token of each; with `every` (rows, d), the shared tokens' at the front."""
+        model, dtype, prefix = self.model, DTYPES[self.dtype], sequences[0][:shared]
+        lengths = [len(row) - shared for row in sequences]
+        ids = np.fromiter(chain(prefix, *(row[shared:] for row in sequences)), np.int64)
+        begins = np.cumsum([0, *lengths[:-1]])
+        own = np.arange(len(ids) - shared) - np.repeat(begins, lengths)
+        places = np.concatenate([np.arange(shared), shared + own])
+        with exact_float32(self.device):
+            ids_there, places_there = (on_device(torch.from_numpy(t), self.device) for t in (ids, places))
+            positions = model.positional_embedding[places_there].to(dtype)
+            x = model.token_embedding(ids_there).to(dtype) + positions
+            blocks = model.transformer.resblocks
+            heads = blocks[0].attn.num_heads
+            attention = Causal(lengths, shared, heads, kernels, x)
+            x = run_packed(blocks, x, attention, kernels, None if every else attention.ends)
+            features: Tensor = model.ln_final(x) @ model.text_projection
+        return features
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:
         model, dtype = self.model, DTYPES[self.dtype]
@@ -207,18 +260,27 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         return config
 
     def encode_images(
-        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+        self,
+        images: Iterable[InputImage],
+        *,
+        cache: FeatureCache = SHARED,
+        batch_size: int | None = None,
+        decoders: int | None = None,
     ) -> Iterator[ImageFeatures]:
         """Features of any number of images, in order, some at a time.
 
         Images are read and decoded by threads ahead of the encoder. One that cannot be read gives a row
         of NaN and the reason.
+
+        Args:
+            decoders: processes that decode image files instead, and give the same pixels.
         """
         encoding = Encoding(
             size=self.images_per_batch(batch_size),
             keys=lambda content, _: (self._key("image", content.encode()),),
             prepare=self.preprocessing.pixels,
-            forward=self._image_forward,
+            forward=self._launch_images,
+            elsewhere=None if decoders is None else partial(self._decoded, shared_decoders(decoders)),
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
@@ -253,7 +315,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
             sampling,
             keys=lambda used: (self._key("video", used.encode()), self._key("incomplete", used.encode())),
             pixels=self.preprocessing.pixels,
-            forward=self._image_forward,
+            forward=self._launch_images,
             size=self.images_per_batch(batch_size),
             dimension=self.dimension,
             cache=cache,
@@ -263,17 +325,33 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
         return np.asarray(self._scale([self.preprocessing.pixels(image)])[0].cpu())
 
+    def _decoded(self, decoders: Decoders, images: Sequence[InputImage]) -> list[NDArray[np.uint8] | None]:
+        own = self.preprocessing
+        return decoders.pixels([image.source for image in images], own.image_size, own.method)
+
     def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
-        return self.normalised(torch.from_numpy(np.stack(pixels)).to(self.device).float() / 255)
+        return self.normalised(to_device(pixels, self.device).float() / 255)
+
+    def _image_forward(self, pixels: Sequence[NDArray[np.uint8]]) -> Floats:
+        features: Floats = self._launch_images(pixels).values()
+        return features
 
     @torch.inference_mode()
-    def _image_forward(self, pixels: Sequence[NDArray[np.uint8]]) -> Floats:
+    def _launch_images(self, pixels: Sequence[NDArray[np.uint8]]) -> Arriving:
         with exact_float32(self.device):
-            x = self._scale(pixels).to(DTYPES[self.dtype])
-            visual = self.model.visual
-            if not isinstance(visual, VisionTransformer):
-                return rows_of(visual(x))
-            return rows_of(run_vision(visual, visual.conv1(x)))
+            return to_host(self.run_images(to_device(pixels, self.device)))
+
+    def run_images(self, pixels: Tensor) -> Tensor:
+        """(n, d) features of pixels (n, 3, s, s), uint8, on the device; nothing waits for it."""
+        visual, dtype = self.model.visual, DTYPES[self.dtype]
+        is_vit, kernels = isinstance(visual, VisionTransformer), self.kernels
+        mean, std = self.preprocessing.mean, self.preprocessing.std
+        if is_vit and kernels is not None and kernels.passes:
+            patches = embedded_patches(visual, pixels, mean, std, dtype)
+            return run_vision_packed(visual, patches, len(pixels), kernels)
+        x = normalised(pixels.float() / 255, mean, std).to(dtype)
+        features: Tensor = run_vision(visual, visual.conv1(x), kernels) if is_vit else visual(x)
+        return features
 
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images and three captions: what any change of the weights moves."""

@@ -32,7 +32,7 @@ from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import exact_float32
+from capeval_core.models.device import exact_float32, on_device
 from capeval_core.regions.boxes import clipped
 from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.regions.selection import ONE_THING, Selection, boxes_kept, enough_boxes
@@ -190,7 +190,7 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
     def propose(self, pixels: Tensor, size: tuple[int, int] | None = None) -> Proposals:
         """The proposals of one image (3, h, w), of (height, width) if it has a margin."""
         with exact_float32(self.device):
-            found: Proposals = self.model(pixels[None].to(self.device), size or size_of(pixels))
+            found: Proposals = self.model(on_device(pixels[None], self.device), size or size_of(pixels))
         return found
 
     @torch.inference_mode()

@@ -27,6 +27,9 @@ from capeval_core.encoders.detector import (
     size_problems,
 )
 from capeval_core.models.architecture import is_number, shown
+from capeval_core.models.device import on_device
+from capeval_core.regions.device_suppression import best_on_device
+from capeval_core.regions.suppression import Suppression
 from capeval_core.weights.faster_rcnn import STAGES, STRIDE
 
 M = TypeVar("M", bound=nn.Module)
@@ -248,9 +251,13 @@ class FasterRcnnModel(nn.Module):
         around = anchor_boxes(cast(Tensor, self.head.anchors), STRIDE, height, width)[best]
         boxes = decoded(steps[best], around, self.settings["delta_weights"])
         boxes = clip_boxes_to_image(boxes, size)
-        whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+        whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1).nonzero()[:, 0]
         boxes, scores = boxes[whole], scores[whole]
-        kept = nms(boxes, scores, self.settings["overlap"])[: self.settings["after_nms"]]
+        overlap, most = self.settings["overlap"], self.settings["after_nms"]
+        if boxes.device.type == "cuda":  # where torchvision's kernel would round otherwise
+            kept = best_on_device(Suppression(overlap), boxes, most)
+        else:
+            kept = nms(boxes, scores, overlap)[:most]
         return boxes[kept], scores[kept]
 
     def pooled(self, map_: Tensor, boxes: Tensor) -> Tensor:
@@ -279,7 +286,7 @@ def decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: floa
     """
     sides = boxes[:, 2:] - boxes[:, :2] + pixel
     centres = boxes[:, :2] + 0.5 * sides
-    steps = deltas / torch.tensor(weights, dtype=deltas.dtype, device=deltas.device)
+    steps = deltas / on_device(torch.tensor(weights, dtype=deltas.dtype), deltas.device)
     moved = steps[:, :2] * sides + centres
     grown = steps[:, 2:].clamp(max=_LONGEST_STEP).exp() * sides
     return torch.cat([moved - 0.5 * grown, moved + 0.5 * grown - pixel], dim=1)

@@ -1,65 +1,117 @@
-"""Sequences of different lengths one after another in one tensor: attention pads only within groups.
+"""Sequences of different lengths one after another in one tensor: attention runs within each.
 
-All layers but attention run on the rows as they are. For attention, sequences of nearly equal length are
-padded to the longest of their group, which costs little, and the padding is masked.
+All layers but attention run on the rows as they are. On CUDA one kernel attends within all sequences, told
+where each begins. Elsewhere sequences of nearly equal length are padded to the longest of their group, which
+costs little, and the padding is masked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, Literal
+from warnings import warn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+Whole = NDArray[np.int64]
+Kernel = Literal["flash", "efficient"]
+"""PyTorch's kernels: flash attention for 16 bits, the memory-efficient one for float32."""
+
 _PADDING = 1.15
 """Most rows that attention may run over, relative to those there are."""
+_BOTTOM_RIGHT = 2
+"""Number of the causal mask, among those of the memory-efficient kernel, by which the last row sees all."""
 
 
 @dataclass(frozen=True)
 class Group:
     """Consecutive sequences of nearly equal length.
 
-    sequences: which ones. rows: which rows are theirs. longest: rows of the longest.
+    lengths: of each. rows: which rows are theirs. device: where the rows are.
     inside: (sequences * longest,) index of the padded rows that are real; None where all are.
     mask: (sequences, 1, 1, longest), true on real rows; None where all are.
     """
 
-    sequences: slice
+    lengths: Sequence[int]
     rows: slice
-    longest: int
+    device: torch.device
     inside: Tensor | None
     mask: Tensor | None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], first: int, row: int, device: torch.device) -> Group:
-        """Sequences of these lengths, the first of them being number `first` and beginning at `row`."""
-        longest, rows = max(lengths), slice(row, row + sum(lengths))
-        sequences = slice(first, first + len(lengths))
-        if min(lengths) == longest:
-            return cls(sequences, rows, longest, None, None)
-        real = torch.arange(longest, device="cpu")[None] < torch.tensor(lengths, device="cpu")[:, None]
+    def of(cls, lengths: Sequence[int], row: int, device: torch.device) -> Group:
+        """Sequences of these lengths, the first of them beginning at `row`."""
+        rows = slice(row, row + sum(lengths))
+        if min(lengths) == max(lengths):
+            return cls(lengths, rows, device, None, None)
+        real = torch.from_numpy(np.arange(max(lengths)) < np.array(lengths)[:, None])
         inside = real.flatten().nonzero()[:, 0].to(device)
-        return cls(sequences, rows, longest, inside, real[:, None, None].to(device))
+        return cls(lengths, rows, device, inside, real[:, None, None].to(device))
 
-    def firsts(self) -> Group:
-        """The group of these sequences' first rows alone."""
-        return Group(self.sequences, self.sequences, 1, None, None)
+    @property
+    def longest(self) -> int:
+        """Rows of the longest sequence."""
+        return max(self.lengths)
 
     def pad(self, rows: Tensor) -> Tensor:
         """(sequences, longest, width) of rows (all, width)."""
         own = rows[self.rows]
         if self.inside is not None:
-            count = (self.sequences.stop - self.sequences.start) * self.longest
-            own = own.new_zeros(count, own.shape[-1]).index_copy(0, self.inside, own)
+            padded = own.new_zeros(len(self.lengths) * self.longest, own.shape[-1])
+            own = padded.index_copy(0, self.inside, own)
         return own.reshape(-1, self.longest, own.shape[-1])
 
     def unpad(self, padded: Tensor) -> Tensor:
         """(rows of the group, width) of what `pad` gives."""
         flat = padded.flatten(0, 1)
         return flat if self.inside is None else flat[self.inside]
+
+    def causal(self, own: Group) -> Tensor:
+        """(sequences, 1, longest of `own`, longest) where rows of `own` may look: their last one at all."""
+        sees = np.arange(own.longest)[:, None] + np.subtract(self.lengths, own.lengths)[:, None, None]
+        seen = np.arange(self.longest) <= np.minimum(sees, np.array(self.lengths)[:, None, None] - 1)
+        return torch.from_numpy(seen[:, None]).to(self.device)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the sequences of a packed tensor stand.
+
+    lengths: of each sequence. parts: those that are nearly equally long, in runs that cover all.
+    offsets: (sequences + 1,) int32 first row of each sequence, and the end, on the rows' device.
+    """
+
+    lengths: Sequence[int]
+    parts: Sequence[slice]
+    offsets: Tensor
+
+    @cached_property
+    def longest(self) -> int:
+        """Rows of the longest sequence."""
+        return max(self.lengths)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The parts as groups; made when attention has to pad."""
+        groups, row = [], 0
+        for part in self.parts:
+            own = self.lengths[part]
+            groups.append(Group.of(own, row, self.offsets.device))
+            row += sum(own)
+        return groups
+
+    @cached_property
+    def firsts(self) -> Packing:
+        """The packing of these sequences' first rows alone."""
+        count = len(self.lengths)
+        offsets = torch.arange(count + 1, dtype=torch.int32, device=self.offsets.device)
+        return replace(self, lengths=[1] * count, offsets=offsets)
 
 
 def groups_of(lengths: Sequence[int], most: float = _PADDING) -> list[slice]:
@@ -75,31 +127,25 @@ def groups_of(lengths: Sequence[int], most: float = _PADDING) -> list[slice]:
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(lengths)], strict=True)]
 
 
-def grouped(lengths: Sequence[int], parts: Sequence[slice], device: torch.device) -> list[Group]:
-    """The groups of these parts of packed sequences."""
-    groups, row = [], 0
-    for part in parts:
-        own = lengths[part]
-        groups.append(Group.of(own, part.start, row, device))
-        row += sum(own)
-    return groups
+def starts_of(lengths: Sequence[int] | Whole) -> Whole:
+    """(sequences + 1,) the first row of each packed sequence, and the end.
+
+    >>> starts_of([2, 1, 3])
+    array([0, 2, 3, 6])
+    """
+    return np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))])
 
 
-def starts_of(lengths: Sequence[int]) -> Tensor:
-    """(sequences,) the first row of each packed sequence."""
-    sizes = torch.tensor(lengths, device="cpu")
-    return sizes.cumsum(0) - sizes
-
-
-def rows_of_sequences(lengths: Sequence[int], chosen: Sequence[int] | Tensor) -> Tensor:
+def rows_of_sequences(lengths: Sequence[int], chosen: Sequence[int] | Whole) -> Whole:
     """Rows of chosen packed sequences, one sequence after another.
 
     >>> rows_of_sequences([2, 1, 3], [2, 0])
-    tensor([3, 4, 5, 0, 1])
+    array([3, 4, 5, 0, 1])
     """
-    sizes, index = torch.tensor(lengths, device="cpu"), torch.as_tensor(chosen, device="cpu")
-    shift = starts_of(lengths)[index] - starts_of(sizes[index].tolist())
-    return torch.arange(int(sizes[index].sum()), device="cpu") + shift.repeat_interleave(sizes[index])
+    sizes, index = np.asarray(lengths, dtype=np.int64), np.asarray(chosen, dtype=np.int64)
+    starts = starts_of(sizes[index])
+    shift = starts_of(sizes)[index] - starts[:-1]
+    return np.arange(starts[-1]) + np.repeat(shift, sizes[index])
 
 
 def attend(
@@ -107,25 +153,102 @@ def attend(
     keys: Tensor,
     values: Tensor,
     heads: int,
-    own: Sequence[Group],
-    other: Sequence[Group],
+    own: Packing,
+    other: Packing,
+    *,
     dropout: float = 0.0,
+    causal: bool = False,
 ) -> Tensor:
-    """Attention of sequences to sequences, pair by pair: rows of `own` see those of `other`.
+    """(rows of `own`, width) attention of sequences to sequences, pair by pair.
 
-    query: (rows of `own`, width). keys, values: (rows of `other`, width). Groups pair up.
+    query: (rows of `own`, width). keys, values: (rows of `other`, width). causal: the last row of a sequence
+    of `own` sees all rows of its sequence of `other`, which is at least as long, and each one before it one
+    row less.
     """
+    kernel = kernel_of(query, heads)
+    if kernel is None:
+        return _attend_in_groups(query, keys, values, heads, own, other, dropout, causal)
+    return _attend_at_once(kernel, query, keys, values, heads, own, other, dropout, causal)
 
+
+def kernel_of(rows: Tensor, heads: int) -> Kernel | None:
+    """The kernel that attends within all sequences of such rows in one launch; None: there is none."""
+    if rows.device.type != "cuda" or torch.version.hip is not None:
+        return None
+    width, newer = rows.shape[1] // heads, torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    kernel: Kernel | None = None
+    if rows.dtype in (torch.float16, torch.bfloat16) and newer and width <= 256 and width % 8 == 0:
+        kernel = "flash"
+    elif rows.dtype is torch.float32 and width % 4 == 0:
+        kernel = "efficient"
+    return kernel if kernel and _usable(kernel, rows.device, rows.dtype, width) else None
+
+
+@cache
+def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether a kernel does what the groups do: both belong to PyTorch, but no public function calls one."""
+    lengths = [2, 5]
+    stands = Packing(lengths, groups_of(lengths), torch.tensor([0, 2, 7], dtype=torch.int32, device=device))
+    rows = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
+    given = rows, rows.flip(0), rows.cos(), 1, stands, stands, 0.0, True
+    try:
+        with torch.no_grad():
+            off = float((_attend_at_once(kernel, *given) - _attend_in_groups(*given)).abs().max())
+        if off <= (1e-5 if dtype is torch.float32 else 0.02):
+            return True
+        reason = f"it is off by {off:.1e}"
+    except Exception as error:  # of a torch that has changed them, in any words
+        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    warn(
+        f"attention in one launch cannot be used on {device} in {dtype}, which is slower ({reason})",
+        stacklevel=2,
+    )
+    return False
+
+
+def _attend_at_once(
+    kernel: Kernel,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+    own: Packing,
+    other: Packing,
+    dropout: float,
+    causal: bool,
+) -> Tensor:
+    parts = [rows.view(len(rows), heads, -1) for rows in (query, keys, values)]
+    sizes = own.offsets, other.offsets, own.longest, other.longest
+    if kernel == "flash":
+        attended = torch.ops.aten._flash_attention_forward(*parts, *sizes, dropout, causal, False)[0]
+    else:
+        one = [part[None] for part in parts]
+        settings = dropout, _BOTTOM_RIGHT if causal else 0, torch.is_grad_enabled()
+        attended = torch.ops.aten._efficient_attention_forward(*one, None, *sizes, *settings)[0]
+    rows: Tensor = attended.reshape(len(query), -1)
+    return rows
+
+
+def _attend_in_groups(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+    own: Packing,
+    other: Packing,
+    dropout: float,
+    causal: bool,
+) -> Tensor:
     def by_head(rows: Tensor) -> Tensor:
         return rows.view(*rows.shape[:2], heads, -1).transpose(1, 2)
 
     attended = []
-    for mine, theirs in zip(own, other, strict=True):
+    for mine, theirs in zip(own.groups, other.groups, strict=True):
         result = functional.scaled_dot_product_attention(
             by_head(mine.pad(query)),
             by_head(theirs.pad(keys)),
             by_head(theirs.pad(values)),
-            attn_mask=theirs.mask,
+            attn_mask=theirs.causal(mine) if causal else theirs.mask,
             dropout_p=dropout,
         )
         attended.append(mine.unpad(result.transpose(1, 2).flatten(2)))
@@ -135,16 +258,16 @@ def attend(
 def bert_layer(
     layer: Any,
     rows: Tensor,
-    groups: Sequence[Group],
+    packing: Packing,
     heads: int,
     *,
     starts: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """One of transformers' BERT layers on packed rows; with `starts`, the first row of each sequence only."""
-    own, of_own = (rows, groups) if starts is None else (rows[starts], [each.firsts() for each in groups])
+    own, of_own = (rows, packing) if starts is None else (rows[starts], packing.firsts)
     attention = layer.attention.self
     query, keys, values = attention.query(own), attention.key(rows), attention.value(rows)
-    attended = attend(query, keys, values, heads, of_own, groups, dropout)
+    attended = attend(query, keys, values, heads, of_own, packing, dropout=dropout)
     output: Tensor = layer.feed_forward_chunk(layer.attention.output(attended, own))
     return output

@@ -22,7 +22,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.inputs.decoding import resized
+from capeval_core.inputs.decoding import square_pixels
+from capeval_core.models.device import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
 MaskTransform = Literal["square_crop", "released", "released_no_antialias"]
@@ -52,19 +53,28 @@ class Preprocessing:
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, image_size, image_size) uint8, before scaling."""
-        n = self.image_size
-        width, height = image.size
-        size = (n, int(n * height / width)) if width <= height else (int(n * width / height), n)
-        sized = resized(image, size, INTERPOLATIONS[self.interpolation])
-        left, top = round((size[0] - n) / 2.0), round((size[1] - n) / 2.0)
-        cropped = sized.crop((left, top, left + n, top + n)).convert("RGB")
-        return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
+        return square_pixels(image, self.image_size, self.method)
+
+    @property
+    def method(self) -> Image.Resampling:
+        """Pillow's filter of the interpolation."""
+        return INTERPOLATIONS[self.interpolation]
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Pixels in [0, 1], (..., 3, s, s), less the mean and divided by the deviation of each channel."""
-    shift, scale = (torch.tensor(v, dtype=torch.float32, device=pixels.device) for v in (mean, std))
+    shift, scale = (on_device(torch.tensor(v, dtype=torch.float32), pixels.device) for v in (mean, std))
     return (pixels - shift.view(3, 1, 1)) / scale.view(3, 1, 1)
+
+
+def patch_rows(x: Tensor, patch: int) -> Tensor:
+    """(n * cells, c * patch * patch): the patches of (n, c, s, s), row by row.
+
+    >>> patch_rows(torch.arange(16.0).view(1, 1, 4, 4), 2).tolist()[1]
+    [2.0, 3.0, 6.0, 7.0]
+    """
+    cells = x.unfold(2, patch, patch).unfold(3, patch, patch)  # (n, c, rows, columns, patch, patch)
+    return cells.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
 
 
 def check_mask_transform(name: str) -> None:
@@ -92,10 +102,20 @@ def image_pixels(image: Image.Image, preprocessing: Preprocessing, transform: Ma
 
 def crop_masks(masks: NDArray[np.bool_], transform: MaskTransform) -> NDArray[np.bool_]:
     """Of masks (k, h, w) what the image tower gets to see: (k, side, side), or all of them."""
+    top, left, height, width = window_of(masks.shape[1], masks.shape[2], transform)
+    return masks[:, top : top + height, left : left + width]
+
+
+def window_of(height: int, width: int, transform: MaskTransform) -> tuple[int, int, int, int]:
+    """Top, left, height and width of what the image tower gets to see of a mask.
+
+    >>> window_of(100, 151, "square_crop"), window_of(100, 151, "released")
+    ((0, 25, 100, 100), (0, 0, 100, 151))
+    """
     if transform != "square_crop":
-        return masks
-    top, left, side = central_square(*masks.shape[1:])
-    return masks[:, top : top + side, left : left + side]
+        return 0, 0, height, width
+    top, left, side = central_square(height, width)
+    return top, left, side, side
 
 
 def resize_masks(masks: Tensor, size: int, transform: MaskTransform) -> Tensor:

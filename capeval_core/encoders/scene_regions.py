@@ -24,7 +24,7 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import filled, is_whole, shown, size_problems
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact_float32, on_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.features import BoxVisual, pack
@@ -192,8 +192,8 @@ class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
     def _run(self, prepared: Sequence[Crops]) -> tuple[Floats, Floats]:
         """Features (boxes, region_size) and confidences (boxes,) of all boxes of these images."""
         with exact_float32(self.device):
-            pixels = torch.from_numpy(np.concatenate([each.pixels for each in prepared])).to(self.device)
-            features, logits = self.model(scaled(pixels).to(DTYPES[self.dtype]))
+            crops = torch.from_numpy(np.concatenate([each.pixels for each in prepared]))
+            features, logits = self.model(scaled(on_device(crops, self.device)).to(DTYPES[self.dtype]))
             return rows_of(features), rows_of(torch.sigmoid(logits.float()))
 
     def _forward(self, prepared: Sequence[Crops]) -> list[Floats]:

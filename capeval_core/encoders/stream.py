@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.reading_ahead import ReadAhead
+from capeval_core.encoders.running import Running
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.visual import ImageError, InputImage, Visual
 from capeval_core.models.batching import BatchSize
+from capeval_core.models.copies import Arriving
 from capeval_core.regions.features import BoxVisual, refuse_unusable
 
 Floats = NDArray[np.float32]
@@ -37,6 +39,7 @@ _LOOKED_UP = 64
 _IN_FLIGHT = 1024
 """Items that may wait for an earlier one, which bounds memory."""
 _THREADS = 16
+_TOGETHER = 8  # items at most that a thread prepares in one task, which costs Python as much as one of them
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,11 @@ class Encoding:
     size: units per forward pass.
     keys: the cache's keys of an item's arrays, by its visual's content key and what belongs to it.
     prepare: what the network takes of a loaded visual; runs in threads.
-    forward: one value per unit of a list.
+    forward: one value per unit of a list; or `Arriving`, and further batches are launched meanwhile.
     units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys whose
         arrays are to be computed; runs in threads. ImageError if what belongs to the visual does not fit it.
     arrays: the arrays of an item whose units have all run, by key; values are by label.
+    elsewhere: some visuals as prepared by other processes, None for one that a thread has to prepare.
     ahead: items that are prepared before their turn; None: two batches.
     together: items whose keys are looked up in the cache at once, which brings their arrays into memory;
         None: `_LOOKED_UP`.
@@ -84,9 +88,10 @@ class Encoding:
     size: BatchSize
     keys: Callable[[str, Any], tuple[str, ...]]
     prepare: Callable[[Any], Any]
-    forward: Callable[[list[Any]], Iterable[Any]]
+    forward: Callable[[list[Any]], Iterable[Any] | Arriving]
     units: Callable[[Item, Any, Any, Sequence[str]], Units] = _one_unit
     arrays: Callable[[Sequence[str], Units, Mapping[int, Any]], dict[str, Floats]] = _one_array
+    elsewhere: Callable[[Sequence[Any]], Sequence[Any]] | None = None
     ahead: int | None = None
     together: int | None = None
 
@@ -146,10 +151,8 @@ def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache
     threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="capeval-read")
     flight = _Flight(encoding, cache, threads)
     try:
-        for batch in flight.batches(items):
-            units = [unit for _, _, unit in batch]
-            for part, values in encoding.size.run(units, encoding.forward):
-                flight.keep(batch[part], values)
+        for batch in chain(flight.batches(items), [[]]):  # the last one has been waited for
+            flight.running.launch(batch, [unit for _, _, unit in batch])
             if done := flight.done():
                 yield done
     finally:
@@ -184,25 +187,28 @@ class _Flight:
         self.entries: WeakValueDictionary[tuple[str, ...], _Entry] = WeakValueDictionary()
         self.owners: WeakValueDictionary[str, _Entry] = WeakValueDictionary()  # by each of their keys
         self.in_order: deque[tuple[Item, str, _Entry]] = deque()
-        self.preparing: deque[tuple[_Entry, Future[Units | ImageError]]] = deque()
+        self.preparing: deque[tuple[list[_Entry], Future[list[Units | ImageError]]]] = deque()
         self.batch: _Batch = []
+        self.running = Running(encoding.size, encoding.forward, self.keep)
 
     def batches(self, items: Iterable[Item]) -> Iterator[_Batch]:
         """Batches of units to run; an empty one where items may be done without."""
-        waiting: deque[list[tuple[Item, Future[str | ImageError]]]] = deque()
+        waiting: deque[list[tuple[list[Item], Future[list[str | ImageError]]]]] = deque()
         for chunk in chunks(items, self.encoding.together or _LOOKED_UP):
-            waiting.append([(item, self.threads.submit(content_key, item[0])) for item in chunk])
+            parts = chunks(chunk, max(1, len(chunk) // _THREADS))
+            waiting.append([(part, self.threads.submit(content_keys, part)) for part in parts])
             if len(waiting) > 1:  # the next items are read while these are encoded
                 yield from self._add(waiting.popleft())
         while waiting:
             yield from self._add(waiting.popleft())
         yield from self._rest()
 
-    def _add(self, read: list[tuple[Item, Future[str | ImageError]]]) -> Iterator[_Batch]:
+    def _add(self, read: list[tuple[list[Item], Future[list[str | ImageError]]]]) -> Iterator[_Batch]:
         """Take items whose content keys are being computed."""
         new: list[_Entry] = []
-        for item, future in read:
-            content = future.result()
+        for item, content in (
+            (i, key) for part, future in read for i, key in zip(part, future.result(), strict=True)
+        ):
             if isinstance(content, ImageError):
                 self.in_order.append((item, "", _Entry(item, (), error=content)))
                 continue
@@ -221,7 +227,7 @@ class _Flight:
                 new.append(entry)
             self.in_order.append((item, content, entry))
         yield from self._prepare(new)
-        if len(self.in_order) > _IN_FLIGHT:
+        if len(self.in_order) > _IN_FLIGHT + self.running.units:
             yield from self._rest()
         yield []
 
@@ -231,24 +237,31 @@ class _Flight:
         ahead = 2 * self.encoding.size.size if self.encoding.ahead is None else self.encoding.ahead
         for entry in entries:
             entry.arrays.update({key: stored[key] for key in entry.keys if key in stored})
-            if not entry.done:
-                self.preparing.append((entry, self.threads.submit(self._prepared, entry)))
-            while len(self.preparing) > ahead:
-                yield from self._fill(*self.preparing.popleft())
+        new = [entry for entry in entries if not entry.done]
+        for group in chunks(new, max(1, min(_TOGETHER, ahead // (8 if self.encoding.elsewhere else 64)))):
+            self.preparing.append((group, self.threads.submit(self._prepare_all, group)))
+            while sum(len(waiting) for waiting, _ in self.preparing) > ahead:
+                yield from self._fill_all(*self.preparing.popleft())
 
     def _rest(self) -> Iterator[_Batch]:
         """What is left, in batches that need not be full."""
         while self.preparing:
-            yield from self._fill(*self.preparing.popleft())
+            yield from self._fill_all(*self.preparing.popleft())
         batch, self.batch = self.batch, []
         yield batch
+        self.running.wait()
 
-    def _prepared(self, entry: _Entry) -> Units | ImageError:
-        visual = entry.item[0]
+    def _prepare_all(self, group: list[_Entry]) -> list[Units | ImageError]:
+        done = self.encoding.elsewhere([entry.item[0] for entry in group]) if self.encoding.elsewhere else []
+        return [self._prepared(entry, prepared) for entry, prepared in zip_longest(group, done)]
+
+    def _prepared(self, entry: _Entry, prepared: Any) -> Units | ImageError:
+        visual, loaded = entry.item[0], None
         try:
-            loaded = visual.load()
-            with preparing(visual, loaded):
-                prepared = self.encoding.prepare(loaded)
+            if prepared is None:
+                loaded = visual.load()
+                with preparing(visual, loaded):
+                    prepared = self.encoding.prepare(loaded)
             missing = [key for key in entry.keys if key not in entry.arrays]
             try:
                 units = self.encoding.units(entry.item, loaded, prepared, missing)
@@ -265,9 +278,12 @@ class _Flight:
         except ImageError as error:
             return error
 
-    def _fill(self, entry: _Entry, future: Future[Units | ImageError]) -> Iterator[_Batch]:
+    def _fill_all(self, group: list[_Entry], future: Future[list[Units | ImageError]]) -> Iterator[_Batch]:
+        for entry, units in zip(group, future.result(), strict=True):
+            yield from self._fill(entry, units)
+
+    def _fill(self, entry: _Entry, units: Units | ImageError) -> Iterator[_Batch]:
         """Add an item's units to the batch, and give it out whenever it is full."""
-        units = future.result()
         if isinstance(units, ImageError):
             entry.error = units
             return
@@ -288,24 +304,29 @@ class _Flight:
                     batch, self.batch = self.batch, []
                     yield batch
         entry.complete = True
-        self._finish(entry)
+        if arrays := self._finished(entry):
+            self.cache.put(arrays)
 
     def keep(self, batch: _Batch, values: Iterable[Any]) -> None:
         """Note the values of units that have run."""
         for (entry, label, _), value in zip(batch, values, strict=True):
             if entry.units is not None:  # None: a later unit could not be made
                 entry.units.values[label] = value
+        arrays: dict[str, Floats] = {}
         for entry in dict.fromkeys(entry for entry, _, _ in batch):
-            self._finish(entry)
-
-    def _finish(self, entry: _Entry) -> None:
-        """Keep the arrays of an item whose units have all run."""
-        units = entry.units
-        if entry.complete and units is not None and len(units.values) == entry.expected:
-            arrays = self.encoding.arrays(entry.keys, units, units.values)
+            arrays.update(self._finished(entry))
+        if arrays:
             self.cache.put(arrays)
-            entry.arrays.update(arrays)
-            entry.units = None
+
+    def _finished(self, entry: _Entry) -> dict[str, Floats]:
+        """The arrays of an item whose units have all run."""
+        units = entry.units
+        if not entry.complete or units is None or len(units.values) != entry.expected:
+            return {}
+        arrays = self.encoding.arrays(entry.keys, units, units.values)
+        entry.arrays.update(arrays)
+        entry.units = None
+        return arrays
 
     def done(self) -> list[Encoded]:
         """The items at the front that are done."""
@@ -333,12 +354,15 @@ def preparing(visual: Visual[Any], loaded: Any) -> Iterator[None]:
         raise ImageError(Problem(visual.where, None, found, verb="")) from None
 
 
-def content_key(visual: Visual[Any]) -> str | ImageError:
-    """The visual's content key, or why it cannot be read."""
-    try:
-        return visual.key
-    except ImageError as error:
-        return error
+def content_keys(items: Iterable[Item]) -> list[str | ImageError]:
+    """The content key of each visual, or why it cannot be read."""
+    keys: list[str | ImageError] = []
+    for visual, _ in items:
+        try:
+            keys.append(visual.key)
+        except ImageError as error:
+            keys.append(error)
+    return keys
 
 
 def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str) -> Iterator[tuple[V, T]]:

@@ -17,6 +17,8 @@ from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
 from torch import Tensor
 from torch.nn import functional
 
+from capeval_core.encoders.cuda_blocks import Kernels, run_vision_packed
+
 
 class KeyValues(NamedTuple):
     """Keys and values of one block: (1, heads, length, head width) each."""
@@ -71,9 +73,14 @@ def run_blocks(
     return x
 
 
-def run_vision(visual: VisionTransformer, patches: Tensor) -> Tensor:
-    """(batch, dimension) features of patch embeddings (batch, width, rows, columns)."""
+def run_vision(visual: VisionTransformer, patches: Tensor, kernels: Kernels | None = None) -> Tensor:
+    """(batch, dimension) features of patch embeddings (batch, width, rows, columns).
+
+    `kernels` are what it runs with on CUDA.
+    """
     x = patches.flatten(2).transpose(1, 2)
+    if kernels is not None:
+        return run_vision_packed(visual, x.flatten(0, 1), len(x), kernels)
     x = torch.cat([visual.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
     x = visual.ln_pre(x + visual.positional_embedding.to(x.dtype))
     x = run_blocks(visual.transformer.resblocks, x, position=0, causal=False)[:, 0]

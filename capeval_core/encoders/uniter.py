@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.clip import rows_of
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.region_text import RegionTextEncoder, canary_boxes
 from capeval_core.encoders.stream import Encoded, encode_stream, with_extras
@@ -26,6 +25,7 @@ from capeval_core.encoders.uniter_model import Uniter, build_uniter, config_prob
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import Visual
 from capeval_core.models.canary import TEXTS
+from capeval_core.models.copies import Arriving, rows_on_device, to_host
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.weights.uniter import UniterConversion
 
@@ -34,9 +34,9 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class RegionInput:
-    """What UNITER takes of n boxes: features (n, region_size) and positions (n, 7), float32."""
+    """What UNITER takes of n boxes: features (n, region_size) float16 and positions (n, 7) float32."""
 
-    features: Floats
+    features: NDArray[np.float16]
     positions: Floats
 
 
@@ -69,7 +69,7 @@ def region_input(boxes: BoxFeatures) -> RegionInput:
     array([[0.    , 0.    , 0.75  , 0.25  , 0.75  , 0.25  , 0.1875]], dtype=float32)
     """
     with np.errstate(over="ignore"):
-        features = boxes.features.astype(np.float16).astype(np.float32)
+        features = boxes.features.astype(np.float16)
     if not np.isfinite(features).all():
         raise ValueError("a feature exceeds the range of float16, in which this network was trained")
     relative = boxes.relative().astype(np.float16).astype(np.float32)
@@ -145,7 +145,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
             ValueError: more images than lists of captions, or fewer.
             MemoryError: the given `batch_size`, or a single item, does not fit into memory.
         """
-        tokens = (self.tokens(index, texts) for index, texts in enumerate(captions))
+        tokens = self.tokens(captions)
         items = with_extras(boxes, tokens, "lists of captions", "give every image its captions")
         encoding = Pairs(self, self.images_per_batch(batch_size), batch_size).encoding()
         return map(self._rankings, chain.from_iterable(encode_stream(items, encoding, cache)))
@@ -171,7 +171,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         """(boxes, hidden) embedded boxes of each image, on the encoder's device."""
         with exact_float32(self.device):
             features, positions = (
-                torch.from_numpy(np.concatenate(arrays)).to(self.device, DTYPES[self.dtype])
+                rows_on_device(self.device, arrays, DTYPES[self.dtype])
                 for arrays in ([p.features for p in prepared], [p.positions for p in prepared])
             )
             embedded = self.model.embed_regions(features, positions)
@@ -182,11 +182,11 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         return np.empty((len(states), 0), dtype=np.float32)
 
     @torch.inference_mode()
-    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
+    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
         """(n, 1) ranking logits of pairs (position in `states`, token ids, key)."""
         with exact_float32(self.device):
             regions = [states[position] for position, _, _ in pairs]
-            return rows_of(self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None])
+            return to_host(self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None])
 
     def canary(self) -> Floats:
         """(2, 3): probabilities by the ranking head of two made-up images with three captions."""

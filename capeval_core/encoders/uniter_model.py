@@ -4,8 +4,8 @@ Chen, Li, Yu, El Kholy, Ahmed, Gan, Cheng, Liu: UNITER: UNiversal Image-TExt Rep
 2020, https://arxiv.org/abs/1909.11740
 
 The tokens of a text and the boxes of an image form one sequence. The original pads every sequence of a batch
-to the longest; here the sequences stand one after another in one tensor, all layers but attention run on
-that, and attention pads only within groups of nearly equal length. Boxes are embedded once per image.
+to the longest; here the sequences stand one after another in one tensor, and attention runs within each
+(`packed`). Boxes are embedded once per image.
 """
 
 from __future__ import annotations
@@ -14,19 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capeval_core.encoders.packed import (
-    Group,
-    bert_layer,
-    grouped,
-    groups_of,
-    rows_of_sequences,
-    starts_of,
-)
+from capeval_core.encoders.packed import Packing, bert_layer, groups_of, rows_of_sequences, starts_of
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.models.architecture import filled, is_whole, shown, size_problems
+from capeval_core.models.copies import indices_on_device
 from capeval_core.models.device import DTYPES
 
 POSITION = 7
@@ -150,7 +145,7 @@ class Uniter(nn.Module):
     def _layer(self, layer: Any, rows: Tensor, batch: Sequences, *, first: bool = False) -> Tensor:
         """The rows after a layer; `first`: only each sequence's first row, (pairs, hidden)."""
         starts, dropout = batch.starts if first else None, self.dropout.p if self.training else 0.0
-        return bert_layer(layer, rows, batch.groups, self.heads, starts=starts, dropout=dropout)
+        return bert_layer(layer, rows, batch.packing, self.heads, starts=starts, dropout=dropout)
 
 
 @dataclass(frozen=True)
@@ -159,14 +154,14 @@ class Sequences:
 
     rows: (sum of lengths, hidden). starts: (pairs,) first row of each sequence. rank: (pairs,) the position
     of each pair among the sorted sequences. order: (sum of lengths,) rows in the order of the pairs.
-    groups: the sequences by length.
+    packing: where each stands.
     """
 
     rows: Tensor
     starts: Tensor
     rank: Tensor
     order: Tensor
-    groups: list[Group]
+    packing: Packing
 
     @classmethod
     def of(cls, model: Uniter, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Sequences:
@@ -174,17 +169,22 @@ class Sequences:
         device = model.pooler.weight.device
         lengths = [len(ids) + len(boxes) for ids, boxes in zip(texts, regions, strict=True)]
         by_length = sorted(range(len(texts)), key=lengths.__getitem__)
-        ids = torch.tensor([index for i in by_length for index in texts[i]], device=device)
-        positions = torch.cat([torch.arange(len(texts[i]), device="cpu") for i in by_length]).to(device)
+        sorted_lengths = [lengths[i] for i in by_length]
+        begin, rank = starts_of(sorted_lengths), np.argsort(by_length)
+        ids, positions, offsets, rank_there, order = indices_on_device(
+            device,
+            [index for i in by_length for index in texts[i]],
+            np.concatenate([np.arange(len(texts[i])) for i in by_length]),
+            begin,
+            rank,
+            rows_of_sequences(sorted_lengths, rank),
+        )
         embedded = torch.split(model.embed_texts(ids, positions), [len(texts[i]) for i in by_length])
         rows = torch.cat(
             [part for own, i in zip(embedded, by_length, strict=True) for part in (own, regions[i])]
         )
-        sorted_lengths = [lengths[i] for i in by_length]
-        rank = torch.tensor(by_length, device="cpu").argsort()
-        order = rows_of_sequences(sorted_lengths, rank)
-        starts, groups = starts_of(sorted_lengths), grouped(sorted_lengths, groups_of(sorted_lengths), device)
-        return cls(rows, starts.to(device), rank.to(device), order.to(device), groups)
+        packing = Packing(sorted_lengths, groups_of(sorted_lengths), offsets.int())
+        return cls(rows, offsets[:-1], rank_there, order, packing)
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Rows as the pairs were given."""

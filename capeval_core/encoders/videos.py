@@ -16,6 +16,7 @@ from capeval_core.encoders.stream import Encoded, Encoding, Item, Units, encode_
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.models.batching import BatchSize
+from capeval_core.models.copies import Arriving
 
 Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
@@ -95,7 +96,7 @@ def encode_frames(
     *,
     keys: Callable[[str], tuple[str, str]],
     pixels: Callable[[Image.Image], Pixels],
-    forward: Callable[[list[Any]], Iterable[Any]],
+    forward: Callable[[list[Any]], Iterable[Any] | Arriving],
     size: BatchSize,
     dimension: int,
     cache: FeatureCache,

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.clip import rows_of
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.region_text import RegionTextEncoder, canary_boxes
 from capeval_core.encoders.stream import Encoded, encode_stream, with_extras
@@ -28,6 +27,7 @@ from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import Visual
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, cosines
+from capeval_core.models.copies import Arriving, arrays_of, rows_on_device
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.weights.vilbert import VilbertConversion
 
@@ -51,11 +51,14 @@ class TokenFeatures:
         words, the end token unless the text was cut; None where the boxes could not be read.
     key: content key of the boxes, '' where they could not be read.
     error: why they could not be read, None where they could.
+    on_device: per text the same on CUDA, in the encoder's dtype, where they were computed there just now;
+        None where they come from the cache, or the encoder runs elsewhere.
     """
 
     features: list[Floats] | None
     key: str
     error: str | None
+    on_device: Sequence[Tensor | None] = ()
 
 
 def located(boxes: BoxFeatures) -> LocatedBoxes:
@@ -181,7 +184,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
             MemoryError: the given `batch_size`, or a single item, does not fit into memory.
         """
         run = _Run(self, self.block(layer), cache, batch_size)
-        tokens = (self.tokens(index, texts) for index, texts in enumerate(captions))
+        tokens = self.tokens(captions)
         items = with_extras(boxes, tokens, "lists of captions", "give every image its captions")
         encoding = Pairs(run, self.images_per_batch(batch_size), batch_size).encoding()
         return map(run.features, chain.from_iterable(encode_stream(items, encoding, cache)))
@@ -208,13 +211,18 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         """(boxes + 1, hidden) of each image before it meets a text, on the encoder's device."""
         with exact_float32(self.device):
             features, locations = (
-                torch.from_numpy(np.concatenate(arrays)).to(self.device, DTYPES[self.dtype])
+                rows_on_device(self.device, arrays, DTYPES[self.dtype])
                 for arrays in ([p.features for p in prepared], [p.locations for p in prepared])
             )
             return self.model.lower_regions(features, locations, [len(p.locations) for p in prepared])
 
     def text_states(self, texts: Sequence[Ids], cache: FeatureCache, batch_size: int | None) -> list[Tensor]:
-        """(rows, hidden) of each text before it meets an image, on the encoder's device; equal ones once."""
+        """(rows, hidden) of each text before it meets an image, on the encoder's device.
+
+        On CUDA they are kept nowhere: to wait for what the cache needs costs more than to run them again.
+        """
+        if self.device.type == "cuda":
+            return self._lower_texts(list(texts))
         size = self._automatic_texts if batch_size is None else BatchSize(batch_size, automatic=False)
 
         def key(ids: Ids) -> str:
@@ -222,11 +230,11 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
         def forward(texts: list[Ids]) -> Iterator[tuple[slice, list[Floats]]]:
             for part, rows in size.run(texts, self._lower_texts):
-                yield part, [rows_of(row) for row in rows]
+                yield part, arrays_of(rows).values()
 
         arrays = encode_distinct(Tokens(list(texts), []), key, forward, cache)
-        # Those of a cache cannot be written to, of which torch would warn.
-        return [torch.from_numpy(array.copy()).to(self.device, DTYPES[self.dtype]) for array in arrays]
+        packed = rows_on_device(self.device, arrays, DTYPES[self.dtype])
+        return list(torch.split(packed, [len(array) for array in arrays]))
 
     @torch.inference_mode()
     def _lower_texts(self, texts: list[Ids]) -> list[Tensor]:
@@ -255,6 +263,8 @@ class _Run:
         self, encoder: VilbertEncoder, block: int, cache: FeatureCache, batch_size: int | None
     ) -> None:
         self.encoder, self.block, self.cache, self.batch_size = encoder, block, cache, batch_size
+        self.keeps = encoder.device.type == "cuda"
+        self.on_device: dict[str, Tensor] = {}  # features by key, until they are given out
         self.prepare_visual, self.states = encoder.prepare_visual, encoder.region_states
         self.pairs_per_batch = encoder.pairs_per_batch
 
@@ -273,7 +283,7 @@ class _Run:
         return np.empty((len(states), 0), dtype=np.float32)
 
     @torch.inference_mode()
-    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> list[Floats]:
+    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
         """(rows, hidden) of pairs (position in `states`, token ids, key)."""
         images = {position: number for number, position in enumerate(dict.fromkeys(p for p, _, _ in pairs))}
         texts = {ids: number for number, ids in enumerate(dict.fromkeys(ids for _, ids, _ in pairs))}
@@ -285,16 +295,19 @@ class _Run:
                 [(texts[ids], images[position]) for position, ids, _ in pairs],
                 self.block,
             )
-        packed = rows_of(torch.cat(found))
-        return np.split(packed, np.cumsum([len(rows) for rows in found])[:-1])
+        if self.keeps:
+            self.on_device.update((key, rows) for (_, _, key), rows in zip(pairs, found, strict=True))
+        return arrays_of(found)
 
     def features(self, item: Encoded) -> TokenFeatures:
         """The features of an item's texts, in order."""
         arrays = item.arrays
         if arrays is None:
             return TokenFeatures(None, item.content, item.error)
-        features = [arrays[self.pair_key(item.content, ids)] for ids in item.extra.ids]
-        return TokenFeatures(features, item.content, None)
+        keys = [self.pair_key(item.content, ids) for ids in item.extra.ids]
+        there = {key: self.on_device.pop(key, None) for key in dict.fromkeys(keys)}
+        features = [arrays[key] for key in keys]
+        return TokenFeatures(features, item.content, None, [there[key] for key in keys])
 
 
 def block_of(config: dict[str, Any], layer: int) -> int:

@@ -16,20 +16,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from capeval_core.encoders.packed import (
-    Group,
+    Packing,
     attend,
     bert_layer,
-    grouped,
     groups_of,
     rows_of_sequences,
     starts_of,
 )
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.models.architecture import filled, is_whole, shown, size_problems
+from capeval_core.models.copies import indices_on_device
 from capeval_core.models.device import DTYPES
 
 LOCATION = 5
@@ -79,10 +80,10 @@ class CoAttention(nn.Module):
 
     def attended(self, own: str, query: Tensor, keys: Tensor, values: Tensor, batch: PairBatch) -> Tensor:
         """What the rows of stream `own` take of the other stream, before `merged`."""
-        groups = {"text": batch.text_groups, "visual": batch.visual_groups}
+        stands = {"text": batch.text_packing, "visual": batch.visual_packing}
         other = "visual" if own == "text" else "text"
         dropout = self.dropout if self.training else 0.0
-        return attend(query, keys, values, self.heads, groups[own], groups[other], dropout)
+        return attend(query, keys, values, self.heads, stands[own], stands[other], dropout=dropout)
 
     def merged(self, own: str, attended: Tensor, rows: Tensor) -> Tensor:
         """The rows of stream `own` after the block."""
@@ -147,19 +148,20 @@ class Vilbert(nn.Module):
         """
         table, device = self.embeddings, self.device
         lengths = [len(ids) for ids in texts]
-        ids = torch.tensor([index for text in texts for index in text], device=device)
-        positions = torch.cat([torch.arange(length, device="cpu") for length in lengths]).to(device)
+        starts = starts_of(lengths)
+        # The row behind all tokens is the task's, which stands behind the first token of each text.
+        with_task = np.insert(np.arange(starts[-1]), starts[:-1] + 1, starts[-1])
+        ids, positions, order = indices_on_device(
+            device,
+            [index for text in texts for index in text],
+            np.concatenate([np.arange(length) for length in lengths]),
+            with_task,
+        )
         embedded = table.word_embeddings(ids) + table.position_embeddings(positions)
         embedded = embedded + table.token_type_embeddings.weight[0]
         if self.task_embeddings is not None:
-            first = starts_of(lengths)
-            behind = first + torch.arange(len(lengths), device="cpu") + 1  # rows of the task tokens
-            with_task = embedded.new_empty(len(embedded) + len(lengths), embedded.shape[1])
-            others = torch.ones(len(with_task), dtype=torch.bool, device="cpu")
-            others[behind] = False
-            with_task[others.to(device)] = embedded
-            with_task[behind.to(device)] = self.task_embeddings.weight[task]
-            embedded, lengths = with_task, [length + 1 for length in lengths]
+            embedded = torch.cat([embedded, self.task_embeddings.weight[task][None]])[order]
+            lengths = [length + 1 for length in lengths]
         dropped: Tensor = self.dropout(table.LayerNorm(embedded))
         return dropped, lengths
 
@@ -184,17 +186,20 @@ class Vilbert(nn.Module):
         if len(layers):
             by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
             own = [lengths[i] for i in by_length]
-            groups = grouped(own, groups_of(own, *padding), rows.device)
-            rows = rows[rows_of_sequences(lengths, by_length).to(rows.device)]
-            rows = self._run(layers, rows, groups, stream)
-            rank = torch.tensor(by_length, device="cpu").argsort()
-            rows = rows[rows_of_sequences(own, rank).to(rows.device)]
+            offsets, order, back = indices_on_device(
+                rows.device,
+                starts_of(own),
+                rows_of_sequences(lengths, by_length),
+                rows_of_sequences(own, np.argsort(by_length)),
+            )
+            packing = Packing(own, groups_of(own, *padding), offsets.int())
+            rows = self._run(layers, rows[order], packing, stream)[back]
         return list(torch.split(rows, list(lengths)))
 
-    def _run(self, layers: nn.ModuleList, rows: Tensor, groups: Sequence[Group], stream: str) -> Tensor:
+    def _run(self, layers: nn.ModuleList, rows: Tensor, packing: Packing, stream: str) -> Tensor:
         dropout = self.dropout.p if self.training else 0.0
         for layer in layers:
-            rows = bert_layer(layer, rows, groups, self.heads[stream], dropout=dropout)
+            rows = bert_layer(layer, rows, packing, self.heads[stream], dropout=dropout)
         return rows
 
     def text_states(
@@ -222,9 +227,9 @@ class Vilbert(nn.Module):
         last = len(self.co_layers) - 1
         for text, visual in self._blocks(batch, last, both=True):
             yield batch.split_texts(text), batch.split_regions(visual)
-        text = self._run(self.text_layers[self.text_before[last] :], text, batch.text_groups, "text")
+        text = self._run(self.text_layers[self.text_before[last] :], text, batch.text_packing, "text")
         after = self.visual_layers[self.visual_before[last] :]
-        visual = self._run(after, visual, batch.visual_groups, "visual")
+        visual = self._run(after, visual, batch.visual_packing, "visual")
         yield batch.split_texts(text), batch.split_regions(visual)
 
     def _blocks(self, batch: PairBatch, last: int, *, both: bool) -> Iterator[tuple[Tensor, Tensor]]:
@@ -237,9 +242,9 @@ class Vilbert(nn.Module):
         for number, block in enumerate(blocks):
             if number:
                 here = slice(self.text_before[number - 1], self.text_before[number])
-                text = self._run(self.text_layers[here], text, batch.text_groups, "text")
+                text = self._run(self.text_layers[here], text, batch.text_packing, "text")
                 here = slice(self.visual_before[number - 1], self.visual_before[number])
-                visual = self._run(self.visual_layers[here], visual, batch.visual_groups, "visual")
+                visual = self._run(self.visual_layers[here], visual, batch.visual_packing, "visual")
             onward = both or number < last
             of_text, of_visual = block.text, block.visual
             # The first block's projections are made once per distinct text and image, then copied to pairs.
@@ -288,18 +293,16 @@ class PairBatch:
     """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together.
 
     texts, regions: packed rows of the distinct texts and images. text_rows, visual_rows: which of them the
-    pairs have, one pair after another. text_groups, visual_groups: the pairs by length. text_lengths,
-    visual_lengths: of the sorted pairs. rank: the position of each pair among them.
+    pairs have, one pair after another. text_packing, visual_packing: where the sorted pairs stand.
+    rank: the position of each pair among them.
     """
 
     texts: Tensor
     regions: Tensor
     text_rows: Tensor
     visual_rows: Tensor
-    text_groups: list[Group]
-    visual_groups: list[Group]
-    text_lengths: list[int]
-    visual_lengths: list[int]
+    text_packing: Packing
+    visual_packing: Packing
     rank: list[int]
 
     @classmethod
@@ -307,7 +310,6 @@ class PairBatch:
         cls, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
     ) -> PairBatch:
         """Pairs of positions in `texts` and `regions`, at least one."""
-        device = texts[0].device
         of_text, of_regions = [len(rows) for rows in texts], [len(rows) for rows in regions]
         by_boxes = sorted(range(len(pairs)), key=lambda i: of_regions[pairs[i][1]])
         order: list[int] = []
@@ -320,28 +322,33 @@ class PairBatch:
         ordered = [pairs[i] for i in order]
         text_lengths = [of_text[text] for text, _ in ordered]
         visual_lengths = [of_regions[image] for _, image in ordered]
+        text_rows, visual_rows, text_offsets, visual_offsets = indices_on_device(
+            texts[0].device,
+            rows_of_sequences(of_text, [text for text, _ in ordered]),
+            rows_of_sequences(of_regions, [image for _, image in ordered]),
+            starts_of(text_lengths),
+            starts_of(visual_lengths),
+        )
         return cls(
             torch.cat(list(texts)),
             torch.cat(list(regions)),
-            rows_of_sequences(of_text, [text for text, _ in ordered]).to(device),
-            rows_of_sequences(of_regions, [image for _, image in ordered]).to(device),
-            grouped(text_lengths, parts, device),
-            grouped(visual_lengths, parts, device),
-            text_lengths,
-            visual_lengths,
-            torch.tensor(order, device="cpu").argsort().tolist(),
+            text_rows,
+            visual_rows,
+            Packing(text_lengths, parts, text_offsets.int()),
+            Packing(visual_lengths, parts, visual_offsets.int()),
+            np.argsort(order).tolist(),
         )
 
     def split_texts(self, rows: Tensor) -> list[Tensor]:
         """Packed rows of texts, by pair."""
-        return self._split(rows, self.text_lengths)
+        return self._split(rows, self.text_packing.lengths)
 
     def split_regions(self, rows: Tensor) -> list[Tensor]:
         """Packed rows of boxes, by pair."""
-        return self._split(rows, self.visual_lengths)
+        return self._split(rows, self.visual_packing.lengths)
 
-    def _split(self, rows: Tensor, lengths: list[int]) -> list[Tensor]:
-        parts = torch.split(rows, lengths)
+    def _split(self, rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        parts = torch.split(rows, list(lengths))
         return [parts[place] for place in self.rank]
 
 

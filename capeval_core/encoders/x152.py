@@ -37,7 +37,7 @@ from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import is_number, shown
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import exact_float32
+from capeval_core.models.device import exact_float32, on_device
 from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.regions.suppression import Suppression, class_confidences
 from capeval_core.weights.x152 import EXPANSION, X152Conversion
@@ -196,7 +196,7 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
     def propose(self, pixels: Tensor) -> Proposals:
         """The proposals of one image (3, h, w), in pixels of it with its margin."""
         with exact_float32(self.device):
-            found: Proposals = self.model(pixels[None].to(self.device))
+            found: Proposals = self.model(on_device(pixels[None], self.device))
         return found
 
     @torch.inference_mode()

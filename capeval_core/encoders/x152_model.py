@@ -22,6 +22,8 @@ from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d, clip_boxes
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from capeval_core.encoders.faster_rcnn_model import ProposalHead, anchor_boxes, decoded, frozen, in_order
+from capeval_core.models.device import on_device
+from capeval_core.regions.device_suppression import best_on_device
 from capeval_core.regions.suppression import Suppression
 from capeval_core.weights.x152 import EXPANSION, STAGES
 
@@ -62,7 +64,10 @@ class Norm(FrozenBatchNorm2d):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         weight, bias = cast(Tensor, self.weight), cast(Tensor, self.bias)
-        return functional.batch_norm(x, mean, variance, weight, bias, eps=0.0)
+        # torch's function of that name in `nn.functional` refuses an eps of 0 in some releases (2.11).
+        return torch.batch_norm(
+            x, weight, bias, mean, variance, False, 0.0, 0.0, torch.backends.cudnn.enabled
+        )
 
 
 class Stem(nn.Module):
@@ -157,8 +162,7 @@ class X152Model(nn.Module):
         boxes = decoded(steps[best], around[best], self.settings["delta_weights"], PIXEL)
         boxes = clip_boxes_to_image(boxes, (size[0] - 1, size[1] - 1))
         rule = Suppression(self.settings["overlap"], PIXEL, at_bound=True)
-        kept = torch.from_numpy(rule.best(np.asarray(boxes.cpu()), self.settings["after_nms"]))
-        kept = kept.to(boxes.device)
+        kept = best_of(rule, boxes, self.settings["after_nms"])
         return boxes[kept], scores[best][kept]
 
     def pooled(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
@@ -166,10 +170,10 @@ class X152Model(nn.Module):
 
         Points lie as in the first RoIAlign, which takes no half pixel off the corners.
         """
-        levels = level_of(boxes)
+        levels = level_of(boxes).cpu()
         cells = maps[0].new_empty(len(boxes), maps[0].shape[1], POOLED, POOLED)
         for level, map_ in enumerate(maps[:LEVELS]):
-            own = torch.nonzero(levels == level)[:, 0]
+            own = on_device(torch.nonzero(levels == level)[:, 0], boxes.device)
             cells[own] = roi_align(
                 map_, [boxes[own]], POOLED, 1 / STRIDES[level], sampling_ratio=SAMPLES, aligned=False
             )
@@ -187,6 +191,13 @@ class X152Model(nn.Module):
 def best_first(scores: Tensor) -> Tensor:
     """Indices of scores (n,), the highest first, of equal ones the first: the same on every device."""
     return scores.sort(descending=True, stable=True).indices
+
+
+def best_of(rule: Suppression, boxes: Tensor, most: int) -> Tensor:
+    """`rule.best` of boxes on any device."""
+    if boxes.device.type == "cuda":
+        return best_on_device(rule, boxes, most)
+    return torch.from_numpy(rule.best(np.asarray(boxes.cpu()), most)).to(boxes.device)
 
 
 def level_of(boxes: Tensor) -> Tensor:

@@ -30,13 +30,13 @@ from capeval_core.inputs.box_stores import BoxFeatureStore, digest, refuse_repea
 from capeval_core.inputs.decoding import Refused, within
 from capeval_core.inputs.json_files import load_json
 from capeval_core.inputs.lmdb_pages import HEADER, MAGIC, check_pages
+from capeval_core.project import install_command
 from capeval_core.values import described
 
 DATA = "data.mdb"
 RULE = "th0.2_max100_min10"
 _PUBLISHED = "bua10_100"
 """Of the published model, in the database's name and in ours: boxes of a score above 0.2, from 10 to 100."""
-_INSTALL = 'pip install "capeval[lmdb]"'
 _KEYS = b"__keys__"
 """An entry that lists all keys."""
 _COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
@@ -250,5 +250,6 @@ def _imported(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError:
-        found = f"an LMDB of box features needs the package {name.partition('.')[0]}: {_INSTALL}"
+        package = name.partition(".")[0]
+        found = f"an LMDB of box features needs the package {package}: {install_command('lmdb')}"
         raise FileError(found) from None

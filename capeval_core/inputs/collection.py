@@ -6,10 +6,10 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from capeval_core.errors import FileError, Piece, Problems, Setting, file_problem
+from capeval_core.errors import FileError, Piece, Problems, Setting, Text, file_problem
 from capeval_core.inputs.file_texts import (
     CANDIDATE_FIELDS,
     FILE_NAME,
@@ -105,12 +105,10 @@ def read_collection(
         _refuse_two_ids(Path(candidates), matched_paths, texts, problems)
     if references is not None and reference_texts is not None:
         entries = reference_texts.by_id()
-        entry_names = Names(entries)
-        matches = {image_id: entry_names.find(image_id) for image_id in ids}
-        lacking = "no references" + (
-            f"; it has ids like {', '.join(map(repr, [*entries][:3]))}" if entries else ""
-        )
-        matched = only_matches(Path(references), matches, lacking, problems)
+        find = _finder(reference_texts, entries)
+        matches = {image_id: find(image_id) for image_id in ids}
+        lacking, advice = _lacking(reference_texts, entries, matches, options)
+        matched = only_matches(Path(references), matches, lacking, problems, advice)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     problems.raise_if_any()
     _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)
@@ -123,6 +121,41 @@ def read_collection(
         else [references_of[image_id] for image_id, _ in texts.rows],
         entries=None if reference_texts is None else [matched[image_id] for image_id, _ in texts.rows],
     )
+
+
+def _finder(texts: Texts, entries: Mapping[str, Any]) -> Callable[[str], list[str]]:
+    """Finds the entries that an image id can mean, by their ids, or by the file names that they are given."""
+    named: dict[str, list[str]] = {}
+    for entry, name in texts.file_names.items():
+        for written in {name, PurePosixPath(name).name} if entry in entries else ():
+            named.setdefault(written, []).append(entry)
+    by_id, by_name = Names(entries), Names(named)
+
+    def find(image_id: str) -> list[str]:
+        exact = [image_id] if image_id in entries else named.get(image_id)
+        return exact or by_id.find(image_id) or [e for name in by_name.find(image_id) for e in named[name]]
+
+    return find
+
+
+def _lacking(
+    texts: Texts, entries: Mapping[str, Any], matches: Mapping[str, list[str]], options: FileOptions
+) -> tuple[str, Text]:
+    """What ids without an entry in a file of references have, and the fix."""
+    left_out = Names(texts.left_out)
+    elsewhere = {
+        texts.left_out[entry]
+        for image_id, found in matches.items()
+        if not found
+        for entry in left_out.find(image_id)
+    }
+    if elsewhere:
+        kept = options.splits if any(matches.values()) else []
+        of_splits = " and ".join(map(repr, sorted(elsewhere)))
+        found = f"no references in split {', '.join(map(repr, options.splits))}, but in {of_splits}"
+        return found, ("pass ", Setting("split", ",".join([*kept, *sorted(elsewhere)])))
+    examples = f"; it has ids like {', '.join(map(repr, [*entries][:3]))}" if entries else ""
+    return f"no references{examples}", ""
 
 
 def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:

@@ -49,13 +49,14 @@ class Texts:
     """The texts of a file by image id, in the file's order.
 
     file_names: that the file gives to ids. columns: names of columns or keys. splits: how many rows are in
-    each part.
+    each part. left_out: the part of each id that is in none to be read.
     """
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     file_names: dict[str, str] = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
     splits: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def by_id(self) -> dict[str, list[str]]:
         gathered: dict[str, list[str]] = {}
@@ -138,6 +139,7 @@ class Gatherer:
             return
         self.texts.columns = self.texts.columns or dict.fromkeys(row)
         if not self._in_split(row):
+            self.texts.left_out[str(row.get(self.id_field(row) or ""))] = row[SPLIT]
             return
         # An image in a table of Hugging Face is an object, and another column has its name.
         id_field = self.id_field([k for k, value in row.items() if not isinstance(value, (dict, NoneType))])

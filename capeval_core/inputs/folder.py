@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
-from capeval_core.errors import FileError, Problems, file_problem, refuse_nul
+from capeval_core.errors import FileError, Problems, Text, file_problem, refuse_nul
 from capeval_core.inputs.texts import valid_unicode
 
 EXTENSIONS = {
@@ -96,11 +96,12 @@ def coco_number(name: str, extensions: AbstractSet[str] = EXTENSIONS) -> int | N
 
 
 def only_matches(
-    source: Path, matches: dict[str, list[str]], lacking: str, problems: Problems
+    source: Path, matches: dict[str, list[str]], lacking: str, problems: Problems, fix: Text = ""
 ) -> dict[str, str]:
     """The one entry that each id means, of those that it can mean; note ids that mean several, or none.
 
-    source: the file or folder of the entries. lacking: what ids without one have, e.g. `no image`.
+    source: the file or folder of the entries. lacking: what ids without one have, e.g. `no image`. fix: for
+        them.
     """
     matched: dict[str, str] = {}
     missing: list[str] = []
@@ -116,7 +117,7 @@ def only_matches(
     if missing:
         have = "has" if len(missing) == 1 else "have"
         found = f"{len(missing):,} of {len(matches):,} ids ({some_of(missing)}) {have} {lacking}"
-        problems.add(file_problem(source, found))
+        problems.add(file_problem(source, found, fix))
     return matched
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.box_arrays import REQUIRED
 from capeval_core.inputs.boxes import InputBoxes, StoredBoxes
+from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.frame_sources import VideoBytes, VideoPath
 from capeval_core.inputs.frames import InputFrames
@@ -31,6 +33,9 @@ from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.values import described
 
 CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
+CHECKED_TOGETHER = 8  # of those by one task, which costs as much of Python as a visual
+CHECKING = 16
+"""Threads that check at most."""
 MEDIA: dict[str, type[InputVisual[Any]]] = {
     kind.medium: kind for kind in (InputImage, InputFrames, InputBoxes)
 }
@@ -58,6 +63,15 @@ def argument_of(media: Sequence[str]) -> str | None:
     ('images', 'videos', None)
     """
     return _ARGUMENTS[media[0]] if media else None
+
+
+def medium_of(name: str) -> str:
+    """The medium that an argument or a column of visuals names, be it for one or for many.
+
+    >>> medium_of("images"), medium_of("video")
+    ('image', 'video')
+    """
+    return name.removesuffix("s")
 
 
 def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> Rows | None:
@@ -111,7 +125,7 @@ def source_of(value: Any, media: Sequence[str]) -> tuple[type[InputVisual[Any]],
     if isinstance(value, InputVisual):
         medium = value.medium
     else:
-        medium = media[0] if len(media) == 1 or value is None else _medium_of(value)
+        medium = media[0] if len(media) == 1 or value is None else _medium_by_value(value)
     if medium not in media:
         expected = " or ".join(_MANY[name] for name in media)
         raise Refused(_ONE[medium], f"this metric takes {expected}", verb="is", kind=TypeError)
@@ -119,7 +133,7 @@ def source_of(value: Any, media: Sequence[str]) -> tuple[type[InputVisual[Any]],
     return kind, kind.source_of(value)
 
 
-def _medium_of(value: Any) -> str:
+def _medium_by_value(value: Any) -> str:
     """What a value is, as far as that shows without reading it."""
     if isinstance(value, Mapping):
         return "image" if value.keys() & {"bytes", "path"} else "boxes"
@@ -207,9 +221,15 @@ def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
 
 
 def check_decodable(
-    visuals: Sequence[InputVisual[Any] | None], problems: Problems, media: Sequence[str] = ("image",)
+    visuals: Sequence[InputVisual[Any] | None],
+    problems: Problems,
+    media: Sequence[str] = ("image",),
+    decoders: int | None = None,
 ) -> None:
-    """Decode every distinct visual once, in a few threads (Pillow decodes outside the interpreter lock)."""
+    """Decode every distinct visual once, in threads (Pillow decodes outside the interpreter lock).
+
+    decoders: processes that decode image files, None for these threads.
+    """
     indices: dict[Source[Any], list[int]] = {}
     for i, visual in enumerate(visuals):
         if visual is not None:
@@ -227,9 +247,14 @@ def check_decodable(
             return refused
         return None
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    def failures(group: list[Source[Any]]) -> list[Refused | None]:
+        done = shared_decoders(decoders).check(group) if decoders else [False] * len(group)
+        return [None if ok else failure(source) for ok, source in zip(done, group, strict=True)]
+
+    with ThreadPoolExecutor(min(CHECKING, os.cpu_count() or 1)) as pool:
         for start in range(0, len(distinct), CHECKED_AT_ONCE):
             window = distinct[start : start + CHECKED_AT_ONCE]
-            for source, refused in zip(window, pool.map(failure, window), strict=True):
+            groups = [window[k : k + CHECKED_TOGETHER] for k in range(0, len(window), CHECKED_TOGETHER)]
+            for source, refused in zip(window, chain.from_iterable(pool.map(failures, groups)), strict=True):
                 for index in indices[source] if refused is not None else ():
                     problems.add(refused.problem(_ARGUMENTS[media[0]], index))  # type: ignore[union-attr]

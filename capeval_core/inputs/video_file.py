@@ -23,13 +23,13 @@ from PIL import Image
 
 from capeval_core.inputs.decoding import Refused, image_format, refuse_size
 from capeval_core.inputs.mp4_tables import Tables, read_tables, refuse_tables
+from capeval_core.project import install_command
 
 FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")
 """Containers that are opened, in FFmpeg's names."""
 OPENED = "MP4 or MOV, WebM or Matroska, AVI and GIF"
 EXTENSIONS = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
 """Of files that can only be videos; what a file is shows in its content."""
-_INSTALL = 'pip install "capeval[video]"'
 _TURNED = {
     90: Image.Transpose.ROTATE_90,
     180: Image.Transpose.ROTATE_180,
@@ -47,7 +47,9 @@ def pyav() -> ModuleType:
     try:
         import av
     except ImportError as error:
-        raise ImportError(f"video files are read by PyAV, which is not installed: {_INSTALL}") from error
+        raise ImportError(
+            f"video files are read by PyAV, which is not installed: {install_command('video')}"
+        ) from error
     module: ModuleType = av
     return module
 

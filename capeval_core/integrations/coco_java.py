@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from capeval_core.project import install_command
+
 SPICE_MODELS = "spice/lib/stanford-corenlp-3.6.0-models.jar"
 """What SPICE needs beside the package, which brings METEOR whole."""
 
@@ -22,7 +24,7 @@ def check_java(names: Sequence[str]) -> None:
     needs = f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'}"
     spec = importlib.util.find_spec("pycocoevalcap")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"{needs} pycocoevalcap, which is not installed: pip install 'capeval[ngram]'")
+        raise ValueError(f"{needs} pycocoevalcap, which is not installed: {install_command('ngram')}")
     if shutil.which("java") is None:
         raise ValueError(f"{needs} Java, and there is no `java`: apt install default-jre-headless")
     folder = Path(next(iter(spec.submodule_search_locations)))

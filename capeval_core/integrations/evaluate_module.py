@@ -23,7 +23,7 @@ from datasets import Features, Value
 
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean, renamed
-from capeval_core.inputs.media import ARGUMENTS, argument_of
+from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.module_description import module_description, module_usage
 from capeval_core.metric import CaptionMetric
@@ -289,7 +289,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         options = [described.name for described in describe_options(type(self.options))]
         accepted = {*known, *self._taken, "references", *(name for name in others if name == "reference")}
         for name in given:
-            medium = name.removesuffix("s")
+            medium = medium_of(name)
             if name in accepted:
                 continue
             if name in options:

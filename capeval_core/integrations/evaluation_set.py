@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from capeval_core.errors import Problem, Problems
-from capeval_core.inputs.media import argument_of, check_decodable, check_visuals
+from capeval_core.inputs.media import argument_of, check_decodable, check_visuals, medium_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_references
 from capeval_core.inputs.visual import InputReferences, InputVisual
@@ -41,7 +41,7 @@ class GivenVisuals:
     @property
     def medium(self) -> str | None:
         """As in `CaptionMetric.media`: `image` or `video`."""
-        return None if self.argument is None else self.argument.removesuffix("s")
+        return None if self.argument is None else medium_of(self.argument)
 
     def needed_by(self, chosen: Sequence[ChosenMetric]) -> GivenVisuals:
         """These visuals, under the name by which metrics miss them; without a name if none needs any.
@@ -120,7 +120,7 @@ def _checked_visuals(
     given: GivenVisuals, chosen: Sequence[ChosenMetric], problems: Problems
 ) -> Sequence[InputVisual[Any] | None] | None:
     argument, values = str(given.argument), given.values
-    media = (argument.removesuffix("s"),)
+    media = (medium_of(argument),)
     if isinstance(values, Mapping):
         found = f"{argument} is a dict: one CaptionMetrics belongs to one evaluation set, pass its {argument}"
         problems.add(found, TypeError)

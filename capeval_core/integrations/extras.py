@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from capeval_core.project import install_command
+
 
 @contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
@@ -24,5 +26,5 @@ def needs(package: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
-        message = f'{package} is not installed: pip install "capeval[{extra}]"'
+        message = f"{package} is not installed: {install_command(extra)}"
         raise ModuleNotFoundError(message, name=error.name) from None

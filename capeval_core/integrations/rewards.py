@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from capeval_core.errors import Problem, Problems, ProblemsError
-from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.media import argument_of, medium_of
 from capeval_core.integrations.opening import open_one
 from capeval_core.metric import CaptionMetric
 
@@ -37,6 +37,10 @@ def reward(metric: Any, **options: Any) -> Reward:
     [<class 'float'>, <class 'float'>]
     """
     return Reward(metric, options)
+
+
+_PACKED = 64 << 20
+"""Bytes of tensors that are copied from a device together, for which it needs as much memory again."""
 
 
 class Reward:
@@ -83,7 +87,7 @@ class Reward:
         """
         given = {"images": images, "image": image, "videos": videos, "video": video}
         argument = argument_of(self.metric.media)
-        names = [] if argument is None else [argument, argument.removesuffix("s")]
+        names = [] if argument is None else [argument, medium_of(argument)]
         if len(values := [given[name] for name in names if given[name] is not None]) > 1:
             raise TypeError(f"reward: pass {' or '.join(names)}, not both")
         captions = _texts(completions)
@@ -173,26 +177,61 @@ def _rows_with(visuals: Any, captions: Any, references: Any) -> list[int] | None
 
 
 def in_memory(visuals: Any, argument: str) -> Any:
-    """Visuals, copied from a device once: their pixels are read several times."""
+    """Visuals, copied from a device together, and once: their pixels are read several times."""
     if _is_tensor(visuals):
         return visuals.detach().cpu()
     if not isinstance(visuals, (list, tuple)):
         return visuals
     problems = Problems()
-    copied = []
+    chosen = []
     for i, one in enumerate(visuals):
         if isinstance(one, (list, tuple)) and argument == "images":
             if len(one) > 1:
                 problems.add(f"images[{i}] has {len(one)} images: a caption is scored with exactly one")
                 continue
             one = one[0] if one else None
-        if isinstance(one, (list, tuple)):
-            copied.append([part.detach().cpu() if _is_tensor(part) else part for part in one])
-        else:
-            copied.append(one.detach().cpu() if _is_tensor(one) else one)
+        chosen.append(one)
     problems.raise_if_any()
+    parts = [part for one in chosen for part in (one if isinstance(one, (list, tuple)) else [one])]
+    copies = iter(_on_the_host(parts))
+    return [[next(copies) for _ in one] if isinstance(one, (list, tuple)) else next(copies) for one in chosen]
+
+
+def _on_the_host(values: Sequence[Any]) -> list[Any]:
+    """The values, tensors among them copied to the host, many by one copy, which waits for the device."""
+    import torch
+
+    copied = [value.detach() if _is_tensor(value) else value for value in values]
+    together: dict[Any, list[int]] = {}
+    for i, value in enumerate(copied):
+        if _is_tensor(value) and value.device.type != "cpu":
+            kind = (value.device, value.dtype) if value.layout is torch.strided else i
+            together.setdefault(kind, []).append(i)
+    for places in together.values():
+        for part in _of_bounded_bytes(places, copied):
+            if len(part) == 1:
+                copied[part[0]] = copied[part[0]].cpu()
+                continue
+            packed = torch.cat([copied[i].reshape(-1) for i in part]).cpu()
+            for i, flat in zip(part, torch.split(packed, [copied[i].numel() for i in part]), strict=True):
+                copied[i] = flat.reshape(copied[i].shape)
     return copied
 
 
+def _of_bounded_bytes(places: list[int], tensors: Sequence[Any]) -> list[list[int]]:
+    """Places in runs whose tensors have at most `_PACKED` bytes, or of one place."""
+    runs: list[list[int]] = []
+    size = _PACKED + 1
+    for i in places:
+        size += tensors[i].numel() * tensors[i].element_size()
+        if size > _PACKED:
+            runs.append([])
+            size = tensors[i].numel() * tensors[i].element_size()
+        runs[-1].append(i)
+    return runs
+
+
 def _is_tensor(value: Any) -> bool:
-    return type(value).__module__ == "torch" and hasattr(value, "cpu")
+    import torch
+
+    return isinstance(value, torch.Tensor)

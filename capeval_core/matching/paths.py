@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Literal, get_args
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from capeval_core.errors import Problems, did_you_mean
 from capeval_core.matching import buckets, slices
 from capeval_core.matching.sets import Best, Pairs, Path, Sets, all_met
+from capeval_core.models.device import triton_version
 
 Integers = NDArray[np.int64]
 PathName = Literal["reference", "slices", "buckets", "triton"]
@@ -87,21 +87,6 @@ def _on_gpu(dtype: torch.dtype) -> PathName:
     version = triton_version()
     usable = version is not None and version >= OLDEST_TRITON
     return "triton" if usable and dtype != torch.float64 else "reference"
-
-
-def triton_version() -> tuple[int, int] | None:
-    """Major and minor version of the Triton that is installed, None without one.
-
-    >>> version = triton_version()
-    >>> version is None or version >= (2, 0)
-    True
-    """
-    if importlib.util.find_spec("triton") is None:
-        return None
-    import triton
-
-    major, minor = triton.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def triton_matches(x: Sets, y: Sets, pairs: Pairs, with_indices: bool) -> tuple[Best, Best]:

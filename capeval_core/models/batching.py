@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -53,16 +53,18 @@ class BatchSize:
         self.automatic = automatic
 
     def run(
-        self, items: Batch, forward: Callable[[Batch], Output], *, cost: int = 1
+        self, items: Batch, forward: Callable[[Batch], Output], *, cost: int | Sequence[int] = 1
     ) -> Iterator[tuple[slice, Output]]:
-        """Outputs of `forward` over slices that cover all items (a list, a tensor) of `cost` units each.
+        """Outputs of `forward` over slices that cover all items (a list, a tensor).
+
+        cost: units of each item; a sequence, where it differs.
 
         Raises:
             MemoryError: a batch does not fit, and it is one item or its size was given by the user.
         """
         start = 0
         while start < len(items):
-            part = slice(start, min(len(items), start + max(1, self.size // cost)))
+            part = slice(start, self._stop(start, len(items), cost))
             refused: RuntimeError | None = None
             try:
                 output = forward(items[part])
@@ -72,7 +74,7 @@ class BatchSize:
                 # Without its traceback, which would keep the batch that did not fit in memory.
                 refused = error.with_traceback(None)
             if refused is not None:
-                self._shrink(part.stop - part.start, cost, refused)
+                self._shrink(part, cost, refused)
                 continue
             for counted in _COUNTS:
                 counted.items += part.stop - part.start
@@ -80,7 +82,29 @@ class BatchSize:
             yield part, output
             start = part.stop
 
-    def _shrink(self, failed: int, cost: int, error: RuntimeError) -> None:
+    def back_off(self, failed: int, error: RuntimeError) -> None:
+        """Halve the size because a batch of so many items failed after its launch.
+
+        Raises:
+            RuntimeError: the error, where it is none of memory.
+            MemoryError: as for `run`.
+        """
+        if not _out_of_memory(error):
+            raise error
+        self._shrink(slice(0, failed), 1, error.with_traceback(None))
+
+    def _stop(self, start: int, count: int, cost: int | Sequence[int]) -> int:
+        """Where the batch ends that begins at an item: it holds one at least."""
+        if isinstance(cost, int):
+            return min(count, start + max(1, self.size // cost))
+        stop, units = start + 1, cost[start]
+        while stop < count and units + cost[stop] <= self.size:
+            units += cost[stop]
+            stop += 1
+        return stop
+
+    def _shrink(self, part: slice, cost: int | Sequence[int], error: RuntimeError) -> None:
+        failed = part.stop - part.start
         if not self.automatic:
             raise MemoryError(
                 f"batch_size={failed} does not fit into memory: lower it, or leave batch_size=None"
@@ -89,7 +113,8 @@ class BatchSize:
             raise MemoryError(
                 'a single item does not fit into memory: use device="cpu" or smaller weights'
             ) from error
-        self.size = max(1, failed // 2) * cost
+        half = max(1, failed // 2)
+        self.size = half * cost if isinstance(cost, int) else sum(cost[part.start : part.start + half])
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

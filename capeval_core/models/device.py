@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,6 +40,55 @@ def resolve_device(name: str | None) -> torch.device:
     if device.type not in ("cpu", "cuda", "mps", "xpu"):
         raise wrong_option("device", name, "the encoders", "use cpu, cuda, mps or xpu", verb="cannot run")
     return device
+
+
+def numbered_device(name: str | None) -> torch.device:
+    """The device to put a network on now: as `resolve_device`, and of several GPUs the current one by number.
+
+    So one network is not opened twice as "cuda" and "cuda:0", and its inputs follow it where a program, or
+    another thread, has another current GPU later.
+
+    Raises:
+        ValueError: as for `resolve_device`.
+    """
+    device = resolve_device(name)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def cuda_is_lost(name: str | None = None) -> bool:
+    """Whether an earlier error has made a GPU unusable for this process: no CUDA call succeeds any more."""
+    cuda: Any = torch.cuda  # whose functions have no types
+    if not cuda.is_initialized() or (name is not None and not name.startswith("cuda")):
+        return False
+    try:
+        cuda.synchronize(name)
+    except RuntimeError:
+        return True
+    return False
+
+
+def on_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Values of the host on a device; a copy to a GPU waits neither for what runs there nor to be done."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
+def triton_version() -> tuple[int, int] | None:
+    """Major and minor version of the Triton that is installed, None without one.
+
+    >>> version = triton_version()
+    >>> version is None or version >= (2, 0)
+    True
+    """
+    if importlib.util.find_spec("triton") is None:
+        return None
+    import triton
+
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from capeval_core.models.architecture import check_tensors
 from capeval_core.models.canary import TOLERANCE, canary_problem, check_canary
-from capeval_core.models.device import resolve_device
+from capeval_core.models.device import numbered_device
 from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
 from capeval_core.weights.conversion import Conversion, Release
 from capeval_core.weights.folder import (
@@ -87,7 +87,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         dtype: str = "float32",
     ) -> None:
         self.config = config
-        self.device = resolve_device(device)
+        self.device = numbered_device(device)
         self.dtype = dtype
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
         if checksum is None:  # those of a folder were looked at as they were read
@@ -194,7 +194,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
         with naming_weights(folder.name):
             config = cls._config_of(folder)
-            key = (cls._fingerprint(config, folder.checksum), str(resolve_device(device)), dtype)
+            key = (cls._fingerprint(config, folder.checksum), str(numbered_device(device)), dtype)
             encoder = _OPENED.get(key)
             if encoder is None:
                 cls.check_header(config, folder.header())

@@ -21,7 +21,7 @@ import torch
 
 from capeval_core.errors import did_you_mean
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.device import DTYPES, exact_float32, resolve_device
+from capeval_core.models.device import DTYPES, exact_float32, numbered_device
 from capeval_core.phrases.english import sentences
 from capeval_core.phrases.graph import Style, phrases_of
 from capeval_core.phrases.source import Phrases
@@ -85,7 +85,7 @@ class FactualParser:
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: expected {' or '.join(map(repr, DTYPES))}")
         self.style = style
-        on = resolve_device(device)
+        on = numbered_device(device)
         folder, label, version = find_parser(fspath(model))
         key = (str(folder.resolve()), version, str(on), dtype, beams)
         self._writer = _OPENED[key] = _OPENED.get(key) or GraphWriter(folder, label, on, dtype, beams)

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.device import exact_float32, resolve_device
+from capeval_core.models.device import exact_float32, numbered_device
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
 from capeval_core.weights.folder import WeightsError, file_checksum
 
@@ -54,7 +54,7 @@ class ObjectAwareBoxes(BoxSource):
         self, network: Callable[[Tensor], Tensor], *, fingerprint: str, device: str | None = None
     ) -> None:
         self._network = network
-        self._device = resolve_device(device)
+        self._device = numbered_device(device)
         self._lock = threading.Lock()
         self.fingerprint = f"object-aware-{_REVISION}-{fingerprint}"
 
@@ -95,7 +95,7 @@ class ObjectAwareBoxes(BoxSource):
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise WeightsError(f"{path} does not hold a {architecture} of one class: {reason}") from error
-        model.eval().to(resolve_device(device))
+        model.eval().to(numbered_device(device))
 
         def network(pixels: Tensor) -> Tensor:
             output = model(pixels)

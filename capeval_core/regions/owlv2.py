@@ -19,7 +19,7 @@ from PIL import Image
 
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import check_tensors, size_problems
-from capeval_core.models.device import DTYPES, exact_float32, resolve_device
+from capeval_core.models.device import DTYPES, exact_float32, numbered_device, on_device
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
 from capeval_core.regions.source import WITHOUT
 from capeval_core.weights.folder import WeightsError, WeightsFolder
@@ -64,7 +64,7 @@ class Owlv2Boxes(BoxSource):
     ) -> None:
         folder = open_foreign_weights(weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT)
         self._threshold = threshold
-        on = resolve_device(device)
+        on = numbered_device(device)
         key = (f"{folder.path}:{folder.checksum}", str(on), dtype)
         # Loaded once per process, device and dtype while it is in use.
         self._model = _OPENED[key] = _OPENED.get(key) or _Model(folder, on, dtype)
@@ -121,7 +121,7 @@ class _Model:
         model = self._model
         pixels = self._processor(images=image, return_tensors="pt")["pixel_values"]
         with self._lock, torch.inference_mode(), exact_float32(self._device):
-            grid = model.image_embedder(pixels.to(self._device, self._dtype))[0].float()
+            grid = model.image_embedder(on_device(pixels.to(self._dtype), self._device))[0].float()
             features = grid.flatten(1, 2)
             scores = model.objectness_predictor(features)[0].sigmoid()
             centre, side = model.box_predictor(features, grid)[0].split(2, dim=-1)

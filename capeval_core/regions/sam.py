@@ -24,7 +24,7 @@ from capeval_core.inputs.decoding import resized
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import scaling_problems, shown, size_problems
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact_float32, on_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource
@@ -146,7 +146,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     def embed(self, image: Image.Image) -> Tensor:
         """(1, channels, side, side) float32 features of an image, for `decode`."""
         model: Any = self.model
-        pixels = self.preprocess(image)[None].to(self.device)
+        pixels = on_device(self.preprocess(image)[None], self.device)
         with self._lock, torch.inference_mode(), exact_float32(self.device):
             features: Tensor = model.get_image_embeddings(pixels)
         return features
@@ -162,7 +162,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
             size: (height, width) of the image.
         """
         model: Any = self.model
-        scaled = torch.from_numpy(self.scaled(corners, size)).to(self.device)
+        scaled = on_device(torch.from_numpy(self.scaled(corners, size)), self.device)
         logits, quality = [], []
         with self._lock, torch.inference_mode(), exact_float32(self.device):
             for start in range(0, len(scaled), _BOXES):

@@ -30,7 +30,7 @@ class Suppression:
     at_bound: bool = False
 
     @property
-    def _bound(self) -> np.float32:
+    def bound(self) -> np.float32:
         """The bound in float32, rounded as in Caffe's kernel; below the number itself for torchvision's >."""
         bound = np.float32(self.overlap)
         if not self.at_bound and float(bound) > self.overlap:
@@ -55,7 +55,7 @@ class Suppression:
         areas = (x1 - x0 + one) * (y1 - y0 + one), (u1 - u0 + one) * (v1 - v0 + one)
         with np.errstate(invalid="ignore", divide="ignore"):  # empty boxes: 0 / 0 is no overlap
             ratio = shared / (areas[0] + areas[1] - shared)
-        enough: Booleans = ratio >= self._bound if self.at_bound else ratio > self._bound
+        enough: Booleans = ratio >= self.bound if self.at_bound else ratio > self.bound
         return enough
 
     def best(self, boxes: Floats, most: int) -> Integers:

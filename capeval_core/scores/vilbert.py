@@ -239,12 +239,12 @@ class VilbertScore(RegionMetric):
             batch_size=self.options.batch_size,
         )
         for rows, image in zip(sharing, images, strict=True):
-            features = iter(image.features or [])
+            features = zip(image.features or [], image.on_device, strict=True)
             found: dict[int, EncodedRow] = {}
             for row in rows:
                 tokens, caption = self.encoder.tokenizer.encode(texts[row]), None
                 if image.features is not None:
-                    own = [EncodedText(ids, next(features)) for ids in tokens.ids]
+                    own = [EncodedText(ids, *next(features)) for ids in tokens.ids]
                     caption = EncodedCaption(own[0], own[1:])
                 group = image.key and boxes[row].content
                 found[row] = EncodedRow(caption, group, image.error, sum(tokens.truncated))

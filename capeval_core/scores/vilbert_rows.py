@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from capeval_core.matching.greedy import GreedyMatch, greedy_match
+from capeval_core.models.copies import rows_on_device
+from capeval_core.models.device import DTYPES
 from capeval_core.rows import lists
 from capeval_core.scores.idf import TokenIdf
 
@@ -24,10 +26,14 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A text in the light of an image: its token ids, and the features of all its tokens, (rows, hidden)."""
+    """A text in the light of an image: its token ids, and the features of all its tokens, (rows, hidden).
+
+    on_device: the same on CUDA, where they are there already.
+    """
 
     ids: Ids
     features: Floats
+    on_device: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Matcher:
 
     def __init__(self, encoder: VilbertEncoder, idf: TokenIdf | None) -> None:
         self.encoder, self.idf = encoder, idf
+        self.on_device = encoder.device.type == "cuda"
 
     def columns(self, captions: Sequence[EncodedCaption | None]) -> dict[str, pa.Array]:
         """The columns of `VilbertScore.ROW`; null where there is None."""
@@ -90,7 +97,8 @@ class Matcher:
 
     def matched_words(self, captions: Iterable[EncodedCaption], *, indices: bool = False) -> GreedyMatch:
         """Words of captions matched with words of each reference, pair by pair."""
-        return self._match(captions, self.words, return_maxima=True, return_indices=indices)
+        settings = {"return_maxima": True, "return_indices": indices}
+        return self._match(captions, lambda text: self.encoder.words(text.ids), **settings)
 
     def matched_as_released(self, captions: Iterable[EncodedCaption]) -> GreedyMatch:
         """What the released script matches.
@@ -114,25 +122,35 @@ class Matcher:
         length = self.encoder.tokenizer.context_length
         return self._match(
             chosen,
-            lambda text: text.features[1 : len(text.ids)],
+            lambda text: slice(1, len(text.ids)),
             x_padded=[len(texts[0][row].ids) < length for row in owner],
             y_padded=[len(text.ids) < length for text in texts[1]],
             **settings,
         )
 
-    def _match(self, captions: Iterable[EncodedCaption], rows: Any, **settings: Any) -> GreedyMatch:
+    def _match(
+        self, captions: Iterable[EncodedCaption], rows: Callable[[EncodedText], slice], **settings: Any
+    ) -> GreedyMatch:
+        """The greedy matching of chosen rows, on the encoder's device if that is CUDA; values on the CPU."""
         chosen = list(captions)
         sides = [[caption.caption for caption in chosen], [t for c in chosen for t in c.references]]
-        x, y = ([rows(text) for text in side] for side in sides)
-        empty = np.empty((0, self.encoder.hidden_size), dtype=np.float32)
-        return greedy_match(
-            torch.from_numpy(np.concatenate([empty, *x])),
-            torch.from_numpy(np.concatenate([empty, *y])),
-            [len(own) for own in x],
-            [len(own) for own in y],
-            x_of_pair=[row for row, caption in enumerate(chosen) for _ in caption.references],
-            **settings,
-        )
+        x, y = (self._packed(side, rows) for side in sides)
+        x_lengths, y_lengths = ([len(text.features[rows(text)]) for text in side] for side in sides)
+        owner = [row for row, caption in enumerate(chosen) for _ in caption.references]
+        return greedy_match(x, y, x_lengths, y_lengths, x_of_pair=owner, **settings).to("cpu")
+
+    def _packed(self, texts: Sequence[EncodedText], rows: Callable[[EncodedText], slice]) -> torch.Tensor:
+        """Chosen rows of texts, one text after another; those that are not on CUDA yet get there at once."""
+        device, width = self.encoder.device, self.encoder.hidden_size
+        if not self.on_device:
+            empty = np.empty((0, width), dtype=np.float32)
+            return torch.from_numpy(np.concatenate([empty, *(text.features[rows(text)] for text in texts)]))
+        dtype = DTYPES[self.encoder.dtype]
+        on_host = [text.features for text in texts if text.on_device is None]
+        copied = rows_on_device(device, [np.empty((0, width), dtype=np.float32), *on_host], dtype)
+        copies = iter(torch.split(copied, [len(features) for features in on_host]))
+        parts = [next(copies) if text.on_device is None else text.on_device for text in texts]
+        return torch.cat([copied[:0], *(part[rows(text)] for part, text in zip(parts, texts, strict=True))])
 
     def weights(self, text: EncodedText) -> list[float]:
         """The weight of each word; words of which none has a weight count alike."""

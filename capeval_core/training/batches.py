@@ -12,6 +12,7 @@ from torch import Tensor
 from capeval_core.encoders.tokenizers import Ids, WordPiece
 from capeval_core.encoders.uniter import RegionInput
 from capeval_core.encoders.uniter_model import Uniter
+from capeval_core.models.copies import rows_on_device
 from capeval_core.training.masking import mask_words
 from capeval_core.training.order import CaptionData
 
@@ -36,7 +37,7 @@ class Batch:
         """Embedded boxes of each text's image; those of an image are embedded once."""
         weight = model.pooler.weight
         features, positions = (
-            torch.from_numpy(np.concatenate(arrays)).to(weight.device)
+            rows_on_device(weight.device, arrays, weight.dtype)
             for arrays in ([r.features for r in self.regions], [r.positions for r in self.regions])
         )
         counts = [len(regions.positions) for regions in self.regions]

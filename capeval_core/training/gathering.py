@@ -14,7 +14,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, accelerator: Any) -> Tensor:
         ctx.accelerator, ctx.count = accelerator, len(rows)
-        gathered: Tensor = accelerator.gather(rows.contiguous())
+        gathered: Tensor = accelerator.gather(rows.to(accelerator.device).contiguous())
         return gathered
 
     @staticmethod

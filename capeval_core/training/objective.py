@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,8 @@ CORRELATION, VALIDATION = "correlation", "validation_loss"
 """What trainings are judged by: correlation with human judgements, loss on images that are held out."""
 Terms = dict[str, tuple[float, int]]
 """For the log: sum and number of the losses of each kind."""
+ReadTerms = Callable[[], Terms]
+"""Reads them from the device, once: it waits for all that was launched before."""
 
 
 class Objective(Protocol):
@@ -31,8 +33,8 @@ class Objective(Protocol):
     def batch(self, phase: str, number: int) -> Any:
         """A batch of a phase, from the training's seed and the number alone; made in another thread."""
 
-    def losses(self, phase: str, batch: Any) -> tuple[Tensor, Terms]:
-        """The loss of a batch, and its terms."""
+    def losses(self, phase: str, batch: Any) -> tuple[Tensor, ReadTerms]:
+        """The loss of a batch, and what reads its terms; itself it does not wait for the device."""
 
     def end_step(self) -> None:
         """Bring back into its bounds what a step has moved out of them."""
@@ -69,6 +71,16 @@ def terms_of(losses: Tensor, kinds: NDArray[Any]) -> Terms:
         str(kind): (float(values[kinds == kind].sum()), int((kinds == kind).sum()))
         for kind in np.unique(kinds)
     }
+
+
+def scalar_terms(losses: Mapping[str, Tensor]) -> Terms:
+    """Losses of one number each, read together.
+
+    >>> scalar_terms({"words": torch.tensor(0.5), "boxes": torch.tensor(2.0)})
+    {'words': (0.5, 1), 'boxes': (2.0, 1)}
+    """
+    values: list[float] = torch.stack([loss.detach() for loss in losses.values()]).tolist()
+    return {name: (value, 1) for name, value in zip(losses, values, strict=True)}
 
 
 def matching_loss(logits: Tensor, group_size: int) -> Tensor:

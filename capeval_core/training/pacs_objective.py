@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from capeval_core.models.device import on_device
 from capeval_core.training.gathering import gather_rows
-from capeval_core.training.objective import VALIDATION, Looks, Terms
+from capeval_core.training.objective import VALIDATION, Looks, ReadTerms, scalar_terms
 from capeval_core.training.pacs import (
     GENERATED_CAPTIONS,
     GENERATED_IMAGES,
@@ -96,28 +97,27 @@ class PacsObjective:
             torch.from_numpy(caption),
         )
 
-    def losses(self, phase: str, batch: PairBatch) -> tuple[Tensor, Terms]:
+    def losses(self, phase: str, batch: PairBatch) -> tuple[Tensor, ReadTerms]:
         terms = self.terms(batch, lambda rows: gather_rows(rows, self.accelerator))
         loss = positive_augmented_loss(terms, self.training.weights)
-        scalars: Terms = {name: (term.item(), 1) for name, term in terms.items()}
-        return loss, {**scalars, "all": (loss.item(), 1)}
+        return loss, lambda: scalar_terms({**terms, "all": loss})
 
     def terms(self, batch: PairBatch, gather: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """The terms of eq. 3 that are switched on and have pairs, over the rows that `gather` gives."""
         model: Trained = self.model
         device = model.scale.device
-        images = gather(model.images(batch.images.to(device)))
+        images = gather(model.images(on_device(batch.images, device)))
         texts = gather(model.texts(_on(batch.texts, device)))
         terms = {REAL: info_nce(images, texts, model.scale)}
         if batch.generated_images is not None:
-            generated = gather(model.images(batch.generated_images.to(device)))
-            present = gather(batch.with_image.to(device))
-            if present.any():
+            generated = gather(model.images(on_device(batch.generated_images, device)))
+            present = _places(batch.with_image, gather, device)
+            if len(present):
                 terms[GENERATED_IMAGES] = info_nce(generated[present], texts[present], model.scale)
         if batch.generated_texts is not None:
             generated = gather(model.texts(_on(batch.generated_texts, device)))
-            present = gather(batch.with_caption.to(device))
-            if present.any():
+            present = _places(batch.with_caption, gather, device)
+            if len(present):
                 terms[GENERATED_CAPTIONS] = info_nce(images[present], generated[present], model.scale)
         return terms
 
@@ -164,4 +164,12 @@ def even_parts(pairs: Pairs, most: int) -> Iterator[Pairs]:
 
 def _on(texts: Any, device: torch.device) -> Any:
     """Outputs of a tower on a device; token ids as they are."""
-    return texts.to(device) if isinstance(texts, Tensor) else texts
+    return on_device(texts, device) if isinstance(texts, Tensor) else texts
+
+
+def _places(present: Tensor, gather: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """Places of the rows of all processes that are present; one process does not wait for its device."""
+    gathered = gather(present)
+    if gathered is not present:  # several processes, which gather on their devices
+        gathered = gathered.cpu()
+    return on_device(gathered.nonzero()[:, 0], device)

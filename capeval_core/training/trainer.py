@@ -117,10 +117,11 @@ class Trainer:
             with torch.autocast(
                 self.accelerator.device.type, torch.bfloat16, training.precision == "bfloat16"
             ):
-                loss, terms = self.objective.losses(phase.name, batch)
+                loss, read_terms = self.objective.losses(phase.name, batch)
+            (loss / training.accumulation).backward()  # type: ignore[no-untyped-call]
+            terms = read_terms()
             if not all(math.isfinite(total) for total, _ in terms.values()):
                 raise self._diverged("the loss")
-            (loss / training.accumulation).backward()  # type: ignore[no-untyped-call]
             progress.add(terms)
         self._average_gradients()
         if training.clip:

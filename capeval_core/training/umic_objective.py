@@ -16,7 +16,7 @@ from capeval_core.encoders.uniter_model import Uniter
 from capeval_core.judgements.captions import Judgements
 from capeval_core.training.batches import Batch, Batches, token_states
 from capeval_core.training.masking import mask_id
-from capeval_core.training.objective import Looks, Terms, matching_loss, terms_of
+from capeval_core.training.objective import Looks, ReadTerms, matching_loss, scalar_terms, terms_of
 from capeval_core.training.order import CaptionData
 from capeval_core.training.region_store import RegionStore
 from capeval_core.training.umic import RANKING, WORDS, UmicTraining, ranking_loss
@@ -62,14 +62,14 @@ class UmicObjective:
             return self.batches.masked(number, self.training.masked)
         return self.batches.groups(number)
 
-    def losses(self, phase: str, batch: Batch) -> tuple[Tensor, Terms]:
+    def losses(self, phase: str, batch: Batch) -> tuple[Tensor, ReadTerms]:
         model, regions = self.model, batch.embedded(self.model)
         if batch.masked is not None:
             places, tokens = (torch.tensor(part, device=regions[0].device) for part in batch.masked)
             states = token_states(model, regions, batch.texts)[places]
             logits = states @ model.embeddings.word_embeddings.weight.T
             loss = functional.cross_entropy(logits, tokens)
-            return loss, {"words": (loss.item(), 1)}
+            return loss, lambda: scalar_terms({"words": loss})
         size = len(batch.texts) // len(batch.regions)
         kinds = np.array(batch.kinds).reshape(-1, size)
         if phase == RANKING:
@@ -78,7 +78,7 @@ class UmicObjective:
         else:
             losses = matching_loss(model.matching_logits(regions, batch.texts), size)
             loss = losses[:, 0].mean() + losses[:, 1:].mean()
-        return loss, terms_of(losses, kinds)
+        return loss, lambda: terms_of(losses, kinds)
 
     def end_step(self) -> None:
         """Nothing has bounds."""

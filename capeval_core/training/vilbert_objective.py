@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from capeval_core.encoders.tokenizers import Ids, WordPiece
 from capeval_core.encoders.vilbert import LocatedBoxes, VilbertEncoder
+from capeval_core.models.device import on_device
 from capeval_core.training.groups import FOIL
 from capeval_core.training.masking import MaskedWords, mask_boxes, mask_id, mask_words
-from capeval_core.training.objective import Terms, matching_loss, terms_of
+from capeval_core.training.objective import ReadTerms, Terms, matching_loss, scalar_terms, terms_of
 from capeval_core.training.order import CaptionData
 from capeval_core.training.vilbert import MATCHING, VilbertPretraining, VilbertTraining
 from capeval_core.weights.folder import WeightsFolder
@@ -126,28 +127,33 @@ class VilbertObjective:
     def _words(self, ids: Ids) -> Ids:
         return ids[1:-1] if ids[-1] == self.tokenizer.end else ids[1:]
 
-    def losses(self, phase: str, batch: tuple[MaskedBatch, Groups | None]) -> tuple[Tensor, Terms]:
+    def losses(self, phase: str, batch: tuple[MaskedBatch, Groups | None]) -> tuple[Tensor, ReadTerms]:
         masked, groups = batch
-        loss, terms = self._masked_loss(masked)
+        terms = self._masked_losses(masked)
+        loss = torch.stack([*terms.values()]).sum()
         if groups is None:
-            return loss, terms
-        matching, more = self._matching_loss(groups)
-        return loss + matching, {**terms, **more}
+            return loss, lambda: scalar_terms(terms)
+        by_word, matching, right = self._matching_losses(groups)
+        terms["right_words"] = right
 
-    def _masked_loss(self, batch: MaskedBatch) -> tuple[Tensor, Terms]:
+        def read() -> Terms:
+            return {**scalar_terms(terms), **terms_of(by_word, groups.kinds)}
+
+        return loss + (matching + right), read
+
+    def _masked_losses(self, batch: MaskedBatch) -> dict[str, Tensor]:
         model, device = self.model, self.model.vilbert.device
         outputs = model(batch.words.texts, batch.images)
         rows = torch.tensor(rows_of_words(batch.words, self.tasks), device=device)
         tokens = torch.tensor(batch.words.tokens, device=device)
-        words = model.word_loss(torch.cat(outputs.text)[rows], tokens)
-        terms: Terms = {"words": (words.item(), 1)}
-        if not len(batch.features):
-            return words, terms
-        states = torch.cat(outputs.regions)[batch.hidden.to(device)]
-        boxes = model.region_loss(states, batch.features.to(device))
-        return words + boxes, {**terms, "boxes": (boxes.item(), 1)}
+        losses = {"words": model.word_loss(torch.cat(outputs.text)[rows], tokens)}
+        if len(batch.features):
+            states = torch.cat(outputs.regions)[on_device(batch.hidden, device)]
+            losses["boxes"] = model.region_loss(states, on_device(batch.features, device))
+        return losses
 
-    def _matching_loss(self, groups: Groups) -> tuple[Tensor, Terms]:
+    def _matching_losses(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each caption by its words; the loss of matching; that of right and wrong words."""
         model, size = self.model, groups.kinds.shape[1]
         outputs = model(groups.texts, groups.images)
         first = 1 + self.tasks
@@ -164,7 +170,7 @@ class VilbertObjective:
         loss = losses[:, 0].mean() + losses[:, 1:].mean()
         truth = torch.from_numpy(np.concatenate(groups.right)).to(word.device)
         right = functional.cross_entropy(word, truth, ignore_index=UNKNOWN_TRUTH)
-        return loss + right, {**terms_of(by_word, groups.kinds), "right_words": (right.item(), 1)}
+        return by_word, loss, right
 
     def end_step(self) -> None:
         """Nothing has bounds."""

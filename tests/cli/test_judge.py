@@ -136,7 +136,7 @@ def test_images_that_are_missing_cost_their_captions_alone(capeval: Capeval, own
     (own / "images" / "3.png").unlink()
     (own / "images" / "4.png").write_bytes(b"no image")
     ran = capeval(
-        "judge", "own", "--data", own, "--images", own / "images", "--weights", "pacs=tiny",
+        "judge", "own", "--data", own, "--images", own / "images", "--set", "pacs.weights=tiny",
         "--metrics", "pacs", "--resamples", 0,
     )  # fmt: skip
     assert ran.status == 0
@@ -166,6 +166,7 @@ def test_pools_and_pairs_have_tables_too(capeval: Capeval, own: Path, tmp_path: 
         (["judge", "flicker8k_cf"], "unknown set 'flicker8k_cf': did you mean 'flickr8k_cf'"),
         (["judge", "own"], "nothing to judge: name --metrics, or a file of --scores"),
         (["judge", "own", "--metrics", "pasc"], "unknown metric 'pasc': did you mean 'pacs'"),
+        (["judge", "own", "--metrics", "bleu,rougel,bleu"], "--metrics bleu,rougel,bleu: bleu comes twice"),
         (["judge", "own", "--metrics", "bleu"], "--data is missing: Own set comes from you. Put it into"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN/x"], "x: there is no such folder"),
         (
@@ -174,9 +175,12 @@ def test_pools_and_pairs_have_tables_too(capeval: Capeval, own: Path, tmp_path: 
         ),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--out", "OWN/references.json"], "is a file"),
         (["judge", "own", "--metrics", "bleu", "--set", "bleu"], "--set bleu: expected METRIC.OPTION=VALUE"),
-        (["judge", "own", "--metrics", "bleu", "--set", "blue.empty=score"], "'blue' is not among --metrics"),
+        (
+            ["judge", "own", "--metrics", "bleu", "--set", "blue.empty=score"],
+            "did you mean 'bleu'?",
+        ),
         (["judge", "own", "--metrics", "bleu", "--set", "bleu.empti=score"], "did you mean 'empty'"),
-        (["judge", "own", "--metrics", "pacs", "--weights", "pcas=tiny"], "'pcas' is not among --metrics"),
+        (["judge", "own", "--metrics", "pacs", "--weights", "pacs=tiny"], "--set pacs.weights=tiny"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--statistics", ""], "names no statistic"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--statistics", "tau"], "'tau': unknown"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN", "--labels", "x"], "(there is of pascal50s)"),

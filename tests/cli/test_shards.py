@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import capeval_core
-from capeval_core.integrations.ray import score_one
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from capeval_core.integrations.shards.plan import PlannedShard, plan_shards
+from capeval_core.integrations.shards.workers import score_one
 from capeval_core.models.batching import count_forwards
 from tests.cli.conftest import Ran
 from tests.integrations.shard_inputs import write_shards

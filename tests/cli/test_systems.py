@@ -307,18 +307,39 @@ def test_failures_are_said_once_for_all_metrics(score: Run, folder: Path) -> Non
 
 def test_options_are_for_all_or_for_one(score: Run, folder: Path) -> None:
     out = folder / "out.json"
-    assert score("pacs,refpacs,cider", "A", "--w", "3", "--w", "refpacs=1", "--json", out).status == 0
+    assert score("pacs,refpacs,cider", "A", "--w", "3", "--set", "refpacs.w=1", "--json", out).status == 0
     signatures = {metric: result.signature for (_, metric), result in results(written(out)).items()}
     assert "|w:3|" in signatures["pacs"] and "|w:1|" in signatures["refpacs"]
-    ran = score("pacs,refpacs", "A", "--weights", f"refpacs={folder / 'none'}")
+    ran = score("pacs,refpacs", "A", "--set", f"refpacs.weights={folder / 'none'}")
     assert ran.status == 2 and f"--weights {folder / 'none'} is neither a folder" in ran.err
 
 
 WRONG: dict[str, tuple[str, str, list[str], str]] = {
     "reranker": ("pacs,eco", "A", [], "use `capeval rerank`, which writes the chosen ones; leave eco out"),
+    "twice": ("pacs,cider,pacs", "A", [], "pacs,cider,pacs: pacs comes twice, name each metric once"),
     "option of none": ("pacs,cider", "A", ["--layer", "3"], "--layer is an option of vilbertscore, not of"),
     "weights of none": ("cider,bleu", "A", ["--weights", "tiny"], "--weights: cider,bleu have no weights"),
-    "number": ("pacs,clips", "A", ["--w", "clips=x"], "--w clips=x: expected a number"),
+    "number": ("pacs,clips", "A", ["--set", "clips.w=x"], "--w x: expected float"),
+    "of one": (
+        "pacs,clips",
+        "A",
+        ["--w", "clips=2"],
+        "option of one metric is --set clips.w=2",
+    ),
+    "of one without it": ("pacs,bleu", "A", ["--w", "bleu=2"], "is --set bleu.w=2"),
+    "set": (
+        "pacs,clips",
+        "A",
+        ["--set", "w=2"],
+        "--set w=2: expected METRIC.OPTION=VALUE",
+    ),
+    "set of others": (
+        "pacs,clips",
+        "A",
+        ["--set", "clip.w=2"],
+        "among the metrics: did you mean 'clips'?",
+    ),
+    "set of none": ("pacs,clips", "A", ["--set", "clips.lair=2"], "clips has no option 'lair'"),
     "range": ("pacs,clips", "A", ["--batch-size", "0"], "--batch-size 0: expected a number of at least 1"),
     "one caption": (
         "pacs,cider",
@@ -362,7 +383,7 @@ def test_all_missing_weights_are_said_with_the_metric_that_they_are_for(
     files = ["--candidates", folder / "A.json", "--images", folder / "images"]
     ran = capeval("score", "pacs,clips", *files)
     assert ran.status == 2
-    assert "pass --weights pacs=pacs-clip-vit-b-32" in ran.err and "pass --weights clips=" in ran.err
+    assert "pass --set pacs.weights=pacs-clip-vit-b-32" in ran.err and "pass --set clips.weights=" in ran.err
 
 
 def test_an_unknown_metric_among_several_is_named(capeval: Run) -> None:

@@ -57,7 +57,8 @@ def test_sequences_without_padding_agree_with_one_at_a_time() -> None:
     inputs = [region_input(each) for each in boxes]
     with torch.inference_mode():
         regions = [
-            model.embed_regions(torch.from_numpy(i.features), torch.from_numpy(i.positions)) for i in inputs
+            model.embed_regions(torch.from_numpy(i.features).float(), torch.from_numpy(i.positions))
+            for i in inputs
         ]
         texts = uniter().tokenizer.encode(TEXTS[:5]).ids
         expected = padded_logits(model, regions, texts)

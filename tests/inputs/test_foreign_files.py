@@ -238,6 +238,46 @@ def test_splits(tmp_path: Path) -> None:
     assert joined(tmp_path, "id,caption\n8,y\n", references).references == [["s"]]
 
 
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (
+            "test",
+            r"2 of 3 ids \('8', '9'\) have no .* 'test', but in 'train' and 'val': pass split=\"test,tr",
+        ),
+        (
+            "other",
+            r"3 of 3 .* 'other', but in 'test' and 'train' and 'val': pass split=\"test,train,val\"",
+        ),
+    ],
+)
+def test_references_of_another_split_are_named(tmp_path: Path, split: str, message: str) -> None:
+    images = [
+        {"filename": f"{n}.jpg", "split": part, "sentences": [{"raw": "r"}]}
+        for n, part in ((7, "test"), (8, "val"), (9, "train"), (1, "other"))
+    ]
+    (tmp_path / "dataset_flickr8k.json").write_text(json.dumps({"images": images}))
+    (tmp_path / "c.json").write_text('{"7": "x", "8": "y", "9": "z"}')
+    with pytest.raises(InputError, match=message):
+        read_collection(
+            tmp_path / "c.json", None, tmp_path / "dataset_flickr8k.json", options=FileOptions(split=split)
+        )
+
+
+def test_coco_references_are_found_by_the_names_of_files(tmp_path: Path) -> None:
+    """Also where the number of a name is the id of another image."""
+    images = [(7, "val2014/street.jpg"), (8, "9.jpg"), (9, "10.jpg")]
+    content = {
+        "images": [{"id": number, "file_name": name} for number, name in images],
+        "annotations": [{"image_id": number, "caption": f"r{number}"} for number, _ in images],
+    }
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    for written in ("street.jpg", "val2014/street.jpg", "street"):
+        (tmp_path / "c.json").write_text(json.dumps({written: "x", "9.jpg": "y"}))
+        found = read_collection(tmp_path / "c.json", None, tmp_path / "r.json")
+        assert found.references == [["r7"], ["r8"]] and found.entries == ["7", "8"]
+
+
 def test_images_of_karpathy_are_found_in_their_folders(tmp_path: Path) -> None:
     name = "COCO_val2014_000000000007.jpg"
     (tmp_path / "coco" / "val2014").mkdir(parents=True)

@@ -49,3 +49,20 @@ def test_pixels_are_pinned_for_every_version() -> None:
         for ours, _ in all_resized(mode):
             digest.update(ours.tobytes())
     assert digest.hexdigest()[:16] == "8cc45cdc03c41957"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_box_is_a_part_of_the_whole(mode: str) -> None:
+    rng = np.random.default_rng(len(mode))
+    for shape in SHAPES:
+        image = noise(mode, *shape)
+        for width, height in [*SIZES, (20, shape[1]), (shape[0], 20), shape]:
+            (left, right), (top, bottom) = (
+                sorted(rng.choice(n + 1, 2, replace=False)) for n in (width, height)
+            )
+            box = int(left), int(top), int(right), int(bottom)
+            for method in METHODS:
+                part = resized(image, (width, height), method, box)
+                whole = resized(image, (width, height), method).crop(box)
+                assert (part.mode, part.size) == (whole.mode, whole.size)
+                assert part.tobytes() == whole.tobytes()

@@ -97,7 +97,7 @@ def test_what_cannot_run_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp
     package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(coco_java.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"METEOR and SPICE need pycocoevalcap.*pip install 'capeval\[ngram\]'"
+        ValueError, match=r'METEOR and SPICE need pycocoevalcap.*pip install "capeval\[ngram\]"'
     ):
         CocoScores(GTS, RES, metrics=["METEOR", "SPICE"])
     monkeypatch.setattr(coco_java.importlib.util, "find_spec", lambda name: package)

@@ -14,15 +14,27 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.integrations.ray import CaptionScorer, ImageDecoder, Workers, score_shards
+from capeval_core.cli import main
+from capeval_core.integrations.ray import CaptionScorer, ImageDecoder
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from capeval_core.integrations.shards.plan import plan_shards
+from capeval_core.integrations.shards.workers import (
+    FailedShard,
+    Workers,
+    fits,
+    gpus_of_each,
+    score_one,
+    score_shards,
+)
 from capeval_core.metric import CaptionMetric
+from tests.integrations import breaking
+from tests.integrations.breaking import BREAKS, BreakingPacS
 from tests.integrations.shard_inputs import workers, write_shards
 
 SIZE = 48  # of the network with the embedded small weights
@@ -224,8 +236,6 @@ def test_a_ray_pipeline_decodes_on_cpus_and_scores_in_actors(cluster: str, expec
 
 
 def test_a_killed_worker_costs_no_row(cluster: str, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     uids = write_shards(tmp_path / "in", shards=6, rows=400)
     shards = plan_shards([f"{tmp_path}/in/*.parquet"], str(tmp_path / "out"))
     scorer = BatchScorer("pacs", weights="tiny")
@@ -245,3 +255,134 @@ def test_a_killed_worker_costs_no_row(cluster: str, tmp_path: Path) -> None:
     assert killed and all(isinstance(result, ShardResult) for result in results)
     tables = [pq.read_table(shard.target) for shard in shards]
     assert [uid for table in tables for uid in table["uid"].to_pylist()] == uids
+
+
+def test_a_worker_whose_device_is_lost_fails_one_shard_and_is_replaced(cluster: str, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_shards(tmp_path / "in", shards=5, rows=20)
+    broken = tmp_path / "in" / "00001.parquet"
+    table = pq.read_table(broken)
+    captions = pa.array([BREAKS, *table["caption"].to_pylist()[1:]])
+    pq.write_table(table.set_column(table.column_names.index("caption"), "caption", captions), broken)
+    shards = plan_shards([f"{tmp_path}/in/*.parquet"], str(tmp_path / "out"))
+    scorer = BatchScorer(BreakingPacS(BreakingPacS.Options.of("pacs", {"weights": "tiny"})))
+    outcomes = {
+        Path(outcome.source).stem: outcome for outcome in score_shards(shards, scorer, Workers(1), {})
+    }
+    failed = outcomes.pop("00001")
+    assert isinstance(failed, FailedShard) and not failed.ends
+    assert failed.reason == "RuntimeError: CUDA error: device-side assert triggered"
+    # All others, though one process would have failed each after the first error.
+    assert all(isinstance(outcome, ShardResult) and not outcome.failed for outcome in outcomes.values())
+    assert len(outcomes) == 4 and not Path(shards[1].target).exists()
+
+
+def test_an_error_of_a_users_metric_fails_its_shard_in_this_process_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shards(tmp_path / "in", shards=1, rows=3)
+    monkeypatch.setattr(breaking, "_LOST", ["out of luck"])
+    scorer = BatchScorer(BreakingPacS(BreakingPacS.Options.of("pacs", {"weights": "tiny"})))
+    [shard] = plan_shards([f"{tmp_path}/in/*.parquet"], str(tmp_path / "out"))
+    outcome = score_one(shard, scorer, {})
+    reason = "RuntimeError: CUDA error: out of luck"
+    assert outcome == FailedShard(shard.source, reason, ends=False, unfit=True)
+
+
+@pytest.mark.parametrize("gpus", range(1, 9))
+def test_all_workers_have_a_share_of_one_gpu(gpus: int) -> None:
+    for number in range(1, 40):
+        share = gpus_of_each(number, gpus)
+        free, placed = [1.0] * gpus, 0
+        while placed < number and max(free) >= share - 1e-9:  # as Ray places them, one after another
+            free[free.index(max(free))] -= share
+            placed += 1
+        assert placed == number and fits(number, share, gpus), (number, share)
+        assert number > gpus or share == 1.0
+    assert not fits(gpus + 1, 0.6, gpus) and not fits(1, gpus + 1, gpus) and fits(1, gpus, gpus)
+
+
+def test_a_shard_that_kills_every_worker_is_given_up(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run goes on with the others, ends with status 1 and names it; the next run tries again."""
+    write_shards(tmp_path / "in", shards=4, rows=20)
+    deadly = tmp_path / "in" / "00001.parquet"
+    pq.write_table(pq.read_table(deadly)[:7], deadly)
+    deaths = tmp_path / "deaths"
+
+    def kill(rows: int) -> None:
+        if rows == 7:
+            with deaths.open("a") as file:
+                file.write("one\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def killing(*arguments: Any) -> Any:
+        return score_shards(*arguments[:-1], {**arguments[-1], "progress": kill})
+
+    given = ("--weights", "tiny", "--device", "cpu", "--input", f"{tmp_path}/in/*", "--workers", "2")
+    command = ["shards", "score", "pacs", *given, "--output", str(tmp_path / "out")]
+    with monkeypatch.context() as patched:
+        patched.setattr("capeval_core.commands.shards.score_shards", killing)
+        status = main(command)
+    out, err = capsys.readouterr()
+    assert status == 1 and deaths.read_text() == "one\n" * 3
+    assert "4 shards (1 without scores)" in out and "60 (0 failed" in out
+    assert f"{deadly}: 3 workers were killed as they scored this shard" in err
+    assert not (tmp_path / "out" / deadly.name).exists()
+    assert main([*command, "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "4 shards (3 finished before)" in out and "67 (0 failed" in out
+
+
+def test_what_a_worker_raises_ends_the_run(cluster: str, tmp_path: Path) -> None:
+    write_shards(tmp_path / "in", shards=1, rows=2)
+    shards = plan_shards([f"{tmp_path}/in/*"], str(tmp_path / "out"))
+    with pytest.raises(ZeroDivisionError):
+        list(
+            score_shards(
+                shards, BatchScorer("pacs", weights="tiny"), Workers(1), {"progress": lambda _: 1 // 0}
+            )
+        )
+
+
+def test_workers_that_cannot_start_end_the_run(cluster: str, tmp_path: Path) -> None:
+    write_shards(tmp_path / "in", shards=1, rows=2)
+    shards = plan_shards([f"{tmp_path}/in/*"], str(tmp_path / "out"))
+    with pytest.raises(OSError, match=r"workers die as they start: .*no scorer on this node"):
+        list(score_shards(shards, _Unpicklable("pacs", weights="tiny"), Workers(1), {}))
+
+
+class _Unpicklable(BatchScorer):
+    """A scorer of a package that workers do not have."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, ()
+
+
+def _load() -> None:
+    raise ImportError("no scorer on this node")
+
+
+def test_workers_that_are_killed_as_they_start_are_replaced(cluster: str, tmp_path: Path) -> None:
+    """More often than a shard is tried, since it is no shard's fault."""
+    write_shards(tmp_path / "in", shards=1, rows=2)
+    shards = plan_shards([f"{tmp_path}/in/*"], str(tmp_path / "out"))
+    starts = tmp_path / "starts"
+
+    def load(chosen: Any) -> Any:
+        with starts.open("a") as file:
+            file.write("one\n")
+        if starts.read_text().count("one") <= 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return BatchScorer(chosen, weights="tiny")
+
+    class Deadly(BatchScorer):
+        def __reduce__(self) -> tuple[Any, ...]:
+            return load, ("pacs",)
+
+    (result,) = score_shards(shards, Deadly("pacs", weights="tiny"), Workers(1), {})
+    assert isinstance(result, ShardResult) and result.rows == 2
+    assert starts.read_text() == "one\n" * 5

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capeval_core.phrases.ptb import _SIMPLE, PUNCTUATION, _tokens, ptb_text, ptb_tokens
+import capeval_core
+from capeval_core.phrases.ptb import _SIMPLE, PUNCTUATION, _kept, _tokens, ptb_text, ptb_tokens, shared_words
 
 HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "data"
@@ -145,3 +146,16 @@ def test_which_captions_are_read_at_once() -> None:
     assert not any(
         map(_SIMPLE, ["", " ", "a-b", "it's", "a dog.b", "a ,b", "1,5", ", a", "a!", "é", "a . b", "a\nb"])
     )
+
+
+def test_words_are_read_once_for_all_metrics_and_those_of_long_texts_are_not_kept() -> None:
+    captions, references = ["A dog's here.", "two cats"], [["a dog", "it's Rex"], ["cats, two"]]
+    _kept.cache_clear()
+    for name in ("bleu", "rougel", "ciderd"):
+        capeval_core.load(name).score(captions, references=references)
+    assert _kept.cache_info().misses == 5 and _kept.cache_info().hits > 5
+    long = "a dog runs. " * 20
+    assert shared_words(long) == ptb_tokens(long) and list(shared_words(captions[0])) == ptb_tokens(
+        captions[0]
+    )
+    assert _kept.cache_info().currsize == 5 and (_kept.cache_info().maxsize or 1 << 40) <= 1 << 16

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torchvision.ops import nms
 
+from capeval_core.regions.device_suppression import best_on_device
 from capeval_core.regions.suppression import Suppression, class_confidences
 
 Array = NDArray[Any]
@@ -73,6 +74,24 @@ def test_without_a_pixel_it_is_torchvisions(overlap: float) -> None:
     for of_class in range(9):
         kept = nms(torch.from_numpy(boxes), torch.from_numpy(scores[:, of_class].copy()), overlap)
         assert sorted(kept.tolist()) == np.flatnonzero(survives[:, of_class]).tolist()
+
+
+@pytest.mark.parametrize("rule", [CAFFE, PLAIN, Suppression(0.3), Suppression(0.7, pixel=1, at_bound=True)])
+def test_a_gpus_way_keeps_the_same_boxes(rule: Suppression) -> None:
+    for n in (0, 1, 40, 300):
+        boxes, scores = drawn(n, 1, seed=n)
+        boxes = boxes[np.argsort(-scores[:, 0], kind="stable")]
+        for most in (5, 1000):
+            kept = best_on_device(rule, torch.from_numpy(boxes), most)
+            assert kept.tolist() == rule.best(boxes, most).tolist()
+
+
+def test_a_gpus_way_follows_a_chain_to_its_end() -> None:
+    """Each box overlaps the next one only, so that whether the last one survives depends on all."""
+    x = np.arange(101, dtype=np.float32) * 4
+    boxes = np.stack([x, x * 0, x + 10, x * 0 + 10], axis=1)
+    kept = best_on_device(Suppression(0.4), torch.from_numpy(boxes), 1000)
+    assert kept.tolist() == list(range(0, 101, 2)) == Suppression(0.4).best(boxes, 1000).tolist()
 
 
 def test_the_bound_of_caffes_kernel_is_in_float32() -> None:

@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 
 from capeval_core.cache import FeatureCache
+from capeval_core.encoders import vilbert as vilbert_encoder
 from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.models.batching import count_forwards
 from capeval_core.ragged import Ragged
+from capeval_core.scores import vilbert_rows
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.vilbert import VilbertOptions, VilbertScore, f_score, weighted_means
 from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedText, Matcher
@@ -370,3 +372,38 @@ def test_an_explanation_says_which_word_met_which(weights: str) -> None:
     with pytest.raises(ValueError, match="no words to draw"):
         metric = opened(weights, evidence=True, empty="score")
         metric.score([""], boxes(0), [["a dog"]]).explain(0).plot()
+
+
+def test_features_that_stay_on_the_device_are_matched_there_with_those_of_the_cache(
+    weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of CUDA, on the CPU: rows on the device first, and copies of what the cache holds."""
+    images = boxes(0, 1, 2)
+    expected = opened(weights).score(CAPTIONS, images, REFERENCES)
+
+    class Keeping(vilbert_encoder._Run):
+        def __init__(self, *settings: Any) -> None:
+            super().__init__(*settings)
+            self.keeps = True
+
+    kept: list[list[bool]] = []
+
+    class Matching(Matcher):
+        def __init__(self, *settings: Any) -> None:
+            super().__init__(*settings)
+            self.on_device = True
+
+        def _packed(self, texts: Sequence[EncodedText], rows: Any) -> Any:
+            kept.append([text.on_device is not None for text in texts])
+            return super()._packed(texts, rows)
+
+    monkeypatch.setattr(vilbert_encoder, "_Run", Keeping)
+    monkeypatch.setattr(vilbert_rows, "Matcher", Matching)
+    metric = opened(weights)
+    for half in (slice(0, 2), slice(0, 3)):  # then the first two are in the cache
+        found = metric.score(CAPTIONS[half], images[half], REFERENCES[half])
+        assert found.scores == pytest.approx(expected.scores[half], abs=1e-6)
+        of_references = zip(found.parts["reference_f"], expected.parts["reference_f"][half], strict=True)
+        assert all(own == pytest.approx(other, abs=1e-6) for own, other in of_references)
+    assert kept[:2] == [[True] * 2, [True] * 4]
+    assert kept[4:6] == [[False, False, True], [False] * 4 + [True] * 2]

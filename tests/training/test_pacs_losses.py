@@ -84,7 +84,8 @@ def test_the_loss_weighs_three_terms_and_leaves_out_pairs_without_a_positive() -
     image = torch.tensor([True, True, False, True, True])
     caption = torch.tensor([True, False, False, True, True])
     batch = PairBatch(v, t, made_v, image, made_t, caption)
-    loss, terms = objective(Identity(0.5)).losses("contrast", batch)
+    loss, read = objective(Identity(0.5)).losses("contrast", batch)
+    terms = read()
     expected = {
         REAL: looped(v, t, 0.5),
         GENERATED_IMAGES: looped(made_v[image], t[image], 0.5),
@@ -97,8 +98,8 @@ def test_the_loss_weighs_three_terms_and_leaves_out_pairs_without_a_positive() -
 
 def test_a_batch_without_any_positive_has_the_real_term_alone() -> None:
     v, t, none = rows(3, 0), rows(3, 1), torch.zeros(3, dtype=torch.bool)
-    loss, terms = objective(Identity(1.0)).losses("contrast", PairBatch(v, t, v, none, t, none))
-    assert terms.keys() == {REAL, "all"} and float(loss) == pytest.approx(looped(v, t, 1.0))
+    loss, read = objective(Identity(1.0)).losses("contrast", PairBatch(v, t, v, none, t, none))
+    assert read().keys() == {REAL, "all"} and float(loss) == pytest.approx(looped(v, t, 1.0))
 
 
 def test_a_weight_of_0_switches_a_term_off() -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from capeval_core.demo import KINDS, DemoItem
 from capeval_core.description import describe_metric
 from capeval_core.errors import Detail, Index, Piece, Problem, Setting, Words
-from capeval_core.inputs.media import ARGUMENTS
+from capeval_core.inputs.media import ARGUMENTS, medium_of
 from capeval_core.metric import CaptionMetric
 
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
@@ -65,7 +65,7 @@ class PageWords(Words):
         inner = index[1] if isinstance(index, tuple) and len(index) > 1 else None
         if argument == "references":
             return "the list of references" if inner is None else f"reference {int(inner) + 1}"
-        names = {"captions": "the caption", **{name: f"the {name.removesuffix('s')}" for name in ARGUMENTS}}
+        names = {"captions": "the caption", **{name: f"the {medium_of(name)}" for name in ARGUMENTS}}
         return names.get(argument) or super().argument(argument, index)
 
     def line(self, problem: Problem, indices: Sequence[Index] = ()) -> str:

@@ -15,11 +15,12 @@ from typing import IO, Any
 import fsspec
 
 from capeval_core.errors import NUL, FileError, file_problem, wrong_option
+from capeval_core.project import install_command
 from capeval_core.values import described, has_nul
 from capeval_core.writing import whole_file
 
 _PART = 8 << 20  # bytes read at a time
-_INSTALL = {"s3": 'pip install "capeval[s3]"', "gs": "pip install gcsfs", "gcs": "pip install gcsfs"}
+_INSTALL = {"s3": install_command("s3"), "gs": "pip install gcsfs", "gcs": "pip install gcsfs"}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from capeval_core.cache import ImageFirst
 from capeval_core.errors import Problem, ProblemsError, Words, wrong_option
-from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.media import argument_of, medium_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.opening import ChosenMetric
 from capeval_core.metric import CaptionMetric
@@ -101,10 +101,15 @@ class BatchScorer:
         return str(self._chosen.options.empty)
 
     @property
+    def device(self) -> str | None:
+        """The option `device` of the metric."""
+        return self._chosen.options.device
+
+    @property
     def visual(self) -> str | None:
         """The column of visuals: "image" or "video"; None for a metric on texts alone."""
         argument = argument_of(self.metric_class.media)
-        return None if argument is None else argument.removesuffix("s")
+        return None if argument is None else medium_of(argument)
 
     @property
     def columns(self) -> list[str]:

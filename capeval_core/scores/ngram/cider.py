@@ -20,7 +20,7 @@ from capeval_core.inputs.texts import check_references
 from capeval_core.options import CorpusOptions
 from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.ngrams import LONGEST, Floats, Tokens, length_penalty, sums_by
-from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.phrases.ptb import shared_words
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
 from capeval_core.rows import column, fixed_lists, lists, of_fixed_lists, row_schema
@@ -127,7 +127,7 @@ class Cider(NgramMetric):
         problems = Problems()
         documents = check_references(texts, None, self.options.empty, problems)
         problems.raise_if_any()
-        words = {text: ptb_tokens(text) for row in documents or [] for text in row}
+        words = {text: shared_words(text) for row in documents or [] for text in row}
         return document_frequencies([[words[text] for text in row] for row in documents or []])
 
     def corpus(self, samples: Samples) -> list[Any]:

@@ -21,7 +21,7 @@ from capeval_core.phrases.ngrams import (
     reciprocal,
     sums_by,
 )
-from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.phrases.ptb import shared_words
 from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 
 
@@ -37,7 +37,7 @@ class WeightedNgrams:
     inverse: Floats
 
 
-def words_of(samples: Samples, tokens: Callable[[str], Tokens] = ptb_tokens) -> list[list[Tokens]]:
+def words_of(samples: Samples, tokens: Callable[[str], Tokens] = shared_words) -> list[list[Tokens]]:
     """Per row the words of its caption, then those of each of its references; equal texts are read once."""
     rows = [[c, *r] for c, r in zip(samples.captions, samples.references or [], strict=True)]
     words = {text: tokens(text) for text in {text for row in rows for text in row}}

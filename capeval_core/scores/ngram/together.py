@@ -9,7 +9,7 @@ import pyarrow as pa
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.options import CorpusOptions
 from capeval_core.phrases.ngrams import Tokens
-from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.phrases.ptb import shared_words
 from capeval_core.result import Result
 from capeval_core.rows import TEXTS_AT_ONCE
 from capeval_core.scores.ngram.cider import document_frequencies
@@ -18,7 +18,7 @@ from capeval_core.scores.ngram.metric import NgramMetric, common_of
 
 
 def score_together(
-    metrics: Sequence[NgramMetric], samples: Samples, tokens: Callable[[str], Tokens] = ptb_tokens
+    metrics: Sequence[NgramMetric], samples: Samples, tokens: Callable[[str], Tokens] = shared_words
 ) -> list[Result]:
     """The result of each metric, as its `score` gives it.
 

@@ -1,4 +1,4 @@
-"""Systems by metrics: tests against a baseline, the table in all formats, and the file of `--json`."""
+"""Output of several systems: tests against a baseline, tables in all formats, the page, `--json`."""
 
 from __future__ import annotations
 
@@ -121,9 +121,8 @@ def _correction(tested: int) -> str:
 def _test(system: Result, baseline: Result, one_run: bool) -> Comparison | str:
     """The test of a system's mean minus the baseline's, or why there is none."""
     try:
-        return (replace(system, signature=baseline.signature) if one_run else system).compare(
-            baseline, level=LEVEL
-        )
+        compare = system.compare_within_run if one_run else system.compare
+        return compare(baseline, level=LEVEL)
     except ValueError as error:
         return str(error)
 

@@ -1,0 +1,263 @@
+"""CLIP's transformers on CUDA, on packed rows, with as few passes over memory as PyTorch and Triton allow.
+
+Beside its matrix products a block reads and writes little: a layer norm in one pass, an activation in place,
+and residual sums inside the products, which begin from x instead of from zero. Biases of those products
+are not added to x but kept as a vector, `shift`, that the next norm adds: x + shift is the block's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Any, Protocol
+from warnings import warn
+
+import torch
+from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
+from torch import Tensor
+from torch.nn import functional
+
+from capeval_core.models.device import on_device, triton_version
+
+_OLDEST_TRITON = (3, 4)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Which steps run as kernels of our own; PyTorch does the others.
+
+    passes: norms, activations, patches of images. attention: that of short causal sequences in 16 bits; the
+    full products of float32 do not fit into registers.
+    products: the MLP's first product together with its activation, on GPUs from Hopper on.
+    """
+
+    passes: bool = True
+    attention: bool = True
+    products: bool = False
+
+
+PYTORCH = Kernels(passes=False, attention=False)
+
+
+@cache
+def usable_kernels(device: torch.device) -> Kernels:
+    """The default on a device: our kernels where Triton compiles them, and they do what PyTorch does."""
+    version = triton_version()
+    if version is None or version < _OLDEST_TRITON:
+        return PYTORCH
+    try:
+        from capeval_core.encoders import cuda_kernels
+
+        x = torch.linspace(-2, 2, 4 * 64, device=device).view(4, 64)
+        one, zero = torch.ones(64, device=device), torch.zeros(64, device=device)
+        ours, expected = cuda_kernels.norm(x, zero, one, zero, 1e-5), functional.layer_norm(x, (64,))
+        if torch.allclose(ours, expected, atol=1e-5):
+            return Kernels()
+        reason = f"they are off by {float((ours - expected).abs().max()):.1e}"
+    except Exception as error:  # a compiler that is missing, a driver that is too old, in any words
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    warn(f"Triton kernels cannot be used on {device}, PyTorch's are slower ({reason})", stacklevel=2)
+    return PYTORCH
+
+
+class Attention(Protocol):
+    """Attention over packed rows, (rows, width) each. With `chosen`, queries are of chosen rows alone."""
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chosen: bool) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Every row sees all rows of its sequence; all `sequences` are equally long."""
+
+    sequences: int
+    heads: int
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chosen: bool) -> Tensor:
+        q, k, v = (by_head(t, self.sequences, self.heads) for t in (query, keys, values))
+        attended = functional.scaled_dot_product_attention(q, k, v)
+        return attended.transpose(1, 2).reshape(query.shape)
+
+
+class Causal:
+    """Sequences of sorted lengths, each after the prefix that is at the front: a row sees those before it.
+
+    lengths: rows of each, without the prefix. With a prefix its own rows come first, as one more sequence.
+    like: a tensor of the device and dtype.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], prefix: int, heads: int, kernels: Kernels, like: Tensor
+    ) -> None:
+        self.lengths, self.prefix, self.heads, device = lengths, prefix, heads, like.device
+        self.ours = kernels.attention and like.dtype != torch.float32
+        sizes = torch.tensor(lengths)
+        firsts = prefix + sizes.cumsum(0) - sizes
+        self.ends = on_device(firsts + sizes - 1, device)
+        if self.ours:
+            from capeval_core.encoders import cuda_kernels
+
+            self.runs = cuda_kernels.runs_of(lengths)
+            self.firsts, self.sizes = on_device(firsts, device), on_device(sizes, device)
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chosen: bool) -> Tensor:
+        parts = []
+        if self.prefix and not chosen:
+            own = slice(self.prefix)
+            parts.append(self._grouped(query[own], keys[own], values[own], [(0, 1, self.prefix)], 0, False))
+        if self.ours:
+            from capeval_core.encoders import cuda_kernels
+
+            out = cuda_kernels.causal_attention(
+                query, keys, values, self.heads, self.firsts, self.sizes, self.runs, self.prefix, chosen
+            )
+            if parts:
+                out[: self.prefix] = parts[0]
+            return out
+        row, groups = self.prefix, []
+        for length, same in groupby(self.lengths):
+            count = sum(1 for _ in same)
+            groups.append((row, count, length))
+            row += count * length
+        parts.append(self._grouped(query, keys, values, groups, self.prefix, chosen))
+        return torch.cat(parts)
+
+    def _grouped(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        groups: Sequence[tuple[int, int, int]],
+        prefix: int,
+        chosen: bool,
+    ) -> Tensor:
+        """PyTorch's attention, group by group of equal lengths: first row, sequences, length of each."""
+        attended, done = [], 0
+        for row, count, length in groups:
+            rows = slice(row, row + count * length)
+            own = query[done : done + count] if chosen else query[rows]
+            done += count
+            q, k, v = (by_head(t, count, self.heads) for t in (own, keys[rows], values[rows]))
+            if prefix:
+                k, v = (
+                    torch.cat([by_head(t[:prefix], 1, self.heads).expand(count, -1, -1, -1), rest], dim=2)
+                    for t, rest in ((keys, k), (values, v))
+                )
+            mask = None
+            if not chosen and prefix:
+                mask = torch.ones(length, prefix + length, dtype=torch.bool, device=q.device).tril(prefix)
+            causal = not chosen and not prefix
+            result = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+            attended.append(result.transpose(1, 2).reshape(own.shape))
+        return torch.cat(attended)
+
+
+def by_head(rows: Tensor, sequences: int, heads: int) -> Tensor:
+    """(sequences, heads, length, head width) view of (rows, width)."""
+    length, width = len(rows) // sequences, rows.shape[1]
+    return rows.view(sequences, length, heads, width // heads).transpose(1, 2)
+
+
+def run_packed(
+    blocks: Sequence[ResidualAttentionBlock],
+    x: Tensor,
+    attention: Attention,
+    kernels: Kernels,
+    chosen: Tensor | slice | None = None,
+) -> Tensor:
+    """(rows, width) output of all blocks on packed rows x (rows, width), which are overwritten.
+
+    With `chosen` rows the output is theirs alone: of the last block, the others get keys and values only.
+    """
+    if not kernels.passes:
+        return _run_plain(blocks, x, attention, chosen)
+    from capeval_core.encoders import cuda_kernels
+
+    # What the products have left out of x, before each norm: in float32, since they are many.
+    biases = [bias for block in blocks for bias in (block.attn.out_proj.bias, block.mlp.c_proj.bias)]
+    shifts = torch.stack([torch.zeros_like(biases[0]), *biases]).float().cumsum(0)
+    for depth, block in enumerate(blocks):
+        first, second = block.ln_1, block.ln_2
+        normed = cuda_kernels.norm(x, shifts[2 * depth], first.weight, first.bias, first.eps)
+        pooled = chosen if depth == len(blocks) - 1 else None
+        attended = attention(*project(block, normed, pooled), pooled is not None)
+        x = x if pooled is None else x[pooled].clone()
+        x.addmm_(attended, block.attn.out_proj.weight.t())
+        normed = cuda_kernels.norm(x, shifts[2 * depth + 1], second.weight, second.bias, second.eps)
+        x.addmm_(_hidden(block.mlp, normed, kernels), block.mlp.c_proj.weight.t())
+    return x.add_(shifts[-1])
+
+
+def _run_plain(
+    blocks: Sequence[ResidualAttentionBlock], x: Tensor, attention: Attention, chosen: Tensor | slice | None
+) -> Tensor:
+    for depth, block in enumerate(blocks):
+        pooled = chosen if depth == len(blocks) - 1 else None
+        attended = attention(*project(block, block.ln_1(x), pooled), pooled is not None)
+        x = (x if pooled is None else x[pooled]) + block.attn.out_proj(attended)
+        x += block.mlp(block.ln_2(x))
+    return x
+
+
+def project(
+    block: ResidualAttentionBlock, normed: Tensor, chosen: Tensor | slice | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, keys, values (rows, width) as views of one product; with `chosen`, the query of those rows."""
+    weight, bias, width = block.attn.in_proj_weight, block.attn.in_proj_bias, normed.shape[1]
+    if chosen is None:
+        query, keys, values = functional.linear(normed, weight, bias).chunk(3, dim=1)
+    else:
+        query = functional.linear(normed[chosen], weight[:width], bias[:width])
+        keys, values = functional.linear(normed, weight[width:], bias[width:]).chunk(2, dim=1)
+    return query, keys, values
+
+
+def _hidden(mlp: Any, normed: Tensor, kernels: Kernels) -> Tensor:
+    """The MLP's first product, and its activation."""
+    from capeval_core.encoders import cuda_kernels
+
+    quick = isinstance(mlp.gelu, QuickGELU)
+    if kernels.products and cuda_gemm_fits(normed):
+        from capeval_core.encoders.cuda_gemm import linear_activated
+
+        return linear_activated(normed, mlp.c_fc.weight, mlp.c_fc.bias, quick)
+    return cuda_kernels.activate(functional.linear(normed, mlp.c_fc.weight, mlp.c_fc.bias), quick)
+
+
+def cuda_gemm_fits(x: Tensor) -> bool:
+    """Whether our product can take these rows: 16 bits, and enough of them to fill a GPU from Hopper on."""
+    large = x.dtype in (torch.bfloat16, torch.float16) and len(x) >= 4096
+    return large and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
+
+
+def run_vision_packed(visual: VisionTransformer, patches: Tensor, images: int, kernels: Kernels) -> Tensor:
+    """(images, dimension) features of patch embeddings (images * patches, width)."""
+    norm, width = visual.ln_pre, patches.shape[-1]
+    if kernels.passes:
+        from capeval_core.encoders import cuda_kernels
+
+        positions = visual.positional_embedding
+        x = cuda_kernels.embed(patches, visual.class_embedding, positions, norm.weight, norm.bias, norm.eps)
+    else:
+        x = patches.view(images, -1, width)
+        x = torch.cat([visual.class_embedding.to(x.dtype).expand(images, 1, -1), x], dim=1)
+        x = norm(x + visual.positional_embedding.to(x.dtype)).view(-1, width)
+    blocks = visual.transformer.resblocks
+    attention = Dense(images, blocks[0].attn.num_heads)
+    first_rows = slice(None, None, len(x) // images)
+    x = run_packed(blocks, x, attention, kernels, first_rows)
+    features: Tensor = visual.ln_post(x) @ visual.proj
+    return features
+
+
+def embedded_patches(
+    visual: VisionTransformer, pixels: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype
+) -> Tensor:
+    """(n * patches, width) embeddings of pixels (n, 3, s, s), uint8: a product instead of a convolution."""
+    from capeval_core.encoders import cuda_kernels
+
+    weight = visual.conv1.weight.flatten(1)
+    rows = cuda_kernels.patches(pixels, visual.conv1.kernel_size[0], mean, std, dtype)
+    return rows @ functional.pad(weight, (0, rows.shape[1] - weight.shape[1])).t()

@@ -1,0 +1,282 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Kernels of CLIP's towers on CUDA: what PyTorch does in several passes over memory, in one.
+
+Each computes in float32 and rounds once, whatever the type of its tensors. Products of float32 are made in
+full ("ieee"), since TF32 keeps ten bits only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _normalised(x, columns, inside, weight, bias, width, epsilon):
+    """Layer norm of a tile of rows; what is outside the width is 0 on the way in."""
+    mean = tl.sum(x, axis=1) / width
+    centred = tl.where(inside, x - mean[:, None], 0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, axis=1) / width + epsilon)
+    weights = tl.load(weight + columns, mask=columns < width, other=0.0).to(tl.float32)
+    biases = tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)
+    return centred * scale[:, None] * weights[None, :] + biases[None, :]
+
+
+@triton.jit
+def norm_kernel(
+    x, shift, weight, bias, out, rows, width, epsilon,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """out = layer norm of x + shift: x, out (rows, width); shift, weight, bias (width,)."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (columns < width)[None, :]
+    place = row.to(tl.int64)[:, None] * width + columns[None, :]
+    moved = tl.load(shift + columns, mask=columns < width, other=0.0)
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + moved[None, :]
+    values = _normalised(values, columns, inside, weight, bias, width, epsilon)
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def embed_kernel(
+    patches, first, positions, weight, bias, out, rows, length, width, epsilon,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """Rows of a ViT's input: (class embedding, then patches) + positions, normed.
+
+    patches: (images * (length - 1), width). first: (width,). positions: (length, width). out: (rows, width).
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (columns < width)[None, :]
+    image, at = row // length, row % length
+    patch = (image * (length - 1) + at - 1).to(tl.int64)
+    is_patch = (at > 0)[:, None]
+    kind = patches.dtype.element_ty  # in which the sums were always rounded
+    values = tl.load(patches + patch[:, None] * width + columns[None, :], mask=inside & is_patch, other=0.0)
+    of_class = tl.load(first + columns, mask=columns < width, other=0.0).to(kind)
+    values = tl.where(is_patch, values, of_class[None, :]).to(tl.float32)
+    moved = tl.load(positions + at[:, None] * width + columns[None, :], mask=inside, other=0.0).to(kind)
+    values = (values + moved.to(tl.float32)).to(kind).to(tl.float32)
+    values = _normalised(values, columns, inside, weight, bias, width, epsilon)
+    place = row.to(tl.int64)[:, None] * width + columns[None, :]
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def activated(x, QUICK: tl.constexpr):  # noqa: N803
+    """QuickGELU or exact GELU of float32 values."""
+    if QUICK:
+        return x / (1.0 + tl.exp(-1.702 * x))
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def activation_kernel(x, count, QUICK: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """The activation of `count` contiguous numbers, in place."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + place, mask=place < count, other=0.0).to(tl.float32)
+    tl.store(x + place, activated(values, QUICK).to(x.dtype.element_ty), mask=place < count)
+
+
+@triton.jit
+def patch_kernel(
+    pixels, out, count, mean_r, mean_g, mean_b, std_r, std_g, std_b,
+    SIZE: tl.constexpr, PATCH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """Patches of images, scaled: pixels (n, 3, SIZE, SIZE) of bytes -> out (n * grid * grid, PADDED).
+
+    A row holds a patch as (3, PATCH, PATCH), then zeros.
+    """
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row, column = place // PADDED, (place % PADDED).to(tl.int32)
+    grid: tl.constexpr = SIZE // PATCH
+    image, cell = row // (grid * grid), (row % (grid * grid)).to(tl.int32)
+    channel, inner = column // (PATCH * PATCH), column % (PATCH * PATCH)
+    y = cell // grid * PATCH + inner // PATCH
+    x = cell % grid * PATCH + inner % PATCH
+    real = (place < count) & (channel < 3)
+    value = tl.load(pixels + ((image * 3 + channel) * SIZE + y) * SIZE + x, mask=real, other=0)
+    mean = tl.where(channel == 0, mean_r, tl.where(channel == 1, mean_g, mean_b))
+    std = tl.where(channel == 0, std_r, tl.where(channel == 1, std_g, std_b))
+    scaled = tl.div_rn(tl.div_rn(value.to(tl.float32), 255.0) - mean, std)
+    tl.store(out + place, tl.where(real, scaled, 0.0).to(out.dtype.element_ty), mask=place < count)
+
+
+@triton.jit
+def attention_kernel(
+    query, keys, values, out, firsts, lengths, prefix, query_step, keys_step, values_step, width, scale,
+    HEAD: tl.constexpr, BLOCK_HEAD: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+    PREFIX: tl.constexpr, LAST: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """Program (i, h): causal attention of sequence i in head h, whose keys all fit into one tile.
+
+    Sequence i has `lengths[i]` rows from row `firsts[i]`; but for rows of the prefix itself, it sees the
+    `prefix` rows at the front before its own. With LAST its only query is its last position's, in row i.
+    """
+    i, head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(firsts + i).to(tl.int64)
+    length = tl.load(lengths + i).to(tl.int32)
+    dims = tl.arange(0, BLOCK_HEAD)
+    real = (dims < HEAD)[None, :]
+    at = head * HEAD + dims
+    asked = tl.arange(0, QUERIES)
+    if LAST:
+        position = tl.zeros((QUERIES,), tl.int32) + length - 1
+        rows = tl.zeros((QUERIES,), tl.int64) + i
+        in_query = asked < 1
+    else:
+        position = asked
+        rows = first + asked
+        in_query = asked < length
+    q = tl.load(query + rows[:, None] * query_step + at[None, :], mask=in_query[:, None] & real, other=0.0)
+    own = tl.arange(0, BLOCK)
+    in_own = (own < length)[:, None] & real
+    k = tl.load(keys + (first + own)[:, None] * keys_step + at[None, :], mask=in_own, other=0.0)
+    v = tl.load(values + (first + own)[:, None] * values_step + at[None, :], mask=in_own, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    sees = (own[None, :] <= position[:, None]) & (own < length)[None, :]
+    scores = tl.where(sees, scores, float("-inf"))
+    highest = tl.max(scores, axis=1)
+    # A row beyond the sequence sees its keys too, so that no maximum is minus infinity.
+    if PREFIX:
+        before = tl.arange(0, PREFIX)
+        in_front = before < tl.where(first < prefix, 0, prefix)
+        in_prefix = in_front[:, None] & real
+        k = tl.load(keys + before[:, None] * keys_step + at[None, :], mask=in_prefix, other=0.0)
+        scores_before = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores_before = tl.where(in_front[None, :], scores_before, float("-inf"))
+        highest = tl.maximum(highest, tl.max(scores_before, axis=1))
+    weights = tl.exp(scores - highest[:, None])
+    total = tl.sum(weights, axis=1)
+    attended = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    if PREFIX:
+        weights = tl.exp(scores_before - highest[:, None])
+        total += tl.sum(weights, axis=1)
+        v = tl.load(values + before[:, None] * values_step + at[None, :], mask=in_prefix, other=0.0)
+        attended = tl.dot(weights.to(v.dtype), v, attended, input_precision="ieee")
+    attended = attended / total[:, None]
+    place = out + rows[:, None] * width + at[None, :]
+    tl.store(place, attended.to(out.dtype.element_ty), mask=in_query[:, None] & real)
+
+
+# With TRITON_INTERPRET=1, set before triton is imported, kernels run as Python, on tensors of the CPU too.
+INTERPRETED = not isinstance(norm_kernel, triton.JITFunction)
+
+
+def norm_options(width: int) -> dict[str, int]:
+    """A warp has a row, or two narrow ones: its sums need no other warp."""
+    block = triton.next_power_of_2(width)
+    return {"BLOCK": block, "ROWS": max(1, min(8, 8192 // block)), "num_warps": 4}
+
+
+def norm(x: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """Layer norm of x (rows, width) + shift (width,)."""
+    rows, width = x.shape
+    out, options = torch.empty_like(x), norm_options(width)
+    norm_kernel[(triton.cdiv(rows, options["ROWS"]),)](
+        x, shift, weight, bias, out, rows, width, epsilon, **options
+    )
+    return out
+
+
+def embed(
+    patches: Tensor, first: Tensor, positions: Tensor, weight: Tensor, bias: Tensor, epsilon: float
+) -> Tensor:
+    """(images * length, width) normed input rows of a ViT, of patches (images * (length - 1), width)."""
+    length, width = positions.shape
+    rows = len(patches) // (length - 1) * length
+    out, options = patches.new_empty(rows, width), norm_options(width)
+    embed_kernel[(triton.cdiv(rows, options["ROWS"]),)](
+        patches, first, positions, weight, bias, out, rows, length, width, epsilon, **options
+    )
+    return out
+
+
+def activate(x: Tensor, quick: bool) -> Tensor:
+    """QuickGELU, or exact GELU, of a contiguous tensor, in place."""
+    activation_kernel[(triton.cdiv(x.numel(), 4096),)](x, x.numel(), QUICK=quick, BLOCK=4096, num_warps=8)
+    return x
+
+
+def patches(
+    pixels: Tensor, patch: int, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype
+) -> Tensor:
+    """(n * grid * grid, columns) scaled patches of pixels (n, 3, s, s), uint8; columns padded to 16 bytes."""
+    images, size = len(pixels), pixels.shape[-1]
+    columns = triton.cdiv(3 * patch * patch, 8) * 8
+    out = torch.empty(images * (size // patch) ** 2, columns, dtype=dtype, device=pixels.device)
+    patch_kernel[(triton.cdiv(out.numel(), 1024),)](
+        pixels, out, out.numel(), *mean, *std, SIZE=size, PATCH=patch, PADDED=columns, BLOCK=1024, num_warps=4
+    )
+    return out
+
+
+class Run(NamedTuple):
+    """Sequences whose lengths need a tile of the same size: which ones, and rows of the tile."""
+
+    sequences: slice
+    block: int
+
+
+def runs_of(lengths: Sequence[int]) -> list[Run]:
+    """Runs of sorted lengths that share the size of a tile.
+
+    >>> [(run.sequences.stop, run.block) for run in runs_of([3, 16, 17, 77])]
+    [(2, 16), (3, 32), (4, 128)]
+    """
+    blocks = [max(16, triton.next_power_of_2(length)) for length in lengths]
+    ends = [i for i in range(1, len(blocks) + 1) if i == len(blocks) or blocks[i] != blocks[i - 1]]
+    return [Run(slice(start, end), blocks[start]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def attention_options(
+    head: int, block: int, prefix: int, last: bool, dtype: torch.dtype
+) -> dict[str, int | bool]:
+    """Sizes of tiles, and warps, for sequences of up to `block` rows."""
+    queries = 16 if last else block
+    warps = 1 if queries * block <= 512 else 4 if queries * block <= 4096 else 8
+    return {
+        "HEAD": head,
+        "BLOCK_HEAD": max(16, triton.next_power_of_2(head)),
+        "QUERIES": queries,
+        "BLOCK": block,
+        "PREFIX": max(16, triton.next_power_of_2(prefix)) if prefix else 0,
+        "LAST": last,
+        "num_warps": warps,
+    }
+
+
+def causal_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+    firsts: Tensor,
+    lengths: Tensor,
+    runs: Sequence[Run],
+    prefix: int,
+    last: bool,
+) -> Tensor:
+    """(rows of query, width) causal attention of packed sequences; see `attention_kernel`."""
+    width = query.shape[1]
+    head = width // heads
+    # Rows of `query` that belong to no sequence stay unwritten: there are none.
+    out = query.new_empty(query.shape)
+    for run in runs:
+        part = run.sequences
+        # LAST: row i of the query belongs to sequence i, so each run gets its own part.
+        own, target = (query[part], out[part]) if last else (query, out)
+        options = attention_options(head, run.block, prefix, last, query.dtype)
+        attention_kernel[(part.stop - part.start, heads)](
+            own, keys, values, target, firsts[part], lengths[part], prefix,
+            query.stride(0), keys.stride(0), values.stride(0), width, head**-0.5,
+            **options,
+        )  # fmt: skip
+    return out

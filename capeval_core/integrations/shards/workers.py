@@ -1,0 +1,265 @@
+"""Shards scored by workers: one after another in this process, or on Ray, which is only needed there."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from capeval_core.errors import wrong_option
+from capeval_core.integrations.shards.plan import PlannedShard
+from capeval_core.integrations.shards.scoring import BatchScorer
+from capeval_core.integrations.shards.shard import WINDOW, ShardResult, score_shard
+from capeval_core.models.device import cuda_is_lost
+from capeval_core.project import install_command
+from capeval_core.weights.folder import WeightsError
+
+TRIALS = 3
+"""Workers that a shard may kill before it is given up."""
+STARTS = 10
+"""Workers that may be killed one after the other before they have a shard."""
+_DEADLY = (
+    f"{TRIALS} workers were killed as they scored this shard, for want of memory perhaps: run the same "
+    "command again with fewer --workers"
+)
+_STORE_BYTES = 100 << 20  # of Ray's shared memory: only addresses and counts go through it
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where shards are scored.
+
+    number: of actors. gpus: of each; None: those that there are, shared, at most one each. address: of a Ray
+    cluster; None: this machine.
+    """
+
+    number: int
+    gpus: float | None = None
+    address: str | None = None
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether they need Ray; else there is this process alone."""
+        return self.number > 1 or self.address is not None
+
+
+@dataclass(frozen=True)
+class FailedShard:
+    """A shard without scores, and why.
+
+    ends: the reason holds for the other shards, too. unfit: the process may be of no use any more, as it is
+    after an error of CUDA.
+    """
+
+    source: str
+    reason: str
+    ends: bool = False
+    unfit: bool = False
+
+
+def check_ray() -> None:
+    """Raise ValueError unless Ray is installed."""
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        raise ValueError(f"several --workers, and --ray, need Ray: {install_command('ray')}")
+
+
+def score_one(
+    shard: PlannedShard, scorer: BatchScorer, settings: Mapping[str, Any]
+) -> ShardResult | FailedShard:
+    """Score a shard; what is wrong with it alone costs no other one.
+
+    A window that does not fit into memory is halved, for this shard and once more where it must be.
+
+    Args:
+        settings: `images` and `columns` of `score_shard`, and its `progress`.
+    """
+    window = WINDOW
+    while True:
+        try:
+            return score_shard(shard.source, shard.target, scorer, window=window, **settings)
+        except MemoryError as error:
+            if window == 1:
+                return FailedShard(shard.source, str(error) or "a row does not fit into memory")
+            window //= 2
+        except (WeightsError, OSError) as error:  # no weights, or a target that cannot be written
+            return FailedShard(shard.source, str(error), ends=True)
+        except (ValueError, TypeError) as error:
+            return FailedShard(shard.source, str(error))
+        except RuntimeError as error:  # of a device, or of a metric's own code
+            reason = f"{type(error).__name__}: {error}"
+            return FailedShard(shard.source, reason, ends=cuda_is_lost(scorer.device), unfit=True)
+
+
+def score_shards(
+    shards: Sequence[PlannedShard], scorer: BatchScorer, workers: Workers, settings: Mapping[str, Any]
+) -> Iterator[ShardResult | FailedShard]:
+    """Score shards on Ray, one task each, and give their results as they come.
+
+    A worker that is killed is replaced, and its shard scored again when the others have begun, up to `TRIALS`
+    times in all. A target is there as a whole or not at all, so nothing is lost but what the killed worker
+    had of its shard. One that met a RuntimeError, after which CUDA may be lost to its process, has failed
+    that shard and is replaced as well.
+
+    Raises:
+        OSError: workers die as they start.
+    """
+    import ray
+
+    todo, deaths = deque(shards), Counter[PlannedShard | None]()
+    tasks: dict[Any, tuple[Any, PlannedShard | None]] = {}
+    with _connected(workers) as gpus:
+        actor: Any = ray.remote(num_cpus=1, num_gpus=gpus)(_ShardWorker)
+
+        def start() -> None:
+            worker = actor.remote(scorer, dict(settings), 0 if workers.address else workers.number)
+            tasks[worker.ready.remote()] = worker, None
+
+        for _ in range(min(workers.number, len(shards))):
+            start()
+        try:
+            # A worker for which a cluster has no place stays without a shard, and is not waited for.
+            while todo or any(shard is not None for _, shard in tasks.values()):
+                (task,), _ = ray.wait(list(tasks))
+                worker, shard = tasks.pop(task)
+                outcome = _outcome(task)
+                died = isinstance(outcome, ray.exceptions.RayError)
+                deaths[shard] += died
+                if not died:
+                    deaths[None] = 0
+                elif shard is None:
+                    if deaths[shard] == STARTS or getattr(outcome, "actor_init_failed", False):
+                        raise OSError(f"workers die as they start: {str(outcome).splitlines()[-1].strip()}")
+                    outcome = None
+                elif deaths[shard] < TRIALS:
+                    todo.append(shard)
+                    outcome = None
+                else:
+                    outcome = FailedShard(shard.source, _DEADLY)
+                unfit = isinstance(outcome, FailedShard) and outcome.unfit
+                if unfit:
+                    outcome = replace(outcome, ends=False)  # which holds for that process only
+                if died or unfit:
+                    ray.kill(worker)  # one that died may only be out of reach
+                    if todo:
+                        start()
+                elif todo:
+                    following = todo.popleft()
+                    tasks[worker.score.remote(following)] = worker, following
+                if outcome is not None:
+                    yield outcome
+        finally:
+            for worker, _ in tasks.values():
+                ray.kill(worker)
+
+
+def _outcome(task: Any) -> Any:
+    """What a task returned, or Ray's error if its worker has died; raises what the task raised."""
+    import ray
+
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayError as error:
+        return error
+
+
+def gpus_of_each(workers: int, gpus: int) -> float:
+    """The share of a GPU that lets all workers run at once, at most a whole one; no share lies on two GPUs.
+
+    >>> gpus_of_each(2, 8), gpus_of_each(8, 3), gpus_of_each(2, 0)
+    (1.0, 0.333, 0.0)
+    """
+    if not gpus:
+        return 0.0
+    on_one = math.ceil(workers / gpus)
+    return math.floor(1000 / on_one) / 1000
+
+
+def fits(workers: int, share: float, gpus: int) -> bool:
+    """Whether so many workers run at once with so many GPUs each, or with a share of one.
+
+    >>> fits(8, 0.375, 3), fits(6, 0.375, 3), fits(2, 2, 3)
+    (False, True, False)
+    """
+    if share <= 0:
+        return True
+    places = gpus * math.floor(1 / share + 1e-9) if share <= 1 else gpus // math.ceil(share)
+    return workers <= places
+
+
+class _ShardWorker:
+    """An actor that scores shards."""
+
+    def __init__(self, scorer: BatchScorer, settings: dict[str, Any], sharing: int) -> None:
+        import torch
+
+        self.scorer, self.settings = scorer, settings
+        if sharing:  # the CPUs of this machine
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // sharing))
+
+    def ready(self) -> None:
+        """Return once the worker runs."""
+
+    def score(self, shard: PlannedShard) -> ShardResult | FailedShard:
+        return score_one(shard, self.scorer, self.settings)
+
+
+@contextmanager
+def _connected(workers: Workers) -> Iterator[float]:
+    """A connection to Ray, one that is there already or a new one; gives the GPUs of a worker."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    import ray
+
+    folder, mine = None, not ray.is_initialized()
+    if mine:
+        settings: dict[str, Any] = {"address": workers.address}
+        if workers.address is None:
+            folder = tempfile.mkdtemp(prefix="capeval-ray-")
+            settings = {
+                "address": "local",
+                "num_cpus": max(workers.number, os.cpu_count() or 1),
+                "include_dashboard": False,
+                "object_store_memory": _STORE_BYTES,
+                "_temp_dir": folder,
+            }
+        with _silent():
+            ray.init(logging_level=logging.ERROR, log_to_driver=False, **settings)
+    try:
+        resources: Any = ray.cluster_resources  # which has no types
+        there = float(resources().get("GPU", 0))
+        gpus = gpus_of_each(workers.number, int(there)) if workers.gpus is None else workers.gpus
+        if folder is not None and not fits(workers.number, gpus, int(there)):
+            found = f"{workers.number} workers need {gpus:g} GPUs each, and there are {there:g}"
+            raise wrong_option("gpus_per_worker", gpus, found, "lower it, or the number of workers", verb="")
+        yield gpus
+    finally:
+        if mine:
+            ray.shutdown()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing on stderr, to which Ray's C++ writes that it took its level of logging from the environment."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

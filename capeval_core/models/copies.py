@@ -1,0 +1,148 @@
+"""Copies between the host and a device that neither waits for.
+
+On a CUDA device pixels go from pinned memory on a stream of their own, while earlier batches run, and what a
+network gives comes back into pinned memory behind it. PyTorch gives pinned memory that was freed out again
+only when the copies from and into it are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def indices_on_device(device: torch.device, *numbers: Sequence[int] | NDArray[np.int64]) -> list[Tensor]:
+    """Lists of whole numbers as int64 tensors, all by one copy.
+
+    >>> indices_on_device(torch.device("cpu"), [1, 2], [3])
+    [tensor([1, 2]), tensor([3])]
+    """
+    lists = [np.asarray(own, dtype=np.int64) for own in numbers]
+    if device.type == "cpu":
+        return [torch.from_numpy(own) for own in lists]
+    return list(torch.split(rows_on_device(device, lists), [len(own) for own in lists]))
+
+
+def rows_on_device(
+    device: torch.device, arrays: Sequence[NDArray[Any]], dtype: torch.dtype | None = None
+) -> Tensor:
+    """Rows of arrays one after another; the host does not wait for a copy to CUDA."""
+    if device.type != "cuda":
+        return torch.from_numpy(np.concatenate(arrays)).to(device, dtype)
+    like = torch.from_numpy(arrays[0][:0])
+    shape = sum(len(own) for own in arrays), *like.shape[1:]
+    host = pinned(shape, like.dtype)
+    np.concatenate(arrays, out=host.numpy())
+    return host.to(device, non_blocking=True).to(dtype or like.dtype)
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory of the host from which CUDA copies while the host goes on."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
+class Arriving:
+    """Values of a batch that may still be on their way to the host."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `values` need not wait."""
+        return True
+
+    def values(self) -> Any:
+        """The values, one per unit of the batch.
+
+        Raises:
+            RuntimeError: what went wrong on the device.
+        """
+        return self._values
+
+
+def arriving(values: Any) -> Arriving:
+    """Values that may be on their way, or are there."""
+    return values if isinstance(values, Arriving) else Arriving(values)
+
+
+class _FromCuda(Arriving):
+    def __init__(self, features: Tensor) -> None:
+        host = pinned(tuple(features.shape), torch.float32)
+        super().__init__(host.copy_(features.float(), non_blocking=True))
+        self._copied = torch.cuda.Event(blocking=True)  # a thread that waits leaves its core to the decoders
+        self._copied.record(torch.cuda.current_stream(features.device))
+
+    @property
+    def arrived(self) -> bool:
+        return bool(self._copied.query())
+
+    def values(self) -> NDArray[np.float32]:
+        self._copied.synchronize()
+        return np.array(self._values)  # out of pinned memory, which is scarce
+
+
+class _Made(Arriving):
+    def __init__(self, parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> None:
+        super().__init__(None)
+        self._parts, self._make = parts, make
+
+    @property
+    def arrived(self) -> bool:
+        return all(part.arrived for part in self._parts)
+
+    def values(self) -> Any:
+        return self._make([part.values() for part in self._parts])
+
+
+def made_of(parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> Arriving:
+    """What `make` makes of the values of several once they have arrived.
+
+    >>> made_of([Arriving([1, 2]), Arriving([3])], lambda parts: sum(parts, [])).values()
+    [1, 2, 3]
+    """
+    return _Made(parts, make)
+
+
+def to_host(features: Tensor) -> Arriving:
+    """Features on any device, of any dtype, as float32 on the host."""
+    if features.device.type == "cuda":
+        return _FromCuda(features)
+    return Arriving(np.asarray(features.float().cpu()))
+
+
+def arrays_of(tensors: Sequence[Tensor]) -> Arriving:
+    """Tensors (rows, width) as float32 arrays on the host, by one copy.
+
+    >>> [array.tolist() for array in arrays_of([torch.ones(1, 2), torch.zeros(2, 2)]).values()]
+    [[[1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
+    """
+    ends = np.cumsum([len(rows) for rows in tensors])[:-1]
+    return made_of([to_host(torch.cat(list(tensors)))], lambda packed: np.split(packed[0], ends))
+
+
+def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
+    """Arrays of one shape as one tensor (n, ...) on a device."""
+    if device.type != "cuda":
+        return torch.from_numpy(np.stack(arrays)).to(device)
+    tensors = [torch.from_numpy(array) for array in arrays]
+    host = pinned((len(tensors), *tensors[0].shape), tensors[0].dtype)
+    torch.stack(tensors, out=host)
+    used, copies = torch.cuda.current_stream(device), _stream(device)
+    with torch.cuda.stream(copies):
+        there = host.to(device, non_blocking=True)
+    used.wait_stream(copies)
+    there.record_stream(used)  # else its memory could be given to the next copy while a network reads it
+    return there
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of copies to a device."""
+    return torch.cuda.Stream(device)

@@ -1,0 +1,159 @@
+"""CLIP's towers as they run on CUDA, on the CPU: packed rows, sums inside products, kernels interpreted."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from capeval_core.cache import FeatureCache
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.cuda_blocks import PYTORCH, Causal, Kernels, usable_kernels
+from capeval_core.models.batching import BatchSize, count_forwards
+from capeval_core.models.device import triton_version
+from tests.encoders.test_clip import WORDS
+from tests.seeded import encoder
+
+Floats = NDArray[np.float32]
+NOTHING = FeatureCache(0)
+WITH_TRITON = pytest.mark.skipif(triton_version() is None, reason="triton is not installed")
+CASES = pytest.mark.parametrize("case", ["pacs-vit-tiny", "pacs-openclip-tiny"])
+WAYS = pytest.mark.parametrize(
+    "kernels", [pytest.param(PYTORCH, id="pytorch"), pytest.param(Kernels(), id="triton", marks=WITH_TRITON)]
+)
+
+
+def on_cuda_path(case: str, kernels: Kernels, dtype: str = "float32") -> ClipEncoder:
+    clip = copy.copy(encoder(case, dtype))
+    clip.kernels = kernels
+    return clip
+
+
+def texts(prompt: str, count: int = 10) -> list[str]:
+    rng = random.Random(0)
+    return [prompt + " ".join(rng.choices(WORDS, k=rng.randrange(60))) for _ in range(count)]
+
+
+def off(found: Floats | Tensor, expected: Floats | Tensor) -> float:
+    """Largest distance of two rows, relative to their length."""
+    a, b = (torch.as_tensor(np.asarray(t)).double() for t in (found, expected))
+    return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).max())
+
+
+@CASES
+@WAYS
+@pytest.mark.parametrize("prompt", ["", "A photo depicts "])
+def test_packed_texts_are_those_of_one_length_per_batch(case: str, kernels: Kernels, prompt: str) -> None:
+    usual, ours, captions = encoder(case), on_cuda_path(case, kernels), texts(prompt, 4)
+    found, expected = (clip.encode_texts(captions, cache=NOTHING).features for clip in (ours, usual))
+    assert off(found, expected) <= 1e-6
+    of_tokens, usual_tokens = (clip.encode_tokens(captions, cache=NOTHING) for clip in (ours, usual))
+    for rows, others in zip(of_tokens.features, usual_tokens.features, strict=True):
+        assert off(rows, others) <= 2e-6
+    assert [len(rows) for rows in of_tokens.features] == [len(ids) for ids in usual_tokens.ids]
+
+
+@CASES
+@WAYS
+def test_images_are_those_of_open_clips_steps(case: str, kernels: Kernels) -> None:
+    usual, ours = encoder(case), on_cuda_path(case, kernels)
+    size = usual.preprocessing.image_size
+    pixels = list(np.random.default_rng(0).integers(0, 256, (3, 3, size, size), np.uint8))
+    assert off(ours._image_forward(pixels), usual._image_forward(pixels)) <= 1e-6
+
+
+@WITH_TRITON
+def test_kernels_in_16_bits_are_as_near_to_float32_as_pytorch() -> None:
+    full, captions = encoder("pacs-vit-tiny"), texts("A photo depicts ", 3)
+    low = [on_cuda_path("pacs-vit-tiny", kernels, "float16") for kernels in (PYTORCH, Kernels())]
+    expected = full.encode_texts(captions, cache=NOTHING).features
+    plain, ours = (off(clip.encode_texts(captions, cache=NOTHING).features, expected) for clip in low)
+    assert ours <= 1.5 * plain <= 5e-3
+
+
+def test_a_text_does_not_depend_on_the_others_of_its_batch() -> None:
+    clip, captions = on_cuda_path("pacs-vit-tiny", PYTORCH), texts("A photo depicts ")
+    together = clip.encode_texts(captions, cache=NOTHING).features
+    alone = np.concatenate([clip.encode_texts([text], cache=NOTHING).features for text in captions])
+    in_twos = clip.encode_texts(captions, cache=NOTHING, batch_size=2).features
+    assert off(together, alone) <= 1e-6
+    assert off(in_twos, alone) <= 1e-6
+
+
+def test_texts_of_all_lengths_share_a_forward_as_far_as_tokens_go() -> None:
+    clip, captions = on_cuda_path("pacs-vit-tiny", PYTORCH), texts("")
+    with count_forwards() as count:
+        clip.encode_texts(captions, cache=NOTHING)
+    assert (count.items, count.batches) == (10, 1)
+    lengths = sorted(len(ids) for ids in clip.encode_tokens(captions, cache=NOTHING).ids)
+    clip._automatic_texts = BatchSize(sum(lengths) - lengths[-1], automatic=True)
+    with count_forwards() as count:
+        clip.encode_texts(captions, cache=NOTHING)
+    assert (count.items, count.batches) == (10, 2)
+
+
+def test_batches_of_different_costs_are_halved_when_memory_runs_out() -> None:
+    sizes: list[int] = []
+
+    def forward(items: list[int]) -> int:
+        sizes.append(sum(items))
+        if sum(items) > 6:
+            raise torch.OutOfMemoryError
+        return sum(items)
+
+    items = [1, 2, 3, 4, 5]
+    parts = list(BatchSize(10, automatic=True).run(items, forward, cost=items))
+    assert sizes == [10, 3, 3, 4, 5]
+    assert [items[part] for part, _ in parts] == [[1, 2], [3], [4], [5]]
+
+
+@WITH_TRITON
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("prefix", [0, 5])
+def test_attention_of_short_sequences(prefix: int, last: bool) -> None:
+    from capeval_core.encoders import cuda_kernels
+
+    lengths, heads, width = [1, 2, 16, 17, 33], 2, 40
+    rows = prefix + sum(lengths)
+    draw = torch.Generator().manual_seed(0)
+    query, keys, values = torch.randn(rows, 3 * width, generator=draw).chunk(3, dim=1)
+    like = torch.empty(0, dtype=torch.float16)
+    layout = Causal(lengths, prefix, heads, Kernels(), like)
+    asked = query[layout.ends] if last else query
+    found = cuda_kernels.causal_attention(
+        asked, keys, values, heads, layout.firsts, layout.sizes, layout.runs, prefix, last
+    )
+    row = prefix
+    for i, length in enumerate(lengths):
+        own = torch.cat([torch.arange(prefix), torch.arange(row, row + length)])
+        q, k, v = (t[own].view(1, -1, heads, 20).transpose(1, 2) for t in (query, keys, values))
+        expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        expected = expected.transpose(1, 2).reshape(-1, width)[prefix:]
+        ours, theirs = (found[i : i + 1], expected[-1:]) if last else (found[row : row + length], expected)
+        assert torch.allclose(ours, theirs, atol=1e-6)
+        row += length
+
+
+@WITH_TRITON
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_product_with_its_activation(quick: bool) -> None:
+    from capeval_core.encoders.cuda_gemm import Tiles, linear_activated
+
+    draw = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 48, generator=draw).half() / 4 for n in (70, 56))
+    bias = torch.randn(56, generator=draw).half()
+    h = functional.linear(x.float(), weight.float(), bias.float())
+    expected = h * torch.sigmoid(1.702 * h) if quick else functional.gelu(h)
+    found = linear_activated(x, weight, bias, quick, Tiles(32, 32, 16, 4, 3, persistent=False))
+    assert off(found, expected) <= 1e-3
+
+
+@WITH_TRITON
+def test_kernels_are_tried_before_they_are_used() -> None:
+    assert usable_kernels.__wrapped__(torch.device("cpu")) == Kernels()

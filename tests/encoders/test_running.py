@@ -1,0 +1,164 @@
+"""Batches whose values arrive late: in order, a few at a time, and repeated where memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from capeval_core.cache import FeatureCache
+from capeval_core.encoders import running as module
+from capeval_core.encoders.running import Running
+from capeval_core.encoders.stream import Encoding, Units, encode_stream
+from capeval_core.inputs.visual import InputImage
+from capeval_core.models.batching import BatchSize, count_forwards
+from capeval_core.models.copies import Arriving, to_device, to_host
+
+Floats = NDArray[np.float32]
+
+
+class Device:
+    """A device that computes in the order of the launches, and only when it is waited for.
+
+    Until then the values of a batch are NaN. `memory`: the units that fit at the launch; `late`: of which a
+    batch fails when it runs.
+    """
+
+    def __init__(self, *, memory: int = 10**6, late: int = 10**6) -> None:
+        self.memory, self.late = memory, late
+        self.queue: list[Callable[[], None]] = []
+        self.batches: list[int] = []
+        self.most = 0
+
+    def forward(self, units: list[Any]) -> _Late:
+        if len(units) > self.memory:
+            raise RuntimeError("CUDA out of memory at the launch")
+        arriving = _Late(self, np.full((len(units), 1), np.nan, dtype=np.float32))
+
+        def run() -> None:
+            if len(units) > self.late:
+                arriving.error = RuntimeError("CUDA out of memory while it ran")
+            else:
+                arriving._values[:] = np.array([units], dtype=np.float32).T
+
+        arriving.place = len(self.batches)
+        self.batches.append(len(units))
+        self.queue.append(run)
+        self.most = max(self.most, len(self.queue))
+        return arriving
+
+    def finish(self, place: int) -> None:
+        while len(self.batches) - len(self.queue) <= place:
+            self.queue.pop(0)()
+
+
+class _Late(Arriving):
+    place: int
+    error: RuntimeError | None = None
+
+    def __init__(self, device: Device, values: Floats) -> None:
+        super().__init__(values)
+        self.device = device
+
+    @property
+    def arrived(self) -> bool:
+        return False
+
+    def values(self) -> Any:
+        self.device.finish(self.place)
+        if self.error is not None:
+            raise self.error
+        return self._values.copy()
+
+
+def encoding(device: Device, size: BatchSize) -> Encoding:
+    return Encoding(
+        size=size,
+        keys=lambda content, _: (content,),
+        prepare=lambda image: int(np.asarray(image).ravel()[0]) + 256 * int(np.asarray(image).ravel()[1]),
+        forward=device.forward,
+    )
+
+
+def images(values: Sequence[int]) -> list[tuple[InputImage, None]]:
+    pixels = np.zeros((len(values), 2, 2, 3), dtype=np.uint8)
+    pixels[:, 0, 0, 0], pixels[:, 0, 0, 1] = np.array(values) % 256, np.array(values) // 256
+    return [(InputImage.of(each, f"images[{i}]"), None) for i, each in enumerate(pixels)]
+
+
+def encoded(device: Device, values: Sequence[int], size: BatchSize) -> list[float]:
+    parts = encode_stream(images(values), encoding(device, size), FeatureCache(0))
+    return [float(item.array((1,))[0]) for part in parts for item in part]
+
+
+def test_values_that_arrive_late_keep_their_order() -> None:
+    values = (np.random.default_rng(0).permutation(3000) % 1700).tolist()
+    device = Device()
+    with count_forwards() as count:
+        assert encoded(device, values, BatchSize(16, automatic=True)) == values
+    assert count.batches == len(device.batches) and count.items == sum(device.batches)
+    assert device.most == module.RUNNING + 1
+
+
+@pytest.mark.parametrize("limit", ["memory", "late"])
+def test_a_batch_that_does_not_fit_is_repeated_smaller(limit: str) -> None:
+    device, size = Device(**{limit: 5}), BatchSize(16, automatic=True)
+    values = list(range(300))
+    assert encoded(device, values, size) == values
+    assert size.size == 4 and device.batches[-1] <= 4
+
+
+@pytest.mark.parametrize("limit", ["memory", "late"])
+def test_a_size_that_was_given_is_kept(limit: str) -> None:
+    with pytest.raises(MemoryError, match="batch_size=16 does not fit"):
+        encoded(Device(**{limit: 5}), range(300), BatchSize(16, automatic=False))
+
+
+def test_another_error_is_the_callers() -> None:
+    def fail() -> Any:
+        raise RuntimeError("device-side assert")
+
+    arriving = Arriving(None)
+    arriving.values = fail  # type: ignore[method-assign]
+    running = Running(BatchSize(4, automatic=True), lambda units: arriving, lambda batch, values: None)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        running.launch([1], [1])
+
+
+def test_what_is_shared_with_an_item_that_runs_is_waited_for() -> None:
+    """The second item's arrays are computed for the first one; it must not run again, nor be empty."""
+    device = Device()
+
+    def units(item: Any, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
+        return Units([[(label, label) for label, key in enumerate(item[1]) if key in missing]])
+
+    def arrays(keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
+        return {keys[label]: value for label, value in values.items()}
+
+    own = Encoding(
+        size=BatchSize(2, automatic=True),
+        keys=lambda content, extra: extra,
+        prepare=lambda image: None,
+        forward=device.forward,
+        units=units,
+        arrays=arrays,
+    )
+    grey = images([1])[0][0]
+    items = [(grey, ("a", "b", "c")), (grey, ("a", "c")), (grey, ("c", "d"))]
+    found = [item for part in encode_stream(items, own, FeatureCache(0)) for item in part]
+    assert [sorted(item.arrays or {}) for item in found] == [["a", "b", "c"], ["a", "c"], ["c", "d"]]
+    assert not any(np.isnan(value).any() for item in found for value in (item.arrays or {}).values())
+    assert sum(device.batches) == 4
+
+
+def test_on_the_cpu_values_are_there_at_once() -> None:
+    import torch
+
+    arrays = [np.full((2, 3), i, dtype=np.uint8) for i in range(3)]
+    there = to_device(arrays, torch.device("cpu"))
+    assert there.shape == (3, 2, 3) and there.dtype == torch.uint8
+    back = to_host(there.to(torch.bfloat16))
+    assert back.arrived and back.values().dtype == np.float32 and (back.values() == np.stack(arrays)).all()
