@@ -38,6 +38,7 @@ from capeval_core.encoders.texts import (
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.transformer import Prefix, run_blocks, run_prefix, run_vision
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
+from capeval_core.inputs.decoders import Decoders, shared_decoders
 from capeval_core.inputs.frames import EVERY, InputFrames
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
@@ -259,18 +260,27 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         return config
 
     def encode_images(
-        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+        self,
+        images: Iterable[InputImage],
+        *,
+        cache: FeatureCache = SHARED,
+        batch_size: int | None = None,
+        decoders: int | None = None,
     ) -> Iterator[ImageFeatures]:
         """Features of any number of images, in order, some at a time.
 
         Images are read and decoded by threads ahead of the encoder. One that cannot be read gives a row
         of NaN and the reason.
+
+        Args:
+            decoders: processes that decode image files instead, and give the same pixels.
         """
         encoding = Encoding(
             size=self.images_per_batch(batch_size),
             keys=lambda content, _: (self._key("image", content.encode()),),
             prepare=self.preprocessing.pixels,
             forward=self._launch_images,
+            elsewhere=None if decoders is None else partial(self._decoded, shared_decoders(decoders)),
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
@@ -314,6 +324,10 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
         return np.asarray(self._scale([self.preprocessing.pixels(image)])[0].cpu())
+
+    def _decoded(self, decoders: Decoders, images: Sequence[InputImage]) -> list[NDArray[np.uint8] | None]:
+        own = self.preprocessing
+        return decoders.pixels([image.source for image in images], own.image_size, own.method)
 
     def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         return self.normalised(to_device(pixels, self.device).float() / 255)
