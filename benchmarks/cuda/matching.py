@@ -2,10 +2,10 @@
 
 The roofline is the longer of two times measured in this run: reading each row once at the device's
 bandwidth, and the products at its rate. `kernels` is the device's time alone (a CUDA graph), `call` all of
-`greedy_match` with its checks and lists of lengths. The libraries (late-interaction-kernels, flash-maxsim) give
-sums of maxima of one side: they are launched once for each side, on packed rows that were normalised before,
-which does not count; they multiply in 16 bits, so that only 16-bit rows compare. In a rehearsal, NumPy 2.5
-keeps Triton's interpreter from loops over lengths of sets, which one of them has.
+`greedy_match` with its checks and lists of lengths. The libraries (late-interaction-kernels, flash-maxsim)
+give sums of maxima of one side: they are launched once for each side, on packed rows that were normalised
+before, which does not count; they multiply in 16 bits, so that only 16-bit rows compare. In a rehearsal,
+NumPy 2.5 keeps Triton's interpreter from loops over lengths of sets, which some of them have.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from capeval_core.encoders.stream import Encoding, Item, Units
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.copies import Arriving, arriving
+from capeval_core.models.copies import Arriving, arriving, made_of
 
 Floats = NDArray[np.float32]
 
@@ -84,45 +85,33 @@ class Pairs:
     def forward(self, units: list[tuple[Any, str | None, dict[str, Ids]]]) -> Arriving:
         """Per image the rows of its texts and its own features, by key."""
         states = self.encoder.states([prepared for prepared, _, _ in units])
-        parts: list[_Part] = []
+        places: list[tuple[int, str | None]] = []  # position and key of each row, in order; None: not wanted
+        running: list[Arriving] = []
         if any(own is not None for _, own, _ in units):
-            keys = [(position, own) for position, (_, own, _) in enumerate(units)]
-            parts.append((keys, arriving(self.encoder.image_features(states))))
+            places += [(position, own) for position, (_, own, _) in enumerate(units)]
+            running.append(arriving(self.encoder.image_features(states)))
         pairs = [
             (position, ids, key)
             for position, (_, _, texts) in enumerate(units)
             for key, ids in sorted(texts.items(), key=lambda text: len(text[1]))
         ]
+        places += [(position, key) for position, _, key in pairs]
         longest = max((len(ids) for _, ids, _ in pairs), default=0)
         size, cost = self.encoder.pairs_per_batch(self.batch_size, longest)
-        for part, rows in size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost):
-            parts.append(([(position, key) for position, _, key in pairs[part]], arriving(rows)))
-        return _Launched(len(units), parts)
+        parts = size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost)
+        running += [arriving(rows) for _, rows in parts]
+        images = len(units)  # whose pixels are not kept until the rows arrive
+
+        def by_key(parts: list[Any]) -> list[dict[str, Floats]]:
+            values: list[dict[str, Floats]] = [{} for _ in range(images)]
+            for (position, key), row in zip(places, chain.from_iterable(parts), strict=True):
+                if key is not None:
+                    values[position][key] = row
+            return values
+
+        return made_of(running, by_key)
 
     def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
         """The image's features and the rows of its texts, by key."""
         rows: dict[str, Floats] = values[0]
         return rows
-
-
-_Part = tuple[list[tuple[int, str | None]], Arriving]
-"""Rows that arrive together, with the position and the key of each; without a key it is not wanted."""
-
-
-class _Launched(Arriving):
-    """Rows of some images by key, whose parts arrive one after another."""
-
-    def __init__(self, images: int, parts: list[_Part]) -> None:
-        self._images, self._parts = images, parts
-
-    @property
-    def arrived(self) -> bool:
-        return all(rows.arrived for _, rows in self._parts)
-
-    def values(self) -> list[dict[str, Floats]]:
-        values: list[dict[str, Floats]] = [{} for _ in range(self._images)]
-        for places, rows in self._parts:
-            for (position, key), row in zip(places, rows.values(), strict=True):
-                if key is not None:
-                    values[position][key] = row
-        return values

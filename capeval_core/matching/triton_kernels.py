@@ -148,7 +148,7 @@ class Tile:
         depth = min(max(16, 8 * aligned // size), max(16, triton.next_power_of_2(width)))
         cells, stages = x * y, 3
         if size == 4:
-            warps = 1 if cells <= 512 else 2 if cells <= 2048 else 4
+            warps = 1 if cells <= 512 else 2 if cells <= 2048 else 8
         else:
             warps = 1 if cells <= 512 else 2 if cells <= 1024 else 4 if cells <= 8192 else 8
             if cells >= 8192:  # so that two programs and more fit a multiprocessor

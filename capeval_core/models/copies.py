@@ -7,7 +7,7 @@ only when the copies from and into it are done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -45,19 +45,6 @@ def rows_on_device(
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory of the host from which CUDA copies while the host goes on."""
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
-
-
-def arrays_of(tensors: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-    """Tensors (rows, width) as float32 arrays on the CPU, by one copy.
-
-    >>> [array.tolist() for array in arrays_of([torch.ones(1, 2), torch.zeros(2, 2)])]
-    [[[1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
-    """
-    packed = torch.cat(list(tensors))
-    host = packed.float().to("cpu", non_blocking=packed.is_cuda)  # such a copy from CUDA is pinned
-    if packed.is_cuda:
-        torch.cuda.current_stream(packed.device).synchronize()
-    return np.split(np.asarray(host), np.cumsum([len(rows) for rows in tensors])[:-1])
 
 
 class Arriving:
@@ -101,11 +88,43 @@ class _FromCuda(Arriving):
         return np.array(self._values)  # out of pinned memory, which is scarce
 
 
+class _Made(Arriving):
+    def __init__(self, parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> None:
+        super().__init__(None)
+        self._parts, self._make = parts, make
+
+    @property
+    def arrived(self) -> bool:
+        return all(part.arrived for part in self._parts)
+
+    def values(self) -> Any:
+        return self._make([part.values() for part in self._parts])
+
+
+def made_of(parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> Arriving:
+    """What `make` makes of the values of several once they have arrived.
+
+    >>> made_of([Arriving([1, 2]), Arriving([3])], lambda parts: sum(parts, [])).values()
+    [1, 2, 3]
+    """
+    return _Made(parts, make)
+
+
 def to_host(features: Tensor) -> Arriving:
     """Features on any device, of any dtype, as float32 on the host."""
     if features.device.type == "cuda":
         return _FromCuda(features)
     return Arriving(np.asarray(features.float().cpu()))
+
+
+def arrays_of(tensors: Sequence[Tensor]) -> Arriving:
+    """Tensors (rows, width) as float32 arrays on the host, by one copy.
+
+    >>> [array.tolist() for array in arrays_of([torch.ones(1, 2), torch.zeros(2, 2)]).values()]
+    [[[1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
+    """
+    ends = np.cumsum([len(rows) for rows in tensors])[:-1]
+    return made_of([to_host(torch.cat(list(tensors)))], lambda packed: np.split(packed[0], ends))
 
 
 def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""The CUDA kernels: in the interpreter on ragged sets, and compiled for three generations of GPUs without one."""
+"""The CUDA kernels: in the interpreter on ragged sets, and compiled for three generations of GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from capeval_core.matching.triton_kernels import Plan, Side, Tile
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 on_a_device = pytest.mark.skipif(not (CUDA or triton_kernels.INTERPRETED), reason="no GPU, no interpreter")
-WIDTHS = {1: 60, 7: 60, 40: 50, 65: 40, 100: 30, 512: 6, 768: 4}
+WIDTHS = {1: 30, 7: 40, 40: 30, 65: 30, 100: 20, 512: 6, 768: 4}  # 320 pairs in all
 
 
 @on_a_device
@@ -105,7 +105,7 @@ def test_norms_are_found_once_unless_a_row_needs_a_second_look(monkeypatch: pyte
     x[5] = 0
     found = greedy_match(x, x, [2, 4], [2, 4], path="triton")
     assert measured == [False, False, True]
-    assert found.f[0] == plain.f[0] and abs(found.f[1].item() - 0.75) < 1e-6
+    assert torch.allclose(found.f.cpu(), torch.tensor([plain.f[0].item(), 0.75]), atol=1e-6)
     greedy_match(x[:2], x, [2], [2, 4], x_of_pair=[0], y_of_pair=[0], path="triton")
     assert measured[3:] == [True]  # a row that no pair reads may be no number
 
@@ -126,7 +126,7 @@ found = {}
 for architecture, x, y, width, name in json.loads(input()):
     dtype = getattr(torch, name)
     tile = Tile.of(x, y, width, dtype.itemsize)
-    report = read(Variant(tile, width, dtype, architecture, split=x == y == 64 and name == "float32"))
+    report = read(Variant(tile, width, dtype, architecture))
     narrowest = min(report.copied or report.loaded)
     found[f"{architecture} {x}x{y} {width} {name}"] = [
         report.spills, report.stack, narrowest, list(report.products)[0], report.programs
@@ -136,7 +136,7 @@ print(json.dumps(found))
 COMPILED = {
     (80, 32, 32, 512, "bfloat16"): (16, "HMMA"),
     (90, 64, 64, 512, "bfloat16"): (16, "HGMMA"),
-    (90, 128, 128, 768, "float16"): (16, "HGMMA"),
+    (90, 128, 64, 768, "float16"): (16, "HGMMA"),
     (90, 64, 64, 520, "bfloat16"): (16, "HGMMA"),
     (90, 64, 64, 500, "bfloat16"): (8, "HGMMA"),
     (90, 64, 64, 512, "float32"): (16, "FFMA"),
