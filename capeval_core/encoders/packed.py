@@ -74,9 +74,9 @@ class Group:
 
     def causal(self, own: Group) -> Tensor:
         """(sequences, 1, longest of `own`, longest) where rows of `own` may look: their last one at all."""
-        sees = np.arange(own.longest)[:, None] + np.subtract(self.lengths, own.lengths)[:, None, None]
-        seen = np.arange(self.longest) <= np.minimum(sees, np.array(self.lengths)[:, None, None] - 1)
-        return torch.from_numpy(seen[:, None]).to(self.device)
+        last = np.arange(own.longest)[:, None] + np.subtract(self.lengths, own.lengths)[:, None, None]
+        visible = np.arange(self.longest) <= np.minimum(last, np.array(self.lengths)[:, None, None] - 1)
+        return torch.from_numpy(visible[:, None]).to(self.device)
 
 
 @dataclass(frozen=True)
