@@ -67,9 +67,14 @@ class Arriving:
         return self._values
 
 
+def arriving(values: Any) -> Arriving:
+    """Values that may be on their way, or are there."""
+    return values if isinstance(values, Arriving) else Arriving(values)
+
+
 class _FromCuda(Arriving):
     def __init__(self, features: Tensor) -> None:
-        host = torch.empty(features.shape, dtype=torch.float32, pin_memory=True)
+        host = pinned(tuple(features.shape), torch.float32)
         super().__init__(host.copy_(features.float(), non_blocking=True))
         self._copied = torch.cuda.Event(blocking=True)  # a thread that waits leaves its core to the decoders
         self._copied.record(torch.cuda.current_stream(features.device))
@@ -127,9 +132,9 @@ def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     if device.type != "cuda":
         return torch.from_numpy(np.stack(arrays)).to(device)
     tensors = [torch.from_numpy(array) for array in arrays]
-    host = torch.empty((len(tensors), *tensors[0].shape), dtype=tensors[0].dtype, pin_memory=True)
+    host = pinned((len(tensors), *tensors[0].shape), tensors[0].dtype)
     torch.stack(tensors, out=host)
-    used, copies = torch.cuda.current_stream(device), _copies(device)
+    used, copies = torch.cuda.current_stream(device), _stream(device)
     with torch.cuda.stream(copies):
         there = host.to(device, non_blocking=True)
     used.wait_stream(copies)
@@ -138,6 +143,6 @@ def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
 
 
 @cache
-def _copies(device: torch.device) -> torch.cuda.Stream:
+def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of copies to a device."""
     return torch.cuda.Stream(device)
