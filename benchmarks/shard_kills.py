@@ -213,7 +213,7 @@ def report(found: dict[str, Kills], arguments: argparse.Namespace, minutes: floa
         "",
         f"{datetime.date.today()}, Python {platform.python_version()}, pacs with weights `tiny`, "
         f"{arguments.shards} shards of {arguments.rows:,} rows, `python -m benchmarks.shard_kills "
-        f"--seed {arguments.seed}`, {minutes:.0f} minutes on a shared machine.",
+        f"{' '.join(f'--{name} {value}' for name, value in vars(arguments).items())}`, {minutes:.0f} minutes on a shared machine.",
         "",
         "| killed | kills | folders | largest difference | rows lost per kill: median, most |",
         "| --- | --- | --- | --- | --- |",

@@ -20,6 +20,7 @@ from capeval_core.commands.arguments import (
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics
 from capeval_core.commands.judge_checks import check_references, check_rerankers, check_texts, check_visuals
+from capeval_core.commands.metrics import refuse_twice
 from capeval_core.commands.outputs import Outputs, write
 from capeval_core.commands.terminal import Parser, complain, paragraph, table
 from capeval_core.errors import FileError, file_problem, which_choice
@@ -90,8 +91,9 @@ def run(arguments: list[str]) -> int:
 
 def _metrics(entry: SetEntry, names: Sequence[str]) -> list[type[CaptionMetric]]:
     """The classes of the metrics, those for videos where the set is about videos."""
+    refuse_twice(f"--metrics {','.join(names)}", names)
     classes = []
-    for name in dict.fromkeys(names):
+    for name in names:
         media = entry.media if (name, entry.media) in MEDIA_VARIANTS else None
         class_ = metric_class(name, media)
         if class_.media and entry.media not in class_.media:

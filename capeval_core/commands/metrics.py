@@ -21,14 +21,15 @@ def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], l
     """The metrics that the first argument and `--media` choose, and the other arguments.
 
     Raises:
-        ValueError: there is no such metric, none for this medium, or one that scores nothing by itself; or
-            they are about different things.
+        ValueError: there is no such metric, none for this medium, or one that scores nothing by itself; one
+            comes twice; or they are about different things.
 
     >>> [metric.name for metric in read_metrics(["pacs,cider", "--images", "x"])[0]]
     ['pacs', 'cider']
     """
     given, *rest = arguments
-    names = list(dict.fromkeys(names_of(given))) or [given]
+    names = names_of(given) or [given]
+    refuse_twice(given, names)
     for name in names:
         _refuse_reranker(metric_class(name), len(names) > 1)
     metrics, others = _with_medium("capeval score", names, rest)
@@ -37,6 +38,18 @@ def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], l
         about = " and ".join(f"{name} is about {argument}" for argument, name in by_argument.items())
         raise ValueError(f"{about}: score them in two commands")
     return metrics, others
+
+
+def refuse_twice(given: str, names: Sequence[str]) -> None:
+    """Raise ValueError if a metric is among the names twice.
+
+    >>> refuse_twice("--metrics pacs,bleu,pacs", ["pacs", "bleu", "pacs"])
+    Traceback (most recent call last):
+    ValueError: --metrics pacs,bleu,pacs: pacs comes twice, name each metric once
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{given}: {twice} comes twice, name each metric once")
 
 
 def read_metric(command: str, arguments: Sequence[str]) -> tuple[type[CaptionMetric], list[str]]:

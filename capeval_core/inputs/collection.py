@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Collection as Collection_
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -108,8 +107,8 @@ def read_collection(
         entries = reference_texts.by_id()
         find = _finder(reference_texts, entries)
         matches = {image_id: find(image_id) for image_id in ids}
-        lacking, fix = _lacking(reference_texts, entries, matches, options)
-        matched = only_matches(Path(references), matches, lacking, problems, fix)
+        lacking, advice = _lacking(reference_texts, entries, matches, options)
+        matched = only_matches(Path(references), matches, lacking, problems, advice)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     problems.raise_if_any()
     _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)
@@ -124,7 +123,7 @@ def read_collection(
     )
 
 
-def _finder(texts: Texts, entries: Collection_[str]) -> Callable[[str], list[str]]:
+def _finder(texts: Texts, entries: Mapping[str, Any]) -> Callable[[str], list[str]]:
     """Finds the entries that an image id can mean, by their ids, or by the file names that they are given."""
     named: dict[str, list[str]] = {}
     for entry, name in texts.file_names.items():
@@ -140,7 +139,7 @@ def _finder(texts: Texts, entries: Collection_[str]) -> Callable[[str], list[str
 
 
 def _lacking(
-    texts: Texts, entries: Collection_[str], matches: Mapping[str, list[str]], options: FileOptions
+    texts: Texts, entries: Mapping[str, Any], matches: Mapping[str, list[str]], options: FileOptions
 ) -> tuple[str, Text]:
     """What ids without an entry in a file of references have, and the fix."""
     left_out = Names(texts.left_out)
@@ -155,9 +154,8 @@ def _lacking(
         of_splits = " and ".join(map(repr, sorted(elsewhere)))
         found = f"no references in split {', '.join(map(repr, options.splits))}, but in {of_splits}"
         return found, ("pass ", Setting("split", ",".join([*kept, *sorted(elsewhere)])))
-    return "no references" + (
-        f"; it has ids like {', '.join(map(repr, [*entries][:3]))}" if entries else ""
-    ), ""
+    examples = f"; it has ids like {', '.join(map(repr, [*entries][:3]))}" if entries else ""
+    return f"no references{examples}", ""
 
 
 def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:

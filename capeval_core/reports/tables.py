@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SPECIAL = "&%$#_{}"
+_MARKED = re.compile(r"[\\`*<|~&]|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
+"""Characters that mean something in Markdown; an underscore within a word does not."""
 _TAU = re.compile(r"\btau_([bc])\b")
 
 
@@ -52,7 +54,7 @@ class Table:
         <BLANKLINE>
         """
         lines = [self.header, ["---"] * len(self.header), *self.rows]
-        body = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+        body = [f"| {' | '.join(map(_markdown, line))} |" for line in lines]
         notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
         return "\n".join([f"## {self.title}", "", *body, *notes]) + "\n"
 
@@ -72,6 +74,15 @@ class Table:
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
         return text.getvalue()
+
+
+def _markdown(text: str) -> str:
+    r"""A text on one line, without anything that Markdown would not show as it is.
+
+    >>> print(_markdown("*best*|my_run|[0.4, 0.6]|[a](b)|_x_|<b>"))
+    \*best\*\|my_run\|[0.4, 0.6]\|[a]\(b)\|\_x\_\|\<b>
+    """
+    return _MARKED.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def _latex_row(cells: Sequence[str]) -> str:

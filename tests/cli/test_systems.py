@@ -316,6 +316,7 @@ def test_options_are_for_all_or_for_one(score: Run, folder: Path) -> None:
 
 WRONG: dict[str, tuple[str, str, list[str], str]] = {
     "reranker": ("pacs,eco", "A", [], "use `capeval rerank`, which writes the chosen ones; leave eco out"),
+    "twice": ("pacs,cider,pacs", "A", [], "pacs,cider,pacs: pacs comes twice, name each metric once"),
     "option of none": ("pacs,cider", "A", ["--layer", "3"], "--layer is an option of vilbertscore, not of"),
     "weights of none": ("cider,bleu", "A", ["--weights", "tiny"], "--weights: cider,bleu have no weights"),
     "number": ("pacs,clips", "A", ["--set", "clips.w=x"], "--w x: expected float"),

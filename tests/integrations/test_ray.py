@@ -332,7 +332,7 @@ def test_a_shard_that_kills_every_worker_is_given_up(
     assert "4 shards (1 without scores)" in out and "60 (0 failed" in out
     assert f"{deadly}: 3 workers were killed as they scored this shard" in err
     assert not (tmp_path / "out" / deadly.name).exists()
-    assert main(command) == 0
+    assert main([*command, "--workers", "1"]) == 0
     out = capsys.readouterr().out
     assert "4 shards (3 finished before)" in out and "67 (0 failed" in out
 
@@ -364,3 +364,25 @@ class _Unpicklable(BatchScorer):
 
 def _load() -> None:
     raise ImportError("no scorer on this node")
+
+
+def test_workers_that_are_killed_as_they_start_are_replaced(cluster: str, tmp_path: Path) -> None:
+    """More often than a shard is tried, since it is no shard's fault."""
+    write_shards(tmp_path / "in", shards=1, rows=2)
+    shards = plan_shards([f"{tmp_path}/in/*"], str(tmp_path / "out"))
+    starts = tmp_path / "starts"
+
+    def load(chosen: Any) -> Any:
+        with starts.open("a") as file:
+            file.write("one\n")
+        if starts.read_text().count("one") <= 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return BatchScorer(chosen, weights="tiny")
+
+    class Deadly(BatchScorer):
+        def __reduce__(self) -> tuple[Any, ...]:
+            return load, ("pacs",)
+
+    (result,) = score_shards(shards, Deadly("pacs", weights="tiny"), Workers(1), {})
+    assert isinstance(result, ShardResult) and result.rows == 2
+    assert starts.read_text() == "one\n" * 5

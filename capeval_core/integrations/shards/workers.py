@@ -24,6 +24,8 @@ from capeval_core.weights.folder import WeightsError
 
 TRIALS = 3
 """Workers that a shard may kill before it is given up."""
+STARTS = 10
+"""Workers that may be killed one after the other before they have a shard."""
 _DEADLY = (
     f"{TRIALS} workers were killed as they scored this shard, for want of memory perhaps: run the same "
     "command again with fewer --workers"
@@ -130,21 +132,26 @@ def score_shards(
                 (task,), _ = ray.wait(list(tasks))
                 worker, shard = tasks.pop(task)
                 outcome = _outcome(task)
-                if isinstance(outcome, ray.exceptions.RayError):
-                    ray.kill(worker)  # it may only be out of reach
-                    deaths[shard] += 1
-                    if deaths[shard] < TRIALS:
-                        todo.extend([] if shard is None else [shard])
-                        outcome = None
-                    elif shard is None:
+                died = isinstance(outcome, ray.exceptions.RayError)
+                deaths[shard] += died
+                if not died:
+                    deaths[None] = 0
+                elif shard is None:
+                    if deaths[shard] == STARTS or getattr(outcome, "actor_init_failed", False):
                         raise OSError(f"workers die as they start: {str(outcome).splitlines()[-1].strip()}")
-                    else:
-                        outcome = FailedShard(shard.source, _DEADLY)
-                    start()
-                elif isinstance(outcome, FailedShard) and outcome.unfit:
-                    ray.kill(worker)
+                    outcome = None
+                elif deaths[shard] < TRIALS:
+                    todo.append(shard)
+                    outcome = None
+                else:
+                    outcome = FailedShard(shard.source, _DEADLY)
+                unfit = isinstance(outcome, FailedShard) and outcome.unfit
+                if unfit:
                     outcome = replace(outcome, ends=False)  # which holds for that process only
-                    start()
+                if died or unfit:
+                    ray.kill(worker)  # one that died may only be out of reach
+                    if todo:
+                        start()
                 elif todo:
                     following = todo.popleft()
                     tasks[worker.score.remote(following)] = worker, following

@@ -6,7 +6,7 @@ workshop), https://aclanthology.org/W04-1013
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from capeval_core.scores.ngram.metric import NgramMetric
 
 BETA = 1.2
 """How much more recall counts than precision, as in COCO's evaluation."""
+_LONG = 1000
+"""Words of a text that is long: captions have some ten."""
 
 
 def rouge_l(precision: Floats, recall: Floats) -> Floats:
@@ -42,19 +44,63 @@ def common_lengths(caption: Sequence[str], references: Sequence[Sequence[str]]) 
     >>> common_lengths("a red dog runs".split(), ["a dog runs far".split(), "the cat".split()])
     [3, 0]
     """
-    at: dict[str, int] = {}
-    for position, word in enumerate(caption):
-        at[word] = at.get(word, 0) | 1 << position
-    every = (1 << len(caption)) - 1
-    found = []
-    for reference in references:
-        row = every
-        for word in reference:
-            same = row & at.get(word, 0)
-            if same:
-                row = (row + same) | (row - same)
-        found.append(len(caption) - (row & every).bit_count())
-    return found
+    if len(caption) <= _LONG:
+        masks = _masks(caption)
+        return [_common_length(len(caption), masks, reference) for reference in references]
+    pairs = [sorted((caption, reference), key=len) for reference in references]
+    return [_common_length(len(short), _masks(short), long) for short, long in pairs]
+
+
+def _common_length(length: int, masks: Mapping[str, int], words: Sequence[str]) -> int:
+    """Of a text of this length, whose words are at the bits of `masks`, and other words."""
+    row = every = (1 << length) - 1
+    for word in words:
+        same = row & masks.get(word, 0)
+        if same:
+            row = ((row + same) | (row - same)) & every
+    return length - row.bit_count()
+
+
+def _masks(words: Sequence[str]) -> Mapping[str, int]:
+    """The places of each word in a text as the bits of an integer."""
+    if len(words) > _LONG:
+        return _LongMasks(words)
+    masks: dict[str, int] = {}
+    for place, word in enumerate(words):
+        masks[word] = masks.get(word, 0) | 1 << place
+    return masks
+
+
+class _LongMasks(Mapping[str, int]):
+    """The masks of a long text, made when they are asked for; those of words that are frequent are kept.
+
+    Kept are at most `_LONG` masks, for else the memory would be the square of the length.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.length = len(words)
+        self.places: dict[str, list[int]] = {}
+        for place, word in enumerate(words):
+            self.places.setdefault(word, []).append(place)
+        self.kept: dict[str, int] = {}
+
+    def __getitem__(self, word: str) -> int:
+        if word in self.kept:
+            return self.kept[word]
+        places = self.places[word]
+        bits = bytearray(self.length // 8 + 1)
+        for place in places:
+            bits[place >> 3] |= 1 << (place & 7)
+        mask = int.from_bytes(bits, "little")
+        if len(places) * _LONG > self.length:
+            self.kept[word] = mask
+        return mask
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
 class RougeL(NgramMetric):
