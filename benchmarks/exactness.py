@@ -13,19 +13,32 @@ import argparse
 import functools
 import json
 import platform
+import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 import capeval_core
-from benchmarks.cuda.agreement import Agreement, Outputs, Run, Subject, agreement, difference
+from benchmarks.cuda.agreement import (
+    DEVICE_GOAL,
+    DTYPE_GOAL,
+    Outputs,
+    Run,
+    Subject,
+    agreement,
+    compare_dtypes,
+    difference,
+    repeats_equal,
+)
 from benchmarks.cuda.measuring import Gpu, Row
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.media import argument_of
@@ -43,14 +56,14 @@ ORIGINALS: dict[str, dict[str, str]] = {
     "pacs-resnet-tiny": {"pacs": "pac_s", "refpacs": "refpac_s"},
     "pacs-openclip-tiny": {"pacs": "pac_s", "refpacs": "refpac_s", "clips": "cosine"},
     "pacs-plusplus-lora-tiny": {"pacs": "pac_s", "refpacs": "refpac_s"},
-    "emscore-tiny": {"pacs video": "", "refpacs video": ""},
+    "emscore-tiny": {"pacs video": ".*/X,V/full_F$", "refpacs video": ".*/X,V,R/full_F$"},
     "alphaclip-tiny": {"hices": "cosine", "refhices": "cosine"},
     "umic-tiny": {"umic": "scores"},
     "vilbertscore-tiny": {"vilbertscore": "plain_mask_layer-1_F"},
     "eco": {"eco": "total", "cider": "cider_full_pool", "ciderd": "cider_d_full_pool"},
     "blip2-itm": {"eco": "itm_scores"},
 }
-"""Golden cases of the parts of each metric, with how the quantities that are its scores begin; '': all."""
+"""Golden cases of each metric, or of its parts, with a pattern of the quantities that are its scores."""
 ROWS = 48
 
 
@@ -58,9 +71,9 @@ ROWS = 48
 class Original:
     """A golden case beside the code that it was made with.
 
-    case: its folder. quantities: how many were compared. scores: how names of those begin that are scores,
-    or what scores are made of. largest: their largest absolute difference. tolerance: the widest that the
-    case allows them. worst: of all quantities, the largest difference in units of its own tolerance.
+    case: its folder. quantities: how many were compared. scores: what those are called that are scores, or
+    what scores are made of. largest: their largest absolute difference. tolerance: the widest that the case
+    allows them.
     """
 
     metrics: tuple[str, ...]
@@ -69,7 +82,6 @@ class Original:
     scores: str
     largest: float
     tolerance: float
-    worst: float
     comparison: str = "original"
 
 
@@ -80,8 +92,8 @@ def main() -> None:
     cpu = Gpu("cpu", small=False)
     about = {"date": date.today().isoformat(), "torch": torch.__version__, "machine": platform.machine()}
     lines: list[dict[str, Any]] = [about]
-    for row in (*originals(), *of_tiny(cpu), *of_full_size(cpu)):
-        print(row, flush=True)
+    for row in chain(originals(), of_tiny(cpu), of_full_size(cpu)):
+        print(row.quantity + ": " + row.measured if isinstance(row, Row) else row, flush=True)
         line = asdict(row) | ({"device": "CPU"} if isinstance(row, Row) else {})
         lines.append({name: value for name, value in line.items() if name != "goal"})
     arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -93,13 +105,10 @@ def originals() -> Iterator[Original]:
 
     for case, scores in ORIGINALS.items():
         found = list(find_module(case).run_case(CASES / case))
-        worst = max(one.error / one.tolerance for one in found if one.tolerance)
-        for metric, start in scores.items():
-            own = [one for one in found if one.quantity.startswith(start)]
-            largest = max(own, key=lambda one: one.error)
-            yield Original(
-                (metric,), case, len(found), start, largest.error, max(o.tolerance for o in own), worst
-            )
+        for metric, name in scores.items():
+            own = [one for one in found if re.match(name, one.quantity)]
+            largest, tolerance = max(one.error for one in own), max(one.tolerance for one in own)
+            yield Original((metric,), case, len(found), name, largest, tolerance)
 
 
 def of_tiny(gpu: Gpu) -> Iterator[Row]:
@@ -151,35 +160,30 @@ def drawn_rows(count: int) -> Rows:
 def of_metric(
     gpu: Gpu, subject: Subject, class_: type[CaptionMetric], weights: Any, rows: Rows
 ) -> Iterator[Row]:
-    """A metric against itself: in another order and batch, twice, on two devices, in three dtypes."""
+    """A metric against itself: on the CPU in another order and batch, on a GPU against the CPU; in dtypes."""
 
-    def scores(device: str, dtype: str, order: np.ndarray | None = None, size: int | None = None) -> Outputs:
+    def run(device: str, dtype: str, order: Any = None, size: int | None = None) -> Outputs:
         return {"scores": scored(class_, weights, rows, device, dtype, order, size)}
 
-    once: Run = functools.cache(scores)
-    here = str(gpu.device)
-    if not gpu.is_cuda:
-        backwards = np.arange(len(rows.captions))[::-1]
-        others: dict[Any, Callable[[], Outputs]] = {
-            "order": lambda: scores(here, "float32", backwards),
-            "batches": lambda: scores(here, "float32", None, 1),
-        }
-        words = {"order": "the rows in reverse order", "batches": "batches of one"}
-        for comparison, run in others.items():
-            what = f"{subject}: {words[comparison]}"
-            yield compared(gpu, subject, comparison, what, run(), once(here, "float32"))
-    yield from agreement(
-        gpu, subject, once if weights is None else scores, dtypes=() if weights is None else BOTH
+    goal = DTYPE_GOAL if class_.name in ("pacs", "refpacs") else None
+    if gpu.is_cuda:
+        if weights is not None:
+            yield from agreement(gpu, subject, run, dtype_goal=goal)
+        return
+    once: Run = functools.cache(run)
+    expected = once("cpu", "float32")["scores"]
+    backwards = run("cpu", "float32", np.arange(len(rows.captions))[::-1])["scores"]
+    yield difference(
+        gpu, subject, "order", f"{subject}: in reverse order", "scores", backwards, expected, DEVICE_GOAL
     )
-
-
-def compared(
-    gpu: Gpu, subject: Subject, comparison: Any, what: str, found: Outputs, expected: Outputs
-) -> Agreement:
-    return difference(gpu, subject, comparison, what, "scores", found["scores"], expected["scores"], 1e-5)
-
-
-BOTH: Any = ("bfloat16", "float16")
+    if weights is None:
+        return
+    alone = run("cpu", "float32", None, 1)["scores"]
+    yield difference(
+        gpu, subject, "batches", f"{subject}: batches of one", "scores", alone, expected, DEVICE_GOAL
+    )
+    yield from repeats_equal(gpu, subject, run, first=once)
+    yield from compare_dtypes(gpu, subject, once, goal=goal)
 
 
 def scored(
@@ -188,7 +192,7 @@ def scored(
     rows: Rows,
     device: str,
     dtype: str,
-    order: np.ndarray | None,
+    order: NDArray[np.int64] | None,
     batch_size: int | None,
 ) -> list[float]:
     """The scores of rows in their order, computed in another order; nothing is cached."""
@@ -199,7 +203,7 @@ def scored(
     chosen = np.arange(len(rows.captions)) if order is None else order
     captions: list[Any] = [rows.captions[i] for i in chosen]
     if issubclass(class_, Reranker):
-        captions = [[rows.captions[i], *rows.references[i]] for i in chosen]
+        captions = [[rows.captions[i], *rows.references[i], *rows.references[i - 2][:2]] for i in chosen]
     arguments: dict[str, Any] = {}
     if argument := argument_of(class_.media):
         images = [rows.images[i] for i in chosen]

@@ -95,7 +95,9 @@ def compiled(variant: Variant) -> Any:
     constants |= {"SPLIT": variant.split}
     types = dict.fromkeys(match_kernel.arg_names, "*fp32")
     types |= dict.fromkeys(("x", "y"), f"*{NAMES[variant.dtype]}") | {"work": "*i32", "odd": "*i32"}
-    types |= dict.fromkeys(("x_index", "y_index", "y_codes"), "*i64") | dict.fromkeys(constants, "constexpr")
+    types |= dict.fromkeys(("x_index", "y_index", "x_codes", "y_codes"), "*i64") | dict.fromkeys(
+        constants, "constexpr"
+    )
     if not variant.measured:
         types |= dict.fromkeys(("x_scale", "y_scale"), f"*{NAMES[variant.dtype]}")
     aligned = {

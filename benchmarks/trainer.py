@@ -14,6 +14,8 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 import transformers
 from PIL import Image
 
+from benchmarks.cuda.measuring import Gpu, Row
 from benchmarks.extras import needed
 from benchmarks.workload import Workload, make_weights, make_workload
 from capeval_core.integrations import CaptionMetrics
@@ -65,6 +68,60 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return self.rows[row]
 
 
+@dataclass(frozen=True)
+class Evaluations:
+    """Seconds of the evaluations of one training. metrics: in the metrics alone. whole: `trainer.evaluate()`.
+
+    new: captions of the last evaluation that the one before had not.
+    """
+
+    metrics: list[float]
+    whole: list[float]
+    new: int
+
+
+def evaluate_often(work: Workload, folder: Path, weights: Any, turns: int, **arguments: Any) -> Evaluations:
+    """Evaluate a captioner `turns` times, with some steps of training in between.
+
+    arguments: of `make_trainer`.
+    """
+    rows = Rows(work)
+    metrics = Timed(
+        CaptionMetrics(rows.tokenizer, images=work.images, references=work.references, weights=weights)
+    )
+    model = captioner(rows.tokenizer)
+    # Drawn by lot, so that captions are as different as those of a captioner that has learnt something.
+    model.generation_config.update(max_length=14, min_length=10, do_sample=True)
+    chosen = {"per_device_eval_batch_size": 50, "max_steps": 10, "eval_strategy": "no", **arguments}
+    trainer = make_trainer(rows, folder / "checkpoints", metrics, model, **chosen)
+    trainer.remove_callback(transformers.PrinterCallback)
+    whole = []
+    for turn in range(turns):
+        if turn:
+            trainer.train()
+        start = time.perf_counter()
+        trainer.evaluate()
+        whole.append(time.perf_counter() - start)
+    new = len(set(metrics.captions[-1]) - set(metrics.captions[-2]))
+    return Evaluations(metrics.seconds, whole, new)
+
+
+def measure(gpu: Gpu) -> Iterator[Row]:
+    """Later evaluations over the first one, of a captioner in bfloat16 on the same device."""
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        work = make_workload(folder, 0.01 if gpu.small else 0.2)
+        weights = "tiny" if gpu.small else make_weights("ViT-B-32", folder)
+        found = evaluate_often(work, folder, weights, 3, use_cpu=not gpu.is_cuda, bf16=gpu.is_cuda)
+    what = f"Trainer, PAC-S and RefPAC-S of {len(work.images)} images"
+    for name, seconds in (("in the metrics", found.metrics), ("trainer.evaluate()", found.whole)):
+        first, later = seconds[0], statistics.median(seconds[1:])
+        yield Row(f"{what}, {name}: first evaluation, later ones", f"{first:.2f} s, {later:.2f} s")
+    ratio = statistics.median(found.metrics[1:]) / found.metrics[0]
+    yield Row.at_most(f"{what}: later over first in the metrics", ratio, 1 / 3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fraction", type=float, default=0.1, help="of 1,000 images with 5 references each")
@@ -76,39 +133,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         work = make_workload(folder, arguments.fraction)
-        weights = make_weights("ViT-B-32", folder)
-        rows = Rows(work)
-        metrics = Timed(
-            CaptionMetrics(rows.tokenizer, images=work.images, references=work.references, weights=weights)
+        weights, pinned = make_weights("ViT-B-32", folder), torch.cuda.is_available()
+        found = evaluate_often(
+            work, folder, weights, arguments.evaluations, use_cpu=False, dataloader_pin_memory=pinned
         )
-        model = captioner(rows.tokenizer)
-        # Drawn by lot, so that captions are as different as those of a captioner that has learnt something.
-        model.generation_config.update(max_length=14, min_length=10, do_sample=True)
-        trainer = make_trainer(
-            rows,
-            folder / "checkpoints",
-            metrics,
-            model,
-            per_device_eval_batch_size=50,
-            max_steps=10,
-            eval_strategy="no",
-            use_cpu=False,
-            dataloader_pin_memory=torch.cuda.is_available(),
-        )
-        trainer.remove_callback(transformers.PrinterCallback)
-        whole = []
-        for turn in range(arguments.evaluations):
-            if turn:
-                trainer.train()
-            start = time.perf_counter()
-            trainer.evaluate()
-            whole.append(time.perf_counter() - start)
-    new = len(set(metrics.captions[-1]) - set(metrics.captions[-2]))
     print(
         f"{len(work.images)} images, {len(work.references[0])} references each, "
-        f"{new} of the last evaluation's captions are new"
+        f"{found.new} of the last evaluation's captions are new"
     )
-    for name, seconds in (("metrics alone", metrics.seconds), ("trainer.evaluate()", whole)):
+    for name, seconds in (("metrics alone", found.metrics), ("trainer.evaluate()", found.whole)):
         ratios = [later / seconds[0] for later in seconds[1:]]
         print(
             f"{name}: first {seconds[0]:.2f} s, later {statistics.median(seconds[1:]):.2f} s, "

@@ -106,7 +106,7 @@ def made_up_boxes(rng: np.random.Generator, count: int, width: int = 2048) -> di
     corners = rng.uniform(0, 300, (count, 2))
     return {
         "boxes": np.concatenate([corners, corners + rng.uniform(10, 300, (count, 2))], axis=1),
-        "features": np.maximum(rng.normal(0, 1, (count, width)), 0),
+        "features": np.maximum(rng.normal(0, 1, (count, width)), 0).astype(np.float32),
         "size": (640, 640),
     }
 

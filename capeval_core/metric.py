@@ -212,14 +212,18 @@ class CaptionMetric(MetricFacts, ABC):
             check_folder(options.rows)
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
-        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`."""
+    def check_input(cls, options: CommonOptions, *inputs: Any, decoders: int | None = None) -> Samples:
+        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`.
+
+        decoders: processes that decode image files, None for threads.
+        """
         return check_samples(
             *inputs,
             needs_references=cls.needs_references,
             on_error=options.on_error,
             empty=options.empty,
             media=cls.media,
+            decoders=decoders,
         )
 
     @classmethod

@@ -33,6 +33,7 @@ from capeval_core.rows import COMMON
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.weights.catalogue import WeightsEntry
+from tests.device import device
 from tests.outside import NAME as OUTSIDE
 from tests.outside import installed
 
@@ -86,7 +87,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
     """The metric on the CPU, with a cache of its own, and with the weights if it has any."""
-    common = {"device": "cpu", "cache": FeatureCache(), **NEEDED.get(name, {})}
+    common = {"device": device(), "cache": FeatureCache(), **NEEDED.get(name, {})}
     if class_of(name).default_weights is not None:
         common["weights"] = weights
     of_case = dict(zip(("name", "media"), name.split(":"), strict=False))
@@ -501,7 +502,7 @@ def test_truncation_is_counted_per_caption(name: str, weights: str, images: list
 
 
 ALTERNATIVES: dict[str, Any] = {
-    "device": "cpu",
+    "device": device(),
     "dtype": "bfloat16",
     "batch_size": 2,
     "on_error": "nan",
@@ -516,6 +517,7 @@ ALTERNATIVES: dict[str, Any] = {
     "consensus": "cider_d",
     "consensus_documents": "doc_image_all_pools",
     "prompt": "An image that shows ",
+    "decoders": 1,
     "regions": "colours",
     "max_regions": 1,
     "phrases": "chunks",
@@ -591,13 +593,13 @@ def test_other_weights_of_the_same_name_have_another_signature(
     if class_of(name).default_weights is None:
         pytest.skip("without weights")
     here, there = tmp_path / "here" / "weights", tmp_path / "there" / "weights"
-    encoder = class_of(name).encoder_class().from_pretrained(weights, device="cpu")
+    encoder = class_of(name).encoder_class().from_pretrained(weights, device=device())
     encoder.save_pretrained(here)
     config, tensors = dict(encoder.config), load_file(here / "model.safetensors")
     changed = next(key for key, tensor in tensors.items() if tensor.ndim == 2)
     tensors[changed] = tensors[changed].flip(0)
     config.pop("canary", None)
-    type(encoder)(config, tensors, device="cpu").save_pretrained(there)
+    type(encoder)(config, tensors, device=device()).save_pretrained(there)
     assert opened(name, str(here)).signature() != opened(name, str(there)).signature()
 
 

@@ -24,6 +24,7 @@ from capeval_core.project import address
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
+from tools.exactness import ON_CPU, ON_GPU, exactness_rows, read_lines
 from tools.load_types import load_stub
 
 Row = list[str]
@@ -152,6 +153,21 @@ def published_table(metric: str) -> str:
     return "\n\n".join([table, *([f"All of them: {'; '.join(shared)}."] if shared else [])])
 
 
+def exactness_table(metric: str, media: str | None = None) -> str:
+    """How exact a metric is, folded, from the measurements in `benchmarks`."""
+    on_cpu, on_gpu = read_lines(ON_CPU), read_lines(ON_GPU)
+    rows = exactness_rows(f"{metric} {media}" if media else metric, on_cpu, on_gpu)
+    table = markdown(["compared", "on", "largest difference", "Kendall's tau-b of the rankings"], rows)
+    about = next(line for line in on_cpu if "date" in line)
+    source = (
+        f"Measured on {about['date']} with torch {about['torch']}, on a CPU where nothing else is stated, "
+    )
+    commands = (
+        "by `python -m benchmarks.exactness` (scores of 48 captions); on a GPU, `python -m benchmarks.cuda`."
+    )
+    return folded(f"How far scores move: {len(rows)} comparisons", f"{table}\n\n{source}{commands}")
+
+
 def weights_table() -> str:
     """Every repository of the catalogue: its weights, original checkpoint and licence."""
     rows = [[f"`{w.repository}`", w.title, w.checkpoint or "as it is", licence_in_words(w)] for w in WEIGHTS]
@@ -239,6 +255,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "options": options_table,
     "rows": rows_table,
     "published": published_table,
+    "exactness": exactness_table,
     "weights": weights_table,
     "origin": origin_table,
     "convert": convert_command,

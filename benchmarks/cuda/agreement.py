@@ -75,7 +75,7 @@ def agreement(
     *,
     dtypes: Sequence[Literal["bfloat16", "float16"]] = BOTH,
     device_goal: float = DEVICE_GOAL,
-    dtype_goal: float = DTYPE_GOAL,
+    dtype_goal: float | None = DTYPE_GOAL,
 ) -> Iterator[Row]:
     """Everything below for one subject; each distinct run is made once, and float32 on the device twice."""
     once = functools.cache(run)
@@ -102,7 +102,7 @@ def compare_dtypes(
     run: Run,
     *,
     dtypes: Sequence[Literal["bfloat16", "float16"]] = BOTH,
-    goal: float = DTYPE_GOAL,
+    goal: float | None = DTYPE_GOAL,
 ) -> Iterator[Row]:
     """Other dtypes against float32 on the device: the largest difference of scores, and Kendall's tau-b."""
     for dtype in dtypes:
@@ -206,10 +206,10 @@ def _of_length_1(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return rows / np.where(lengths > 0, lengths, 1.0)
 
 
-def _or_failure(what: str, goal: float, rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:
+def _or_failure(what: str, goal: float | None, rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:
     """The rows; what a run raises is a row of its own, and the rows of others come nevertheless."""
     try:
         yield from rows()
     except Exception as error:
-        wanted = f"at most {goal:g}" if goal else "bit-equal"
+        wanted = "" if goal is None else f"at most {goal:g}" if goal else "bit-equal"
         yield Row(what, f"{type(error).__name__}: {' '.join(str(error).split())}", wanted, False)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+
+from capeval_core._version import __version__
+from capeval_core.models.device import exact_float32
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,20 @@ class Gpu:
     def name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.is_cuda else "CPU (rehearsal)"
 
+    def machine(self) -> dict[str, str]:
+        """What its numbers depend on: device, versions, commit."""
+        facts = {"device": self.name}
+        if self.is_cuda:
+            properties = torch.cuda.get_device_properties(self.device)
+            facts |= {"memory": f"{properties.total_memory / 2**30:.0f} GiB"}
+            facts |= {"driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")}
+        facts |= {"processors": str(os.cpu_count()), "Python": platform.python_version()}
+        for package in ("torch", "triton", "transformers"):
+            with suppress(PackageNotFoundError):
+                facts[package] = version(package)
+        facts["capeval"] = __version__  # which need not be installed
+        return {**facts, "commit": _output("git", "describe", "--always", "--dirty", "--exclude=*")}
+
     def wait(self) -> None:
         """Until everything that was launched is done."""
         if self.is_cuda:
@@ -71,14 +93,23 @@ class Gpu:
         return statistics.median(found)
 
     def device_seconds(self, run: Callable[[], Any], *, repeats: int = 10, warm_up: int = 2) -> float:
-        """Median seconds of a run on the device alone, by its events; on the CPU as `seconds`."""
+        """Median seconds of a run on the device alone, by its events; on the CPU as `seconds`.
+
+        The device is kept busy while the host launches a run of up to 50 ms, so that gaps between launches
+        count only where a run waits for the device itself.
+        """
         if not self.is_cuda:
             return self.seconds(run, repeats=repeats, warm_up=warm_up)
+        launching = 0.0
         for _ in range(1 if self.small else warm_up):
+            self.wait()
+            start = time.perf_counter()
             run()
+            launching = time.perf_counter() - start
         pairs = []
         for _ in range(1 if self.small else repeats):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(int(2e9 * 1.5 * min(launching, 0.05)))  # clock cycles, of at most 2 GHz
             begin.record()
             run()
             end.record()
@@ -115,9 +146,20 @@ class Gpu:
         if dtype not in self._peaks:
             size = 256 if self.small else 8192
             a, b = self.random(size, size, dtype=dtype), self.random(size, size, dtype=dtype, seed=1)
-            self._peaks[dtype] = 2 * size**3 / self.device_seconds(lambda: a @ b)
+            with exact_float32(self.device):
+                seconds = self.device_seconds(lambda: a @ b, warm_up=20)  # until the clocks have risen
+            self._peaks[dtype] = 2 * size**3 / seconds
         return self._peaks[dtype]
 
     @cached_property
     def _peaks(self) -> dict[torch.dtype, float]:
         return {}
+
+
+def _output(*command: str) -> str:
+    """What a command prints; 'unknown' where it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip().partition("\n")[0] or "unknown"

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.clip import ClipTowers, rows_of
+from capeval_core.encoders.clip import ClipTowers
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip, mask_problems
 from capeval_core.encoders.cuda_blocks import run_vision_packed
 from capeval_core.encoders.preprocessing import (
@@ -47,6 +47,7 @@ from capeval_core.encoders.transformer import run_vision
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
+from capeval_core.models.copies import Arriving, to_host
 from capeval_core.models.device import DTYPES, exact_float32, on_device
 from capeval_core.regions.given import Masks, fitting, name_of
 from capeval_core.regions.regions import Regions
@@ -132,7 +133,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             size=regions.size,
             keys=lambda content, _: (regions.whole_key(content),),
             prepare=lambda loaded: Row(regions.pixels(loaded), regions.full),
-            forward=self.run_rows,
+            forward=self.launch_rows,
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
@@ -210,10 +211,15 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         check_mask_transform(mask_transform)
         return np.asarray(self.alphas(crop_masks(masks, mask_transform), mask_transform))
 
-    @torch.inference_mode()
     def run_rows(self, rows: Sequence[Row]) -> Floats:
         """(n, d) float32 features of n rows; an image's patches are embedded once for all its masks."""
-        return rows_of(self._row_features(rows))
+        features: Floats = self.launch_rows(rows).values()
+        return features
+
+    @torch.inference_mode()
+    def launch_rows(self, rows: Sequence[Row]) -> Arriving:
+        """As `run_rows`, on their way."""
+        return to_host(self._row_features(rows))
 
     def _row_features(self, rows: Sequence[Row]) -> Tensor:
         """(n, d) on the device; the host waits for nothing that runs there."""
@@ -289,7 +295,7 @@ class _Regions:
             size=self.size,
             keys=self.keys,
             prepare=self.pixels,
-            forward=self.encoder.run_rows,
+            forward=self.encoder.launch_rows,
             units=self.units,
             arrays=self.arrays,
             ahead=_AHEAD_AS_RUNS if self.as_runs else 3,

@@ -45,6 +45,7 @@ from capeval_core.encoders.tokenizers import PAD, Ids, Tokens, WordPiece
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
+from capeval_core.models.copies import Arriving, to_device, to_host
 from capeval_core.models.device import DTYPES, exact_float32, on_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.blip2 import Blip2Conversion, translate_transformers
@@ -251,7 +252,7 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the vision tower sees them."""
-        return np.asarray(self._scale(self.prepare_visual(image)[None])[0].cpu())
+        return np.asarray(self._scale([self.prepare_visual(image)])[0].cpu())
 
     def prepare_visual(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, n, n) uint8: RGB, then resized to a square whatever its shape, as in the original code."""
@@ -273,23 +274,21 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
     def dimension(self) -> int:
         return int(self.config["architecture"]["image_text_hidden_size"])
 
-    def _scale(self, pixels: NDArray[np.uint8]) -> Tensor:
+    def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         scaling = self.config["preprocessing"]
-        return normalised(
-            on_device(torch.from_numpy(pixels), self.device).float() / 255, scaling["mean"], scaling["std"]
-        )
+        return normalised(to_device(pixels, self.device).float() / 255, scaling["mean"], scaling["std"])
 
     @torch.inference_mode()
     def states(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
         with exact_float32(self.device):
-            return image_states(self.model, self._scale(np.stack(pixels)).to(DTYPES[self.dtype]))
+            return image_states(self.model, self._scale(pixels).to(DTYPES[self.dtype]))
 
     @torch.inference_mode()
-    def image_features(self, states: Tensor) -> Floats:
+    def image_features(self, states: Tensor) -> Arriving:
         """(images, queries * d), un-normalised, of states of the vision tower."""
         with exact_float32(self.device):
-            return rows_of(self.model.vision_projection(query_states(self.model, states)).flatten(1))
+            return to_host(self.model.vision_projection(query_states(self.model, states)).flatten(1))
 
     @torch.inference_mode()
     def match_logits(self, states: Tensor, texts: Sequence[Ids]) -> Tensor:
@@ -301,7 +300,7 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             return logits
 
     @torch.inference_mode()
-    def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
+    def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
         """(n, 2) logits of pairs (position in `states`, token ids, key); those of an image stand together."""
         by_image = groupby(pairs, key=lambda pair: pair[0])
         texts = [(position, [ids for _, ids, _ in own]) for position, own in by_image]
@@ -312,7 +311,7 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             if len(own) > len(positions):  # some images between have no text here
                 own = states[on_device(torch.tensor(positions), self.device)]
             logits.append(self.match_logits(own, list(chain.from_iterable(ids))))
-        return rows_of(torch.cat(logits))
+        return to_host(torch.cat(logits))
 
     @torch.inference_mode()
     def _text_forward(self, texts: Sequence[Ids]) -> Floats:

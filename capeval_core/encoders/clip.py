@@ -38,6 +38,7 @@ from capeval_core.encoders.texts import (
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.transformer import Prefix, run_blocks, run_prefix, run_vision
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
+from capeval_core.inputs.decoders import Decoders, shared_decoders
 from capeval_core.inputs.frames import EVERY, InputFrames
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
@@ -181,19 +182,15 @@ class ClipTowers(CheckedModel):
     def _run_packed_texts(
         self, kernels: Kernels, sequences: list[Ids], shared: int, batch_size: int | None, every: bool
     ) -> Iterator[tuple[slice, Iterable[Floats]]]:
-        """Features of sequences sorted by length, copied to the host together after the last batch."""
+        """Features of sequences sorted by length, packed."""
         size, costs = self._automatic_texts, [len(row) - shared for row in sequences]
         if batch_size is not None:
             size, costs = BatchSize(batch_size, automatic=False), [1] * len(sequences)
         forward = partial(self._packed_forward, kernels=kernels, shared=shared, every=every)
-        copies = [
-            (part, features.float().to("cpu", non_blocking=True))
-            for part, features in size.run(sequences, forward, cost=costs)
-        ]
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        for part, copied in copies:
-            rows = copied.numpy().copy()  # out of memory that is pinned
+        # Nothing waits for a batch before the last one is launched.
+        arriving = [(part, to_host(features)) for part, features in size.run(sequences, forward, cost=costs)]
+        for part, features in arriving:
+            rows: Floats = features.values()
             if not every:
                 yield part, rows
                 continue
@@ -207,7 +204,9 @@ class ClipTowers(CheckedModel):
         model, dtype, prefix = self.model, DTYPES[self.dtype], sequences[0][:shared]
         lengths = [len(row) - shared for row in sequences]
         ids = np.fromiter(chain(prefix, *(row[shared:] for row in sequences)), np.int64)
-        places = np.concatenate([np.arange(shared), *(shared + np.arange(length) for length in lengths)])
+        begins = np.cumsum([0, *lengths[:-1]])
+        own = np.arange(len(ids) - shared) - np.repeat(begins, lengths)
+        places = np.concatenate([np.arange(shared), shared + own])
         with exact_float32(self.device):
             ids_there, places_there = (on_device(torch.from_numpy(t), self.device) for t in (ids, places))
             positions = model.positional_embedding[places_there].to(dtype)
@@ -261,18 +260,27 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         return config
 
     def encode_images(
-        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+        self,
+        images: Iterable[InputImage],
+        *,
+        cache: FeatureCache = SHARED,
+        batch_size: int | None = None,
+        decoders: int | None = None,
     ) -> Iterator[ImageFeatures]:
         """Features of any number of images, in order, some at a time.
 
         Images are read and decoded by threads ahead of the encoder. One that cannot be read gives a row
         of NaN and the reason.
+
+        Args:
+            decoders: processes that decode image files instead, and give the same pixels.
         """
         encoding = Encoding(
             size=self.images_per_batch(batch_size),
             keys=lambda content, _: (self._key("image", content.encode()),),
             prepare=self.preprocessing.pixels,
             forward=self._launch_images,
+            elsewhere=None if decoders is None else partial(self._decoded, shared_decoders(decoders)),
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
@@ -317,6 +325,10 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
         return np.asarray(self._scale([self.preprocessing.pixels(image)])[0].cpu())
 
+    def _decoded(self, decoders: Decoders, images: Sequence[InputImage]) -> list[NDArray[np.uint8] | None]:
+        own = self.preprocessing
+        return decoders.pixels([image.source for image in images], own.image_size, own.method)
+
     def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         return self.normalised(to_device(pixels, self.device).float() / 255)
 
@@ -333,11 +345,11 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         """(n, d) features of pixels (n, 3, s, s), uint8, on the device; nothing waits for it."""
         visual, dtype = self.model.visual, DTYPES[self.dtype]
         is_vit, kernels = isinstance(visual, VisionTransformer), self.kernels
+        mean, std = self.preprocessing.mean, self.preprocessing.std
         if is_vit and kernels is not None and kernels.passes:
-            mean, std = self.preprocessing.mean, self.preprocessing.std
             patches = embedded_patches(visual, pixels, mean, std, dtype)
             return run_vision_packed(visual, patches, len(pixels), kernels)
-        x = self.normalised(pixels.float() / 255).to(dtype)
+        x = normalised(pixels.float() / 255, mean, std).to(dtype)
         features: Tensor = run_vision(visual, visual.conv1(x), kernels) if is_vit else visual(x)
         return features
 

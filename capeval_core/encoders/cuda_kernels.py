@@ -147,11 +147,11 @@ def attention_kernel(
     # A row beyond the sequence sees its keys too, so that no maximum is minus infinity.
     if PREFIX:
         before = tl.arange(0, PREFIX)
-        seen = before < tl.where(first < prefix, 0, prefix)
-        in_prefix = seen[:, None] & real
+        in_front = before < tl.where(first < prefix, 0, prefix)
+        in_prefix = in_front[:, None] & real
         k = tl.load(keys + before[:, None] * keys_step + at[None, :], mask=in_prefix, other=0.0)
         scores_before = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores_before = tl.where(seen[None, :], scores_before, float("-inf"))
+        scores_before = tl.where(in_front[None, :], scores_before, float("-inf"))
         highest = tl.maximum(highest, tl.max(scores_before, axis=1))
     weights = tl.exp(scores - highest[:, None])
     total = tl.sum(weights, axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from capeval_core.encoders.stream import Encoding, Item, Units
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.models.batching import BatchSize
+from capeval_core.models.copies import Arriving, arriving, made_of
 
 Floats = NDArray[np.float32]
 
@@ -31,10 +33,12 @@ class PairEncoder(Protocol):
     def states(self, prepared: Sequence[Any]) -> Any:
         """States of n visuals that all of their texts share, on the encoder's device."""
 
-    def image_features(self, states: Any) -> Floats:
+    def image_features(self, states: Any) -> Floats | Arriving:
         """(n, ...) features of n visuals alone; called only where `image_key` is a key."""
 
-    def run_pairs(self, states: Any, pairs: Sequence[tuple[int, Ids, str]]) -> Sequence[Floats] | Floats:
+    def run_pairs(
+        self, states: Any, pairs: Sequence[tuple[int, Ids, str]]
+    ) -> Sequence[Floats] | Floats | Arriving:
         """An array per pair (position in `states`, token ids, key), which may differ in length; the pairs of
         a visual stand together."""
 
@@ -78,26 +82,34 @@ class Pairs:
         own = self.encoder.image_key(visual.key)
         return Units([[(0, (prepared, own, {key: texts[key] for key in missing if key in texts}))]])
 
-    def forward(self, units: list[tuple[Any, str | None, dict[str, Ids]]]) -> list[dict[str, Floats]]:
+    def forward(self, units: list[tuple[Any, str | None, dict[str, Ids]]]) -> Arriving:
         """Per image the rows of its texts and its own features, by key."""
         states = self.encoder.states([prepared for prepared, _, _ in units])
-        values: list[dict[str, Floats]] = [{} for _ in units]
+        places: list[tuple[int, str | None]] = []  # position and key of each row, in order; None: not wanted
+        running: list[Arriving] = []
         if any(own is not None for _, own, _ in units):
-            for value, (_, own, _), row in zip(
-                values, units, self.encoder.image_features(states), strict=True
-            ):
-                value |= {} if own is None else {own: row}
+            places += [(position, own) for position, (_, own, _) in enumerate(units)]
+            running.append(arriving(self.encoder.image_features(states)))
         pairs = [
             (position, ids, key)
             for position, (_, _, texts) in enumerate(units)
             for key, ids in sorted(texts.items(), key=lambda text: len(text[1]))
         ]
+        places += [(position, key) for position, _, key in pairs]
         longest = max((len(ids) for _, ids, _ in pairs), default=0)
         size, cost = self.encoder.pairs_per_batch(self.batch_size, longest)
-        for part, rows in size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost):
-            for (position, _, key), row in zip(pairs[part], rows, strict=True):
-                values[position][key] = row
-        return values
+        parts = size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost)
+        running += [arriving(rows) for _, rows in parts]
+        images = len(units)  # whose pixels are not kept until the rows arrive
+
+        def by_key(parts: list[Any]) -> list[dict[str, Floats]]:
+            values: list[dict[str, Floats]] = [{} for _ in range(images)]
+            for (position, key), row in zip(places, chain.from_iterable(parts), strict=True):
+                if key is not None:
+                    values[position][key] = row
+            return values
+
+        return made_of(running, by_key)
 
     def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
         """The image's features and the rows of its texts, by key."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from capeval_core.encoders.stream import chunks
 from capeval_core.encoders.tokenizers import Tokens, WordPiece
 from capeval_core.models.architecture import shown
 from capeval_core.models.batching import BatchSize
@@ -16,6 +17,8 @@ from capeval_core.models.model import CheckedModel
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder
 from capeval_core.weights.vocabulary import words_beside, write_beside
 
+_TOGETHER = 64
+"""Images whose texts are tokenized at once."""
 BOXES = 100
 """Boxes of an image, about: what a pair of an image and a text costs beside its tokens."""
 
@@ -86,15 +89,23 @@ class RegionTextEncoder(CheckedModel):
     def save_beside(self, folder: Path) -> dict[str, Any]:
         return {**self.config, "vocabulary": write_beside(folder, TOKENIZER, self.tokenizer.to_json())}
 
-    def tokens(self, index: int, texts: Sequence[str]) -> Tokens:
-        """Token ids of the texts of image number `index`.
+    def tokens(self, captions: Iterable[Sequence[str]]) -> Iterator[Tokens]:
+        """Token ids of the texts of each image; those of some images are made together, by several threads.
 
         Raises:
             ValueError: one text instead of a list.
         """
-        if isinstance(texts, str):
-            raise ValueError(f"captions[{index}] is one text, expected a list of texts: write [{texts!r}]")
-        return self.tokenizer.encode(texts)
+        for part in chunks(enumerate(captions), _TOGETHER):
+            for index, texts in part:
+                if isinstance(texts, str):
+                    fix = f"expected a list of texts: write [{texts!r}]"
+                    raise ValueError(f"captions[{index}] is one text, {fix}")
+            found = self.tokenizer.encode([text for _, texts in part for text in texts])
+            start = 0
+            for _, texts in part:
+                own = slice(start, start + len(texts))
+                yield Tokens(found.ids[own], found.truncated[own])
+                start = own.stop
 
     def images_per_batch(self, batch_size: int | None) -> BatchSize:
         """Images per forward pass; None: as many as fit into memory."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.copies import Arriving
+from capeval_core.models.copies import Arriving, arriving
 
 RUNNING = 2
 """Batches that may wait for their values: the device is busy with one while the next one is launched."""
@@ -42,7 +42,7 @@ class Running:
             MemoryError: a batch of a given size, or a single unit, does not fit into memory.
         """
         for part, values in self._size.run(units, self._forward):
-            self._batches.append((batch[part], units[part], _arriving(values)))
+            self._batches.append((batch[part], units[part], arriving(values)))
             while self._batches and (len(self._batches) > RUNNING or self._batches[0][2].arrived):
                 self._keep_first()
         while self._batches and self._batches[0][2].arrived:
@@ -60,17 +60,13 @@ class Running:
     def _keep_first(self) -> None:
         self._keep_values(*self._batches.popleft())
 
-    def _keep_values(self, batch: list[Any], units: list[Any], arriving: Arriving) -> None:
+    def _keep_values(self, batch: list[Any], units: list[Any], rows: Arriving) -> None:
         try:
-            values = arriving.values()
+            values = rows.values()
         except RuntimeError as error:
             self._size.back_off(len(units), error)
         else:
             self._keep(batch, values)
             return
         for part, again in self._size.run(units, self._forward):
-            self._keep_values(batch[part], units[part], _arriving(again))
-
-
-def _arriving(values: Iterable[Any] | Arriving) -> Arriving:
-    return values if isinstance(values, Arriving) else Arriving(values)
+            self._keep_values(batch[part], units[part], arriving(again))

@@ -39,8 +39,7 @@ _LOOKED_UP = 64
 _IN_FLIGHT = 1024
 """Items that may wait for an earlier one, which bounds memory."""
 _THREADS = 16
-_TOGETHER = 8
-"""Items at most that a thread prepares in one task: each task costs as much of Python as a small image."""
+_TOGETHER = 8  # items at most that a thread prepares in one task, which costs Python as much as one of them
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,7 @@ class Encoding:
     units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys whose
         arrays are to be computed; runs in threads. ImageError if what belongs to the visual does not fit it.
     arrays: the arrays of an item whose units have all run, by key; values are by label.
+    elsewhere: some visuals as prepared by other processes, None for one that a thread has to prepare.
     ahead: items that are prepared before their turn; None: two batches.
     together: items whose keys are looked up in the cache at once, which brings their arrays into memory;
         None: `_LOOKED_UP`.
@@ -91,6 +91,7 @@ class Encoding:
     forward: Callable[[list[Any]], Iterable[Any] | Arriving]
     units: Callable[[Item, Any, Any, Sequence[str]], Units] = _one_unit
     arrays: Callable[[Sequence[str], Units, Mapping[int, Any]], dict[str, Floats]] = _one_array
+    elsewhere: Callable[[Sequence[Any]], Sequence[Any]] | None = None
     ahead: int | None = None
     together: int | None = None
 
@@ -150,12 +151,10 @@ def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache
     threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="capeval-read")
     flight = _Flight(encoding, cache, threads)
     try:
-        for batch in flight.batches(items):
+        for batch in chain(flight.batches(items), [[]]):  # the last one has been waited for
             flight.running.launch(batch, [unit for _, _, unit in batch])
             if done := flight.done():
                 yield done
-        if done := flight.done():
-            yield done
     finally:
         threads.shutdown(cancel_futures=True)  # an interrupted run does not wait for what was read ahead
 
@@ -197,7 +196,7 @@ class _Flight:
         waiting: deque[list[tuple[list[Item], Future[list[str | ImageError]]]]] = deque()
         for chunk in chunks(items, self.encoding.together or _LOOKED_UP):
             parts = chunks(chunk, max(1, len(chunk) // _THREADS))
-            waiting.append([(part, self.threads.submit(_content_keys, part)) for part in parts])
+            waiting.append([(part, self.threads.submit(content_keys, part)) for part in parts])
             if len(waiting) > 1:  # the next items are read while these are encoded
                 yield from self._add(waiting.popleft())
         while waiting:
@@ -239,7 +238,7 @@ class _Flight:
         for entry in entries:
             entry.arrays.update({key: stored[key] for key in entry.keys if key in stored})
         new = [entry for entry in entries if not entry.done]
-        for group in chunks(new, max(1, min(_TOGETHER, ahead // 64))):
+        for group in chunks(new, max(1, min(_TOGETHER, ahead // (8 if self.encoding.elsewhere else 64)))):
             self.preparing.append((group, self.threads.submit(self._prepare_all, group)))
             while sum(len(waiting) for waiting, _ in self.preparing) > ahead:
                 yield from self._fill_all(*self.preparing.popleft())
@@ -253,14 +252,16 @@ class _Flight:
         self.running.wait()
 
     def _prepare_all(self, group: list[_Entry]) -> list[Units | ImageError]:
-        return [self._prepared(entry) for entry in group]
+        done = self.encoding.elsewhere([entry.item[0] for entry in group]) if self.encoding.elsewhere else []
+        return [self._prepared(entry, prepared) for entry, prepared in zip_longest(group, done)]
 
-    def _prepared(self, entry: _Entry) -> Units | ImageError:
-        visual = entry.item[0]
+    def _prepared(self, entry: _Entry, prepared: Any) -> Units | ImageError:
+        visual, loaded = entry.item[0], None
         try:
-            loaded = visual.load()
-            with preparing(visual, loaded):
-                prepared = self.encoding.prepare(loaded)
+            if prepared is None:
+                loaded = visual.load()
+                with preparing(visual, loaded):
+                    prepared = self.encoding.prepare(loaded)
             missing = [key for key in entry.keys if key not in entry.arrays]
             try:
                 units = self.encoding.units(entry.item, loaded, prepared, missing)
@@ -353,16 +354,15 @@ def preparing(visual: Visual[Any], loaded: Any) -> Iterator[None]:
         raise ImageError(Problem(visual.where, None, found, verb="")) from None
 
 
-def _content_keys(items: list[Item]) -> list[str | ImageError]:
-    return [content_key(visual) for visual, _ in items]
-
-
-def content_key(visual: Visual[Any]) -> str | ImageError:
-    """The visual's content key, or why it cannot be read."""
-    try:
-        return visual.key
-    except ImageError as error:
-        return error
+def content_keys(items: Iterable[Item]) -> list[str | ImageError]:
+    """The content key of each visual, or why it cannot be read."""
+    keys: list[str | ImageError] = []
+    for visual, _ in items:
+        try:
+            keys.append(visual.key)
+        except ImageError as error:
+            keys.append(error)
+    return keys
 
 
 def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str) -> Iterator[tuple[V, T]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import chain
 
 import regex
 from open_clip.tokenizer import SimpleTokenizer
@@ -57,8 +58,15 @@ class ClipTokenizer:
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Ids of every text, in order; see `Tokens`."""
-        rows = ([self.start, *self._bpe.encode(text), self.end] for text in texts)
+        rows = ([self.start, *self._inner(text), self.end] for text in texts)
         return Tokens.of(rows, self.context_length)
+
+    def _inner(self, text: str) -> Iterator[int]:
+        """The ids between the two markers."""
+        # Printable ASCII without entities is what the repairs make of it.
+        plain = text.isascii() and text.isprintable() and "&" not in text
+        words = self._bpe.pat.findall(text.lower() if plain else self._bpe.clean_fn(text))
+        return chain.from_iterable(map(_ids_of_word, words))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id, for readers; a part of a character is shown as a replacement character.
@@ -83,6 +91,13 @@ def _openai_bpe() -> SimpleTokenizer:
     markers = "|".join(regex.escape(marker) for marker in (_CLIP_START, _CLIP_END))
     bpe.pat = regex.compile(f"{markers}|{words}", regex.IGNORECASE)
     return bpe
+
+
+@lru_cache(maxsize=1 << 16)
+def _ids_of_word(word: str) -> Ids:
+    bpe = _openai_bpe()
+    symbols = "".join(bpe.byte_encoder[byte] for byte in word.encode())
+    return tuple(bpe.encoder[piece] for piece in bpe.bpe(symbols).split(" "))
 
 
 class WordPiece:

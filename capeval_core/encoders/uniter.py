@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.clip import rows_of
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.region_text import RegionTextEncoder, canary_boxes
 from capeval_core.encoders.stream import Encoded, encode_stream, with_extras
@@ -26,7 +25,7 @@ from capeval_core.encoders.uniter_model import Uniter, build_uniter, config_prob
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import Visual
 from capeval_core.models.canary import TEXTS
-from capeval_core.models.copies import rows_on_device
+from capeval_core.models.copies import Arriving, rows_on_device, to_host
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.weights.uniter import UniterConversion
 
@@ -146,7 +145,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
             ValueError: more images than lists of captions, or fewer.
             MemoryError: the given `batch_size`, or a single item, does not fit into memory.
         """
-        tokens = (self.tokens(index, texts) for index, texts in enumerate(captions))
+        tokens = self.tokens(captions)
         items = with_extras(boxes, tokens, "lists of captions", "give every image its captions")
         encoding = Pairs(self, self.images_per_batch(batch_size), batch_size).encoding()
         return map(self._rankings, chain.from_iterable(encode_stream(items, encoding, cache)))
@@ -183,11 +182,11 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         return np.empty((len(states), 0), dtype=np.float32)
 
     @torch.inference_mode()
-    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Floats:
+    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
         """(n, 1) ranking logits of pairs (position in `states`, token ids, key)."""
         with exact_float32(self.device):
             regions = [states[position] for position, _, _ in pairs]
-            return rows_of(self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None])
+            return to_host(self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None])
 
     def canary(self) -> Floats:
         """(2, 3): probabilities by the ranking head of two made-up images with three captions."""

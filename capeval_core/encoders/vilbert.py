@@ -27,7 +27,7 @@ from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import Visual
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, cosines
-from capeval_core.models.copies import arrays_of, rows_on_device
+from capeval_core.models.copies import Arriving, arrays_of, rows_on_device
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.weights.vilbert import VilbertConversion
 
@@ -184,7 +184,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
             MemoryError: the given `batch_size`, or a single item, does not fit into memory.
         """
         run = _Run(self, self.block(layer), cache, batch_size)
-        tokens = (self.tokens(index, texts) for index, texts in enumerate(captions))
+        tokens = self.tokens(captions)
         items = with_extras(boxes, tokens, "lists of captions", "give every image its captions")
         encoding = Pairs(run, self.images_per_batch(batch_size), batch_size).encoding()
         return map(run.features, chain.from_iterable(encode_stream(items, encoding, cache)))
@@ -217,7 +217,12 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
             return self.model.lower_regions(features, locations, [len(p.locations) for p in prepared])
 
     def text_states(self, texts: Sequence[Ids], cache: FeatureCache, batch_size: int | None) -> list[Tensor]:
-        """(rows, hidden) of each text before it meets an image, on the encoder's device; equal ones once."""
+        """(rows, hidden) of each text before it meets an image, on the encoder's device.
+
+        On CUDA they are kept nowhere: to wait for what the cache needs costs more than to run them again.
+        """
+        if self.device.type == "cuda":
+            return self._lower_texts(list(texts))
         size = self._automatic_texts if batch_size is None else BatchSize(batch_size, automatic=False)
 
         def key(ids: Ids) -> str:
@@ -225,7 +230,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
         def forward(texts: list[Ids]) -> Iterator[tuple[slice, list[Floats]]]:
             for part, rows in size.run(texts, self._lower_texts):
-                yield part, arrays_of(rows)
+                yield part, arrays_of(rows).values()
 
         arrays = encode_distinct(Tokens(list(texts), []), key, forward, cache)
         packed = rows_on_device(self.device, arrays, DTYPES[self.dtype])
@@ -278,7 +283,7 @@ class _Run:
         return np.empty((len(states), 0), dtype=np.float32)
 
     @torch.inference_mode()
-    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> list[Floats]:
+    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
         """(rows, hidden) of pairs (position in `states`, token ids, key)."""
         images = {position: number for number, position in enumerate(dict.fromkeys(p for p, _, _ in pairs))}
         texts = {ids: number for number, ids in enumerate(dict.fromkeys(ids for _, ids, _ in pairs))}

@@ -7,6 +7,7 @@ has them as well. What one of them cannot do, or the last one dies over, is done
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ from PIL import Image, ImageFile
 
 from capeval_core.inputs.sources import Encoded, InMemory, OnDisk, Source
 
+_Process = subprocess.Popen[bytes]
 _PIPE = 1 << 20  # bytes that a pipe holds, where the system lets us choose: some images, so that none waits
 _ENDED = "a process that decodes images {}: the others, or this process, decode instead"
 
@@ -33,16 +35,16 @@ class Decoders:
 
     number: how many. They are started when they are first needed, which takes a tenth of a second.
 
-    Raises:
-        nothing: where no process can be started or all have ended, every answer is None.
+    Where none can be started or all have ended, every answer is None.
     """
 
     def __init__(self, number: int) -> None:
-        self._free: LifoQueue[subprocess.Popen[bytes] | None] = LifoQueue()
+        self._free: LifoQueue[_Process | None] = LifoQueue()
         for _ in range(number):
             self._free.put(None)  # not started
         self._left = number
         self._owner = os.getpid()
+        self.processes: list[_Process] = []
 
     def pixels(
         self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling
@@ -69,29 +71,47 @@ class Decoders:
         if not files or not self._left or os.getpid() != self._owner:  # a fork would share the pipes
             return answers
         process = self._free.get()
+        if self._left <= 0:
+            self._free.put(None)
+            return answers
         try:
-            process = process or _started()
+            if process is None:
+                process = _started()
+                self.processes.append(process)
             found = _exchanged(process, [sources[i] for i in files], length, what)
         except (OSError, ValueError, EOFError) as error:
-            self._left -= 1
-            if not self._left:
-                self._free.put(None)  # for those who wait already
-            status = None if process is None else _ended(process)
+            status = self._give_up(process)
             why = f"could not be used ({error})" if status is None else f"ended with status {status}"
             warnings.warn(_ENDED.format(why), stacklevel=2)
             return answers
         except BaseException:
-            self._left -= 1
-            if process is not None:
-                _ended(process)
+            self._give_up(process)
             raise
         self._free.put(process)
         for i, each in zip(files, found, strict=True):
             answers[i] = each
         return answers
 
+    def _give_up(self, process: _Process | None) -> int | None:
+        """Go on without a process; its status."""
+        self._left -= 1
+        if self._left <= 0:
+            self._free.put(None)  # for a thread that waits already, and does so for the next one
+        if process is None:
+            return None
+        self.processes.remove(process)
+        return _ended(process)
 
-def _started() -> subprocess.Popen[bytes]:
+    def close(self) -> None:
+        """End all processes; nothing may be asked any more."""
+        if os.getpid() != self._owner:
+            return
+        self._left = 0
+        for process in self.processes:
+            _ended(process)
+
+
+def _started() -> _Process:
     folder = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
@@ -115,7 +135,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def _exchanged(
-    process: subprocess.Popen[bytes], sources: Sequence[Source[Any]], length: int, what: dict[str, Any]
+    process: _Process, sources: Sequence[Source[Any]], length: int, what: dict[str, Any]
 ) -> list[bytearray | None]:
     """The answers of a process about files, None for those that are not sound."""
     contents = [source.data for source in sources if isinstance(source, InMemory)]
@@ -134,7 +154,7 @@ def _exchanged(
     return [_read(process, length) if each else None for each in sound]
 
 
-def _read(process: subprocess.Popen[bytes], length: int) -> bytearray:
+def _read(process: _Process, length: int) -> bytearray:
     """So many bytes of an answer."""
     data = bytearray(length)
     rest = memoryview(data)
@@ -146,7 +166,7 @@ def _read(process: subprocess.Popen[bytes], length: int) -> bytearray:
     return data
 
 
-def _ended(process: subprocess.Popen[bytes]) -> int:
+def _ended(process: _Process) -> int:
     """End a process; its status."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
@@ -161,4 +181,6 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
 @cache
 def shared_decoders(number: int) -> Decoders:
     """The processes of all metrics that want so many."""
-    return Decoders(number)
+    decoders = Decoders(number)
+    atexit.register(decoders.close)
+    return decoders

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.box_arrays import REQUIRED
 from capeval_core.inputs.boxes import InputBoxes, StoredBoxes
+from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.frame_sources import VideoBytes, VideoPath
 from capeval_core.inputs.frames import InputFrames
@@ -31,6 +33,9 @@ from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.values import described
 
 CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
+CHECKED_TOGETHER = 8  # of those by one task, which costs as much of Python as a visual
+CHECKING = 16
+"""Threads that check at most."""
 MEDIA: dict[str, type[InputVisual[Any]]] = {
     kind.medium: kind for kind in (InputImage, InputFrames, InputBoxes)
 }
@@ -216,9 +221,15 @@ def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
 
 
 def check_decodable(
-    visuals: Sequence[InputVisual[Any] | None], problems: Problems, media: Sequence[str] = ("image",)
+    visuals: Sequence[InputVisual[Any] | None],
+    problems: Problems,
+    media: Sequence[str] = ("image",),
+    decoders: int | None = None,
 ) -> None:
-    """Decode every distinct visual once, in a few threads (Pillow decodes outside the interpreter lock)."""
+    """Decode every distinct visual once, in threads (Pillow decodes outside the interpreter lock).
+
+    decoders: processes that decode image files, None for these threads.
+    """
     indices: dict[Source[Any], list[int]] = {}
     for i, visual in enumerate(visuals):
         if visual is not None:
@@ -236,9 +247,14 @@ def check_decodable(
             return refused
         return None
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    def failures(group: list[Source[Any]]) -> list[Refused | None]:
+        done = shared_decoders(decoders).check(group) if decoders else [False] * len(group)
+        return [None if ok else failure(source) for ok, source in zip(done, group, strict=True)]
+
+    with ThreadPoolExecutor(min(CHECKING, os.cpu_count() or 1)) as pool:
         for start in range(0, len(distinct), CHECKED_AT_ONCE):
             window = distinct[start : start + CHECKED_AT_ONCE]
-            for source, refused in zip(window, pool.map(failure, window), strict=True):
+            groups = [window[k : k + CHECKED_TOGETHER] for k in range(0, len(window), CHECKED_TOGETHER)]
+            for source, refused in zip(window, chain.from_iterable(pool.map(failures, groups)), strict=True):
                 for index in indices[source] if refused is not None else ():
                     problems.add(refused.problem(_ARGUMENTS[media[0]], index))  # type: ignore[union-attr]

@@ -97,6 +97,7 @@ def check_samples(
     on_error: OnError = "raise",
     empty: Empty = "error",
     media: Sequence[str] = ("image",),
+    decoders: int | None = None,
 ) -> Samples:
     """Check everything that a user hands in, and raise all problems at once.
 
@@ -133,7 +134,7 @@ def check_samples(
     visuals = _check_visuals(images, rows, fix, media, problems) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
-        check_decodable(visuals, problems, media)
+        check_decodable(visuals, problems, media, decoders)
     problems.raise_if_any()
     if not media:
         visuals = [InputReferences.of(row, f"references[{i}]") for i, row in enumerate(compared or [])]

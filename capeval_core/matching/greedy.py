@@ -28,8 +28,9 @@ Numbers = Sequence[float] | NDArray[Any] | Tensor
 Whole = Sequence[int] | NDArray[Any] | Tensor
 Flags = bool | Sequence[bool] | NDArray[np.bool_] | Tensor
 
-# Rows of both sides of all pairs matched at once, which bounds what is held besides the result.
-ROWS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 23}
+# Rows of both sides of all pairs matched at once, which bounds what is held besides the result; on a GPU the
+# next part is prepared while it works.
+ROWS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ class Sets:
 
     `scale` (n,) turns a product of rows into a cosine: 1 / norm, or 1 for an all-zero row. It may hold a
     weight as well, so that weighted similarities need nothing more. It is float64 for float64 rows, else
-    float32. Where it is not `measured` yet it means nothing: ways that take such sets find norms beside the
+    float32. Where it is not `measured` yet it means nothing: paths that take such sets find norms beside the
     products (`slices` writes their squares there). A row without an ordinary norm needs a second look:
-    `slices` raises OddRowError, and on a GPU, which nobody waits for, `odd` (1,) becomes 1.
+    `slices` raises OddRowError for one, and kernels set `odd` (1,) to 1, which is read at the end.
 
     `rows`, `scale` and `odd` are on the device of the rows, `lengths` (sets,) on the CPU.
     """

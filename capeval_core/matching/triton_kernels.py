@@ -1,10 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Greedy matching on CUDA: from rows to maxima, with no similarity matrix in memory.
 
-A program matches one pair of sets, or a block of rows of a large one. Rows are read once, their norms are
-found as they pass, and each tile of similarities lives in registers and yields both directions: maxima of its
-rows, and maxima of its columns. Sets of up to `SIZES[-1]` rows are one tile; of larger ones a program holds a
-block of rows and walks over the other set, and columns meet in memory by an atomic maximum on one 64-bit
+A program matches one pair of sets, or a block of rows of both where they are large. Rows are read once, their
+norms are found as they pass, and the tile of similarities lives in registers and yields both directions:
+maxima of its rows, and of its columns. Those of large sets meet in memory by an atomic maximum on one 64-bit
 number, ordered as the similarity and then as the smaller index, so that no order of execution changes it.
 
 Products are added up in float32; 16-bit rows go through the tensor cores, float32 rows are multiplied in full
@@ -14,7 +13,9 @@ Products are added up in float32; 16-bit rows go through the tensor cores, float
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-Integers = NDArray[np.int64]
+Integers = NDArray[Any]
+Best = tuple[Tensor, Tensor | None]
 
 SIZES = {2: (16, 32, 64, 128), 4: (16, 32, 64)}
 """Rows of a tile's sides, by the bytes of a number: a set takes the smallest that holds it."""
@@ -59,73 +61,67 @@ def _scale(squares, inside, odd):
 
 
 @triton.jit
+def _best(
+    tile, axis: tl.constexpr, place, offset, inside, best, index, codes,
+    INDICES: tl.constexpr, SPLIT: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """Keep the largest similarities over an axis of the tile, of which others hold more if it is SPLIT."""
+    if SPLIT:
+        nearest, which = tl.max(tile, axis=axis, return_indices=True)
+        tl.atomic_max(codes + place, _code(nearest, which + offset), mask=inside)
+    elif INDICES:
+        nearest, which = tl.max(tile, axis=axis, return_indices=True)
+        tl.store(best + place, nearest, mask=inside)
+        tl.store(index + place, which.to(tl.int64), mask=inside)
+    else:
+        tl.store(best + place, tl.max(tile, axis=axis), mask=inside)
+
+
+@triton.jit
 def match_kernel(
-    x, y, x_scale, y_scale, work, x_best, y_best, x_index, y_index, y_codes, odd,
+    x, y, x_scale, y_scale, work, x_best, y_best, x_index, y_index, x_codes, y_codes, odd,
     WIDTH: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr,  # noqa: N803
     MEASURED: tl.constexpr, INDICES: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Program p does line p of `work`: up to BLOCK_X rows of an x set with all rows of a y set.
+    """Program p does line p of `work`: up to BLOCK_X rows of an x set with up to BLOCK_Y of a y set.
 
-    x, y: (n, WIDTH) rows; MEASURED: with their scales, else 1 / norm is found here. SPLIT: a y set may take
-    several blocks, and an x set several programs, so that maxima of its columns go to y_codes.
+    x, y: (n, WIDTH) rows; MEASURED: with their scales, else 1 / norm is found here. SPLIT: the sets have more
+    rows, of which other programs take theirs, so that maxima meet in x_codes and y_codes.
     """
     line = work + tl.program_id(0).to(tl.int64) * 8
     x_first, x_rows, x_at = tl.load(line).to(tl.int64), tl.load(line + 1), tl.load(line + 2)
     y_first, y_rows, y_at = tl.load(line + 3).to(tl.int64), tl.load(line + 4), tl.load(line + 5)
-    x_offset = tl.load(line + 6)
-    rows = tl.arange(0, BLOCK_X)
-    in_x = rows < x_rows
-    dims = tl.arange(0, BLOCK_D)
+    x_offset, y_offset = tl.load(line + 6), tl.load(line + 7)
+    rows, columns, dims = tl.arange(0, BLOCK_X), tl.arange(0, BLOCK_Y), tl.arange(0, BLOCK_D)
+    in_x, in_y = rows < x_rows, columns < y_rows
     a_place = x + x_first * WIDTH + (rows[:, None] * WIDTH + dims[None, :])
-    best = tl.full((BLOCK_X,), float("-inf"), tl.float32)
-    match = tl.zeros((BLOCK_X,), tl.int32)
-    for first in range(0, y_rows if SPLIT else 1, BLOCK_Y):
-        columns = tl.arange(0, BLOCK_Y)
-        in_y = first + columns < y_rows
-        b_place = y + (y_first + first) * WIDTH + (columns[:, None] * WIDTH + dims[None, :])
-        tile = tl.zeros((BLOCK_X, BLOCK_Y), tl.float32)
-        x_squares = tl.zeros((BLOCK_X, BLOCK_D // 8), tl.float32)
-        y_squares = tl.zeros((BLOCK_Y, BLOCK_D // 8), tl.float32)
-        for d in range(0, WIDTH, BLOCK_D):
-            a_inside, b_inside = in_x[:, None], in_y[:, None]
-            if WIDTH % BLOCK_D != 0:
-                in_d = (d + dims < WIDTH)[None, :]
-                a_inside, b_inside = a_inside & in_d, b_inside & in_d
-            a = tl.load(a_place + d, mask=a_inside, other=0.0)
-            b = tl.load(b_place + d, mask=b_inside, other=0.0)
-            if not MEASURED:
-                x_squares += _squares(a, BLOCK_X, BLOCK_D)
-                y_squares += _squares(b, BLOCK_Y, BLOCK_D)
-            if PRECISION == "ieee":
-                tile = tl.dot(a, tl.trans(b), tile, input_precision=PRECISION)
-            else:  # tensor cores add with truncation, so few products at a time
-                tile = tl.fma(tl.dot(a, tl.trans(b), input_precision=PRECISION), 1.0, tile)
-        if MEASURED:
-            scale_x = tl.load(x_scale + x_first + rows, mask=in_x, other=0.0)
-            scale_y = tl.load(y_scale + y_first + first + columns, mask=in_y, other=0.0)
-        else:
-            scale_x, scale_y = _scale(x_squares, in_x, odd), _scale(y_squares, in_y, odd)
-        tile = tl.where(
-            in_x[:, None] & in_y[None, :], tile * scale_x[:, None] * scale_y[None, :], float("-inf")
-        )
-        if INDICES:
-            nearest, which = tl.max(tile, axis=1, return_indices=True)
-            match = tl.where(nearest > best, which + first, match)
-        else:
-            nearest = tl.max(tile, axis=1)
-        best = tl.maximum(nearest, best)
-        if SPLIT:
-            nearest, which = tl.max(tile, axis=0, return_indices=True)
-            tl.atomic_max(y_codes + y_at + first + columns, _code(nearest, which + x_offset), mask=in_y)
-        elif INDICES:
-            nearest, which = tl.max(tile, axis=0, return_indices=True)
-            tl.store(y_best + y_at + columns, nearest, mask=in_y)
-            tl.store(y_index + y_at + columns, which.to(tl.int64), mask=in_y)
-        else:
-            tl.store(y_best + y_at + columns, tl.max(tile, axis=0), mask=in_y)
-    tl.store(x_best + x_at + rows, best, mask=in_x)
-    if INDICES:
-        tl.store(x_index + x_at + rows, match.to(tl.int64), mask=in_x)
+    b_place = y + y_first * WIDTH + (columns[:, None] * WIDTH + dims[None, :])
+    tile = tl.zeros((BLOCK_X, BLOCK_Y), tl.float32)
+    x_squares = tl.zeros((BLOCK_X, BLOCK_D // 8), tl.float32)
+    y_squares = tl.zeros((BLOCK_Y, BLOCK_D // 8), tl.float32)
+    for d in range(0, WIDTH, BLOCK_D):
+        a_inside, b_inside = in_x[:, None], in_y[:, None]
+        if WIDTH % BLOCK_D != 0:
+            in_d = (d + dims < WIDTH)[None, :]
+            a_inside, b_inside = a_inside & in_d, b_inside & in_d
+        a = tl.load(a_place + d, mask=a_inside, other=0.0)
+        b = tl.load(b_place + d, mask=b_inside, other=0.0)
+        if not MEASURED:
+            x_squares += _squares(a, BLOCK_X, BLOCK_D)
+            y_squares += _squares(b, BLOCK_Y, BLOCK_D)
+        if PRECISION == "ieee":
+            tile = tl.dot(a, tl.trans(b), tile, input_precision=PRECISION)
+        else:  # tensor cores add with truncation, so few products at a time
+            tile = tl.fma(tl.dot(a, tl.trans(b), input_precision=PRECISION), 1.0, tile)
+    if MEASURED:
+        scale_x = tl.load(x_scale + x_first + rows, mask=in_x, other=0.0)
+        scale_y = tl.load(y_scale + y_first + columns, mask=in_y, other=0.0)
+    else:
+        scale_x, scale_y = _scale(x_squares, in_x, odd), _scale(y_squares, in_y, odd)
+    tile = tile * scale_x[:, None] * scale_y[None, :]
+    tile = tl.where(in_x[:, None] & in_y[None, :], tile, float("-inf"))
+    _best(tile, 1, x_at + rows, y_offset, in_x, x_best, x_index, x_codes, INDICES, SPLIT)
+    _best(tile, 0, y_at + columns, x_offset, in_y, y_best, y_index, y_codes, INDICES, SPLIT)
 
 
 # With TRITON_INTERPRET=1, set before triton is imported, kernels run as Python, on tensors of the CPU too.
@@ -152,11 +148,13 @@ class Tile:
         depth = min(max(16, 8 * aligned // size), max(16, triton.next_power_of_2(width)))
         cells, stages = x * y, 3
         if size == 4:
-            warps = 1 if cells <= 512 else 2 if cells <= 2048 else 4
+            warps = 1 if cells <= 512 else 2 if cells <= 2048 else 8
         else:
             warps = 1 if cells <= 512 else 2 if cells <= 1024 else 4 if cells <= 8192 else 8
             if cells >= 8192:  # so that two programs and more fit a multiprocessor
                 depth, stages = max(16, depth // 2), 4
+        if aligned < 8:
+            warps *= 2
         return cls(x, y, depth, warps, stages)
 
     def options(self) -> dict[str, int | str | bool]:
@@ -176,70 +174,16 @@ class Side:
     lengths: Integers
     of_pair: Integers
 
-    def work(self) -> tuple[Integers, Integers, Integers]:
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Of all sets, and of the sets of all pairs."""
+        return int(self.lengths.sum()), int(self.lengths[self.of_pair].sum())
+
+    def work(self, dtype: type) -> tuple[Integers, Integers, Integers]:
         """(pairs,) where the rows of each pair's set begin, how many they are, where their maxima go."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        lengths = self.lengths[self.of_pair]
-        return starts[self.of_pair], lengths, np.cumsum(lengths) - lengths
-
-
-def match(
-    x: Tensor,
-    y: Tensor,
-    x_side: Side,
-    y_side: Side,
-    *,
-    indices: bool = False,
-    scales: tuple[Tensor, Tensor] | None = None,
-    odd: Tensor | None = None,
-) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-    """Largest cosine of each row of each pair with a row of the pair's other set, and which row that is.
-
-    x, y: (rows, D) float16, bfloat16 or float32 on one GPU, packed set after set. Gives ((x rows of all
-    pairs,) float32, int64 or None) and the same for y, in the order of the pairs; 0 and -1 where the other
-    set is empty. Indices count from the start of the other set; of equal ones the first. With `scales`, one
-    float32 for each row, similarities are products times these; else products over norms, and `odd` (1,)
-    int32 becomes 1 if any norm is not within 1e-15 to 1e15. Nothing here waits for the GPU.
-    """
-    if INTERPRETED and x.dtype == torch.bfloat16:  # which the interpreter multiplies as whole numbers
-        x, y = x.float(), y.float()
-    device, width = x.device, x.shape[1]
-    odd = torch.zeros(1, dtype=torch.int32, device=device) if odd is None else odd
-    x_first, x_rows, x_at = x_side.work()
-    y_first, y_rows, y_at = y_side.work()
-    sizes = SIZES[x.element_size()]
-    kinds, work = _work((x_first, x_rows, x_at), (y_first, y_rows, y_at), sizes)
-    small = max(len(x), len(y), int(x_rows.sum()), int(y_rows.sum())) < 1 << 31
-    table = torch.from_numpy(work.astype(np.int32) if small else work).to(device, non_blocking=True)
-    empty = bool((x_rows == 0).any() or (y_rows == 0).any())
-    answers = []
-    for lengths in (x_rows, y_rows):
-        total = int(lengths.sum())
-        maxima = (torch.zeros if empty else torch.empty)(total, dtype=torch.float32, device=device)
-        found = torch.full((total if indices else 1,), -1, dtype=torch.int64, device=device)
-        answers.append((maxima, found))
-    large = any(kind.split for kind in kinds)
-    codes = [
-        torch.full((len(best) if large else 1,), LOWEST, dtype=torch.int64, device=device)
-        for best, _ in answers
-    ]
-    given = (x, scales[0] if scales else x), (y, scales[1] if scales else y)
-    for kind in kinds:
-        one, other = (1, 0) if kind.swapped else (0, 1)
-        tile = Tile.of(kind.x, kind.y, width, x.element_size())
-        # Kernels run on the current GPU, which need not be that of the rows.
-        with torch.cuda.device(x.get_device()):
-            match_kernel[(kind.stop - kind.start,)](
-                given[one][0], given[other][0], given[one][1], given[other][1], table[kind.start : kind.stop],
-                answers[one][0], answers[other][0], answers[one][1], answers[other][1], codes[other], odd,
-                WIDTH=width, MEASURED=scales is not None, INDICES=indices, SPLIT=kind.split,
-                **tile.options(),
-            )  # fmt: skip
-    if large:
-        for (maxima, found), code in zip(answers, codes, strict=True):
-            _decode(code, maxima, found if indices else None)
-    (x_best, x_index), (y_best, y_index) = answers
-    return (x_best, x_index if indices else None), (y_best, y_index if indices else None)
+        starts = (np.cumsum(self.lengths) - self.lengths).astype(dtype)[self.of_pair]
+        lengths = self.lengths.astype(dtype)[self.of_pair]
+        return starts, lengths, np.cumsum(lengths, dtype=dtype) - lengths
 
 
 @dataclass(frozen=True)
@@ -254,50 +198,140 @@ class Kind:
     split: bool
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is launched for all pairs: kinds of programs and, on the GPU, the lines of their work."""
+
+    kinds: list[Kind]
+    table: Tensor
+    x_total: int
+    y_total: int
+    empty: bool
+
+    @classmethod
+    def of(cls, x: Side, y: Side, size: int, device: torch.device) -> Plan:
+        """The plan for rows of numbers of `size` bytes on that device, which is not waited for."""
+        (x_all, x_total), (y_all, y_total) = x.rows, y.rows
+        small = max(x_all, x_total, y_all, y_total) < 1 << 31
+        x_work, y_work = (side.work(np.int32 if small else np.int64) for side in (x, y))
+        kinds, work = _work(x_work, y_work, SIZES[size])
+        empty = not all(lengths.all() for _, lengths, _ in (x_work, y_work))
+        return cls(kinds, torch.from_numpy(work).to(device, non_blocking=True), x_total, y_total, empty)
+
+    def run(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        indices: bool = False,
+        scales: tuple[Tensor, Tensor] | None = None,
+        odd: Tensor | None = None,
+        tile_of: Callable[[int, int, int, int], Tile] = Tile.of,
+    ) -> tuple[Best, Best]:
+        """What `match` gives, of these rows."""
+        if INTERPRETED and x.dtype == torch.bfloat16:  # which the interpreter multiplies as whole numbers
+            x, y = x.float(), y.float()
+        device, width = x.device, x.shape[1]
+        odd = torch.zeros(1, dtype=torch.int32, device=device) if odd is None else odd
+        new = torch.zeros if self.empty else torch.empty
+        maxima = [new(n, dtype=torch.float32, device=device) for n in (self.x_total, self.y_total)]
+        found = [
+            torch.full((len(m) if indices else 1,), -1, dtype=torch.int64, device=device) for m in maxima
+        ]
+        split = any(kind.split for kind in self.kinds)
+        codes = [
+            torch.full((len(m) if split else 1,), LOWEST, dtype=torch.int64, device=device) for m in maxima
+        ]
+        rows, scale = (x, y), scales or (x, y)
+        for kind in self.kinds:
+            one, other = (1, 0) if kind.swapped else (0, 1)
+            # Kernels run on the current GPU, which need not be that of the rows.
+            with torch.cuda.device(x.get_device()):
+                match_kernel[(kind.stop - kind.start,)](
+                    rows[one], rows[other], scale[one], scale[other], self.table[kind.start : kind.stop],
+                    maxima[one], maxima[other], found[one], found[other], codes[one], codes[other], odd,
+                    WIDTH=width, MEASURED=scales is not None, INDICES=indices, SPLIT=kind.split,
+                    **tile_of(kind.x, kind.y, width, x.element_size()).options(),
+                )  # fmt: skip
+        if split:
+            for code, best, index in zip(codes, maxima, found, strict=True):
+                _decode(code, best, index if indices else None)
+        of_x, of_y = ((m, f if indices else None) for m, f in zip(maxima, found, strict=True))
+        return of_x, of_y
+
+
+def match(
+    x: Tensor,
+    y: Tensor,
+    x_side: Side,
+    y_side: Side,
+    *,
+    indices: bool = False,
+    scales: tuple[Tensor, Tensor] | None = None,
+    odd: Tensor | None = None,
+) -> tuple[Best, Best]:
+    """Largest cosine of each row of each pair with a row of the pair's other set, and which row that is.
+
+    x, y: (rows, D) float16, bfloat16 or float32 on one GPU, contiguous, packed set after set. Gives ((x rows
+    of all pairs,) float32, int64 or None) and the same for y, in the order of the pairs; 0 and -1 where the
+    other set is empty. Indices count from the start of the other set; of equal ones the first. With `scales`,
+    one float32 for each row, similarities are products times these; else products over norms, and `odd` (1,)
+    int32 becomes 1 if any norm is not within 1e-15 to 1e15. Nothing here waits for the GPU.
+    """
+    plan = Plan.of(x_side, y_side, x.element_size(), x.device)
+    return plan.run(x, y, indices=indices, scales=scales, odd=odd)
+
+
 def _work(
     x: tuple[Integers, ...], y: tuple[Integers, ...], sizes: tuple[int, ...]
 ) -> tuple[list[Kind], Integers]:
     """(lines, FIELDS) what each program does, by kind, and the kinds.
 
     A line holds, of the side with the larger block, first row, rows, first maximum; the same of the other
-    side; and which row of its set the first one is. Pairs with an empty set have no line.
+    side; and which rows of their sets the first ones are. Pairs with an empty set have no line.
     """
     many = len(sizes)
-    bounds = np.array(sizes)
-    x_kind, y_kind = (np.searchsorted(bounds, side[1]) for side in (x, y))
-    kind = (x_kind * (many + 1) + y_kind).astype(np.uint8)
+    # The smallest block that holds so many rows, by their number.
+    block_of = np.searchsorted(sizes, np.arange(sizes[-1] + 2)).astype(np.uint8)
+    x_kind, y_kind = (block_of[np.minimum(side[1], sizes[-1] + 1)] for side in (x, y))
+    swapped = x_kind < y_kind
+    kind = x_kind * np.uint8(many + 1) + y_kind
     kind[(x[1] == 0) | (y[1] == 0)] = 255
-    order = np.argsort(kind, kind="stable")
     counts = np.bincount(kind, minlength=256)
-    lines, kinds, start, line = [], [], 0, 0
+    table = np.zeros((len(kind), FIELDS), np.result_type(*x, *y))
+    for column, (one, other) in enumerate(zip(x, y, strict=True)):
+        table[:, column] = np.where(swapped, other, one)
+        table[:, column + 3] = np.where(swapped, one, other)
+    if counts.max(initial=0) < len(kind):
+        table = table[np.argsort(kind, kind="stable")]
+    kinds, parts, start, line = [], [], 0, 0
     for which in np.flatnonzero(counts[:255]).tolist():
-        chosen = order[start : start + counts[which]]
+        part = table[start : start + counts[which]]
         start += counts[which]
-        one, other = divmod(which, many + 1)
-        swapped, split = one < other, max(one, other) == many
-        left, right = (y, x) if swapped else (x, y)
-        part = np.zeros((len(chosen), FIELDS), np.int64)
-        for column, values in enumerate((*left, *right)):
-            part[:, column] = values[chosen]
-        wide, low = (sizes[-1],) * 2 if split else (sizes[max(one, other)], sizes[min(one, other)])
+        small, large = sorted(divmod(which, many + 1))
+        split = large == many
         if split:
-            part = _blocks(part, wide)
-        lines.append(part)
-        kinds.append(Kind(line, line + len(part), wide, low, swapped, split))
+            small = large = many - 1
+            part = _blocks(part, sizes[-1])
+        parts.append(part)
+        swap = which // (many + 1) < which % (many + 1)
+        kinds.append(Kind(line, line + len(part), sizes[large], sizes[small], swap, split))
         line += len(part)
-    return kinds, np.concatenate(lines) if lines else np.zeros((0, FIELDS), np.int64)
+    whole = line == len(table) and not any(kind.split for kind in kinds)
+    return kinds, table if whole else np.concatenate([table[:0], *parts])
 
 
 def _blocks(part: Integers, size: int) -> Integers:
-    """A line for each block of so many rows; those of a pair are neighbours, and share its other set."""
-    blocks = -(-part[:, 1] // size)
-    ends = np.cumsum(blocks)
-    part = np.repeat(part, blocks, axis=0)
-    offset = (np.arange(len(part)) - np.repeat(ends - blocks, blocks)) * size
-    part[:, 0] += offset
-    part[:, 1] = np.minimum(part[:, 1] - offset, size)
-    part[:, 2] += offset
-    part[:, 6] = offset
+    """A line for each two blocks of so many rows; those of a pair are neighbours."""
+    for first, rows, at, offset in ((0, 1, 2, 6), (3, 4, 5, 7)):
+        blocks = -(-part[:, rows] // size)
+        ends = np.cumsum(blocks)
+        part = np.repeat(part, blocks, axis=0)
+        skipped = (np.arange(len(part)) - np.repeat(ends - blocks, blocks)) * size
+        part[:, offset] = skipped
+        part[:, rows] = np.minimum(part[:, rows] - skipped, size)
+        part[:, first] += skipped
+        part[:, at] += skipped
     return part
 
 

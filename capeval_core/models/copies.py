@@ -7,7 +7,7 @@ only when the copies from and into it are done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -47,19 +47,6 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
-def arrays_of(tensors: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-    """Tensors (rows, width) as float32 arrays on the CPU, by one copy.
-
-    >>> [array.tolist() for array in arrays_of([torch.ones(1, 2), torch.zeros(2, 2)])]
-    [[[1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
-    """
-    packed = torch.cat(list(tensors))
-    host = packed.float().to("cpu", non_blocking=packed.is_cuda)  # such a copy from CUDA is pinned
-    if packed.is_cuda:
-        torch.cuda.current_stream(packed.device).synchronize()
-    return np.split(np.asarray(host), np.cumsum([len(rows) for rows in tensors])[:-1])
-
-
 class Arriving:
     """Values of a batch that may still be on their way to the host."""
 
@@ -80,9 +67,14 @@ class Arriving:
         return self._values
 
 
+def arriving(values: Any) -> Arriving:
+    """Values that may be on their way, or are there."""
+    return values if isinstance(values, Arriving) else Arriving(values)
+
+
 class _FromCuda(Arriving):
     def __init__(self, features: Tensor) -> None:
-        host = torch.empty(features.shape, dtype=torch.float32, pin_memory=True)
+        host = pinned(tuple(features.shape), torch.float32)
         super().__init__(host.copy_(features.float(), non_blocking=True))
         self._copied = torch.cuda.Event(blocking=True)  # a thread that waits leaves its core to the decoders
         self._copied.record(torch.cuda.current_stream(features.device))
@@ -96,6 +88,28 @@ class _FromCuda(Arriving):
         return np.array(self._values)  # out of pinned memory, which is scarce
 
 
+class _Made(Arriving):
+    def __init__(self, parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> None:
+        super().__init__(None)
+        self._parts, self._make = parts, make
+
+    @property
+    def arrived(self) -> bool:
+        return all(part.arrived for part in self._parts)
+
+    def values(self) -> Any:
+        return self._make([part.values() for part in self._parts])
+
+
+def made_of(parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> Arriving:
+    """What `make` makes of the values of several once they have arrived.
+
+    >>> made_of([Arriving([1, 2]), Arriving([3])], lambda parts: sum(parts, [])).values()
+    [1, 2, 3]
+    """
+    return _Made(parts, make)
+
+
 def to_host(features: Tensor) -> Arriving:
     """Features on any device, of any dtype, as float32 on the host."""
     if features.device.type == "cuda":
@@ -103,14 +117,24 @@ def to_host(features: Tensor) -> Arriving:
     return Arriving(np.asarray(features.float().cpu()))
 
 
+def arrays_of(tensors: Sequence[Tensor]) -> Arriving:
+    """Tensors (rows, width) as float32 arrays on the host, by one copy.
+
+    >>> [array.tolist() for array in arrays_of([torch.ones(1, 2), torch.zeros(2, 2)]).values()]
+    [[[1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
+    """
+    ends = np.cumsum([len(rows) for rows in tensors])[:-1]
+    return made_of([to_host(torch.cat(list(tensors)))], lambda packed: np.split(packed[0], ends))
+
+
 def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     """Arrays of one shape as one tensor (n, ...) on a device."""
     if device.type != "cuda":
         return torch.from_numpy(np.stack(arrays)).to(device)
     tensors = [torch.from_numpy(array) for array in arrays]
-    host = torch.empty((len(tensors), *tensors[0].shape), dtype=tensors[0].dtype, pin_memory=True)
+    host = pinned((len(tensors), *tensors[0].shape), tensors[0].dtype)
     torch.stack(tensors, out=host)
-    used, copies = torch.cuda.current_stream(device), _copies(device)
+    used, copies = torch.cuda.current_stream(device), _stream(device)
     with torch.cuda.stream(copies):
         there = host.to(device, non_blocking=True)
     used.wait_stream(copies)
@@ -119,6 +143,6 @@ def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
 
 
 @cache
-def _copies(device: torch.device) -> torch.cuda.Stream:
+def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of copies to a device."""
     return torch.cuda.Stream(device)

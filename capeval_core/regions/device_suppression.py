@@ -44,7 +44,7 @@ def best_on_device(rule: Suppression, boxes: Tensor, most: int) -> Tensor:
 def _pairs(rule: Suppression, boxes: Tensor) -> Tensor:
     """(n, n) whether a box suppresses a worse one, which stands behind it."""
     step = max(1, _ROWS // max(1, len(boxes)))
-    parts = [_enough(rule, part[:, None], boxes) for part in boxes.split(step)]
+    parts = [_enough(rule, part[:, None], boxes) for part in torch.split(boxes, step)]
     return torch.cat(parts).triu_(1)
 
 

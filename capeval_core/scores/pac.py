@@ -64,6 +64,11 @@ class PacOptions(CommonOptions):
         sign="prompt",
         encodes=True,
     )
+    decoders: int | None = option(
+        None,
+        "processes that decode image files, for many cores and a fast GPU; None: threads of this process",
+        minimum=1,
+    )
 
 
 _COSINE = column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
@@ -119,6 +124,11 @@ class PacS(CaptionMetric):
             if (length := context_length(weights, tiny=cls.tiny)) is not None:
                 _check_prompt(options.prompt, ClipTokenizer(length))
 
+    @classmethod
+    def check_input(cls, options: CommonOptions, *inputs: Any, decoders: int | None = None) -> Samples:
+        own = options.decoders if isinstance(options, PacOptions) else None
+        return super().check_input(options, *inputs, decoders=own)
+
     def open_models(self) -> dict[str, Model]:
         folder = self.weights_folder()
         self.encoder: ClipEncoder = self.encoder_class().open(
@@ -140,7 +150,7 @@ class PacS(CaptionMetric):
         text_features = self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **run)
         truncated = np.array(text_features.truncated)
         start = 0
-        for images in self.encoder.encode_images(batch.images, **run):
+        for images in self.encoder.encode_images(batch.images, decoders=self.options.decoders, **run):
             part = slice(start, start + len(images.keys))
             of_references = slice(ends[start] - counts[start], ends[part.stop - 1])
             captions = text_features.features[part]

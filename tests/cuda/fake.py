@@ -27,6 +27,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from capeval_core.models import copies
+
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 _ROOT = Path(__file__).parents[2]
 _READING = {
@@ -328,7 +330,10 @@ def fake_cuda() -> Iterator[FakeCuda]:
     with ExitStack() as stack:
         for name, value in here.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda *_: None))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_mode))
+        copies._stream.cache_clear()
+        stack.callback(copies._stream.cache_clear)
         # A module that is moved gets new parameters, since values cannot be put into those of another kind.
         overwriting = torch.__future__.get_overwrite_module_params_on_conversion()
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwriting)

@@ -76,6 +76,12 @@ def test_ordinary_text_has_open_clips_ids(text: str) -> None:
     assert [i for i in ours if i] == theirs
 
 
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60))
+def test_plain_text_needs_no_repairs(text: str) -> None:
+    tokenizer = TOKENIZER._bpe
+    assert ids(text)[1:-1] == tokenizer.encode(text)
+
+
 _THEIRS = open_clip.tokenizer.SimpleTokenizer()
 
 

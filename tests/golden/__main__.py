@@ -1,4 +1,4 @@
-"""Golden runner: ``python -m tests.golden DIR [DIR ...]``.
+"""Golden runner: ``python -m tests.golden [--device cuda] DIR [DIR ...]``.
 
 Every folder pins the behaviour of an original implementation. The module that knows a folder is found by
 the folder's name: the longest run of its leading words that is a module here, so that `pacs-vit-tiny` is run
@@ -15,12 +15,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from tests.device import VARIABLE, device
 from tests.golden.comparison import UnreadableCaseError
 
 
@@ -65,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--skip-unknown", action="store_true", help="pass over folders that no module here knows, by name"
     )
+    parser.add_argument("--device", help=f"where networks run (default: {device()})")
     options = parser.parse_args(arguments)
+    if options.device:
+        os.environ[VARIABLE] = options.device
     folders = [folder for folder in options.folders if not (options.skip_unknown and skip(folder))]
     return max(map(run_folder, folders), default=2)
 

@@ -23,6 +23,7 @@ from capeval_core.encoders.alpha_clip import AlphaClipEncoder, Row
 from capeval_core.encoders.preprocessing import MaskTransform
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.canary import cosines
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -125,8 +126,8 @@ def run_case(folder: Path) -> Iterator[Comparison]:
 def _opened(checkpoint: Path, folder: Path, **settings: Any) -> AlphaClipEncoder:
     """The checkpoint, converted, saved as a weights folder, and loaded from there."""
     release = AlphaClipEncoder.convert(checkpoint, **settings)
-    AlphaClipEncoder(release.config, release.tensors, device="cpu").save_pretrained(folder)
-    return AlphaClipEncoder.from_pretrained(folder, device="cpu")
+    AlphaClipEncoder(release.config, release.tensors, device=device()).save_pretrained(folder)
+    return AlphaClipEncoder.from_pretrained(folder, device=device())
 
 
 def _texts(case: Case, encoder: AlphaClipEncoder) -> Iterator[Comparison]:

@@ -25,6 +25,7 @@ from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.blip2_model import matched_states
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import best_query_cosine, unit
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -141,9 +142,9 @@ def run_case(folder: Path) -> Iterator[Comparison]:
         (place / "vocab.txt").write_text("\n".join(case.words) + "\n")
         settings = {"vocabulary": str(place / "vocab.txt"), **case.heads}
         release = Blip2Encoder.convert(case.lavis_checkpoint(place), **settings)
-        Blip2Encoder(release.config, release.tensors, device="cpu").save_pretrained(place / "ours")
-        converted = Blip2Encoder.from_pretrained(place / "ours", device="cpu")
-        direct = Blip2Encoder.from_pretrained(case.transformers_folder(place), device="cpu")
+        Blip2Encoder(release.config, release.tensors, device=device()).save_pretrained(place / "ours")
+        converted = Blip2Encoder.from_pretrained(place / "ours", device=device())
+        direct = Blip2Encoder.from_pretrained(case.transformers_folder(place), device=device())
     yield from _all(case, converted)
     for quantity, ours in _matched(case, direct).items():
         if quantity in case.outputs:

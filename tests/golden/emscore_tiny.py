@@ -41,6 +41,7 @@ from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.video import VideoOptions, VideoPacS, VideoRefPacS
 from capeval_core.scores.video_formulas import Components
 from capeval_core.scores.video_rows import video_feature
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -128,7 +129,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
     case = Case.read(folder)
     with tempfile.TemporaryDirectory(prefix="golden-") as name:
         weights = _opened(Path(name), case)
-        encoder = ClipEncoder.from_pretrained(str(weights), device="cpu")
+        encoder = ClipEncoder.from_pretrained(str(weights), device=device())
         yield from _features(case, encoder)
         runs = Runs(case, str(weights))
         yield from _idf(case, runs)
@@ -146,7 +147,7 @@ def _opened(place: Path, case: Case) -> Path:
     torch.save({name: torch.from_numpy(values) for name, values in tensors.items()}, checkpoint)
     release = ClipEncoder.convert(checkpoint, adapters="released")
     config = {**release.config, "preprocessing": {**release.config["preprocessing"], **case.preprocessing}}
-    ClipEncoder(config, release.tensors, device="cpu").save_pretrained(weights)
+    ClipEncoder(config, release.tensors, device=device()).save_pretrained(weights)
     return weights
 
 
@@ -201,7 +202,7 @@ class Runs:
 
     def metric(self, run: Run, **options: Any) -> VideoPacS:
         kind = VideoPacS if run.references is None else VideoRefPacS
-        settings = {"weights": self.weights, "device": "cpu", "cache": self.cache, "empty": "score"}
+        settings = {"weights": self.weights, "device": device(), "cache": self.cache, "empty": "score"}
         settings |= {"idf": run.weighted != "noidf", "statistics": run.table, "compat": "released"}
         return kind(VideoOptions.of(kind.name, settings | options))
 

@@ -25,6 +25,7 @@ from capeval_core.encoders.faster_rcnn import Detections, FasterRcnn
 from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.conversion import Release, rename, tensor_problems
 from capeval_core.weights.faster_rcnn import FasterRcnnConversion
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -69,8 +70,8 @@ def run_case(folder: Path) -> Iterator[Comparison]:
     with tempfile.TemporaryDirectory(prefix="golden-") as place:
         release = FasterRcnn.convert(write_checkpoint(folder, Path(place)))
         networks = {name: _variant(release, values) for name, values in variants.items()}
-        FasterRcnn(release.config, release.tensors, device="cpu").save_pretrained(Path(place) / "weights")
-        released = FasterRcnn.from_pretrained(Path(place) / "weights", device="cpu")
+        FasterRcnn(release.config, release.tensors, device=device()).save_pretrained(Path(place) / "weights")
+        released = FasterRcnn.from_pretrained(Path(place) / "weights", device=device())
     yield compare("anchors", _anchors(config), release.tensors["head.anchors"], 1e-4)
     for index, outputs in cases:
         for found in _compare(released, networks, folder / f"image{index}.png", outputs):
@@ -113,7 +114,7 @@ def _variant(release: Release, values: Json) -> FasterRcnn:
     """The network with other thresholds of its last suppression."""
     detections = {"overlaps": values["nms"], "least": values["mind"], "most": values["maxd"]}
     detections = {**release.config["detections"], **detections}
-    return FasterRcnn({**release.config, "detections": detections}, release.tensors, device="cpu")
+    return FasterRcnn({**release.config, "detections": detections}, release.tensors, device=device())
 
 
 def _anchors(config: Json) -> Array:
@@ -224,7 +225,7 @@ def _compare_sizes(release: Release, resized: list[dict[str, Any]]) -> Compariso
     """The size that images get at the full configuration's sides."""
     sides = {"shortest_side": 800, "longest_side": 1333}
     config = {**release.config, "preprocessing": {**release.config["preprocessing"], **sides}}
-    full = FasterRcnn(config, release.tensors, device="cpu")
+    full = FasterRcnn(config, release.tensors, device=device())
     ours = [full.resized(tuple(case["hw"])) for case in resized]
     return compare("resized_hw", ours, [case["resized_hw"] for case in resized], 0.0)
 

@@ -21,6 +21,7 @@ from PIL import Image
 
 from capeval_core.regions.object_aware import letterbox, read_output
 from capeval_core.regions.sam import Sam
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 from tests.regions import original_sam
@@ -57,7 +58,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
         for key, scale in (_json(scales) if scales.is_file() else {}).items():
             tensors[key] *= scale
         with tempfile.TemporaryDirectory(prefix="golden-") as place:
-            sam = Sam.from_pretrained(_converted(name, tensors, Path(place)), device="cpu")
+            sam = Sam.from_pretrained(_converted(name, tensors, Path(place)), device=device())
             theirs = _read(folder / f"{name}.npz")
             for key, values in _encoded(name, sam, image).items():
                 yield compare(f"{name}_{key}", values, theirs[key], TOLERANCE)
@@ -78,7 +79,7 @@ def _converted(name: str, encoder: dict[str, torch.Tensor], place: Path) -> Path
             parts["PromtEncoder" if first == "prompt_encoder" else "MaskDecoder"][rest] = tensor
         torch.save(parts, place / "decoder.pt")
         release = Sam.convert(place / "l2.pt", decoder=place / "decoder.pt")
-    Sam(release.config, release.tensors, device="cpu").save_pretrained(place / "weights")
+    Sam(release.config, release.tensors, device=device()).save_pretrained(place / "weights")
     return place / "weights"
 
 

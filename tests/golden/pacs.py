@@ -25,6 +25,7 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
 from capeval_core.scores.pac import pac_score, ref_pac_score
 from capeval_core.weights.conversion import Release
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -176,7 +177,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
                 continue
             weights = Path(place) / f"weights-{adapters}"
             _save(case, ClipEncoder.convert(checkpoint, adapters=adapters, **case.heads), weights)
-            encoder = ClipEncoder.from_pretrained(str(weights), device="cpu")
+            encoder = ClipEncoder.from_pretrained(str(weights), device=device())
             if prefix == "":
                 yield from _inputs(case, encoder)
             yield from _encoders(case, encoder, prefix)
@@ -192,7 +193,7 @@ def _save(case: Case, release: Release, folder: Path) -> None:
         "constants": {**release.config["constants"], "prompt": case.prompt},
         "preprocessing": {**release.config["preprocessing"], **case.preprocessing},
     }
-    ClipEncoder(config, release.tensors, device="cpu").save_pretrained(folder)
+    ClipEncoder(config, release.tensors, device=device()).save_pretrained(folder)
 
 
 def _inputs(case: Case, encoder: ClipEncoder) -> Iterator[Comparison]:
@@ -245,7 +246,7 @@ def _scores(case: Case, weights: Path, prefix: str) -> Iterator[Comparison]:
     """Scores, parts and means: as released and, where they coincide, as in the paper."""
     if prefix + "pac_s" not in case.outputs:
         return
-    options: dict[str, Any] = {"weights": str(weights), "device": "cpu", "empty": "score", "w": case.scale}
+    options: dict[str, Any] = {"weights": str(weights), "device": device(), "empty": "score", "w": case.scale}
     images = [case.paths[i] for i in case.pair_image]
     pacs = capeval_core.load("pacs", compat="released", **options).score(case.candidates, images)
     refpacs = capeval_core.load("refpacs", compat="released", **options).score(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.regions.sam import Sam
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -52,7 +53,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
         raise UnreadableCaseError(f"cannot be read: {' '.join(str(error).split())}") from error
     with tempfile.TemporaryDirectory(prefix="golden-") as place:
         weights = convert(Path(place), manifest, seed, scales, heads, preprocessing)
-        sam = Sam.from_pretrained(weights, device="cpu")
+        sam = Sam.from_pretrained(weights, device=device())
         for index, outputs in cases:
             for found in _compare(sam, folder / f"image{index}.png", outputs):
                 yield Comparison(
@@ -76,7 +77,7 @@ def convert(
     torch.save(tensors, place / "original.pth")
     release = Sam.convert(place / "original.pth", decoder_heads=heads)
     config = {**release.config, "preprocessing": preprocessing}
-    Sam(config, release.tensors, device="cpu").save_pretrained(place / "weights")
+    Sam(config, release.tensors, device=device()).save_pretrained(place / "weights")
     return place / "weights"
 
 

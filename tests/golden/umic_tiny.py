@@ -29,6 +29,7 @@ from capeval_core.regions.selection import boxes_kept
 from capeval_core.registry import load
 from capeval_core.scores.box_source import FirstBoxes, boxes_by_id
 from capeval_core.training.umic import ranking_loss
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -127,7 +128,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
     with tempfile.TemporaryDirectory(prefix="golden-") as name:
         place = Path(name)
         weights, store = _converted(case, place), _store(case, place / "boxes")
-        encoder = UniterEncoder.from_pretrained(weights, device="cpu")
+        encoder = UniterEncoder.from_pretrained(weights, device=device())
         yield from _scores(case, weights, store)
         yield from _batch(case, encoder, store)
         yield from _losses(case, encoder, store)
@@ -142,7 +143,7 @@ def _converted(case: Case, place: Path) -> Path:
     torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, place / "umic.pt")
     heads = case.config["model"]["num_attention_heads"]
     release = UniterEncoder.convert(place / "umic.pt", vocabulary=str(place / "vocab.txt"), heads=heads)
-    UniterEncoder(release.config, release.tensors, device="cpu").save_pretrained(place / "ours")
+    UniterEncoder(release.config, release.tensors, device=device()).save_pretrained(place / "ours")
     return place / "ours"
 
 
@@ -162,7 +163,7 @@ def _boxes(case: Case, store: Path, images: Array) -> list[FirstBoxes]:
 
 def _scores(case: Case, weights: Path, store: Path) -> Iterator[Comparison]:
     """The metric, on stored box features."""
-    metric = load("umic", weights=str(weights), regions=store, device="cpu", empty="score")
+    metric = load("umic", weights=str(weights), regions=store, device=device(), empty="score")
     result = metric.score(case.texts("cap"), case.inputs["cap_img"].tolist())
     for kind, tolerance, ours in (
         ("logits", LOGITS, result.parts["logit"]),

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.vilbert import VilbertEncoder
 from capeval_core.inputs.boxes import InputBoxes
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -113,7 +114,7 @@ def opened(place: Path, manifest: Mapping[str, Any], seed: int, model: Mapping[s
         visual_layers_before=",".join(map(str, model["v_biattention_id"])),
         task=task if has_tasks else None,
     )
-    VilbertEncoder(release.config, release.tensors, device="cpu").save_pretrained(place / "ours")
+    VilbertEncoder(release.config, release.tensors, device=device()).save_pretrained(place / "ours")
     return place / "ours"
 
 
@@ -141,7 +142,7 @@ def _part(case: Case, part: str) -> Iterator[Comparison]:
         with tempfile.TemporaryDirectory(prefix="golden-") as name:
             place, model = Path(name), settings["model"]
             weights = opened(place, case.manifests[part], settings["seed"], model, task)
-            encoder = VilbertEncoder.from_pretrained(weights, device="cpu")
+            encoder = VilbertEncoder.from_pretrained(weights, device=device())
             for quantity, found in _run(case, part, encoder, rows).items():
                 values = ours.setdefault(quantity, [np.empty(0)] * count)
                 for row, own in zip(rows, found, strict=True):

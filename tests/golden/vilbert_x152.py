@@ -27,6 +27,7 @@ from capeval_core.regions.features import RegionEncoder
 from capeval_core.scores.box_source import box_source_opener
 from capeval_core.weights.conversion import Release, rename, tensor_problems
 from capeval_core.weights.x152 import X152Conversion
+from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 
@@ -72,10 +73,10 @@ def run_case(folder: Path) -> Iterator[Comparison]:
         raise UnreadableCaseError(f"cannot be read: {' '.join(str(error).split())}") from error
     with tempfile.TemporaryDirectory(prefix="golden-") as place:
         release = convert(Path(place), config, manifest, scales, overrides)
-        X152(release.config, release.tensors, device="cpu").save_pretrained(Path(place) / "weights")
-        released = X152.from_pretrained(Path(place) / "weights", device="cpu")
+        X152(release.config, release.tensors, device=device()).save_pretrained(Path(place) / "weights")
+        released = X152.from_pretrained(Path(place) / "weights", device=device())
         source = box_source_opener(Path(place) / "weights")(
-            selection="bua10_100", device="cpu", dtype="float32"
+            selection="bua10_100", device=device(), dtype="float32"
         )
     assert source.encoder is not None
     yield compare("anchors", _anchors(config), released.network.head.anchors, 0.0)
@@ -191,7 +192,7 @@ def _compare(
         for name, values in ours.items():
             yield _compared(name, values, theirs[name])
         detections = {**released.config["detections"], "threshold": float(theirs["conf"])}
-        strict = X152({**released.config, "detections": detections}, network.state_dict(), device="cpu")
+        strict = X152({**released.config, "detections": detections}, network.state_dict(), device=device())
         yield _compared("conf", detections["threshold"], theirs["conf"])
         yield from _confident(strict.detect(decoded), theirs)
     (visual,) = encoder.encode_boxes([InputImage.of(image)])

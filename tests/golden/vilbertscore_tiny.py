@@ -22,6 +22,7 @@ from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.result import Result
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.vilbert import VilbertOptions, VilbertScore
+from tests.device import device
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 from tests.golden.vilbert_tiny import STATES, opened, read_json, text_of
 
@@ -107,7 +108,7 @@ def run_case(folder: Path) -> Iterator[Comparison]:
 def _score(case: Case, weights: Path, **options: Any) -> Result:
     settings = {
         "weights": weights,
-        "device": "cpu",
+        "device": device(),
         "empty": "score",
         "cache": FeatureCache(),
         "regions": "tiny",
@@ -139,7 +140,7 @@ def _of_references(found: Result, name: str, case: Case, tolerance: float) -> Co
 
 def _inputs(case: Case, weights: Path) -> Iterator[Comparison]:
     """What the network takes, its states, and the idf table as `prepare` makes it."""
-    encoder = VilbertEncoder.from_pretrained(weights, device="cpu")
+    encoder = VilbertEncoder.from_pretrained(weights, device=device())
     texts, visuals = case.texts, [InputBoxes.of(image) for image in case.images]
     theirs = case.inputs["spatials"][case.inputs["image_of_item"]]
     ours = np.stack([encoder.prepare_visual(visual.load()).locations for visual in visuals])

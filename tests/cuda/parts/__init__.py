@@ -1,0 +1,1 @@
+"""Parts that measure nothing, for tests of the command."""

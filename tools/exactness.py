@@ -1,0 +1,72 @@
+"""The table "How exact it is" of a metric's card, of committed measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ON_CPU, ON_GPU = BENCHMARKS / "exactness.jsonl", BENCHMARKS / "cuda.jsonl"
+COMPARED = {
+    "order": "rows in reverse order",
+    "batches": "batches of one",
+    "repeats": "a second run",
+    "devices": "float32 on a GPU, with the CPU",
+    "bfloat16": "bfloat16, with float32",
+    "float16": "float16, with float32",
+}
+"""What each comparison of `benchmarks/cuda/agreement.py` compares."""
+NOT_YET = "not yet measured"
+Line = dict[str, Any]
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of a file of measurements, none where there is no file."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def exactness_rows(subject: str, on_cpu: list[Line], on_gpu: list[Line]) -> list[list[str]]:
+    """Rows of the table: what is compared, on which weights, the largest difference, Kendall's tau-b.
+
+    Args:
+        subject: a metric's name, or `NAME video`.
+        on_cpu: lines of `benchmarks/exactness.jsonl`. on_gpu: of `benchmarks/cuda.jsonl`, in which those of a
+            rehearsal do not count.
+
+    >>> line = {"metrics": ["pacs"], "comparison": "bfloat16", "weights": "tiny", "output": "scores"}
+    >>> exactness_rows("pacs", [{**line, "largest": 0.00435, "tau": 0.99823}], [])[0]
+    ['bfloat16, with float32', 'tiny', '4.4e-03', '0.998']
+    """
+    rows = []
+    for line in of_subject(on_cpu, subject):
+        if line["comparison"] == "original":
+            name = f"`{line['scores']}`" if line["scores"].isidentifier() else "scores"
+            allowed = f"{line['largest']:.1e} ({line['tolerance']:g} is allowed)"
+            rows.append([f"{name} with the original's code", f"golden case `{line['case']}`", allowed, ""])
+        else:
+            rows.append(_row(line, COMPARED[line["comparison"]]))
+    measured = [line for line in of_subject(on_gpu, subject) if not line["device"].startswith("CPU")]
+    for line in measured:
+        where = "" if line["comparison"] == "devices" else f" on {line['device']}"
+        rows.append(_row(line, COMPARED[line["comparison"]].replace("a GPU", line["device"]) + where))
+    if not measured and any(
+        line.get("weights") not in (None, "none") for line in of_subject(on_cpu, subject)
+    ):
+        rows.append(["on a GPU: float32 with the CPU, 16 bits with float32, a second run", "", NOT_YET, ""])
+    return rows
+
+
+def of_subject(lines: list[Line], subject: str) -> list[Line]:
+    """The lines about a metric."""
+    return [line for line in lines if subject in line.get("metrics", ())]
+
+
+def _row(line: Line, compared: str) -> list[str]:
+    if line["output"] != "scores":
+        compared = f"{compared}: {line['output']}"
+    largest = "none" if line["largest"] == 0 else f"{line['largest']:.1e}"
+    tau = "" if line.get("tau") is None or line["comparison"] not in ("bfloat16", "float16") else line["tau"]
+    return [compared, line["weights"].replace("none", ""), largest, f"{tau:.3f}" if tau else ""]
