@@ -1,4 +1,4 @@
-"""UNITER and ViLBERT on CUDA: operations that the measurements count, and what crosses to the host and back."""
+"""UNITER, ViLBERT and frames of videos as on a GPU: no waits, values of the CPU, one copy for indices."""
 
 from __future__ import annotations
 
