@@ -1,4 +1,4 @@
-"""UNITER and ViLBERT on CUDA: operations that the measurements count, and what crosses to the host and back."""
+"""UNITER and ViLBERT on CUDA: operations that the measurements count, and what crosses to the host."""
 
 from __future__ import annotations
 
