@@ -1,4 +1,4 @@
-"""UNITER, ViLBERT and frames of videos as on a GPU: no waits, values of the CPU, one copy for indices."""
+"""UNITER and ViLBERT on CUDA: operations that the measurements count, and what crosses to the host."""
 
 from __future__ import annotations
 
