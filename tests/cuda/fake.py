@@ -105,6 +105,9 @@ class _OnDevice(torch.Tensor):
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.numpy()
 
+    def record_stream(self, stream: Any) -> None:
+        """Nothing is freed while a stream uses it."""
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

@@ -164,12 +164,14 @@ def _all(case: Case, encoder: Blip2Encoder) -> Iterator[Comparison]:
     states = encoder.states([encoder.prepare_visual(each) for each in images])
     (image_features,) = encoder.encode_images(case.images, cache=FeatureCache(0))
     text_features = encoder.encode_texts(case.texts, cache=FeatureCache(0)).features
-    first = torch.tensor([encoder.tokenizer.encode(case.texts[:1]).ids[0]] * len(states))
+    first = torch.tensor(
+        [encoder.tokenizer.encode(case.texts[:1]).ids[0]] * len(states), device=states.device
+    )
     with torch.inference_mode():
         hidden = matched_states(encoder.model, states, first)
     ours = {
-        "itm_query_hidden_caption0": (hidden.numpy(), STATES),
-        "image_embeds": (states.numpy(), STATES),
+        "itm_query_hidden_caption0": (hidden.cpu().numpy(), STATES),
+        "image_embeds": (states.cpu().numpy(), STATES),
         "itc_image_feats": (unit(image_features.features), STATES),
         "itc_text_feats": (unit(text_features), STATES),
         **{quantity: (found, SCORES) for quantity, found in _matched(case, encoder).items()},

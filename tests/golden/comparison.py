@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 
 class UnreadableCaseError(Exception):
@@ -38,7 +39,7 @@ def compare(quantity: str, ours: Any, theirs: Any, tolerance: float) -> Comparis
     >>> compare("score", [1.0, 0.0], [1.5, float("nan")], 1.0)
     Comparison(quantity='score', error=0.5, tolerance=1.0, defined=1)
     """
-    mine, original = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    mine, original = (np.asarray(_on_host(each), dtype=np.float64) for each in (ours, theirs))
     if mine.shape != original.shape:
         return Comparison(f"{quantity} has shape {mine.shape}, not {original.shape}", float("inf"), tolerance)
     undefined = np.isnan(original)
@@ -48,3 +49,7 @@ def compare(quantity: str, ours: Any, theirs: Any, tolerance: float) -> Comparis
     difference = np.where(undefined & np.isinf(mine), np.inf, difference)
     defined = int(np.sum(undefined & np.isfinite(mine)))
     return Comparison(quantity, float(difference.max(initial=0.0)), tolerance, defined)
+
+
+def _on_host(values: Any) -> Any:
+    return values.cpu() if isinstance(values, torch.Tensor) else values

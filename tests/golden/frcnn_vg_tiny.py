@@ -133,7 +133,7 @@ def _compare(
 ) -> Iterator[Comparison]:
     network = released.network
     with Image.open(image) as decoded, torch.inference_mode():
-        pixels = released.preprocess(decoded)
+        pixels = released.preprocess(decoded).to(released.device)
         height, width = pixels.shape[1:]
         found = released.propose(pixels)
         map_ = network.feature_map(pixels[None])
@@ -198,7 +198,7 @@ def _compare_batch(
     Normalized boxes mix the widths of both images in the original, and are defined here.
     """
     decoded = [Image.open(image) for image in images]
-    pixels = [released.preprocess(image) for image in decoded]
+    pixels = [released.preprocess(image).to(released.device) for image in decoded]
     sizes = np.array([image.shape[1:] for image in pixels])
     height, width = sizes.max(axis=0).tolist()
     rows = theirs["A_obj_ids"].shape[1]

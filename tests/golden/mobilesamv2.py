@@ -90,7 +90,7 @@ def _encoded(name: str, sam: Sam, image: Path) -> dict[str, Array]:
     found: dict[str, Array] = {}
 
     def keep(key: str, values: torch.Tensor) -> None:
-        found[key] = values.detach().numpy()
+        found[key] = values.detach().cpu().numpy()
 
     with ExitStack() as hooks, Image.open(image) as decoded:
         if name == "tinyvit":

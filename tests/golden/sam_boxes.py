@@ -97,7 +97,7 @@ def _compare(sam: Sam, image: Path, theirs: dict[str, Array]) -> Iterator[Compar
     with Image.open(image) as decoded, torch.inference_mode():
         pixels = sam.preprocess(decoded)
         mean, std = (torch.tensor(sam.config["preprocessing"][k]).view(3, 1, 1) for k in ("mean", "std"))
-        boxes = torch.from_numpy(sam.scaled(theirs["boxes"], size))
+        boxes = torch.from_numpy(sam.scaled(theirs["boxes"], size)).to(sam.device)
         features = sam.embed(decoded)
         prompts, dense = model.prompt_encoder(None, None, boxes[None], None)
         logits, quality = sam.decode(features, theirs["boxes"], size)

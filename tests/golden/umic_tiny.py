@@ -199,14 +199,14 @@ def _batch(case: Case, encoder: UniterEncoder, store: Path) -> Iterator[Comparis
     with torch.inference_mode():
         regions = encoder.states(prepared)
         states = encoder.model.states(regions, ids)
-        pooled = encoder.model.pooled(regions, ids).numpy()
+        pooled = encoder.model.pooled(regions, ids).cpu().numpy()
         model = deepcopy(encoder.model)
         model.init_ranking_head()
-        initial = model.ranking_logits(regions, ids).numpy()
+        initial = model.ranking_logits(regions, ids).cpu().numpy()
     real = theirs["attn_masks"] == 1
     names = ["embedding_output", *(f"hidden_{layer}" for layer in range(len(states) - 1))]
     for name, state in zip([*names, "sequence_output"], [*states, states[-1]], strict=True):
-        yield compare(name, state.numpy(), case.outputs[name][real], STATES)
+        yield compare(name, state.cpu().numpy(), case.outputs[name][real], STATES)
     yield compare("pooled", pooled, case.outputs["pooled"], STATES)
     yield compare("pooled_f64", pooled, case.outputs["pooled_f64"], STATES)
     yield compare("logits_after_init_output", initial, case.outputs["logits_after_init_output"], LOGITS)

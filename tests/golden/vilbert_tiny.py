@@ -171,7 +171,7 @@ def _run(case: Case, part: str, encoder: VilbertEncoder, rows: list[int]) -> dic
         regions = encoder.region_states(prepared)
         lower = encoder.text_states(tokens, FeatureCache(0), None)
         both = list(encoder.model.states(lower, regions, [(row, row) for row in range(len(rows))]))
-        pools = [pool.numpy() for index in (-2, -1) for pool in encoder.model.pooled(*both[index])]
+        pools = [pool.cpu().numpy() for index in (-2, -1) for pool in encoder.model.pooled(*both[index])]
     found |= dict(zip(POOLED, pools, strict=True))
     for block, (text, visual) in enumerate(both):
         final = block == len(both) - 1
@@ -181,4 +181,7 @@ def _run(case: Case, part: str, encoder: VilbertEncoder, rows: list[int]) -> dic
             captions = [[text] for text in texts]
             features = encoder.token_features(visuals, captions, layer=block, cache=FeatureCache(0))
             found[f"text_{block}, token_features"] = [each.features[0] for each in features if each.features]
-    return {f"{part}/{name}": [np.asarray(own) for own in values] for name, values in found.items()}
+    return {
+        f"{part}/{name}": [np.asarray(torch.as_tensor(own).cpu()) for own in values]
+        for name, values in found.items()
+    }

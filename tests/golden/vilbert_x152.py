@@ -172,6 +172,7 @@ def _compare(
     network = released.network
     with Image.open(image) as decoded, torch.inference_mode():
         pixels, scale = released.preprocess(decoded)
+        pixels = pixels.to(released.device)
         found = released.propose(pixels)
         maps = network.feature_maps(pixels[None])
         logits, deltas = network.head(maps[2])
@@ -241,7 +242,9 @@ def _compare_batch(released: X152, images: list[Path], theirs: dict[str, Array])
     prepared = [released.preprocess(image) for image in decoded]
     height, width = np.max([pixels.shape[1:] for pixels, _ in prepared], axis=0).tolist()
     found = [
-        released.propose(functional.pad(own, (0, width - own.shape[2], 0, height - own.shape[1])))
+        released.propose(
+            functional.pad(own.to(released.device), (0, width - own.shape[2], 0, height - own.shape[1]))
+        )
         for own, _ in prepared
     ]
     ours = {
