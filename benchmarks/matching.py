@@ -1,12 +1,11 @@
 """Greedy matching against the padded way of BERTScore and EMScore, and against a loop over pairs.
 
-    python -m benchmarks.matching [--device cuda] [--pairs 1000] [--width 512 768] [--dtype float32]
+    python -m benchmarks.matching [--pairs 1000] [--width 512 768] [--dtype float32]
 
 The padded way takes 64 pairs at once, pads both sides to the longest, normalises, multiplies with bmm and
 masks, as the scripts do; the loop normalises and multiplies pair after pair. All ways run in turn, and the
-least time of each counts. Peak memory is what one run adds to its inputs, in a process of its own (Linux)
-or on the GPU. On CUDA, `ceiling` is the share that is reached of the nearer one: rows read once at the
-bandwidth, or products at the arithmetic rate, both measured in the same run. Notes: benchmarks/matching.md.
+least time of each counts. Peak memory is what one run adds to its inputs, in a process of its own (Linux).
+Notes: benchmarks/matching.md. On CUDA: `python -m benchmarks.cuda --part matching`.
 """
 
 from __future__ import annotations
@@ -127,7 +126,6 @@ WAYS: dict[str, Callable[[Workload], Tensor]] = {"padded": padded, "loop": loop,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--width", type=int, nargs="+", default=[512, 768])
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
@@ -138,21 +136,21 @@ def main() -> None:
     dtype = getattr(torch, arguments.dtype)
     for width in arguments.width:
         for name in arguments.shape:
-            work = Workload.of(SHAPES[name], arguments.pairs, width, arguments.device, dtype)
+            work = Workload.of(SHAPES[name], arguments.pairs, width, "cpu", dtype)
             if arguments.alone:
-                few = Workload.of(SHAPES[name], 8, width, arguments.device, dtype)
+                few = Workload.of(SHAPES[name], 8, width, "cpu", dtype)
                 print(peak(WAYS[arguments.alone], few, work))
             else:
                 report(name, work, arguments)
 
 
 def report(name: str, work: Workload, arguments: argparse.Namespace) -> None:
-    width, device = work.x.shape[1], arguments.device
+    width = work.x.shape[1]
     ways = WAYS if len(work.x_of_pair) <= 10_000 else {name: WAYS[name] for name in ("padded", "ours")}
     difference = float((ours(work) - padded(work)).abs().max())
     seconds = least_times(list(ways.values()), work, arguments.repeats)
     times = dict(zip(ways, seconds, strict=True))
-    same = ["--device", device, "--pairs", str(arguments.pairs), "--dtype", arguments.dtype]
+    same = ["--pairs", str(arguments.pairs), "--dtype", arguments.dtype]
     same += ["--shape", name, "--width", str(width)]
     memory = {
         way: float(in_own_process("benchmarks.matching", "--alone", way, *same)) for way in ("padded", "ours")
@@ -161,8 +159,6 @@ def report(name: str, work: Workload, arguments: argparse.Namespace) -> None:
     line += f" {times['padded'] / times['ours']:5.2f} times that"
     line += f", loop {times['loop'] / times['ours']:5.2f}" if "loop" in times else ""
     line += f"; memory {memory['ours']:.1f} MB of {memory['padded']:.1f}; |difference| {difference:.0e}"
-    if device.startswith("cuda"):
-        line += f"; ceiling {floor(work) / times['ours']:.0%}"
     print(line, flush=True)
 
 
@@ -171,27 +167,15 @@ def least_times(ways: list[Callable[[Workload], Tensor]], work: Workload, repeat
     found: list[list[float]] = [[] for _ in ways]
     for _ in range(repeats):
         for times, way in zip(found, ways, strict=True):
-            wait(work)
             start = time.perf_counter()
             way(work)
-            wait(work)
             times.append(time.perf_counter() - start)
     return [min(times) for times in found]
-
-
-def wait(work: Workload) -> None:
-    if work.x.is_cuda:
-        torch.cuda.synchronize()
 
 
 def peak(way: Callable[[Workload], Tensor], few: Workload, work: Workload) -> float:
     """MB that one run holds besides its inputs; a run of a few pairs has loaded what a first run loads."""
     way(few)
-    if work.x.is_cuda:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        way(work)
-        return (torch.cuda.max_memory_allocated() - before) / (1 << 20)
     ctypes.CDLL(None).malloc_trim(0)  # memory that was used before is not to be had for nothing
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from here
     before = resident("VmRSS")
@@ -203,23 +187,6 @@ def resident(kind: str) -> int:
     """Resident kilobytes, now (VmRSS) or at most (VmHWM)."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(kind))
-
-
-def floor(work: Workload) -> float:
-    """Seconds that nothing on this GPU can undercut: rows read once, or their products."""
-    size, dtype = 8192, work.x.dtype
-    a = torch.randn(size, size, device=work.x.device, dtype=dtype)
-    bandwidth = 2 * a.nbytes / min(seconds_of(lambda: a.clone()) for _ in range(5))
-    rate = 2 * size**3 / min(seconds_of(lambda: a @ a) for _ in range(5))
-    return max((work.x.nbytes + work.y.nbytes) / bandwidth, work.operations() / rate)
-
-
-def seconds_of(run: Callable[[], Tensor]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

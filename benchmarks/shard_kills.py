@@ -208,12 +208,13 @@ def main() -> None:
 
 
 def report(found: dict[str, Kills], arguments: argparse.Namespace, minutes: float) -> str:
+    flags = " ".join(f"--{name} {value}" for name, value in vars(arguments).items())
     lines = [
         "# Killed workers and drivers of `capeval shards score`",
         "",
         f"{datetime.date.today()}, Python {platform.python_version()}, pacs with weights `tiny`, "
-        f"{arguments.shards} shards of {arguments.rows:,} rows, `python -m benchmarks.shard_kills "
-        f"{' '.join(f'--{name} {value}' for name, value in vars(arguments).items())}`, {minutes:.0f} minutes on a shared machine.",
+        f"{arguments.shards} shards of {arguments.rows:,} rows, "
+        f"`python -m benchmarks.shard_kills {flags}`, {minutes:.0f} minutes on a shared machine.",
         "",
         "| killed | kills | folders | largest difference | rows lost per kill: median, most |",
         "| --- | --- | --- | --- | --- |",

@@ -61,6 +61,8 @@ class _PacOptions(_Options, total=False):
     """scale of the score, w of eq. 1"""
     prompt: str | None
     """put before captions and references; None: the weights' own, else 'A photo depicts '"""
+    decoders: int | None
+    """processes that decode image files, for many cores and a fast GPU; None: threads of this process"""
 
 class _ClipsOptions(_PacOptions, total=False): ...
 

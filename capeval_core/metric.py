@@ -212,19 +212,21 @@ class CaptionMetric(MetricFacts, ABC):
             check_folder(options.rows)
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, decoders: int | None = None) -> Samples:
-        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`.
-
-        decoders: processes that decode image files, None for threads.
-        """
+    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
+        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`."""
         return check_samples(
             *inputs,
             needs_references=cls.needs_references,
             on_error=options.on_error,
             empty=options.empty,
             media=cls.media,
-            decoders=decoders,
+            decoders=cls.decoders(options),
         )
+
+    @classmethod
+    def decoders(cls, options: CommonOptions) -> int | None:
+        """How many processes decode image files by these options, None for threads."""
+        return None
 
     @classmethod
     def images_are_ids(cls, options: CommonOptions) -> bool:

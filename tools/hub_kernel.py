@@ -57,8 +57,8 @@ y_side = matching.Side(lengths=y_lengths, of_pair=numpy.arange(len(y_lengths)))
 (x_maxima, x_indices), (y_maxima, y_indices) = matching.match(x, y, x_side, y_side, indices=True)
 ```
 
-Triton 3.4 or newer. Compiled for sm_80, sm_90 and sm_100 and run in Triton's interpreter; not yet run on a GPU.
-The source is a file of capeval {version}, from which this repository is generated.
+Triton 3.4 or newer. Compiled for sm_80, sm_90 and sm_100 and run in Triton's interpreter; not yet run on a
+GPU. The source is a file of capeval {version}, from which this repository is generated.
 """
 
 

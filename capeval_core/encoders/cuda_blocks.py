@@ -19,7 +19,7 @@ from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTrans
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.models.device import on_device, triton_version
+from capeval_core.models.device import exact_float32, on_device, triton_version
 
 _OLDEST_TRITON = (3, 4)
 
@@ -52,7 +52,8 @@ def usable_kernels(device: torch.device) -> Kernels:
 
         x = torch.linspace(-2, 2, 4 * 64, device=device).view(4, 64)
         one, zero = torch.ones(64, device=device), torch.zeros(64, device=device)
-        ours, expected = cuda_kernels.norm(x, zero, one, zero, 1e-5), functional.layer_norm(x, (64,))
+        with exact_float32(device):
+            ours, expected = cuda_kernels.norm(x, zero, one, zero, 1e-5), functional.layer_norm(x, (64,))
         if torch.allclose(ours, expected, atol=1e-5):
             return Kernels()
         reason = f"they are off by {float((ours - expected).abs().max()):.1e}"

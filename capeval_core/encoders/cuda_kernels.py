@@ -117,8 +117,8 @@ def attention_kernel(
 ):  # fmt: skip
     """Program (i, h): causal attention of sequence i in head h, whose keys all fit into one tile.
 
-    Sequence i has `lengths[i]` rows from row `firsts[i]`; but for rows of the prefix itself, it sees the
-    `prefix` rows at the front before its own. With LAST its only query is its last position's, in row i.
+    Sequence i has `lengths[i]` rows from row `firsts[i]`; it sees the `prefix` rows at the front before its
+    own. With LAST its only query is its last position's, in row i.
     """
     i, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(firsts + i).to(tl.int64)
@@ -147,7 +147,7 @@ def attention_kernel(
     # A row beyond the sequence sees its keys too, so that no maximum is minus infinity.
     if PREFIX:
         before = tl.arange(0, PREFIX)
-        in_front = before < tl.where(first < prefix, 0, prefix)
+        in_front = before < prefix
         in_prefix = in_front[:, None] & real
         k = tl.load(keys + before[:, None] * keys_step + at[None, :], mask=in_prefix, other=0.0)
         scores_before = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
@@ -267,7 +267,7 @@ def causal_attention(
     """(rows of query, width) causal attention of packed sequences; see `attention_kernel`."""
     width = query.shape[1]
     head = width // heads
-    # Rows of `query` that belong to no sequence stay unwritten: there are none.
+    # Rows that belong to no sequence stay unwritten: those of the prefix, without `last`.
     out = query.new_empty(query.shape)
     for run in runs:
         part = run.sequences

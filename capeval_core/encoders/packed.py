@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Literal
 from warnings import warn
 
 import numpy as np
@@ -50,9 +50,9 @@ class Group:
         rows = slice(row, row + sum(lengths))
         if min(lengths) == max(lengths):
             return cls(lengths, rows, device, None, None)
-        real = torch.from_numpy(np.arange(max(lengths)) < np.array(lengths)[:, None])
-        inside = real.flatten().nonzero()[:, 0].to(device)
-        return cls(lengths, rows, device, inside, real[:, None, None].to(device))
+        real = np.arange(max(lengths)) < np.array(lengths)[:, None]
+        inside, mask = torch.from_numpy(np.flatnonzero(real)), torch.from_numpy(real[:, None, None])
+        return cls(lengths, rows, device, inside.to(device), mask.to(device))
 
     @property
     def longest(self) -> int:
@@ -74,9 +74,9 @@ class Group:
 
     def causal(self, own: Group) -> Tensor:
         """(sequences, 1, longest of `own`, longest) where rows of `own` may look: their last one at all."""
-        sees = np.arange(own.longest)[:, None] + np.subtract(self.lengths, own.lengths)[:, None, None]
-        seen = np.arange(self.longest) <= np.minimum(sees, np.array(self.lengths)[:, None, None] - 1)
-        return torch.from_numpy(seen[:, None]).to(self.device)
+        last = np.arange(own.longest)[:, None] + np.subtract(self.lengths, own.lengths)[:, None, None]
+        visible = np.arange(self.longest) <= np.minimum(last, np.array(self.lengths)[:, None, None] - 1)
+        return torch.from_numpy(visible[:, None]).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -253,21 +253,3 @@ def _attend_in_groups(
         )
         attended.append(mine.unpad(result.transpose(1, 2).flatten(2)))
     return torch.cat(attended)
-
-
-def bert_layer(
-    layer: Any,
-    rows: Tensor,
-    packing: Packing,
-    heads: int,
-    *,
-    starts: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """One of transformers' BERT layers on packed rows; with `starts`, the first row of each sequence only."""
-    own, of_own = (rows, packing) if starts is None else (rows[starts], packing.firsts)
-    attention = layer.attention.self
-    query, keys, values = attention.query(own), attention.key(rows), attention.value(rows)
-    attended = attend(query, keys, values, heads, of_own, packing, dropout=dropout)
-    output: Tensor = layer.feed_forward_chunk(layer.attention.output(attended, own))
-    return output

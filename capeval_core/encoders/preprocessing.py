@@ -63,7 +63,9 @@ class Preprocessing:
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Pixels in [0, 1], (..., 3, s, s), less the mean and divided by the deviation of each channel."""
-    shift, scale = (on_device(torch.tensor(v, dtype=torch.float32), pixels.device) for v in (mean, std))
+    shift, scale = (
+        on_device(torch.tensor(v, dtype=torch.float32, device="cpu"), pixels.device) for v in (mean, std)
+    )
     return (pixels - shift.view(3, 1, 1)) / scale.view(3, 1, 1)
 
 

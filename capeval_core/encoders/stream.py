@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakMethod, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,7 +189,8 @@ class _Flight:
         self.in_order: deque[tuple[Item, str, _Entry]] = deque()
         self.preparing: deque[tuple[list[_Entry], Future[list[Units | ImageError]]]] = deque()
         self.batch: _Batch = []
-        self.running = Running(encoding.size, encoding.forward, self.keep)
+        keep: Any = WeakMethod(self.keep)  # no cycle: an encoder's memory is free as soon as its run is over
+        self.running = Running(encoding.size, encoding.forward, lambda *batch: keep()(*batch))
 
     def batches(self, items: Iterable[Item]) -> Iterator[_Batch]:
         """Batches of units to run; an empty one where items may be done without."""

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capeval_core.encoders.packed import Packing, bert_layer, groups_of, rows_of_sequences, starts_of
+from capeval_core.encoders.bert import bert_layer
+from capeval_core.encoders.packed import Packing, groups_of, rows_of_sequences, starts_of
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.models.architecture import filled, is_whole, shown, size_problems
 from capeval_core.models.copies import indices_on_device

@@ -20,14 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capeval_core.encoders.packed import (
-    Packing,
-    attend,
-    bert_layer,
-    groups_of,
-    rows_of_sequences,
-    starts_of,
-)
+from capeval_core.encoders.bert import bert_layer, merge
+from capeval_core.encoders.packed import Packing, attend, groups_of, rows_of_sequences, starts_of
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.models.architecture import filled, is_whole, shown, size_problems
 from capeval_core.models.copies import indices_on_device
@@ -88,9 +82,8 @@ class CoAttention(nn.Module):
     def merged(self, own: str, attended: Tensor, rows: Tensor) -> Tensor:
         """The rows of stream `own` after the block."""
         stream: Any = getattr(self, own)
-        merged = stream.merge(attended, rows)
-        output: Tensor = stream.output(stream.intermediate(merged), merged)
-        return output
+        merged = merge(stream.merge, attended, rows)
+        return merge(stream.output, stream.intermediate(merged), merged)
 
 
 class Vilbert(nn.Module):

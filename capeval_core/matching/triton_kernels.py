@@ -181,8 +181,8 @@ class Side:
 
     def work(self, dtype: type) -> tuple[Integers, Integers, Integers]:
         """(pairs,) where the rows of each pair's set begin, how many they are, where their maxima go."""
-        starts = (np.cumsum(self.lengths) - self.lengths).astype(dtype)[self.of_pair]
-        lengths = self.lengths.astype(dtype)[self.of_pair]
+        starts: Integers = (np.cumsum(self.lengths) - self.lengths).astype(dtype)[self.of_pair]
+        lengths: Integers = self.lengths.astype(dtype)[self.of_pair]
         return starts, lengths, np.cumsum(lengths, dtype=dtype) - lengths
 
 

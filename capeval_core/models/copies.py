@@ -76,7 +76,8 @@ class _FromCuda(Arriving):
     def __init__(self, features: Tensor) -> None:
         host = pinned(tuple(features.shape), torch.float32)
         super().__init__(host.copy_(features.float(), non_blocking=True))
-        self._copied = torch.cuda.Event(blocking=True)  # a thread that waits leaves its core to the decoders
+        cuda: Any = torch.cuda  # whose stubs lack types
+        self._copied = cuda.Event(blocking=True)  # a thread that waits leaves its core to the decoders
         self._copied.record(torch.cuda.current_stream(features.device))
 
     @property
@@ -145,4 +146,6 @@ def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of copies to a device."""
-    return torch.cuda.Stream(device)
+    cuda: Any = torch.cuda
+    stream: torch.cuda.Stream = cuda.Stream(device)
+    return stream

@@ -93,8 +93,13 @@ def triton_version() -> tuple[int, int] | None:
 
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
-    """Switch off TF32, its CPU kin and autocast, which a program may have allowed for its training."""
+    """Switch off TF32, its CPU kin and autocast, which a program may have allowed for its training.
+
+    A GPU is the current one meanwhile: Triton's kernels run there, wherever their tensors are.
+    """
     with ExitStack() as restored:
+        if device.type == "cuda":
+            restored.enter_context(torch.cuda.device(device))
         for kind in {device.type, "cpu"}:
             if torch.is_autocast_enabled(kind):
                 restored.enter_context(torch.autocast(kind, enabled=False))

@@ -125,9 +125,8 @@ class PacS(CaptionMetric):
                 _check_prompt(options.prompt, ClipTokenizer(length))
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, decoders: int | None = None) -> Samples:
-        own = options.decoders if isinstance(options, PacOptions) else None
-        return super().check_input(options, *inputs, decoders=own)
+    def decoders(cls, options: CommonOptions) -> int | None:
+        return options.decoders if isinstance(options, PacOptions) else None
 
     def open_models(self) -> dict[str, Model]:
         folder = self.weights_folder()

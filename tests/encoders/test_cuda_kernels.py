@@ -19,7 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from capeval_core.encoders.cuda_gemm import TILES, product_kernel
 from capeval_core.encoders.cuda_kernels import (
-    activation_kernel, attention_kernel, attention_options, embed_kernel, norm_kernel, norm_options, patch_kernel
+    activation_kernel, attention_kernel, attention_options, embed_kernel, norm_kernel, norm_options,
+    patch_kernel,
 )
 
 TENSORS = dict.fromkeys(("x", "out", "patches", "query", "keys", "values"), "*bf16")

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from capeval_core.encoders import packed
+from capeval_core.encoders import cuda_blocks, packed
+from capeval_core.encoders.cuda_blocks import PYTORCH
 from capeval_core.encoders.packed import Packing, attend, groups_of, starts_of
 from capeval_core.encoders.uniter_model import Uniter, build_uniter
 from capeval_core.encoders.vilbert_model import Vilbert, build_vilbert
@@ -176,6 +177,7 @@ def test_on_cuda_layers_attend_once_and_the_host_reads_nothing(
     """On tensors without memory, for which devices must fit, and which raise where the host reads one."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(packed, "_usable", lambda *_: True)
+    monkeypatch.setattr(cuda_blocks, "usable_kernels", lambda _: PYTORCH)
     copied: list[int] = []
 
     def rows_without_memory(device: torch.device, arrays: Any, dtype: Any = None) -> Tensor:

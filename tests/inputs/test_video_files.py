@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import pickle
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,23 @@ def test_two_lost_frames_show(form: str) -> None:
         if len(images) == 38:
             break
     assert reading.sampled.incomplete == ("frames end after 38: the file states 4.0 s, and ends at 3.8 s")
+
+
+def test_hours_of_a_stated_length_count() -> None:
+    whole = video("mkv", 40)
+    assert whole.count(b"00:00:04.0") == 1
+    why = str(read(whole.replace(b"00:00:04.0", b"02:01:04.0"))[1].sampled.incomplete)
+    assert why == "frames end after 40: the file states 7264.0 s, and ends at 4.0 s"
+
+
+def test_sound_may_end_a_second_after_the_frames() -> None:
+    """As far as the container's length goes; the stream's own is of its frames."""
+    whole = video("mkv", 40).replace(b"DURATION", b"NOTATION")
+    stated = struct.pack(">d", 4000.0)
+    assert whole.count(stated) == 1
+    for seconds, incomplete in ((4.9, None), (5.2, "the file states 5.2 s, and ends at 4.0 s")):
+        _, reading = read(whole.replace(stated, struct.pack(">d", seconds * 1000)))
+        assert reading.sampled.incomplete == (incomplete and f"frames end after 40: {incomplete}")
 
 
 def test_a_length_that_only_the_container_states_counts() -> None:

@@ -8,6 +8,7 @@ import importlib
 import math
 import re
 import sys
+import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -115,3 +116,23 @@ def test_a_missing_package_is_an_error_that_names_its_extra(monkeypatch: pytest.
         importlib.import_module(MODULE)
     with pytest.raises(ModuleNotFoundError, match="No module named 'no_such'"), needs("other", "other"):
         importlib.import_module("no_such")
+
+
+def test_samples_take_turns_at_the_network(
+    caption_score: Any, images: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[MODULE]
+    original, busy, most = module.scored, [], []
+
+    def watched(*arguments: Any) -> Any:
+        busy.append(None)
+        most.append(len(busy))
+        time.sleep(0.02)  # for the others to come in, if they may
+        try:
+            return original(*arguments)
+        finally:
+            busy.pop()
+
+    monkeypatch.setattr(module, "scored", watched)
+    scores(caption_score("pacs", weights="tiny"), [str(path) for path in images[:4]])
+    assert most == [1] * len(CAPTIONS)

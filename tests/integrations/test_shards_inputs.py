@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from capeval_core.errors import FileError
-from capeval_core.integrations.shards import BatchScorer, score_shard
+from capeval_core.integrations.shards import BatchScorer, score_shard, tars
 from tests.integrations.shard_files import (
     picture,
     rows_of,
@@ -346,3 +346,30 @@ def test_windows_have_their_number_of_rows_and_lose_none(tmp_path: Path) -> None
         done: list[int] = []
         found = scored(source, BatchScorer("rougel"), window=5, progress=done.append)
         assert done == [5, 5, 1] and found["uid"] == [f"x/{i}" for i in range(11)]
+
+
+def test_members_that_no_metric_needs_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(2)
+    others = [(f"{n}.{end}", bytes(1 << 16)) for n in range(2) for end in ("npy", "mp3")]
+    needed = [(f"{n}.{end}", rows[name][n]) for n in range(2) for end, name in (("png", "image"),)]
+    texts = [(f"{n}.txt", rows["caption"][n].encode()) for n in range(2)]
+    tar = write_tar(tmp_path / "0.tar", sorted([*others, *needed, *texts]))
+    read: list[str] = []
+    original = tars._read
+    monkeypatch.setattr(tars, "_read", lambda tar, one: read.append(one.name) or original(tar, one))
+    result = score_shard(tar, tmp_path / "out" / "0.parquet", "pacs", weights="tiny")
+    assert (result.rows, result.failed) == (2, 0)
+    assert sorted(read) == ["0.png", "0.txt", "1.png", "1.txt"]
+
+
+def test_a_row_that_fails_as_it_is_encoded_has_no_score_and_no_parts() -> None:
+    """And `on_error` is none of a shard's: an image costs its row whatever was asked for."""
+    rows = rows_of(3)
+    rows["image"][1] = rows["image"][1][: len(rows["image"][1]) // 2]
+    for on_error in ("raise", "nan"):
+        scorer = BatchScorer("pacs", weights="tiny", on_error=on_error)
+        found = scorer({name: rows[name] for name in ("caption", "image")})
+        assert [score is None for score in found["score"]] == [False, True, False]
+        assert [parts is None for parts in found["parts"]] == [False, True, False]
+        assert [error is None for error in found["error"]] == [True, False, True]
+        assert scorer.metric.options.on_error == "nan"

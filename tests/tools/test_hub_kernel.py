@@ -1,4 +1,4 @@
-"""The folder of the Hub's `kernels` library: one source, loaded from a path of its own, as the library does."""
+"""The folder of the Hub's `kernels` library: one source, loaded from a path of its own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_layout_is_that_of_a_noarch_kernel(tmp_path: Path, monkeypatch: pyte
     package = {"__init__.py", "triton_kernels.py"}
     assert names == {
         "build.toml", "README.md", "build/torch-cuda/metadata.json",
-        *(f"torch-ext/{MODULE}/{name}" for name in package), *(f"build/torch-cuda/{name}" for name in package),
+        *(f"{place}/{name}" for name in package for place in (f"torch-ext/{MODULE}", "build/torch-cuda")),
     }  # fmt: skip
     build = (tmp_path / "build.toml").read_text(encoding="utf-8")
     for line in ('name = "capeval-matching"', 'backends = ["cuda"]', 'repo-id = "someone/capeval-matching"'):

@@ -47,7 +47,9 @@ def test_features_come_back_as_the_network_takes_them(tmp_path: Path) -> None:
         expected = region_input(image.boxes)
         np.testing.assert_array_equal(store[index].features, expected.features)
         np.testing.assert_array_equal(store[index].positions, expected.positions)
-        np.testing.assert_allclose(store.means()[index], expected.features.mean(axis=0), rtol=1e-6)
+        np.testing.assert_allclose(
+            store.means()[index], expected.features.astype(np.float32).mean(axis=0), rtol=1e-6
+        )
 
 
 def test_vilbert_gets_its_whole_image_and_locations(tmp_path: Path) -> None:

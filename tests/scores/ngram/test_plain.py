@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
@@ -163,3 +164,29 @@ def test_document_frequencies_are_counts_of_documents() -> None:
 
 
 TEXTS = [["a", "dog", "b", "unknown", "a"], ["é"], ["dog"]]
+
+
+def test_common_subsequences_of_long_texts() -> None:
+    """Frequent words, words that come once, and both, against the table of the classical method."""
+    rng = np.random.default_rng(0)
+    rare = [str(n) for n in range(1100)]
+    texts_of = (["a", "b"], rare, ["a"] * 900 + rare)
+    for words in texts_of:
+        one, other = (
+            rng.permutation(rng.choice(words, size, replace=size > len(words))).tolist()
+            for size in (1100, 1100)
+        )
+        row = np.zeros(len(other) + 1, dtype=int)
+        ids = np.array(other)
+        for word in one:
+            row[1:] = np.maximum.accumulate(np.maximum(row[1:], np.where(ids == word, row[:-1] + 1, 0)))
+        assert common_lengths(one, [other, one, ["a"]]) == [row[-1], len(one), int("a" in one)]
+
+
+def test_long_texts_take_no_square_of_their_length() -> None:
+    caption = [str(n) for n in range(20_000)]
+    tracemalloc.start()
+    assert common_lengths(caption, [caption[::-1], caption[5_000:], ["x", "7"]]) == [1, 15_000, 1]
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+    assert common_lengths(["a", "b", "c"] * 100_000, [["a", "b", "x", "c"]]) == [3]
