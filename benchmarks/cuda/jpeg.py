@@ -46,7 +46,7 @@ def _from_files(gpu: Gpu, name: str, files: Sequence[str], alone: float, cores: 
     from benchmarks.cuda.towers import random_pixels, seeded_clip
     from capeval_core.cache import FeatureCache
     from capeval_core.inputs.visual import InputImage
-    from capeval_core.models.copies import to_device
+    from capeval_core.models.copies import stacked_on_device
 
     clip = seeded_clip(gpu, name, "bfloat16")
     batch = 4 if gpu.small else 256
@@ -57,7 +57,7 @@ def _from_files(gpu: Gpu, name: str, files: Sequence[str], alone: float, cores: 
     yield Row(f"{name}: image tower alone, batches of {size}", f"{tower:,.0f} pictures/s")
     yield Row(f"{name}: ceiling", f"{ceiling:,.0f} pictures/s, {'decoding' if alone < tower else 'tower'}")
     host = list(pixels.cpu().numpy())
-    copied = size / gpu.seconds(lambda: to_device(host, gpu.device))
+    copied = size / gpu.seconds(lambda: stacked_on_device(gpu.device, host))
     yield Row(f"{name}: pixels collated in pinned memory and copied", f"{copied:,.0f} pictures/s")
 
     captions = sentences(len(files))

@@ -19,7 +19,8 @@ from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTrans
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.models.device import exact_float32, on_device, triton_version
+from capeval_core.models.copies import on_device
+from capeval_core.models.device import exact_float32, triton_version
 
 _OLDEST_TRITON = (3, 4)
 
