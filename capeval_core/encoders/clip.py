@@ -70,7 +70,9 @@ class ClipTowers(CheckedModel):
         self.dimension: int = self.config["architecture"]["embed_dim"]
         self.tokenizer = ClipTokenizer(self.model.context_length)
         on_cpu = self.device.type == "cpu"
-        self.kernels: Kernels | None = usable_kernels(self.device) if self.device.type == "cuda" else None
+        self.kernels: Kernels | None = None
+        if self.device.type == "cuda":
+            self.kernels = usable_kernels(self.device, DTYPES[self.dtype])
         self._automatic_texts = BatchSize(1024 if on_cpu else 65_536, automatic=True)  # in tokens
         self._automatic_images = BatchSize(32 if on_cpu else 256, automatic=True)
 

@@ -20,6 +20,9 @@ from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.resampling import packed_pixels, unresized_pixels
 from capeval_core.inputs.sources import Encoded, InMemory, OnDisk
 
+READY = b"capeval decodes\n"
+"""What stdout begins with, after what Python prints where it is set up to."""
+
 
 def answer(request: dict[str, Any], contents: list[Encoded]) -> bytes:
     """The answer to a request about these images."""
@@ -47,7 +50,7 @@ def read(requests: IO[bytes]) -> tuple[dict[str, Any], list[Encoded]] | None:
         return None
     request = json.loads(line)
     contents: list[Encoded] = []
-    for given in request["images"]:  # a path, or how many bytes follow
+    for given in request["images"]:  # a whole path, or how many bytes follow
         contents.append(OnDisk(given) if isinstance(given, str) else InMemory(requests.read(given)))
     return request, contents
 
@@ -56,16 +59,20 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer requests until there are no more."""
     while (found := read(requests)) is not None:
         request, contents = found
-        os.chdir(request["folder"])
         Image.MAX_IMAGE_PIXELS = request["most_pixels"]
         ImageFile.LOAD_TRUNCATED_IMAGES = request["truncated"]
         answers.write(answer(request, contents))
         answers.flush()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until stdin is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one by closing stdin
-    try:
-        serve(sys.stdin.buffer, sys.stdout.buffer)
-    except BrokenPipeError:  # it was killed
-        os._exit(1)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what anything else prints is no answer
+        try:
+            answers.write(READY)
+            answers.flush()
+            serve(sys.stdin.buffer, answers)
+        except BrokenPipeError:  # it was killed
+            os._exit(1)
