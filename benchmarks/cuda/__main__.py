@@ -29,6 +29,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -166,7 +167,8 @@ def run_apart(part: str, package: str, given: argparse.Namespace, seconds: float
     """Run a part in a process of its own; why it ended early, '' where it did not."""
     command = [sys.executable, "-m", package, "--alone", part, "--out", str(given.out)]
     command += ["--device", given.device, *(["--rehearse"] if given.rehearse else [])]
-    process = subprocess.Popen(command, start_new_session=True)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a name that is looked up in vain costs minutes
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
     try:
         status = process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -174,7 +176,7 @@ def run_apart(part: str, package: str, given: argparse.Namespace, seconds: float
     finally:  # the processes that it started as well, and also if this one is interrupted
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
     return f"ended with status {status}" if status else ""
@@ -184,6 +186,8 @@ def run_alone(module: str, given: argparse.Namespace, rows: Rows) -> int:
     """Run a part in this process; its rows are kept as they come."""
     from benchmarks.cuda.measuring import Gpu
 
+    if os.getpgrp() == os.getpid():
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     part, start, error = given.alone, time.perf_counter(), ""
     try:
         for row in importlib.import_module(module).measure(Gpu(given.device, small=given.rehearse)):
@@ -194,6 +198,13 @@ def run_alone(module: str, given: argparse.Namespace, rows: Rows) -> int:
         error = " ".join(traceback.format_exception_only(failure)[-1].split())[:300]
     rows.add(part, {"seconds": round(time.perf_counter() - start, 1), "error": error})
     return int(bool(error))
+
+
+def _end_with_parent() -> None:
+    """End this part, and what it started, once the command that reads its rows is gone, however it ended."""
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
 def _problem(given: argparse.Namespace) -> str:
