@@ -324,7 +324,7 @@ def test_a_share_out_of_range_is_named_by_its_flag(capeval: Callable[..., Ran], 
 def test_a_number_of_gpus_is_named_by_its_flag() -> None:
     options = metric_class("pacs").Options
     with (
-        pytest.raises(ValueError, match="--gpus-per-worker 1.0: there are 0: leave it out"),
+        pytest.raises(ValueError, match=r"--gpus-per-worker 1\.0: there are 0: leave it out"),
         in_words_of_the_user(options),
     ):
         raise wrong_option("gpus_per_worker", 1.0, "there are 0", "leave it out", verb="")
