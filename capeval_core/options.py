@@ -25,6 +25,7 @@ from capeval_core.errors import (
     did_you_mean,
     folder_path,
     which_choice,
+    wrong_option,
 )
 from capeval_core.inputs.texts import valid_unicode
 from capeval_core.values import has_nul
@@ -154,6 +155,17 @@ class CorpusStatistics(ABC):
 
     def __str__(self) -> str:
         return self.fingerprint
+
+    @classmethod
+    def check_option(cls, options: Any, fix: str) -> None:
+        """Refuse `statistics` of another class, if options have any. fix: how they are made.
+
+        Raises:
+            TypeError: they are no instance of this class.
+        """
+        given = getattr(options, "statistics", None)
+        if given is not None and not isinstance(given, cls):
+            raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,11 +26,11 @@ _PIECE, _OVERLAP = 2**20, 15
 @dataclass(frozen=True)
 class Tables:
     """samples: those stated times edits. compressed: whether tables are compressed, which hides their counts.
-    cut: whether the file ends within the tables of a fragment."""
+    cut: where the fragment begins within whose tables the file ends; None: it ends elsewhere."""
 
     samples: int = 0
     compressed: bool = False
-    cut: bool = False
+    cut: int | None = None
 
 
 def read_tables(file: IO[bytes]) -> Tables:
@@ -38,9 +38,10 @@ def read_tables(file: IO[bytes]) -> Tables:
     file.seek(0)
     other = file.read(4).startswith(_OTHERS)
     size = file.seek(0, io.SEEK_END)
-    samples, edits, compressed, cut = 0, 1, False, False
+    samples, edits, compressed, cut = 0, 1, False, None
     for kind, start, end in () if other else _boxes(file, size):
-        cut = kind == b"moof" and end > size
+        if end > size and kind in (b"mo", b"moo", b"moof"):
+            cut = start
         if kind == b"mdat":
             continue
         for piece in _pieces(file, start, min(end, size)):
@@ -68,9 +69,12 @@ def refuse_tables(tables: Tables, size: int, name: str) -> None:
 def _boxes(file: IO[bytes], size: int) -> Iterator[tuple[bytes, int, int]]:
     """Kind, start and end of each box of a file; the end of the last one may lie behind the file's."""
     start = 0
-    while start + 8 <= size:
+    while start < size:
         file.seek(start)
         header = file.read(16)
+        if len(header) < 8:
+            yield header[4:], start, start + 8
+            return
         length, kind = int.from_bytes(header[:4], "big"), header[4:8]
         if length == 1:
             length = int.from_bytes(header[8:], "big")

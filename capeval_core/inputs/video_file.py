@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 import numpy as np
 from PIL import Image
 
+from capeval_core.inputs.container_sizes import ends_early
 from capeval_core.inputs.decoding import Refused, image_format, refuse_size
 from capeval_core.inputs.mp4_tables import Tables, read_tables, refuse_tables
 from capeval_core.project import install_command
@@ -35,6 +36,7 @@ _TURNED = {
     180: Image.Transpose.ROTATE_180,
     270: Image.Transpose.ROTATE_270,
 }
+_CUT = "the file is cut off there"
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
 
 
@@ -55,20 +57,29 @@ def pyav() -> ModuleType:
 
 
 class _Watched:
-    """A file that remembers why reading it failed: FFmpeg may tell that as damage, or as the file's end."""
+    """A file that remembers why reading it failed: FFmpeg may tell that as damage, or as the file's end.
+
+    end: what is behind it is not read; None: all is.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        self.end: int | None = None
         self.error: OSError | None = None
 
     def read(self, size: int = -1) -> bytes:
         try:
+            if self.end is not None:
+                left = max(0, self.end - self._file.tell())
+                size = left if size < 0 else min(size, left)
             return self._file.read(size)
         except OSError as error:
             self.error = error
             raise
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END and self.end is not None:
+            return self._file.seek(self.end + place)
         return self._file.seek(place, whence)
 
     def tell(self) -> int:
@@ -136,6 +147,7 @@ class OpenVideo:
         size = self._file.seek(0, io.SEEK_END)
         self._file.seek(0)
         refuse_tables(self._tables, size, self.name)
+        self._file.end = self._tables.cut  # FFmpeg opens no file that ends within tables
         allowed = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
         try:
             return self._av.open(
@@ -253,26 +265,29 @@ class OpenVideo:
             self._file.seek(max(0, self._file.seek(0, io.SEEK_END) - 16))
             return None if self._file.read().rstrip(b"\0").endswith(b";") else "the file has no end of a GIF"
         if self._container.format.name.startswith("mov"):
-            if self._tables.cut:
+            if self._tables.cut is not None:
                 return "the file ends within a fragment"
             if self._packets < (entries := len(self._stream.index_entries)):
                 return f"the file states {entries:,}"
+        cut = ends_early(cast(IO[bytes], self._file))
+        if cut and self._packets < self._stream.frames:  # by an AVI's header; its length is guessed then
+            return _CUT
         rate = self._stream.average_rate or self._stream.guessed_rate
         # The last packet may not say how long its frame is shown.
         tolerance = Fraction(3, 2) / rate if rate else Fraction(1, 10)
-        start = Fraction(0)
         if self._stream.duration is not None:
-            start = (self._stream.start_time or 0) * self._stream.time_base
+            # Some count it from 0 and not from the first frame: a later start is no reason to miss frames.
             stated = self._stream.duration * self._stream.time_base
         elif clock := _CLOCK.fullmatch(self._stream.metadata.get("DURATION", "")):
             stated = Fraction(int(clock[1]) * 3600 + int(clock[2]) * 60) + Fraction(clock[3])
         elif self._container.duration is not None:  # of all streams: sound may end later than the frames
             stated, tolerance = Fraction(self._container.duration, 1_000_000), max(tolerance, Fraction(1))
         else:
-            return None
-        if self._end + tolerance >= start + stated:
-            return None
-        return f"the file states {float(stated):.1f} s, and ends at {float(self._end - start):.1f} s"
+            return _CUT if cut else None
+        lost = stated - self._end
+        if lost <= tolerance:
+            return _CUT if cut and lost > tolerance / 3 else None  # else the index behind the frames is cut
+        return f"the file states {float(stated):.1f} s, and ends at {float(self._end):.1f} s"
 
     def seconds(self, frame: Any, last: Fraction | None) -> Fraction:
         """When a frame is shown; by the frame rate where the file does not say, after the last one's time."""

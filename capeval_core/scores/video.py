@@ -120,11 +120,9 @@ class VideoPacS(CaptionMetric):
         if not isinstance(options, VideoOptions):
             return
         Sampling(options.fps, options.max_frames)  # refuses what is no sampling
-        given = options.statistics
-        if given is not None and not isinstance(given, TokenIdf):
-            fix = f"make them by prepare({cls.corpus_texts}), or give a TokenIdf of token ids"
-            raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
-        if given is not None and not options.idf:
+        fix = f"make them by prepare({cls.corpus_texts}), or give a TokenIdf of token ids"
+        TokenIdf.check_option(options, fix)
+        if (given := options.statistics) is not None and not options.idf:
             raise wrong_option("statistics", given, "given, but idf=False", "leave one of them out")
 
     @classmethod

@@ -156,10 +156,7 @@ class VilbertScore(RegionMetric):
     @classmethod
     def check_options(cls, options: CommonOptions) -> None:
         super().check_options(options)
-        given = options.statistics if isinstance(options, CorpusOptions) else None
-        if given is not None and not isinstance(given, TokenIdf):
-            fix = "make them by prepare(references), or give a TokenIdf of token ids"
-            raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
+        TokenIdf.check_option(options, "make them by prepare(references), or give a TokenIdf of token ids")
 
     @classmethod
     def check_prepared(cls, options: CommonOptions) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from capeval_core.encoders.clip_model import build_clip
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import wrong_option
+from capeval_core.project import install_command
 from capeval_core.training.projections import Temperature
 from capeval_core.weights.adapters import ALPHA, merge_adapters
 
@@ -152,5 +153,5 @@ def import_peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ImportError('--lora needs peft: pip install "capeval[lora]"') from error
+        raise ImportError(f"--lora needs peft: {install_command('lora')}") from error
     return peft

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import Any, Protocol, runtime_checkable
 
 from capeval_core.errors import Problem, Problems, did_you_mean, wrong_option
+from capeval_core.project import install_command
 
 TaggedCaption = list[tuple[str, str]]
 """The (token, tag) of a caption, in order."""
@@ -27,7 +28,7 @@ TAGGERS = {
 """Name of a tagger -> its description."""
 SPACY_MODEL = "en_core_web_sm"
 NLTK_DATA = "averaged_perceptron_tagger_eng"
-_INSTALL = 'pip install "capeval[train]"'
+_INSTALL = install_command("train")
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from PIL import Image
 
 from capeval_core.errors import InputError, did_you_mean
 from capeval_core.models.device import DTYPES, resolve_device
+from capeval_core.project import install_command
 from capeval_core.training.generators import (
     Dropped,
     FoundModel,
@@ -47,7 +48,7 @@ _STEMS = {"diffusers": "diffusion_pytorch_model"}
 def require_diffusers() -> None:
     """Raise WeightsError, which says what to install, where diffusers is not."""
     if find_spec("diffusers") is None:
-        raise WeightsError('generated images need diffusers: pip install "capeval[augment]"')
+        raise WeightsError(f"generated images need diffusers: {install_command('augment')}")
 
 
 def find_text_to_image(model: str, revision: str | None) -> FoundModel:

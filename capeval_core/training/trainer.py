@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from capeval_core.errors import FileError, file_problem
 from capeval_core.models.device import resolve_device
+from capeval_core.project import install_command
 from capeval_core.training.log import TrainingLog
 from capeval_core.training.objective import CORRELATION, VALIDATION, Looks, Objective
 from capeval_core.training.settings import Phase, Training
@@ -209,7 +210,7 @@ def open_accelerator(training: Training, out: Path) -> Any:
     try:
         from accelerate import Accelerator
     except ImportError as error:
-        raise ImportError('training needs accelerate: pip install "capeval[train]"') from error
+        raise ImportError(f"training needs accelerate: {install_command('train')}") from error
     accelerator = Accelerator(
         cpu=resolve_device(training.device).type == "cpu", log_with=training.tracker, project_dir=str(out)
     )

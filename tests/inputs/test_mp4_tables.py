@@ -56,12 +56,16 @@ def test_compressed_tables_are_refused() -> None:
         InputFrames.of(stating(video("mp4"), b"udta", -4, b"cmov")).check()
 
 
-def test_a_fragment_that_is_cut_shows() -> None:
+def test_frames_before_a_fragment_whose_tables_are_cut_are_used() -> None:
     data = fragments()
-    place = data.rindex(b"moof") + 8  # the last one begins
-    reading = InputFrames.of(data[:place]).load().read()
-    assert len(list(reading)) == 11
-    assert reading.sampled.incomplete == "frames end after 11: the file ends within a fragment"
+    start, end = data.rindex(b"moof") - 4, data.rindex(b"mdat") - 4
+    for place in (start + 6, start + 7, start + 12, start + 40, (start + end) // 2, end - 1):
+        InputFrames.of(data[:place]).check()
+        reading = InputFrames.of(data[:place]).load().read()
+        assert len(list(reading)) == 11
+        assert reading.sampled.incomplete == "frames end after 11: the file ends within a fragment"
+    reading = InputFrames.of(data[: data.rindex(b"mfra") + 1]).load().read()  # within the index behind all
+    assert len(list(reading)) == 12 and reading.sampled.incomplete is None
 
 
 def test_one_lost_frame_shows_by_the_tables() -> None:

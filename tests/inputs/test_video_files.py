@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from capeval_core.inputs import frame_sources
+from capeval_core.inputs.container_sizes import ends_early
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.samples import check_samples
@@ -41,6 +42,14 @@ EXAMPLE = Path(__file__).parents[3] / "shared/data/example_video/Bfyp0C02sko_000
 def read(data: Any, **sampling: Any) -> tuple[list[Image.Image], Reading]:
     reading = InputFrames.of(data).load().read(Sampling(**sampling))
     return [image for _, image in reading], reading
+
+
+def packets(data: bytes) -> list[Any]:
+    """PyAV's packets of the frames of a file."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        return [packet for packet in container.demux(video=0) if packet.size]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -290,6 +299,48 @@ def test_two_lost_frames_show(form: str) -> None:
         if len(images) == 38:
             break
     assert reading.sampled.incomplete == ("frames end after 38: the file states 4.0 s, and ends at 3.8 s")
+
+
+@pytest.mark.parametrize("form", ["webm", "mkv", "avi"])
+def test_one_lost_frame_shows_where_the_file_states_its_size(form: str) -> None:
+    whole, last = video(form, 40), packets(video(form, 40))[-1]
+    for kept in (last.pos, last.pos + last.size // 2, last.pos + last.size - 1):
+        images, reading = read(whole[:kept])
+        assert len(images) == 39
+        assert str(reading.sampled.incomplete).endswith("cut off there"), kept
+    images, reading = read(whole[:-1])  # the index behind the frames is cut
+    assert len(images) == 40 and reading.sampled.incomplete is None
+
+
+def test_a_live_recording_states_no_size() -> None:
+    live = written(drawn(), **{**FORMS["webm"], "container": {"live": "1"}})
+    assert len(packets(live)) == 12
+    for data in (live, live[: packets(live)[-1].pos]):
+        assert not ends_early(io.BytesIO(data)) and read(data)[1].sampled.incomplete is None
+    unfinished = video("avi")
+    for size in (0, 2**32 - 1):
+        assert not ends_early(io.BytesIO(unfinished[:4] + size.to_bytes(4, "little") + unfinished[8:-9]))
+
+
+def test_containers_of_several_parts_end_where_the_last_one_does() -> None:
+    parts = b"".join(b"RIFF" + len(own).to_bytes(4, "little") + own for own in (b"AVI 1234", b"AVIX567890"))
+    room = b"\xec\x83abc"  # between the header and the segment
+    other = b"\x1aE\xdf\xa3\x84head" + room + b"\x18S\x80g\x40\x05" + b"12345"
+    for whole in (parts, other):
+        assert [ends_early(io.BytesIO(whole[:kept])) for kept in (len(whole), len(whole) - 1)] == [
+            False,
+            True,
+        ]
+
+
+def test_a_length_may_be_counted_from_0_or_from_the_first_frame() -> None:
+    """That of an index of fragments is the time of the end; that of tables is how long it is shown."""
+    times = list(range(5000, 11000, 1000))
+    form: dict[str, Any] = {"fmt": "mp4", "codec": "mpeg4", "pix_fmt": "yuv420p", "times": times}
+    for flags in ("frag_every_frame+delay_moov+dash+global_sidx", "faststart"):
+        whole = written(drawn(6), container={"movflags": flags}, **form)
+        images, reading = read(whole)
+        assert len(images) == 6 and reading.sampled.incomplete is None
 
 
 def test_hours_of_a_stated_length_count() -> None:

@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from capeval_core.errors import Problems, wrong_option
+from capeval_core.errors import Problems
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_references
-from capeval_core.options import CorpusOptions
 from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.ngrams import LONGEST, Floats, Tokens, length_penalty, sums_by
 from capeval_core.phrases.ptb import shared_words
@@ -108,10 +107,8 @@ class Cider(NgramMetric):
     @classmethod
     def check_options(cls, options: CommonOptions) -> None:
         super().check_options(options)
-        given = options.statistics if isinstance(options, CorpusOptions) else None
-        if given is not None and not isinstance(given, DocumentFrequencies):
-            fix = "make them by prepare(references), or DocumentFrequencies.of_counts"
-            raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
+        fix = "make them by prepare(references), or DocumentFrequencies.of_counts"
+        DocumentFrequencies.check_option(options, fix)
 
     def prepare(self, texts: Sequence[Sequence[str] | str]) -> DocumentFrequencies:
         """Document frequencies of references, a list of texts (or one text) per image.
