@@ -112,7 +112,7 @@ def make_files(folder: Path, count: int, distinct: int) -> list[str]:
 
 
 def decoding_rate(files: Sequence[str], cores: int) -> float:
-    """Pictures a second that processes on all cores decode and resize together, their start and end left out."""
+    """Pictures a second that processes on all cores decode and resize, without their start and their end."""
     command = [sys.executable, "-m", "benchmarks.cuda.jpeg", files[0]]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -132,7 +132,7 @@ def decoding_rate(files: Sequence[str], cores: int) -> float:
         outputs.append(int(process.stdout.readline() or 0))
     seconds = time.perf_counter() - start
     for process in processes:  # which takes as long as a second, and is no decoding
-        process.communicate()
+        process.wait()
     if sum(outputs) != len(files):
         raise RuntimeError(f"{len(files)} files, but {sum(outputs)} were decoded")
     return len(files) / seconds
