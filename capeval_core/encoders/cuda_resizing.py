@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Pillow's resize on CUDA: images of any sizes in one copy and two kernels, to the bytes that Pillow gives."""
+"""Pillow's resize on CUDA, to the same bytes: images of any sizes in one copy and two kernels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import triton.language as tl
 from PIL import Image
 from torch import Tensor
 
-from capeval_core.inputs.resampling import BITS, Taps, Unresized
-from capeval_core.models.copies import packed_on_device
+from capeval_core.inputs.resampling import BITS, Pixels, Taps, Unresized
+from capeval_core.models.copies import indices_on_device, packed_on_device, to_device
 
 OPTIONS = {"BITS": BITS, "ROWS": 4, "num_warps": 4}
 _FIELDS = 10  # numbers per image in the plan
@@ -61,7 +61,7 @@ def down_kernel(
     pixels, plan, out,
     SIZE: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Along columns: pixels, the other kernel's `out` -> out (images, 3, SIZE, SIZE), some rows of a channel."""
+    """Along columns: `out` of the other kernel -> out (images, 3, SIZE, SIZE), some rows of one channel."""
     image, channel = plan + tl.program_id(0) * 10, tl.program_id(2)
     row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     rows, place = tl.load(image + 3), tl.load(image + 8)
@@ -83,7 +83,7 @@ def resize(images: Sequence[Unresized], places: Sequence[int], out: Tensor, meth
     size = out.shape[-1]
     axes = [image.taps(size, method) for image in images]
     shared: dict[int, int] = {}  # where taps are in the plan, by identity: images of one size have one
-    parts: list[np.ndarray] = [np.empty(0, np.int32)]  # type: ignore[type-arg]
+    parts: list[np.ndarray] = [np.empty(0, np.int32)]
     end = _FIELDS * len(images)
     for axis in (axis for both in axes for axis in both):
         if id(axis) not in shared:
@@ -98,10 +98,10 @@ def resize(images: Sequence[Unresized], places: Sequence[int], out: Tensor, meth
     firsts = list(accumulate(heights, initial=0))
     begins = list(accumulate((image.part.size for image in images), initial=0))
     table = [
-        (begins[i], image.part.shape[1], image.part.shape[2], heights[i], firsts[i], places[i])
-        + tapped(axes[i][0])
-        + tapped(axes[i][1])
-        for i, image in enumerate(images)
+        (begin, *image.part.shape[1:], len(image.part), first, place, *tapped(columns), *tapped(rows))
+        for begin, image, first, place, (columns, rows) in zip(
+            begins, images, firsts, places, axes, strict=False
+        )
     ]
     parts[0] = np.array(table, dtype=np.int32).ravel()
     plan = packed_on_device(parts, out.device)
@@ -110,3 +110,16 @@ def resize(images: Sequence[Unresized], places: Sequence[int], out: Tensor, meth
     options = {"SIZE": size, "BLOCK": triton.next_power_of_2(size), **OPTIONS}
     across_kernel[(len(images), triton.cdiv(max(heights), OPTIONS["ROWS"]), 3)](pixels, plan, wide, **options)
     down_kernel[(len(images), triton.cdiv(size, OPTIONS["ROWS"]), 3)](wide, plan, out, **options)
+
+
+def squares(pixels: Sequence[Pixels], size: int, device: torch.device, method: Image.Resampling) -> Tensor:
+    """(n, 3, size, size) uint8 on a device, of images that are resized and images that are not."""
+    ready = {i: each for i, each in enumerate(pixels) if not isinstance(each, Unresized)}
+    images = {i: each for i, each in enumerate(pixels) if isinstance(each, Unresized)}
+    out = torch.empty((len(pixels), 3, size, size), dtype=torch.uint8, device=device)
+    if ready:
+        (places,) = indices_on_device(device, list(ready))
+        out.index_copy_(0, places, to_device(list(ready.values()), device))
+    if images:
+        resize(list(images.values()), list(images), out, method)
+    return out

@@ -22,10 +22,10 @@ from queue import LifoQueue
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from capeval_core.inputs.decoder import READY
+from capeval_core.inputs.resampling import Pixels, unpacked_pixels
 from capeval_core.inputs.sources import Encoded, InMemory, OnDisk, Source
 
 _Process = subprocess.Popen[bytes]
@@ -59,25 +59,22 @@ class Decoders:
         self.processes: list[_Process] = []
 
     def pixels(
-        self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling
-    ) -> list[NDArray[np.uint8] | None]:
-        """(3, size, size) uint8 of each image as `square_pixels` gives them; None: not decoded."""
-        shape = 3, size, size
-        answers = self._ask(sources, 3 * size * size, {"check": False, "size": size, "method": method.name})
-        return [None if each is None else np.frombuffer(each, np.uint8).reshape(shape) for each in answers]
+        self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling, unresized: int = 0
+    ) -> list[Pixels | None]:
+        """What `unresized_pixels` gives of each image, with `unresized` bytes at most; None: not decoded."""
+        what = {"check": False, "size": size, "method": method.name, "unresized": unresized}
+        return [None if each is None else unpacked_pixels(each) for each in self._ask(sources, what)]
 
     def check(self, sources: Sequence[Source[Any]]) -> list[bool]:
         """Whether each image was found to be sound; its key is known then."""
-        answers = self._ask(sources, 16, {"check": True})
+        answers = self._ask(sources, {"check": True})
         for source, digest in zip(sources, answers, strict=True):
             if digest is not None:
                 source._key = f"file:{digest.hex()}"
         return [digest is not None for digest in answers]
 
-    def _ask(
-        self, sources: Sequence[Source[Any]], length: int, what: dict[str, Any]
-    ) -> list[bytearray | None]:
-        """So many bytes of an answer about each image that is a file; None where there are none."""
+    def _ask(self, sources: Sequence[Source[Any]], what: dict[str, Any]) -> list[bytearray | None]:
+        """The answer about each image that is a file; None where there is none."""
         answers: list[bytearray | None] = [None] * len(sources)
         files = [i for i, source in enumerate(sources) if isinstance(source, Encoded)]
         if not files or not self._left or os.getpid() != self._owner:  # a fork would share the pipes
@@ -91,7 +88,7 @@ class Decoders:
                 process = _started()
                 self.processes.append(process)
                 _wait_until_ready(process)
-            found = _exchanged(process, [sources[i] for i in files], length, what)
+            found = _exchanged(process, [sources[i] for i in files], what)
         except (OSError, ValueError, EOFError) as error:
             status = self._give_up(process)
             why = f"could not be used ({error})" if status is None else f"ended with status {status}"
@@ -159,16 +156,15 @@ def _wait_until_ready(process: _Process) -> None:
 
 
 def _exchanged(
-    process: _Process, sources: Sequence[Source[Any]], length: int, what: dict[str, Any]
+    process: _Process, sources: Sequence[Source[Any]], what: dict[str, Any]
 ) -> list[bytearray | None]:
     """The answers of a process about files, None for those that are not sound."""
     contents = [source.data for source in sources if isinstance(source, InMemory)]
     request = {
         **what,
         "images": [
-            str(Path.cwd() / source.path) if isinstance(source, OnDisk) else len(source.data)  # type: ignore[attr-defined]
-            for source in sources
-        ],
+            _place(source.path) if isinstance(source, OnDisk) else len(source.data) for source in sources
+        ],  # type: ignore[attr-defined]
         "most_pixels": Image.MAX_IMAGE_PIXELS,
         "truncated": ImageFile.LOAD_TRUNCATED_IMAGES,
     }
@@ -176,8 +172,13 @@ def _exchanged(
     data = memoryview(b"".join([json.dumps(request).encode(), b"\n", *contents]))
     while data:
         data = data[process.stdin.write(data) :]
-    sound = _read(process, len(sources))
-    return [_read(process, length) if each else None for each in sound]
+    lengths = np.frombuffer(_read(process, 4 * len(sources)), dtype="<u4").tolist()
+    return [_read(process, length) if length else None for length in lengths]
+
+
+def _place(path: str) -> str:
+    """A path that does not depend on the current folder, which may be another one there, or be gone."""
+    return path if os.path.isabs(path) else str(Path.cwd() / path)  # noqa: PTH117
 
 
 def _read(process: _Process, length: int) -> bytearray:

@@ -305,7 +305,7 @@ def resized(
 
 
 def central_box(whole: tuple[int, int], size: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    """Width and height of an image whose shorter side is resized to `size`, and the box of its central square.
+    """Width and height of an image whose shorter side becomes `size`, and the box of its central square.
 
     >>> central_box((500, 375), 224)
     ((298, 224), (37, 0, 261, 224))

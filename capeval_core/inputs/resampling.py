@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from PIL import Image
 
 from capeval_core.inputs.decoding import central_box, square_pixels
 
+Resize = Literal["cpu", "device"]
+"""Where images are resized."""
 BITS = 22
 """Binary places of the weights."""
 _HEADER = struct.Struct("<5I")
@@ -100,11 +103,8 @@ Pixels = NDArray[np.uint8] | Unresized
 
 
 def unresized_pixels(image: Image.Image, size: int, method: Image.Resampling, most: int) -> Pixels:
-    """An image that a device resizes; `square_pixels` of it where it has another mode or `most` bytes more.
-
-    most: bytes of pixels at most.
-    """
-    if image.mode in ("RGB", "L"):
+    """An image that a device resizes; `square_pixels` of one of another mode or of more than `most` bytes."""
+    if most and image.mode in ("RGB", "L"):
         (left, right), (top, bottom) = (axis.window for axis in _taps_of(image.size, size, method))
         if (right - left) * (bottom - top) * len(image.getbands()) <= most:
             part = np.asarray(image.crop((left, top, right, bottom)))
