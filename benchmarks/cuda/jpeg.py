@@ -102,11 +102,11 @@ def _from_files(
             texts = gpu.seconds(
                 lambda: clip.encode_texts(captions, cache=FeatureCache(0)), repeats=1, warm_up=0
             )
-            yield Row(
-                f"{name}, {way}: what `score` does before the images",
-                f"check {1e6 * checked / len(files):.0f} us and texts {1e6 * texts / len(files):.0f} us each, "
-                f"{checked * rate / len(files):.1%} and {texts * rate / len(files):.1%} of the time",
-            )
+            for what, own_time in (("checks", checked), ("texts", texts)):
+                yield Row(
+                    f"{name}, {way}: {what}, which come before the images",
+                    f"{1e6 * own_time / len(files):.0f} us each, {own_time * rate / len(files):.1%} of the time",
+                )
     yield from _resized(gpu, clip, files[:size])
     first, *others = (np.array(each) for each in scores.values())
     off = max(float(np.abs(first - other).max()) for other in others)
