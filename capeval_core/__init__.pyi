@@ -64,7 +64,7 @@ class _PacOptions(_Options, total=False):
     decoders: int | None
     """processes that decode image files, for many cores and a fast GPU; None: threads of this process"""
     resize: Literal["cpu", "device"]
-    """where images become smaller: `device` relieves the CPU of a fast CUDA GPU, with equal pixels"""
+    """where images are resized; `device`: on a CUDA GPU, which relieves the CPU and gives equal pixels"""
 
 class _ClipsOptions(_PacOptions, total=False): ...
 

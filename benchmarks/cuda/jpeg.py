@@ -102,18 +102,19 @@ def _from_files(
             texts = gpu.seconds(
                 lambda: clip.encode_texts(captions, cache=FeatureCache(0)), repeats=1, warm_up=0
             )
-            yield Row(
-                f"{name}, {way}: what `score` does before the images",
-                f"check {1e6 * checked / len(files):.0f} us, texts {1e6 * texts / len(files):.0f} us each, "
-                f"{checked * rate / len(files):.1%} and {texts * rate / len(files):.1%} of the time",
-            )
-    yield from _resized(gpu, clip, files[:size])
+            for what, seconds in (("checks", checked), ("texts", texts)):
+                each = seconds / len(files)
+                yield Row(
+                    f"{name}, {way}: {what}, which come before the images",
+                    f"{1e6 * each:.0f} us each, {each * rate:.1%} of the time",
+                )
+    yield from _resized(gpu, name, clip, files[:size])
     first, *others = (np.array(each) for each in scores.values())
     off = max(float(np.abs(first - other).max()) for other in others)
     yield Row.at_most(f"{name}: scores of all ways from those with threads", off, 0.0)
 
 
-def _resized(gpu: Gpu, clip: Any, files: Sequence[str]) -> Iterator[Row]:
+def _resized(gpu: Gpu, name: str, clip: Any, files: Sequence[str]) -> Iterator[Row]:
     """The pixels of one batch that is resized on the device, against Pillow's, and its time."""
     import torch
 
@@ -125,11 +126,11 @@ def _resized(gpu: Gpu, clip: Any, files: Sequence[str]) -> Iterator[Row]:
     pixels = [own.unresized(image, 1 << 40 if gpu.is_cuda else 0) for image in images]
     there = clip._squares(pixels).cpu()
     off = (there.int() - torch.from_numpy(np.stack([own.pixels(image) for image in images])).int()).abs()
-    yield Row.at_most("resized on the device: levels from Pillow's pixels", float(off.max()), 0.0)
+    yield Row.at_most(f"{name}, resized on the device: levels from Pillow's pixels", float(off.max()), 0.0)
     sent = sum((each.part if isinstance(each, Unresized) else each).nbytes for each in pixels) / len(pixels)
     rate = len(pixels) / gpu.seconds(lambda: clip._squares(pixels))
     yield Row(
-        "resized on the device: packed, copied and resized",
+        f"{name}, resized on the device: packed, copied and resized",
         f"{rate:,.0f} pictures/s of {sent / 1000:.0f} kB, which processes send through a pipe",
     )
 

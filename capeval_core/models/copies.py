@@ -68,7 +68,8 @@ def packed_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> Te
     """
     if device.type != "cuda":
         return torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(device)
-    host = pinned((sum(array.size for array in arrays),), torch.from_numpy(arrays[0][:0]).dtype)
+    kind = torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype
+    host = pinned((sum(array.size for array in arrays),), kind)
     rest = host.numpy()
     for array in arrays:
         np.copyto(rest[: array.size].reshape(array.shape), array)

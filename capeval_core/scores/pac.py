@@ -70,7 +70,8 @@ class PacOptions(CommonOptions):
         minimum=1,
     )
     resize: Literal["cpu", "device"] = option(
-        "cpu", "where images become smaller: `device` relieves the CPU of a fast CUDA GPU, with equal pixels"
+        "cpu",
+        "where images are resized; `device`: on a CUDA GPU, which relieves the CPU and gives equal pixels",
     )
 
 

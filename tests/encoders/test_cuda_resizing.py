@@ -21,7 +21,9 @@ from capeval_core.encoders.cuda_blocks import Kernels
 from capeval_core.inputs.decoding import square_pixels
 from capeval_core.inputs.resampling import Pixels, Unresized, unresized_pixels
 from capeval_core.inputs.visual import InputImage
+from capeval_core.models.copies import packed_on_device
 from capeval_core.models.device import triton_version
+from tests.cuda.fake import CUDA, fake_cuda
 from tests.inputs.test_resampling import METHODS, NO_LIMIT, drawn
 
 pytestmark = pytest.mark.skipif(triton_version() is None, reason="triton is not installed")
@@ -50,6 +52,15 @@ def test_a_batch_of_any_sizes_is_what_pillow_gives(method: Image.Resampling) -> 
     found = squares(pixels, 16, device, method).cpu().numpy()
     for own, image in zip(found, images, strict=True):
         assert np.array_equal(own, square_pixels(image, 16, method)), image
+
+
+def test_pixels_are_copied_without_a_wait() -> None:
+    parts = [np.arange(12, dtype=np.uint8).reshape(2, 2, 3)[:, 1:], np.full((1, 2, 1), 7, dtype=np.uint8)]
+    parts[0].flags.writeable = False
+    with fake_cuda() as gpu:
+        found = packed_on_device(parts, CUDA)
+        assert not gpu.waits and [each.bytes for each in gpu.transfers] == [8]
+        assert found.cpu().tolist() == [3, 4, 5, 9, 10, 11, 7, 7]
 
 
 @pytest.fixture
