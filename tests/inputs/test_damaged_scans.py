@@ -76,6 +76,24 @@ def test_what_is_left_out_is_the_scan() -> None:
     assert without_scan(with_film, refuse_crowded(with_film, "it")) == short
 
 
+@pytest.mark.parametrize(
+    "markers, left_out",
+    [
+        ([0xC0, 0xDA, 0xD9], True),
+        ([0xC1, 0xDA, 0xD9], True),
+        ([0xC2, 0xDA, 0xD9], False),  # progressive
+        ([0xC9, 0xDA, 0xD9], False),  # arithmetic
+        ([0xC0, 0xC2, 0xDA, 0xD9], False),
+        ([0xC0, 0xDA, 0xDA, 0xD9], False),
+        ([0xC0, 0xDA, 0xC4, 0xD9], False),  # libjpeg fails by what is written behind a scan, too
+        ([0xC0, 0xDA], False),
+    ],
+)
+def test_only_the_one_scan_of_a_sequential_image_is_left_out(markers: list[int], left_out: bool) -> None:
+    ends = [(marker, 4 * place) for place, marker in enumerate(markers, 1)]
+    assert (without_scan(bytes(40), ends) is not None) == left_out
+
+
 def test_further_images_in_the_file_are_not_left_out() -> None:
     rng, file = np.random.default_rng(0), io.BytesIO()
     frames = [Image.fromarray(rng.integers(0, 256, (45, 60, 3), dtype=np.uint8)) for _ in range(2)]
