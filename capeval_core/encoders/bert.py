@@ -34,7 +34,7 @@ def merge(output: Any, rows: Tensor, before: Tensor) -> Tensor:
         from capeval_core.encoders.cuda_blocks import usable_kernels
 
         if usable_kernels(rows.device, rows.dtype).passes:
-            from capeval_core.encoders.cuda_bert import add_norm
+            from capeval_core.encoders.cuda_kernels import add_norm
 
             norm = output.LayerNorm
             return add_norm(output.dense(rows), before, norm.weight, norm.bias, norm.eps)

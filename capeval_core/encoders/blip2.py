@@ -125,7 +125,9 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             raise WeightsError(str(error)) from error
         self._padding = words.index(PAD)
         on_cpu = self.device.type == "cpu"
-        self.kernels: Kernels | None = usable_kernels(self.device) if self.device.type == "cuda" else None
+        self.kernels: Kernels | None = (
+            usable_kernels(self.device, DTYPES[self.dtype]) if self.device.type == "cuda" else None
+        )
         self._automatic_images = BatchSize(8 if on_cpu else 64, automatic=True)
         self._automatic_texts = BatchSize(2048 if on_cpu else 65_536, automatic=True)  # in tokens
 

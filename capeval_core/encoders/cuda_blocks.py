@@ -56,7 +56,7 @@ def usable_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
 
 def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Each kernel that runs by default, on few rows: what it is for, its result, PyTorch's in float32."""
-    from capeval_core.encoders import cuda_bert, cuda_kernels
+    from capeval_core.encoders import cuda_kernels
 
     def drawn(*shape: int) -> Tensor:
         return torch.arange(math.prod(shape), device=device).mul(0.7).cos().view(shape).to(dtype)
@@ -66,7 +66,7 @@ def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     norm = weight.float(), bias.float()
     ours = cuda_kernels.norm(x, shift.float(), weight, bias, epsilon)
     yield "norm", ours, functional.layer_norm(x.float() + shift.float(), (width,), *norm, epsilon)
-    ours = cuda_bert.add_norm(x, before, weight, bias, epsilon)
+    ours = cuda_kernels.add_norm(x, before, weight, bias, epsilon)
     yield "norm of a sum", ours, functional.layer_norm(x.float() + before.float(), (width,), *norm, epsilon)
     places = drawn(3, width)
     ours = cuda_kernels.embed(x[:4], shift, places, weight, bias, epsilon)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Kernels of CLIP's towers on CUDA: what PyTorch does in several passes over memory, in one.
+"""Kernels of transformers on CUDA: what PyTorch does in several passes over memory, in one.
 
 Each computes in float32 and rounds once, whatever the type of its tensors. Products of float32 are made in
 full ("ieee"), since TF32 keeps ten bits only.
@@ -39,6 +39,22 @@ def norm_kernel(
     place = row.to(tl.int64)[:, None] * width + columns[None, :]
     moved = tl.load(shift + columns, mask=columns < width, other=0.0)
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + moved[None, :]
+    values = _normalised(values, columns, inside, weight, bias, width, epsilon)
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_norm_kernel(
+    x, before, weight, bias, out, rows, width, epsilon,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """out = layer norm of x + before: x, before, out (rows, width); weight, bias (width,)."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (columns < width)[None, :]
+    place = row.to(tl.int64)[:, None] * width + columns[None, :]
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    values += tl.load(before + place, mask=inside, other=0.0).to(tl.float32)
     values = _normalised(values, columns, inside, weight, bias, width, epsilon)
     tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
 
@@ -182,6 +198,16 @@ def norm(x: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, epsilon: float)
     out, options = torch.empty_like(x), norm_options(width)
     norm_kernel[(triton.cdiv(rows, options["ROWS"]),)](
         x, shift, weight, bias, out, rows, width, epsilon, **options
+    )
+    return out
+
+
+def add_norm(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """Layer norm of x + before, contiguous (rows, width) each; the sum is not rounded."""
+    rows, width = x.shape
+    out, options = torch.empty_like(x), norm_options(width)
+    add_norm_kernel[(triton.cdiv(rows, options["ROWS"]),)](
+        x, before, weight, bias, out, rows, width, epsilon, **options
     )
     return out
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(triton_version() is None, reason="triton is not 
 @pytest.mark.parametrize("width", [40, 768, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_norm_of_a_sum_is_that_of_plain_torch(rows: int, width: int, dtype: torch.dtype) -> None:
-    from capeval_core.encoders.cuda_bert import add_norm
+    from capeval_core.encoders.cuda_kernels import add_norm
 
     generator = torch.Generator().manual_seed(0)
     x, before = (torch.randn(rows, width, generator=generator).to(dtype) for _ in range(2))

@@ -196,7 +196,7 @@ def test_kernels_are_tried_before_they_are_used(dtype: torch.dtype) -> None:
     ("kernel", "use"),
     [
         ("cuda_kernels.norm", "norm"),
-        ("cuda_bert.add_norm", "norm of a sum"),
+        ("cuda_kernels.add_norm", "norm of a sum"),
         ("cuda_kernels.embed", "embedding"),
         ("cuda_kernels.activate", "activation"),
         ("cuda_kernels.patches", "patches"),
