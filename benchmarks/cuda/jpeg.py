@@ -104,8 +104,8 @@ def _from_files(
             )
             yield Row(
                 f"{name}, {way}: what `score` does before the images",
-                f"check {1e6 * checked / len(files):.0f} us and texts {1e6 * texts / len(files):.0f} us each, "
-                f"{checked * rate / len(files):.1%} and {texts * rate / len(files):.1%} of the time",
+                f"check {1e6 * checked / len(files):.0f} us and "
+                f"texts {1e6 * texts / len(files):.0f} us each, {checked * rate / len(files):.1%} and {texts * rate / len(files):.1%} of the time",
             )
     yield from _resized(gpu, clip, files[:size])
     first, *others = (np.array(each) for each in scores.values())
@@ -175,7 +175,7 @@ def decoding_rate(files: Sequence[str], cores: int, *, resized: bool = True) -> 
 
 
 def main() -> None:
-    """Decode the file that is named, say so, then those whose paths stand on stdin; `--resize` resizes them."""
+    """Decode the file that is named, say so, then those named on stdin; `--resize` resizes them."""
     from PIL import Image
 
     from capeval_core.inputs.decoding import square_pixels
