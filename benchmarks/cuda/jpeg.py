@@ -105,7 +105,8 @@ def _from_files(
             yield Row(
                 f"{name}, {way}: what `score` does before the images",
                 f"check {1e6 * checked / len(files):.0f} us and "
-                f"texts {1e6 * texts / len(files):.0f} us each, {checked * rate / len(files):.1%} and {texts * rate / len(files):.1%} of the time",
+                f"texts {1e6 * texts / len(files):.0f} us each, "
+                f"{checked * rate / len(files):.1%} and {texts * rate / len(files):.1%} of the time",
             )
     yield from _resized(gpu, clip, files[:size])
     first, *others = (np.array(each) for each in scores.values())
