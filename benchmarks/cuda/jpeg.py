@@ -104,8 +104,7 @@ def _from_files(
             )
             yield Row(
                 f"{name}, {way}: what `score` does before the images",
-                f"check {1e6 * checked / len(files):.0f} us and "
-                f"texts {1e6 * texts / len(files):.0f} us each, "
+                f"check {1e6 * checked / len(files):.0f} us, texts {1e6 * texts / len(files):.0f} us each, "
                 f"{checked * rate / len(files):.1%} and {texts * rate / len(files):.1%} of the time",
             )
     yield from _resized(gpu, clip, files[:size])
