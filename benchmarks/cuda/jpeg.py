@@ -51,7 +51,7 @@ def _from_files(
     from capeval_core.cache import FeatureCache
     from capeval_core.inputs.resampling import Resize
     from capeval_core.inputs.visual import InputImage
-    from capeval_core.models.copies import to_device
+    from capeval_core.models.copies import stacked_on_device
 
     clip = seeded_clip(gpu, name, "bfloat16")
     batch = 4 if gpu.small else 256
@@ -63,7 +63,7 @@ def _from_files(
         bound = "decoding" if rate < tower else "tower"
         yield Row(f"{name}: ceiling, resized on the {where}", f"{min(rate, tower):,.0f} pictures/s, {bound}")
     host = list(pixels.cpu().numpy())
-    copied = size / gpu.seconds(lambda: to_device(host, gpu.device))
+    copied = size / gpu.seconds(lambda: stacked_on_device(gpu.device, host))
     yield Row(f"{name}: pixels collated in pinned memory and copied", f"{copied:,.0f} pictures/s")
 
     captions = sentences(len(files))
