@@ -44,7 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.cuda.carried", description=__doc__.split("\n")[0]
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="for the wheels; made if it is not there")
-    parser.add_argument("--without", nargs="+", default=[], choices=LACKING, metavar="PACKAGE")
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=[],
+        choices=LACKING,
+        metavar="PACKAGE",
+        help=f"which the machine has already, of {', '.join(LACKING)}",
+    )
     given = parser.parse_args(arguments)
     given.folder.mkdir(parents=True, exist_ok=True)
     if others := sorted(given.folder.glob("*.whl")):

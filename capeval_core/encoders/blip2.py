@@ -30,6 +30,7 @@ from capeval_core.encoders.blip2_model import (
     text_states,
 )
 from capeval_core.encoders.clip import rows_of
+from capeval_core.encoders.cuda_blocks import Kernels, usable_kernels
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.preprocessing import normalised
 from capeval_core.encoders.stream import (
@@ -125,6 +126,7 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             raise WeightsError(str(error)) from error
         self._padding = words.index(PAD)
         on_cpu = self.device.type == "cpu"
+        self.kernels: Kernels | None = usable_kernels(self.device) if self.device.type == "cuda" else None
         self._automatic_images = BatchSize(8 if on_cpu else 64, automatic=True)
         self._automatic_texts = BatchSize(2048 if on_cpu else 65_536, automatic=True)  # in tokens
 
@@ -282,7 +284,8 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
     def states(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
         with exact_float32(self.device):
-            return image_states(self.model, self._scale(pixels).to(DTYPES[self.dtype]))
+            scaled = self._scale(pixels).to(DTYPES[self.dtype])
+            return image_states(self.model, scaled, self.kernels)
 
     @torch.inference_mode()
     def image_features(self, states: Tensor) -> Arriving:

@@ -7,12 +7,14 @@ one long sequence to it, and the image's keys and values are made once for all o
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from capeval_core.encoders.cuda_blocks import Dense, Kernels, run_packed
 from capeval_core.models.architecture import (
     filled,
     is_whole,
@@ -55,10 +57,43 @@ def empty_blip2(architecture: dict[str, Any]) -> nn.Module:
         return empty_model(architecture)
 
 
-def image_states(model: Any, pixels: Tensor) -> Tensor:
-    """(images, patches + 1, width): the vision tower's states of normalised pixels (images, 3, n, n)."""
-    states: Tensor = model.vision_model(pixel_values=pixels).last_hidden_state
-    return states
+def image_states(model: Any, pixels: Tensor, kernels: Kernels | None = None) -> Tensor:
+    """(images, patches + 1, width): the vision tower's states of normalised pixels (images, 3, n, n).
+
+    `kernels` are what its blocks run with on CUDA, without gradients; None: transformers' own steps.
+    """
+    tower = model.vision_model
+    if kernels is None or tower.config.hidden_act != "gelu":
+        states: Tensor = tower(pixel_values=pixels).last_hidden_state
+        return states
+    x = tower.embeddings(pixels)
+    blocks = [_Block(layer) for layer in tower.encoder.layers]
+    attention = Dense(len(x), tower.config.num_attention_heads)
+    rows = run_packed(blocks, x.flatten(0, 1), attention, kernels)
+    normed: Tensor = tower.post_layernorm(rows)
+    return normed.view(x.shape)
+
+
+class _Block:
+    """A layer of the vision tower under the names of CLIP's blocks, whose steps are the same."""
+
+    def __init__(self, layer: Any) -> None:
+        own = layer.self_attn
+        self.ln_1, self.ln_2, self.mlp = layer.layer_norm1, layer.layer_norm2, _Mlp(layer.mlp)
+        self.attn = SimpleNamespace(
+            in_proj_weight=own.qkv.weight, in_proj_bias=own.qkv.bias, out_proj=own.projection
+        )
+
+
+class _Mlp:
+    """Two linear layers and the activation between them."""
+
+    def __init__(self, mlp: Any) -> None:
+        self.c_fc, self.gelu, self.c_proj = mlp.fc1, mlp.activation_fn, mlp.fc2
+
+    def __call__(self, x: Tensor) -> Tensor:
+        done: Tensor = self.c_proj(self.gelu(self.c_fc(x)))
+        return done
 
 
 def embed_tokens(model: Any, ids: Tensor) -> Tensor:

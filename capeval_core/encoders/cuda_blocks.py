@@ -188,13 +188,15 @@ def by_head(rows: Tensor, sequences: int, heads: int) -> Tensor:
 
 
 def run_packed(
-    blocks: Sequence[ResidualAttentionBlock],
+    blocks: Sequence[Any],
     x: Tensor,
     attention: Attention,
     kernels: Kernels,
     chosen: Tensor | slice | None = None,
 ) -> Tensor:
     """(rows, width) output of all blocks on packed rows x (rows, width), which are overwritten.
+
+    blocks: of open_clip, or others with the same steps under the same names.
 
     With `chosen` rows the output is theirs alone: of the last block, the others get keys and values only.
     """
@@ -218,7 +220,7 @@ def run_packed(
 
 
 def _run_plain(
-    blocks: Sequence[ResidualAttentionBlock], x: Tensor, attention: Attention, chosen: Tensor | slice | None
+    blocks: Sequence[Any], x: Tensor, attention: Attention, chosen: Tensor | slice | None
 ) -> Tensor:
     for depth, block in enumerate(blocks):
         pooled = chosen if depth == len(blocks) - 1 else None

@@ -180,6 +180,19 @@ def array_of(values: Tensor) -> Floats:
     return np.asarray(values.float().cpu())
 
 
+def arrays_by_one_copy(*columns: Tensor) -> list[Floats]:
+    """Tensors (n, ...) of float32 on any device as arrays on the CPU, for which the host waits once.
+
+    >>> [array.shape for array in arrays_by_one_copy(torch.zeros(3, 4), torch.zeros(3))]
+    [(3, 4), (3,)]
+    """
+    if columns[0].device.type == "cpu":
+        return [array_of(own) for own in columns]
+    flat = array_of(torch.cat([own.flatten() for own in columns]))
+    ends = np.cumsum([own.numel() for own in columns])[:-1]
+    return [part.reshape(own.shape) for part, own in zip(np.split(flat, ends), columns, strict=True)]
+
+
 def blue_first(image: Image.Image) -> NDArray[np.uint8]:
     """(h, w, 3): blue, green and red of an image of any mode, as Caffe's networks take them."""
     blue: NDArray[np.uint8] = np.asarray(image.convert("RGB"))[:, :, ::-1].copy()

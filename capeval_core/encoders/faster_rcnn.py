@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.detector import Detector, array_of, blue_first, size_of
+from capeval_core.encoders.detector import Detector, array_of, arrays_by_one_copy, blue_first, size_of
 from capeval_core.encoders.faster_rcnn_model import (
     FasterRcnnModel,
     Proposals,
@@ -206,28 +206,32 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
             selection: the rule.
         """
         probabilities = found.class_logits.softmax(dim=1)[:, :-1]
-        best, classes = probabilities.max(dim=1)
+        best, likeliest = probabilities.max(dim=1)
+        attribute_best, attribute = found.attribute_logits[:, :-1].softmax(dim=1).max(dim=1)
+        # Ids of classes are exact in float32.
+        always = found.features, likeliest.float(), attribute.float(), attribute_best
         if selection == "bua10_100":
-            confidences = class_confidences(array_of(found.boxes), array_of(probabilities), ONE_THING)
-            order = np.argsort(-confidences, kind="stable")
-            kept = order[: boxes_kept(confidences[order])]
-            boxes, scores = array_of(found.boxes), confidences
+            boxes, by_class, *others = arrays_by_one_copy(found.boxes, probabilities, *always)
+            scores = class_confidences(boxes, by_class, ONE_THING)
+            order = np.argsort(-scores, kind="stable")
+            kept = order[: boxes_kept(scores[order])]
         else:
             settings = self.config["detections"]
-            each = torch.arange(len(best), device=classes.device)
-            deltas = found.deltas.view(len(best), -1, 4)[each, classes]
-            boxes = array_of(decoded(deltas, found.boxes, settings["delta_weights"]))
-            boxes, scores = clipped(boxes, resized), array_of(best)
+            each = torch.arange(len(best), device=likeliest.device)
+            deltas = found.deltas.view(len(best), -1, 4)[each, likeliest]
+            moved = decoded(deltas, found.boxes, settings["delta_weights"])
+            boxes, scores, *others = arrays_by_one_copy(moved, best, *always)
+            boxes = clipped(boxes, resized)
             kept = enough_boxes(boxes, scores, settings["overlaps"], settings["least"], settings["most"])
         scale = np.tile(np.divide(size, resized[::-1], dtype=np.float32), 2)
-        attribute_scores, attributes = found.attribute_logits[:, :-1].softmax(dim=1).max(dim=1)
+        features, classes, attributes, attribute_scores = (own[kept] for own in others)
         return Detections(
             boxes=clipped(boxes[kept] * scale, size[::-1]),
-            features=array_of(found.features)[kept],
+            features=features,
             scores=scores[kept],
-            classes=classes.cpu().numpy()[kept],
-            attributes=attributes.cpu().numpy()[kept],
-            attribute_scores=array_of(attribute_scores)[kept],
+            classes=classes.astype(np.int64),
+            attributes=attributes.astype(np.int64),
+            attribute_scores=attribute_scores,
             size=size,
         )
 

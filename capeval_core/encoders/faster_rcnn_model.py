@@ -251,12 +251,12 @@ class FasterRcnnModel(nn.Module):
         around = anchor_boxes(cast(Tensor, self.head.anchors), STRIDE, height, width)[best]
         boxes = decoded(steps[best], around, self.settings["delta_weights"])
         boxes = clip_boxes_to_image(boxes, size)
-        whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1).nonzero()[:, 0]
-        boxes, scores = boxes[whole], scores[whole]
+        whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
         overlap, most = self.settings["overlap"], self.settings["after_nms"]
         if boxes.device.type == "cuda":  # where torchvision's kernel would round otherwise
-            kept = best_on_device(Suppression(overlap), boxes, most)
+            (kept,) = best_on_device(Suppression(overlap), [boxes], most, whole)
         else:
+            boxes, scores = boxes[whole], scores[whole]
             kept = nms(boxes, scores, overlap)[:most]
         return boxes[kept], scores[kept]
 

@@ -26,6 +26,7 @@ from capeval_core.encoders.detector import (
     WIDTHS,
     Detector,
     array_of,
+    arrays_by_one_copy,
     blue_first,
     overlap_problems,
     shared_problems,
@@ -212,14 +213,14 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
             size: (width, height) of the image.
         """
         settings = self.config["detections"]
-        probabilities = array_of(found.class_logits.softmax(dim=1))
-        boxes, of_things = array_of(found.boxes) / np.float32(scale), probabilities[:, 1:]
+        boxes, probabilities = arrays_by_one_copy(found.boxes, found.class_logits.softmax(dim=1))
+        boxes, of_things = boxes / np.float32(scale), probabilities[:, 1:]
         rule = Suppression(settings["overlap"], PIXEL, at_bound=True)
         confidences = class_confidences(boxes, of_things, rule, settings["threshold"])
         kept = np.argsort(-confidences, kind="stable")[: settings["most"]]
         return Detections(
             boxes=boxes[kept],
-            features=array_of(found.features[torch.from_numpy(kept).to(found.features.device)]),
+            features=array_of(found.features[on_device(torch.from_numpy(kept), found.features.device)]),
             scores=confidences[kept],
             classes=of_things[kept].argmax(axis=1),
             class_scores=probabilities[kept],

@@ -147,12 +147,20 @@ class X152Model(nn.Module):
         In each level the best anchors are decoded and clipped to the input, and of those that overlap the
         best is kept; then the best of all levels.
         """
-        found = [self._propose(level, map_, size) for level, map_ in enumerate(maps)]
+        found = self._propose(dict(enumerate(maps)), size)
         boxes, objectness = (torch.cat(parts) for parts in zip(*found, strict=True))
         best = best_first(objectness)[: self.settings["most"]]
         return boxes[best], objectness[best]
 
-    def _propose(self, level: int, map_: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _propose(self, maps: Mapping[int, Tensor], size: tuple[int, int]) -> list[tuple[Tensor, Tensor]]:
+        """Boxes and objectness of each of these levels."""
+        found = [self._candidates(level, map_, size) for level, map_ in maps.items()]
+        rule = Suppression(self.settings["overlap"], PIXEL, at_bound=True)
+        kept = best_of(rule, [boxes for boxes, _ in found], self.settings["after_nms"])
+        return [(boxes[own], scores[own]) for (boxes, scores), own in zip(found, kept, strict=True)]
+
+    def _candidates(self, level: int, map_: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """The best anchors of a level, decoded and clipped, and their objectness, best first."""
         logits, deltas = self.head(map_)
         scores, steps = in_order(logits, deltas)
         scores = scores.sigmoid()
@@ -160,17 +168,16 @@ class X152Model(nn.Module):
         height, width = map_.shape[2:]
         around = anchor_boxes(cast(Tensor, self.head.anchors)[level], STRIDES[level], height, width)
         boxes = decoded(steps[best], around[best], self.settings["delta_weights"], PIXEL)
-        boxes = clip_boxes_to_image(boxes, (size[0] - 1, size[1] - 1))
-        rule = Suppression(self.settings["overlap"], PIXEL, at_bound=True)
-        kept = best_of(rule, boxes, self.settings["after_nms"])
-        return boxes[kept], scores[best][kept]
+        return clip_boxes_to_image(boxes, (size[0] - 1, size[1] - 1)), scores[best]
 
-    def pooled(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
+    def pooled(self, maps: Sequence[Tensor], boxes: Tensor, levels: Tensor | None = None) -> Tensor:
         """(n, c, 7, 7) means of points of the level that fits each of boxes (n, 4).
+
+        levels: (n,), on the host; None: they are computed.
 
         Points lie as in the first RoIAlign, which takes no half pixel off the corners.
         """
-        levels = level_of(boxes).cpu()
+        levels = level_of(boxes).cpu() if levels is None else levels
         cells = maps[0].new_empty(len(boxes), maps[0].shape[1], POOLED, POOLED)
         for level, map_ in enumerate(maps[:LEVELS]):
             own = on_device(torch.nonzero(levels == level)[:, 0], boxes.device)
@@ -181,9 +188,10 @@ class X152Model(nn.Module):
 
     def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
         """(n, d) float32 features of boxes (n, 4): the first layer behind their pooled cells."""
+        levels = level_of(boxes).cpu()  # the host waits once
         parts = [
-            functional.relu(self.fc6(self.pooled(maps, boxes[start : start + _AT_A_TIME]).flatten(1)))
-            for start in range(0, len(boxes), _AT_A_TIME)
+            functional.relu(self.fc6(self.pooled(maps, *part).flatten(1)))
+            for part in zip(*(torch.split(rows, _AT_A_TIME) for rows in (boxes, levels)), strict=True)
         ]
         return torch.cat(parts)
 
@@ -193,11 +201,11 @@ def best_first(scores: Tensor) -> Tensor:
     return scores.sort(descending=True, stable=True).indices
 
 
-def best_of(rule: Suppression, boxes: Tensor, most: int) -> Tensor:
-    """`rule.best` of boxes on any device."""
-    if boxes.device.type == "cuda":
-        return best_on_device(rule, boxes, most)
-    return torch.from_numpy(rule.best(np.asarray(boxes.cpu()), most)).to(boxes.device)
+def best_of(rule: Suppression, groups: Sequence[Tensor], most: int) -> list[Tensor]:
+    """`rule.best` of each of several groups of boxes, on any device."""
+    if groups[0].device.type == "cuda":
+        return best_on_device(rule, groups, most)
+    return [torch.from_numpy(rule.best(np.asarray(boxes.cpu()), most)).to(boxes.device) for boxes in groups]
 
 
 def level_of(boxes: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ NumPy rounds it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,26 +21,40 @@ _STEPS = 8
 """Steps between two looks at whether they still change anything, for which the host waits."""
 
 
-def best_on_device(rule: Suppression, boxes: Tensor, most: int) -> Tensor:
-    """Indices of at most `most` boxes (n, 4) that survive, of boxes that come best first: `rule.best`.
+def best_on_device(
+    rule: Suppression, groups: Sequence[Tensor], most: int, usable: Tensor | None = None
+) -> list[Tensor]:
+    """Of each group, indices of at most `most` boxes (n, 4) that survive: `rule.best` of each.
 
-    A box survives if no better one that survives suppresses it. From all boxes on, each step is right for one
-    more box of every chain in which each suppresses the next, so that a few steps do for thousands.
+    Boxes come best first. A box survives if no better one that survives suppresses it. From all boxes on,
+    each step is right for one more box of every chain in which each suppresses the next, so that a few steps
+    do for thousands, and the host mostly waits once for all groups.
+
+    Args:
+        usable: boolean, of all boxes of all groups; the others neither survive nor suppress. None: all are.
 
     >>> boxes = torch.tensor([[0, 0, 9, 9], [0, 0, 9, 8], [20.0, 0, 29, 9]])
-    >>> best_on_device(Suppression(0.7), boxes, 10).tolist()
-    [0, 2]
+    >>> [best.tolist() for best in best_on_device(Suppression(0.7), [boxes, boxes[1:]], 10)]
+    [[0, 2], [0, 1]]
     """
-    if not len(boxes):
-        return torch.zeros(0, dtype=torch.int64, device=boxes.device)
-    suppresses = _pairs(rule, boxes).to(torch.float16)
-    survives = suppresses.new_ones(len(boxes))
+    lengths = [len(boxes) for boxes in groups]
+    suppresses = [_pairs(rule, boxes).to(torch.float16) for boxes in groups]
+    every = groups[0].new_ones(sum(lengths), dtype=torch.float16) if usable is None else usable.half()
+    alive = torch.split(every, lengths)
+    survives = alive
     while True:
         for _ in range(_STEPS):
-            before, survives = survives, ((survives @ suppresses) == 0).to(torch.float16)
-        moved, alive = torch.stack([before != survives, survives == 1]).cpu()
+            before = survives
+            survives = tuple(
+                ((state @ pairs) == 0).to(torch.float16) * own
+                for state, pairs, own in zip(survives, suppresses, alive, strict=True)
+            )
+        last = torch.cat(survives)
+        moved, kept = torch.stack([torch.cat(before) != last, last == 1]).cpu()
         if not moved.any():
-            return on_device(alive.nonzero()[:most, 0], boxes.device)
+            best = [own.nonzero()[:most, 0] for own in torch.split(kept, lengths)]
+            there = on_device(torch.cat(best), every.device)
+            return list(torch.split(there, [len(own) for own in best]))
 
 
 def _pairs(rule: Suppression, boxes: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cuda.__main__ import PARTS, Rows, state
+from benchmarks.cuda.__main__ import PARTS, Rows, main, state
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("quick", "missed", "failing", "slow", "killed")
@@ -116,3 +116,33 @@ def test_another_device_keeps_its_table(tmp_path: Path) -> None:
     assert status == 2 and "cuda.md has measurements of NVIDIA H100" in output and "--out" in output
     assert (tmp_path / "cuda.md").read_text() == "numbers"
     assert (tmp_path / "cuda.jsonl").read_text() == json.dumps(line) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "gpu"], "--device gpu is not a device"),
+        (["--device", "cpu"], "--rehearse runs small sizes on the CPU"),
+        (["--device", "cuda:99"], "GPUs here; --rehearse needs none"),
+        (["--rehearse", "--out", "rows.jsonl"], "expected a file for the table"),
+        (["--rehearse", "--out", "."], "expected a file for the table"),
+        (["--part", "umik"], "umic"),
+    ],
+)
+def test_what_cannot_run_is_one_message(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", "cuda.md", *arguments])
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_the_table_is_made(tmp_path: Path) -> None:
+    assert run(tmp_path, "--part", "quick", "--out", "made/cuda.md")[0] == 0
+    assert (tmp_path / "made" / "cuda.jsonl").is_file()

@@ -13,7 +13,7 @@ from tests.cuda.networks import KINDS, Arrays, on, run
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 WITHOUT = pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for a GPU, and here is one")
 EVERY = pytest.mark.parametrize("kind", KINDS)
-PER_IMAGE = {"faster_rcnn": 12, "x152": 24}
+PER_IMAGE = {"faster_rcnn": 2, "x152": 4}
 """How often the host may wait for each image: detectors keep as many boxes as there are."""
 PER_RUN = 9
 DEVICES, NARROW = 1e-5, {"bfloat16": 0.06, "float16": 0.01}

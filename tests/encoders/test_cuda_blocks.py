@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.cache import FeatureCache
+from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.cuda_blocks import PYTORCH, Causal, Kernels, usable_kernels
 from capeval_core.models.batching import BatchSize, count_forwards
@@ -68,6 +69,24 @@ def test_images_are_those_of_open_clips_steps(case: str, kernels: Kernels) -> No
     size = usual.preprocessing.image_size
     pixels = list(np.random.default_rng(0).integers(0, 256, (3, 3, size, size), np.uint8))
     assert off(ours._image_forward(pixels), usual._image_forward(pixels)) <= 1e-6
+
+
+@WAYS
+@pytest.mark.parametrize("bias", [True, False])
+def test_blip2s_images_are_those_of_transformers_steps(kernels: Kernels, bias: bool) -> None:
+    usual = Blip2Encoder.from_pretrained("tiny", device="cpu")
+    size = usual.config["preprocessing"]["image_size"]
+    pixels = list(np.random.default_rng(0).integers(0, 256, (3, 3, size, size), np.uint8))
+    for layer in usual.model.vision_model.encoder.layers:
+        if not bias:
+            layer.self_attn.qkv.bias = None
+    with torch.inference_mode():
+        expected, ours = usual.states(pixels), copy.copy(usual)
+        assert usual.kernels is None
+        ours.kernels = kernels
+        assert off(ours.states(pixels).flatten(0, 1), expected.flatten(0, 1)) <= 1e-6
+        usual.model.vision_model.config.hidden_act = "gelu_new"  # which only transformers' steps have
+        assert torch.equal(ours.states(pixels), usual.states(pixels))
 
 
 @WITH_TRITON

@@ -105,7 +105,7 @@ def test_proposals_of_a_level_do_not_overlap_and_stay_in_the_padded_input() -> N
     maps = encoder.network.feature_maps(pixels[None])
     assert [map_.shape[2:] for map_ in maps] == [(16, 24), (8, 12), (4, 6), (2, 3), (1, 2)]
     for level, map_ in enumerate(maps):
-        boxes, objectness = encoder.network._propose(level, map_, (64, 96))
+        boxes, objectness = encoder.network._propose({level: map_}, (64, 96))[0]
         assert 0 < len(boxes) <= 20 and len(objectness) == len(boxes)
         assert (boxes >= 0).all() and (boxes[:, 2] <= 95).all() and (boxes[:, 3] <= 63).all()
         x0, y0, x1, y1 = boxes.unbind(1)
@@ -120,7 +120,7 @@ def test_proposals_are_the_best_of_all_levels() -> None:
     encoder = network()
     pixels, _ = encoder.preprocess(drawn(100, 70))
     maps = encoder.network.feature_maps(pixels[None])
-    of_levels = [encoder.network._propose(level, map_, (64, 96))[1] for level, map_ in enumerate(maps)]
+    of_levels = [encoder.network._propose({level: map_}, (64, 96))[0][1] for level, map_ in enumerate(maps)]
     best = torch.cat(of_levels).sort(descending=True).values[:40]
     assert len(torch.cat(of_levels)) > 40 and not torch.equal(torch.cat(of_levels)[:40], best)
     assert torch.equal(encoder.propose(pixels).objectness, best)
@@ -134,7 +134,7 @@ def test_proposals_that_share_exactly_the_bound_suppress_each_other() -> None:
         for kind in ("weight", "bias"):
             changed[f"head.{name}.{kind}"] = torch.zeros_like(changed[f"head.{name}.{kind}"])
     model = X152(config, changed, device="cpu").network
-    boxes, objectness = model._propose(4, torch.zeros(1, 6, 1, 1), (64, 64))
+    boxes, objectness = model._propose({4: torch.zeros(1, 6, 1, 1)}, (64, 64))[0]
     assert boxes.tolist() == [[0, 0, 9, 9]] and objectness.tolist() == [0.5]
 
 

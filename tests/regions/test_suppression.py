@@ -78,19 +78,27 @@ def test_without_a_pixel_it_is_torchvisions(overlap: float) -> None:
 
 @pytest.mark.parametrize("rule", [CAFFE, PLAIN, Suppression(0.3), Suppression(0.7, pixel=1, at_bound=True)])
 def test_a_gpus_way_keeps_the_same_boxes(rule: Suppression) -> None:
+    groups = []
     for n in (0, 1, 40, 300):
         boxes, scores = drawn(n, 1, seed=n)
-        boxes = boxes[np.argsort(-scores[:, 0], kind="stable")]
-        for most in (5, 1000):
-            kept = best_on_device(rule, torch.from_numpy(boxes), most)
-            assert kept.tolist() == rule.best(boxes, most).tolist()
+        groups.append(boxes[np.argsort(-scores[:, 0], kind="stable")])
+    for most in (5, 1000):
+        kept = best_on_device(rule, [torch.from_numpy(boxes) for boxes in groups], most)
+        assert [own.tolist() for own in kept] == [rule.best(boxes, most).tolist() for boxes in groups]
+
+
+def test_boxes_that_are_not_usable_neither_survive_nor_suppress() -> None:
+    boxes = drawn(200, 1)[0]
+    usable = np.random.default_rng(1).random(200) < 0.6
+    (kept,) = best_on_device(PLAIN, [torch.from_numpy(boxes)], 1000, torch.from_numpy(usable))
+    assert kept.tolist() == np.flatnonzero(usable)[PLAIN.best(boxes[usable], 1000)].tolist()
 
 
 def test_a_gpus_way_follows_a_chain_to_its_end() -> None:
     """Each box overlaps the next one only, so that whether the last one survives depends on all."""
     x = np.arange(101, dtype=np.float32) * 4
     boxes = np.stack([x, x * 0, x + 10, x * 0 + 10], axis=1)
-    kept = best_on_device(Suppression(0.4), torch.from_numpy(boxes), 1000)
+    (kept,) = best_on_device(Suppression(0.4), [torch.from_numpy(boxes)], 1000)
     assert kept.tolist() == list(range(0, 101, 2)) == Suppression(0.4).best(boxes, 1000).tolist()
 
 
