@@ -175,7 +175,7 @@ def decoding_rate(files: Sequence[str], cores: int, *, resized: bool = True) -> 
 
 
 def main() -> None:
-    """Decode the file that is named, say so, then those whose paths stand on stdin; `--resize` resizes them."""
+    """Decode the file that is named, say so, then those named on stdin; `--resize` resizes them, too."""
     from PIL import Image
 
     from capeval_core.inputs.decoding import square_pixels
