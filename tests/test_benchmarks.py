@@ -20,6 +20,7 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "open_clip": "open_clip_torch",
     "torchvision": "open_clip_torch",
+    "triton": "torch",
 }
 """The distribution that brings a module of another name."""
 

@@ -37,7 +37,7 @@ def exactness_rows(subject: str, on_cpu: list[Line], on_gpu: list[Line]) -> list
             rehearsal do not count.
 
     >>> line = {"metrics": ["pacs"], "comparison": "bfloat16", "weights": "tiny", "output": "scores"}
-    >>> exactness_rows("pacs", [{**line, "largest": 0.00435, "tau": 0.99823}], [])[0]
+    >>> exactness_rows("pacs", [{**line, "largest": 0.0044, "tau": 0.99823}], [])[0]
     ['bfloat16, with float32', 'tiny', '4.4e-03', '0.998']
     """
     rows = []

@@ -224,7 +224,9 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         with exact_float32(self.device):
             pixels = on_device(torch.stack(distinct), self.device).to(dtype)
             alphas = self._alphas_of([row.alpha for row in rows]).to(dtype)
-            of_row = on_device(torch.tensor([position[id(row.pixels)] for row in rows]), self.device)
+            of_row = on_device(
+                torch.tensor([position[id(row.pixels)] for row in rows], device="cpu"), self.device
+            )
             if self.kernels is None:
                 return run_vision(visual, visual.conv1(pixels)[of_row] + visual.conv1_alpha(alphas))
             # On CUDA as products, whose rows are already in the order of tokens.

@@ -316,7 +316,7 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             positions, ids = zip(*alike, strict=True)
             own = states[positions[0] : positions[-1] + 1]
             if len(own) > len(positions):  # some images between have no text here
-                own = states[on_device(torch.tensor(positions), self.device)]
+                own = states[on_device(torch.tensor(positions, device="cpu"), self.device)]
             logits.append(self.match_logits(own, list(chain.from_iterable(ids))))
         return torch.cat(logits)
 

@@ -121,7 +121,7 @@ class Causal:
         self.lengths, self.prefix, self.heads, device = lengths, prefix, heads, like.device
         short = max(lengths, default=0) <= _LONGEST
         self.ours = kernels.attention and short and like.dtype != torch.float32
-        sizes = torch.tensor(lengths)
+        sizes = torch.tensor(lengths, device="cpu")
         firsts = prefix + sizes.cumsum(0) - sizes
         self.ends = on_device(firsts + sizes - 1, device)
         if self.ours:

@@ -286,7 +286,7 @@ def decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: floa
     """
     sides = boxes[:, 2:] - boxes[:, :2] + pixel
     centres = boxes[:, :2] + 0.5 * sides
-    steps = deltas / on_device(torch.tensor(weights, dtype=deltas.dtype), deltas.device)
+    steps = deltas / on_device(torch.tensor(weights, dtype=deltas.dtype, device="cpu"), deltas.device)
     moved = steps[:, :2] * sides + centres
     grown = steps[:, 2:].clamp(max=_LONGEST_STEP).exp() * sides
     return torch.cat([moved - 0.5 * grown, moved + 0.5 * grown - pixel], dim=1)

@@ -58,7 +58,7 @@ def test_pixels_are_copied_without_a_wait() -> None:
     parts = [np.arange(12, dtype=np.uint8).reshape(2, 2, 3)[:, 1:], np.full((1, 2, 1), 7, dtype=np.uint8)]
     parts[0].flags.writeable = False
     with fake_cuda() as gpu:
-        found = packed_on_device(parts, CUDA)
+        found = packed_on_device(CUDA, parts)
         assert not gpu.waits and [each.bytes for each in gpu.transfers] == [8]
         assert found.cpu().tolist() == [3, 4, 5, 9, 10, 11, 7, 7]
 
