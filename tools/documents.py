@@ -24,7 +24,7 @@ from capeval_core.project import address
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
-from tools.exactness import ON_CPU, ON_GPU, exactness_rows, read_lines
+from tools.exactness import ON_CPU, ON_GPU, exactness_rows, has_networks, legend, read_lines
 from tools.load_types import load_stub
 
 Row = list[str]
@@ -123,7 +123,8 @@ def options_table(metric: str, media: str | None = None) -> str:
         usual = describe_options(metric_class(metric).Options)
         lost = [f"<code>{d.name}</code>" for d in usual if d.name not in {other.name for other in described}]
         described = [option for option in described if option not in usual]
-        summary = f"Its own options; the others are those above, without {' and '.join(lost)}"
+        without = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
+        summary = f"Its own options; the others are those above, without {without}"
     rows = [[f"`{d.name}`", f"`{d.type}`", f"`{d.default!r}`", d.help] for d in described]
     return folded(summary, markdown(["option", "type", "default", "meaning"], rows))
 
@@ -156,16 +157,18 @@ def published_table(metric: str) -> str:
 def exactness_table(metric: str, media: str | None = None) -> str:
     """How exact a metric is, folded, from the measurements in `benchmarks`."""
     on_cpu, on_gpu = read_lines(ON_CPU), read_lines(ON_GPU)
-    rows = exactness_rows(f"{metric} {media}" if media else metric, on_cpu, on_gpu)
-    table = markdown(["compared", "on", "largest difference", "Kendall's tau-b of the rankings"], rows)
+    subject = f"{metric} {media}" if media else metric
+    rows = exactness_rows(subject, on_cpu, on_gpu)
+    table = markdown(["compared", "weights", "largest difference", "Kendall's tau-b"], rows)
     about = next(line for line in on_cpu if "date" in line)
     source = (
         f"Measured on {about['date']} with torch {about['torch']}, on a CPU where nothing else is stated, "
+        "by `python -m benchmarks.exactness` (48 captions)"
     )
-    commands = (
-        "by `python -m benchmarks.exactness` (scores of 48 captions); on a GPU, `python -m benchmarks.cuda`."
-    )
-    return folded(f"How far scores move: {len(rows)} comparisons", f"{table}\n\n{source}{commands}")
+    gpu = "; `python -m benchmarks.cuda` measures it on a GPU" if has_networks(subject, on_cpu) else ""
+    meaning = legend(subject, on_cpu, describe_metric(metric_class(metric, media)).range)
+    count = f"{len(rows)} comparison{'s' if len(rows) > 1 else ''}"
+    return folded(f"How far scores move: {count}", f"{meaning}\n\n{table}\n\n{source}{gpu}.")
 
 
 def weights_table() -> str:

@@ -9,9 +9,9 @@ from typing import Any
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ON_CPU, ON_GPU = BENCHMARKS / "exactness.jsonl", BENCHMARKS / "cuda.jsonl"
 COMPARED = {
-    "order": "rows in reverse order",
-    "batches": "batches of one",
-    "repeats": "a second run",
+    "order": "captions in reverse order, with the usual order",
+    "batches": "batches of one, with automatic batches",
+    "repeats": "a second run, with the first",
     "devices": "float32 on a GPU, with the CPU",
     "bfloat16": "bfloat16, with float32",
     "float16": "float16, with float32",
@@ -29,7 +29,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def exactness_rows(subject: str, on_cpu: list[Line], on_gpu: list[Line]) -> list[list[str]]:
-    """Rows of the table: what is compared, on which weights, the largest difference, Kendall's tau-b.
+    """Rows of the table: what is compared, with which weights, the largest difference, Kendall's tau-b.
 
     Args:
         subject: a metric's name, or `NAME video`.
@@ -44,19 +44,40 @@ def exactness_rows(subject: str, on_cpu: list[Line], on_gpu: list[Line]) -> list
     for line in of_subject(on_cpu, subject):
         if line["comparison"] == "original":
             name = f"`{line['scores']}`" if line["scores"].isidentifier() else "scores"
-            allowed = f"{line['largest']:.1e} ({line['tolerance']:g} is allowed)"
-            rows.append([f"{name} with the original's code", f"golden case `{line['case']}`", allowed, ""])
+            allowed = f"{line['largest']:.1e} (at most {line['tolerance']:g} passes)"
+            rows.append([f"{name}, with the original code", f"golden case `{line['case']}`", allowed, ""])
         else:
             rows.append(_row(line, COMPARED[line["comparison"]]))
     measured = [line for line in of_subject(on_gpu, subject) if not line["device"].startswith("CPU")]
     for line in measured:
         where = "" if line["comparison"] == "devices" else f" on {line['device']}"
         rows.append(_row(line, COMPARED[line["comparison"]].replace("a GPU", line["device"]) + where))
-    if not measured and any(
-        line.get("weights") not in (None, "none") for line in of_subject(on_cpu, subject)
-    ):
+    if not measured and has_networks(subject, on_cpu):
         rows.append(["on a GPU: float32 with the CPU, 16 bits with float32, a second run", "", NOT_YET, ""])
     return rows
+
+
+def legend(subject: str, on_cpu: list[Line], scale: str) -> str:
+    """How to read the table: only what stands in it. scale: the range of the metric's score."""
+    lines = of_subject(on_cpu, subject)
+    sentences = [f"Each difference is the largest of any single caption's score (its range: {scale})"]
+    if any(line["comparison"] == "original" for line in lines):
+        sentences[0] += (
+            ", or of the part of it that is named. A golden case is the output of the original code for "
+            "fixed weights and inputs, kept in `tests/golden/cases`"
+        )
+    if has_networks(subject, on_cpu):
+        sentences += [
+            "Kendall's tau-b compares the rankings of the captions: 1 where they are the same",
+            "`tiny` is the small model of the package; seeded weights are random, of full size. The "
+            "published weights were not measured",
+        ]
+    return ". ".join(sentences) + "."
+
+
+def has_networks(subject: str, on_cpu: list[Line]) -> bool:
+    """Whether a metric was measured with weights."""
+    return any(line.get("weights") not in (None, "none") for line in of_subject(on_cpu, subject))
 
 
 def of_subject(lines: list[Line], subject: str) -> list[Line]:
@@ -67,6 +88,6 @@ def of_subject(lines: list[Line], subject: str) -> list[Line]:
 def _row(line: Line, compared: str) -> list[str]:
     if line["output"] != "scores":
         compared = f"{compared}: {line['output']}"
-    largest = "none" if line["largest"] == 0 else f"{line['largest']:.1e}"
+    largest = "0" if line["largest"] == 0 else f"{line['largest']:.1e}"
     tau = "" if line.get("tau") is None or line["comparison"] not in ("bfloat16", "float16") else line["tau"]
     return [compared, line["weights"].replace("none", ""), largest, f"{tau:.3f}" if tau else ""]

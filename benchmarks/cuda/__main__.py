@@ -5,17 +5,19 @@
 Each part runs in a process of its own, for four minutes at most. Its rows are kept beside the table, in
 `cuda.jsonl`, as they come: a part that fails or is cut short keeps what it has, and the same command goes on
 with the parts that are not finished. `--part` repeats those named. `--rehearse` runs on the CPU in small
-sizes, which shows that the parts run and nothing else; a table holds the rows of one device.
+sizes, which shows that the parts run and nothing else: its goals of speed are missed. A table holds the rows
+of one device.
 
 Needs no network, but Python 3.12 with torch 2.11 and Triton 3.6 or newer, transformers, huggingface_hub, and
 the wheels that `python -m benchmarks.cuda.carried FOLDER` collects (under 64 MB with the checkout: pyarrow
-without what is not used, datasets, evaluate, open_clip_torch and the like), which need no installation:
+without what is not used, datasets, evaluate, open_clip_torch and the like). Beside the checkout there:
 
     python -m pip install --no-index --no-deps --target SITE FOLDER/*.whl
     PYTHONPATH=SITE python -m benchmarks.cuda --minutes 9 --out benchmarks/cuda.md
 
 where `--minutes` lets a run end in time for a limit from outside. All other data are in the checkout or drawn
-from seeds. Exit status: 0 if all goals are met, 1 if one is missed, 2 if a part did not finish.
+from seeds. Exit status: 0 if all goals are met, 1 if one is missed, 2 if a part did not finish or nothing can
+run.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -51,19 +54,32 @@ def main(
     seconds: float = SECONDS,
 ) -> int:
     """The command; package: whose modules are the parts, and whose `__main__` calls this."""
-    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=__doc__.split("\n")[0])
-    parser.add_argument("--part", nargs="+", choices=parts, help="only these, also if they are finished")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {package}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--part",
+        nargs="+",
+        choices=parts,
+        metavar="PART",
+        help=f"only these of {', '.join(parts)}, also if they are finished",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the table, in Markdown")
     parser.add_argument("--minutes", type=float, default=25.0, help="for all parts together (default: 25)")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda", help="cuda (the default), or cuda:1")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, in small sizes")
     parser.add_argument("--alone", choices=parts, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.rehearse:
         given.device = "cpu"
+    if not given.alone and (problem := _problem(given)):
+        parser.error(problem)
     rows = Rows(given.out.with_suffix(".jsonl"))
     if given.alone:
         return run_alone(f"{package}.{given.alone}", given, rows)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     here = _machine(given)
     if others := sorted({line["machine"]["device"] for line in rows.of("machine")} - {here["device"]}):
         print(
@@ -151,7 +167,8 @@ def run_apart(part: str, package: str, given: argparse.Namespace, seconds: float
     """Run a part in a process of its own; why it ended early, '' where it did not."""
     command = [sys.executable, "-m", package, "--alone", part, "--out", str(given.out)]
     command += ["--device", given.device, *(["--rehearse"] if given.rehearse else [])]
-    process = subprocess.Popen(command, start_new_session=True)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a name that is looked up in vain costs minutes
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
     try:
         status = process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -159,7 +176,7 @@ def run_apart(part: str, package: str, given: argparse.Namespace, seconds: float
     finally:  # the processes that it started as well, and also if this one is interrupted
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
     return f"ended with status {status}" if status else ""
@@ -169,6 +186,8 @@ def run_alone(module: str, given: argparse.Namespace, rows: Rows) -> int:
     """Run a part in this process; its rows are kept as they come."""
     from benchmarks.cuda.measuring import Gpu
 
+    if os.getpgrp() == os.getpid():
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     part, start, error = given.alone, time.perf_counter(), ""
     try:
         for row in importlib.import_module(module).measure(Gpu(given.device, small=given.rehearse)):
@@ -179,6 +198,35 @@ def run_alone(module: str, given: argparse.Namespace, rows: Rows) -> int:
         error = " ".join(traceback.format_exception_only(failure)[-1].split())[:300]
     rows.add(part, {"seconds": round(time.perf_counter() - start, 1), "error": error})
     return int(bool(error))
+
+
+def _end_with_parent() -> None:
+    """End this part, and what it started, once the command that reads its rows is gone, however it ended."""
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _problem(given: argparse.Namespace) -> str:
+    """Why nothing can run with these arguments; '' where it can."""
+    import torch
+
+    if given.out.is_dir() or given.out.suffix == ".jsonl":
+        return f"--out {given.out}: expected a file for the table, e.g. cuda.md (cuda.jsonl holds its rows)"
+    if given.rehearse:
+        return ""
+    try:
+        device = torch.device(given.device)
+    except RuntimeError:
+        return f"--device {given.device} is not a device: expected cuda, or cuda:1"
+    if device.type != "cuda":
+        return (
+            f"--device {given.device} is not measured, only CUDA is: --rehearse runs small sizes on the CPU"
+        )
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        return f"--device {given.device}: torch can use {count} CUDA GPUs here; --rehearse needs none"
+    return ""
 
 
 def _machine(given: argparse.Namespace) -> dict[str, str]:

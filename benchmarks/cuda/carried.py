@@ -21,6 +21,8 @@ from zipfile import ZIP_LZMA, ZipFile
 
 LACKING = ("pyarrow", "datasets", "dill", "multiprocess", "evaluate", "open_clip_torch", "ftfy", "wcwidth")
 """Packages that machines with torch, Triton and transformers need not have."""
+COMPARED = ("late-interaction-kernels==0.4.5", "flash-maxsim==0.3.0")
+"""Libraries that matching is measured against."""
 LIMIT = 64e6
 PLATFORMS = (
     "manylinux_2_28_x86_64",
@@ -42,7 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.cuda.carried", description=__doc__.split("\n")[0]
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="for the wheels; made if it is not there")
-    parser.add_argument("--without", nargs="+", default=[], choices=LACKING, metavar="PACKAGE")
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=[],
+        choices=LACKING,
+        metavar="PACKAGE",
+        help=f"which the machine has already, of {', '.join(LACKING)}",
+    )
     given = parser.parse_args(arguments)
     given.folder.mkdir(parents=True, exist_ok=True)
     if others := sorted(given.folder.glob("*.whl")):
@@ -50,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", "3.12", "--implementation", "cp", "--dest", str(given.folder)]
     command += [part for platform in PLATFORMS for part in ("--platform", platform)]
-    subprocess.run([*command, *(name for name in LACKING if name not in given.without)], check=True)
+    subprocess.run(
+        [*command, *COMPARED, *(name for name in LACKING if name not in given.without)], check=True
+    )
     for wheel in given.folder.glob("pyarrow-*.whl"):
         reduce(wheel)
     wheels = {path.name: path.stat().st_size for path in sorted(given.folder.glob("*.whl"))}

@@ -2,7 +2,8 @@
 
 One ceiling is decoding alone: a process on each core that reads, decodes and resizes, and does nothing else.
 The other is the image tower alone, on pixels that are on the device. Every file has another content, nothing
-is cached, and `score` checks each file before anything is encoded, which counts here.
+is cached, and `score` checks each file before anything is encoded, which counts here. With `resize="device"`
+the ceiling of decoding is that without resizing.
 """
 
 from __future__ import annotations
@@ -33,18 +34,22 @@ def measure(gpu: Gpu) -> Iterator[Row]:
         files = make_files(
             Path(folder), 24 if gpu.small else max(FILES.values()), 8 if gpu.small else DISTINCT
         )
-        alone = decoding_rate(files, cores)
-        yield Row(f"decoding and resizing alone, {cores} cores", f"{alone:,.0f} pictures/s")
+        alone = {"cpu": decoding_rate(files, cores), "device": decoding_rate(files, cores, resized=False)}
+        yield Row(f"decoding and resizing alone, {cores} cores", f"{alone['cpu']:,.0f} pictures/s")
+        yield Row(f"decoding alone, {cores} cores", f"{alone['device']:,.0f} pictures/s")
         for name, count in FILES.items():
             yield from _from_files(gpu, name, files[:count], alone, cores)
 
 
-def _from_files(gpu: Gpu, name: str, files: Sequence[str], alone: float, cores: int) -> Iterator[Row]:
+def _from_files(
+    gpu: Gpu, name: str, files: Sequence[str], alone: dict[str, float], cores: int
+) -> Iterator[Row]:
     import torch
 
     import capeval_core
     from benchmarks.cuda.towers import random_pixels, seeded_clip
     from capeval_core.cache import FeatureCache
+    from capeval_core.inputs.resampling import Resize
     from capeval_core.inputs.visual import InputImage
     from capeval_core.models.copies import to_device
 
@@ -53,24 +58,32 @@ def _from_files(gpu: Gpu, name: str, files: Sequence[str], alone: float, cores: 
     size = clip.images_per_batch(batch if gpu.small else None).size
     pixels = random_pixels(gpu, clip, size)
     tower = size / gpu.device_seconds(partial(torch.inference_mode()(clip.run_images), pixels))
-    ceiling = min(alone, tower)
     yield Row(f"{name}: image tower alone, batches of {size}", f"{tower:,.0f} pictures/s")
-    yield Row(f"{name}: ceiling", f"{ceiling:,.0f} pictures/s, {'decoding' if alone < tower else 'tower'}")
+    for where, rate in alone.items():
+        bound = "decoding" if rate < tower else "tower"
+        yield Row(f"{name}: ceiling, resized on the {where}", f"{min(rate, tower):,.0f} pictures/s, {bound}")
     host = list(pixels.cpu().numpy())
     copied = size / gpu.seconds(lambda: to_device(host, gpu.device))
     yield Row(f"{name}: pixels collated in pinned memory and copied", f"{copied:,.0f} pictures/s")
 
     captions = sentences(len(files))
     scores: dict[str, list[float]] = {}
-    for way, decoders in (("threads", None), (f"{cores} processes", cores)):
+    ways: list[tuple[str, int | None, Resize]] = [
+        ("threads", None, "cpu"),
+        (f"{cores} processes", cores, "cpu"),
+        (f"{cores} processes, resized on the device", cores, "device"),
+        ("threads, resized on the device", None, "device"),
+    ]
+    for way, decoders, resize in ways:
+        ceiling = min(alone[resize], tower)
+        options: dict[str, Any] = {"decoders": decoders, "resize": resize}
         metric: Any = capeval_core.load(
-            "pacs", weights="tiny", device=str(gpu.device), cache=FeatureCache(0), decoders=decoders
+            "pacs", weights="tiny", device=str(gpu.device), cache=FeatureCache(0), **options
         )
         metric.encoder = clip
 
-        def encoded(decoders: int | None = decoders) -> None:
-            images = map(InputImage.of, files)
-            for _ in clip.encode_images(images, cache=FeatureCache(0), decoders=decoders):
+        def encoded(options: dict[str, Any] = options) -> None:
+            for _ in clip.encode_images(map(InputImage.of, files), cache=FeatureCache(0), **options):
                 pass
 
         def scored(metric: Any = metric, way: str = way) -> None:
@@ -84,18 +97,41 @@ def _from_files(gpu: Gpu, name: str, files: Sequence[str], alone: float, cores: 
             own = f"{rate:,.0f} pictures/s, {busy * 1e6:.0f} us of this process each at first"
             yield Row(f"{name}, {way}: {what}", own)
             yield Row.at_least(f"{name}, {way}: {what}, share of the ceiling", rate / ceiling, GOAL, "{:.1%}")
-        if decoders is None:
+        if way == "threads":
             checked = gpu.seconds(lambda metric=metric: metric.check(captions, files), repeats=1, warm_up=0)
             texts = gpu.seconds(
                 lambda: clip.encode_texts(captions, cache=FeatureCache(0)), repeats=1, warm_up=0
             )
             yield Row(
                 f"{name}, {way}: what `score` does before the images",
-                f"check {1e6 * checked / len(files):.0f} us and texts {1e6 * texts / len(files):.0f} us each",
+                f"check {1e6 * checked / len(files):.0f} us and texts {1e6 * texts / len(files):.0f} us each, "
+                f"{checked * rate / len(files):.1%} and {texts * rate / len(files):.1%} of the time",
             )
-    first, second = (np.array(each) for each in scores.values())
-    off = float(np.abs(first - second).max())
-    yield Row.at_most(f"{name}: scores with processes from those with threads", off, 0.0)
+    yield from _resized(gpu, clip, files[:size])
+    first, *others = (np.array(each) for each in scores.values())
+    off = max(float(np.abs(first - other).max()) for other in others)
+    yield Row.at_most(f"{name}: scores of all ways from those with threads", off, 0.0)
+
+
+def _resized(gpu: Gpu, clip: Any, files: Sequence[str]) -> Iterator[Row]:
+    """The pixels of one batch that is resized on the device, against Pillow's, and its time."""
+    import torch
+
+    from capeval_core.inputs.resampling import Unresized
+    from capeval_core.inputs.visual import InputImage
+
+    own = clip.preprocessing
+    images = [InputImage.of(file).load() for file in files]
+    pixels = [own.unresized(image, 1 << 40 if gpu.is_cuda else 0) for image in images]
+    there = clip._squares(pixels).cpu()
+    off = (there.int() - torch.from_numpy(np.stack([own.pixels(image) for image in images])).int()).abs()
+    yield Row.at_most("resized on the device: levels from Pillow's pixels", float(off.max()), 0.0)
+    sent = sum((each.part if isinstance(each, Unresized) else each).nbytes for each in pixels) / len(pixels)
+    rate = len(pixels) / gpu.seconds(lambda: clip._squares(pixels))
+    yield Row(
+        "resized on the device: packed, copied and resized",
+        f"{rate:,.0f} pictures/s of {sent / 1000:.0f} kB, which processes send through a pipe",
+    )
 
 
 def make_files(folder: Path, count: int, distinct: int) -> list[str]:
@@ -111,9 +147,9 @@ def make_files(folder: Path, count: int, distinct: int) -> list[str]:
     return paths
 
 
-def decoding_rate(files: Sequence[str], cores: int) -> float:
+def decoding_rate(files: Sequence[str], cores: int, *, resized: bool = True) -> float:
     """Pictures a second that processes on all cores decode and resize together, their start left out."""
-    command = [sys.executable, "-m", "benchmarks.cuda.jpeg"]
+    command = [sys.executable, "-m", "benchmarks.cuda.jpeg", *(["--resize"] if resized else [])]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(cores)
@@ -137,7 +173,7 @@ def decoding_rate(files: Sequence[str], cores: int) -> float:
 
 
 def main() -> None:
-    """Decode and resize the files whose paths stand on stdin."""
+    """Decode the files whose paths stand on stdin; `--resize` resizes them, too."""
     from PIL import Image
 
     from capeval_core.inputs.decoding import square_pixels
@@ -147,7 +183,9 @@ def main() -> None:
     decoded = 0
     for path in sys.stdin.read().split("\n"):
         if path:
-            square_pixels(InputImage.of(path).load(), 224, Image.Resampling.BICUBIC)
+            image = InputImage.of(path).load()
+            if "--resize" in sys.argv:
+                square_pixels(image, 224, Image.Resampling.BICUBIC)
             decoded += 1
     print(decoded)
 

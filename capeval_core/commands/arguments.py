@@ -7,7 +7,7 @@ import json
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from capeval_core.errors import (
     InputError,
     InPython,
     Piece,
+    Problems,
     ProblemsError,
     Setting,
     Words,
@@ -139,6 +140,19 @@ def options_set(given: Sequence[str], metric: str, metrics: Sequence[str]) -> di
     return found
 
 
+@contextmanager
+def in_words_of_set(metric: str, given: Container[str]) -> Iterator[None]:
+    """Let problems with these options of a metric speak of `--set`, which gave them."""
+    try:
+        yield
+    except ProblemsError as error:
+        problems = Problems()
+        for problem in error.problems:
+            name = problem.argument
+            problems.add(replace(problem, argument=f"{_SET} {metric}.{name}") if name in given else problem)
+        problems.raise_if_any()
+
+
 def _value(text: str) -> Any:
     """A value as JSON writes it, else the text itself."""
     try:
@@ -211,7 +225,8 @@ class FlagWords(Words):
         systems: Sequence[str] = (),
     ) -> None:
         classes = [options] if isinstance(options, type) else options
-        self.options = {option.name for one in classes for option in describe_options(one)} | {"media", "set"}
+        self.options = {option.name for one in classes for option in describe_options(one)}
+        self.options |= {"media", "set", "gpus_per_worker"}
         self.ids, self.systems = ids, systems or [""] * len(ids)
         counts: Counter[tuple[str, str]] = Counter()
         pairs = list(zip(self.systems, ids, strict=True))

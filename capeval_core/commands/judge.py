@@ -12,6 +12,7 @@ from typing import Any
 
 from capeval_core.commands.arguments import (
     add_set_flag,
+    in_words_of_set,
     in_words_of_the_user,
     names_of,
     options_set,
@@ -111,8 +112,8 @@ def _options(class_: type[CaptionMetric], flags: argparse.Namespace) -> Any:
         if hint := pair_hint("weights", flags.weights, flags.metrics):
             raise ValueError(f"--weights {flags.weights}: {hint}")
         keywords["weights"] = flags.weights
-    keywords |= options_set(flags.set, class_.name, flags.metrics)
-    with in_words_of_the_user(class_.Options):
+    keywords |= (of_set := options_set(flags.set, class_.name, flags.metrics))
+    with in_words_of_the_user(class_.Options), in_words_of_set(class_.name, of_set):
         options = class_.Options.of(class_.name, keywords)
         class_.check_options(options)
     return options

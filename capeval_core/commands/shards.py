@@ -73,7 +73,8 @@ def run(arguments: list[str]) -> int:
 def _score(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         usage = "capeval shards score METRIC --input 'in/*.parquet' --output out/ [options]"
-        parser = Parser(prog="capeval shards score", usage=usage, epilog=paragraph(FILES))
+        epilog = f"`capeval shards score METRIC --help` shows all options. {FILES}"
+        parser = Parser(prog="capeval shards score", usage=usage, epilog=paragraph(epilog))
         parser.introduce(arguments, "the metric comes first: capeval shards score METRIC ...")
     metric, rest = read_metric("capeval shards score", arguments)
     flags = _parser(metric).read(rest)
@@ -88,7 +89,8 @@ def _score(arguments: list[str]) -> int:
     if len(there) == len(shards):
         workers = Workers(1)  # there is nothing to do for others
     settings = {"images": flags.images, "columns": flags.columns}
-    with interruptible("shards that are finished are kept: run the same command again to go on"):
+    kept = "shards that are finished are kept: run the same command again to go on"
+    with interruptible(kept), in_words_of_the_user(metric.Options):
         return _run(metric, scorer, shards, flags, workers, settings)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from capeval_core.commands.arguments import (
     chosen,
     flag_of,
+    in_words_of_set,
     in_words_of_the_user,
     options_set,
     with_ids,
@@ -107,18 +108,19 @@ def options_of(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace
     """The checked options of each metric, by the flags; `names` are those of the systems."""
     problems, options = Problems(), []
     for metric in metrics:
-        if len(metrics) == 1:
-            keywords = chosen(flags, metric.Options)
-        else:
-            keywords = chosen(flags, metric.Options)
+        keywords = chosen(flags, metric.Options)
+        of_set: dict[str, Any] = {}
+        if len(metrics) > 1:
             if metric.default_weights is None:
                 keywords.pop("weights", None)
-            keywords |= options_set(flags.set, metric.name, [each.name for each in metrics])
+            of_set = options_set(flags.set, metric.name, [each.name for each in metrics])
+            keywords |= of_set
         if flags.explain is not None:
             keywords["evidence"] = True
         try:
-            own = metric.Options.of(metric.name, keywords)
-            metric.check_options(replace(own, rows=None))
+            with in_words_of_set(metric.name, of_set):
+                own = metric.Options.of(metric.name, keywords)
+                metric.check_options(replace(own, rows=None))
             for folder in folders_of_rows(metric, own, names, several=len(metrics) > 1):
                 if folder is not None:
                     check_folder(folder)

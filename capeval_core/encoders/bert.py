@@ -33,7 +33,7 @@ def merge(output: Any, rows: Tensor, before: Tensor) -> Tensor:
     if rows.device.type == "cuda" and not (torch.is_grad_enabled() or output.training):  # no gradient here
         from capeval_core.encoders.cuda_blocks import usable_kernels
 
-        if usable_kernels(rows.device).passes:
+        if usable_kernels(rows.device, rows.dtype).passes:
             from capeval_core.encoders.cuda_bert import add_norm
 
             norm = output.LayerNorm

@@ -40,6 +40,7 @@ from capeval_core.encoders.transformer import Prefix, run_blocks, run_prefix, ru
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
 from capeval_core.inputs.decoders import Decoders, shared_decoders
 from capeval_core.inputs.frames import EVERY, InputFrames
+from capeval_core.inputs.resampling import Pixels, Resize, Unresized
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
@@ -52,6 +53,8 @@ from capeval_core.weights.conversion import Conversion
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 
 Floats = NDArray[np.float32]
+WAITING = 400_000_000
+"""Bytes of images that wait to be resized on a device, in a batch; some five batches are in memory."""
 
 
 class ClipTowers(CheckedModel):
@@ -67,7 +70,9 @@ class ClipTowers(CheckedModel):
         self.dimension: int = self.config["architecture"]["embed_dim"]
         self.tokenizer = ClipTokenizer(self.model.context_length)
         on_cpu = self.device.type == "cpu"
-        self.kernels: Kernels | None = usable_kernels(self.device) if self.device.type == "cuda" else None
+        self.kernels: Kernels | None = None
+        if self.device.type == "cuda":
+            self.kernels = usable_kernels(self.device, DTYPES[self.dtype])
         self._automatic_texts = BatchSize(1024 if on_cpu else 65_536, automatic=True)  # in tokens
         self._automatic_images = BatchSize(32 if on_cpu else 256, automatic=True)
 
@@ -266,6 +271,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
         decoders: int | None = None,
+        resize: Resize = "cpu",
     ) -> Iterator[ImageFeatures]:
         """Features of any number of images, in order, some at a time.
 
@@ -274,13 +280,18 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
 
         Args:
             decoders: processes that decode image files instead, and give the same pixels.
+            resize: "device" gives the same pixels, too. Images of other modes than RGB and L, and those that
+                would take too much memory while they wait, are resized on the CPU, as all are without CUDA.
         """
+        size = self.images_per_batch(batch_size)
+        kernels = self.kernels if resize == "device" else None
+        most = WAITING // size.size if kernels is not None and kernels.passes else 0
         encoding = Encoding(
-            size=self.images_per_batch(batch_size),
+            size=size,
             keys=lambda content, _: (self._key("image", content.encode()),),
-            prepare=self.preprocessing.pixels,
+            prepare=partial(self.preprocessing.unresized, most=most),
             forward=self._launch_images,
-            elsewhere=None if decoders is None else partial(self._decoded, shared_decoders(decoders)),
+            elsewhere=None if decoders is None else partial(self._decoded, shared_decoders(decoders), most),
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
@@ -325,9 +336,9 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
         return np.asarray(self._scale([self.preprocessing.pixels(image)])[0].cpu())
 
-    def _decoded(self, decoders: Decoders, images: Sequence[InputImage]) -> list[NDArray[np.uint8] | None]:
+    def _decoded(self, decoders: Decoders, most: int, images: Sequence[InputImage]) -> list[Pixels | None]:
         own = self.preprocessing
-        return decoders.pixels([image.source for image in images], own.image_size, own.method)
+        return decoders.pixels([image.source for image in images], own.image_size, own.method, most)
 
     def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         return self.normalised(to_device(pixels, self.device).float() / 255)
@@ -337,9 +348,17 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         return features
 
     @torch.inference_mode()
-    def _launch_images(self, pixels: Sequence[NDArray[np.uint8]]) -> Arriving:
+    def _launch_images(self, pixels: Sequence[Pixels]) -> Arriving:
         with exact_float32(self.device):
-            return to_host(self.run_images(to_device(pixels, self.device)))
+            return to_host(self.run_images(self._squares(pixels)))
+
+    def _squares(self, pixels: Sequence[Pixels]) -> Tensor:
+        resized = [each for each in pixels if not isinstance(each, Unresized)]
+        if len(resized) == len(pixels):
+            return to_device(resized, self.device)
+        from capeval_core.encoders.cuda_resizing import squares  # which needs Triton
+
+        return squares(pixels, self.preprocessing.image_size, self.device, self.preprocessing.method)
 
     def run_images(self, pixels: Tensor) -> Tensor:
         """(n, d) features of pixels (n, 3, s, s), uint8, on the device; nothing waits for it."""

@@ -7,21 +7,24 @@ are not added to x but kept as a vector, `shift`, that the next norm adds: x + s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Any, Protocol
-from warnings import warn
 
 import torch
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.models.device import exact_float32, on_device, triton_version
+from capeval_core.models.device import on_device, triton_version
+from capeval_core.models.trial import kernels_agree
 
 _OLDEST_TRITON = (3, 4)
+_LONGEST = 128
+"""Rows of a sequence whose products with all its keys fit into registers."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +45,47 @@ PYTORCH = Kernels(passes=False, attention=False)
 
 
 @cache
-def usable_kernels(device: torch.device) -> Kernels:
+def usable_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     """The default on a device: our kernels where Triton compiles them, and they do what PyTorch does."""
     version = triton_version()
     if version is None or version < _OLDEST_TRITON:
         return PYTORCH
-    try:
-        from capeval_core.encoders import cuda_kernels
+    return Kernels() if kernels_agree("Triton kernels", device, dtype, _trials(device, dtype)) else PYTORCH
 
-        x = torch.linspace(-2, 2, 4 * 64, device=device).view(4, 64)
-        one, zero = torch.ones(64, device=device), torch.zeros(64, device=device)
-        with exact_float32(device):
-            ours, expected = cuda_kernels.norm(x, zero, one, zero, 1e-5), functional.layer_norm(x, (64,))
-        if torch.allclose(ours, expected, atol=1e-5):
-            return Kernels()
-        reason = f"they are off by {float((ours - expected).abs().max()):.1e}"
-    except Exception as error:  # a compiler that is missing, a driver that is too old, in any words
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    warn(f"Triton kernels cannot be used on {device}, PyTorch's are slower ({reason})", stacklevel=2)
-    return PYTORCH
+
+def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Each kernel that runs by default, on few rows: what it is for, its result, PyTorch's in float32."""
+    from capeval_core.encoders import cuda_bert, cuda_kernels
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.arange(math.prod(shape), device=device).mul(0.7).cos().view(shape).to(dtype)
+
+    width, epsilon = 40, 1e-5
+    x, before, weight, bias, shift = drawn(5, width), drawn(5, width).flip(0), *drawn(3, width)
+    norm = weight.float(), bias.float()
+    ours = cuda_kernels.norm(x, shift.float(), weight, bias, epsilon)
+    yield "norm", ours, functional.layer_norm(x.float() + shift.float(), (width,), *norm, epsilon)
+    ours = cuda_bert.add_norm(x, before, weight, bias, epsilon)
+    yield "norm of a sum", ours, functional.layer_norm(x.float() + before.float(), (width,), *norm, epsilon)
+    places = drawn(3, width)
+    ours = cuda_kernels.embed(x[:4], shift, places, weight, bias, epsilon)
+    rows = torch.cat([shift.expand(2, 1, -1), x[:4].view(2, 2, -1)], dim=1) + places
+    yield "embedding", ours, functional.layer_norm(rows.float().view(6, -1), (width,), *norm, epsilon)
+    for quick, plain in ((True, QuickGELU()), (False, functional.gelu)):
+        yield "activation", cuda_kernels.activate(x.clone(), quick), plain(x.float())
+    pixels = (torch.arange(2 * 3 * 8 * 8, device=device) % 251).to(torch.uint8).view(2, 3, 8, 8)
+    scaled = (pixels / 255 - 0.5) / 0.25
+    expected = functional.unfold(scaled, 4, stride=4).mT.flatten(0, 1)
+    yield "patches", cuda_kernels.patches(pixels, 4, [0.5] * 3, [0.25] * 3, dtype), expected
+    if dtype == torch.float32:  # PyTorch attends
+        return
+    lengths = [1, 3, 20]
+    for prefix, last in ((2, False), (0, True)):
+        query, keys, values = drawn(3, prefix + sum(lengths), width)
+        both = [Causal(lengths, prefix, 2, kernels, x) for kernels in (Kernels(), PYTORCH)]
+        asked = query[both[0].ends] if last else query
+        ours = both[0](asked, keys, values, last)
+        yield "attention", ours, both[1](asked.float(), keys.float(), values.float(), last)
 
 
 class Attention(Protocol):
@@ -93,7 +118,8 @@ class Causal:
         self, lengths: Sequence[int], prefix: int, heads: int, kernels: Kernels, like: Tensor
     ) -> None:
         self.lengths, self.prefix, self.heads, device = lengths, prefix, heads, like.device
-        self.ours = kernels.attention and like.dtype != torch.float32
+        short = max(lengths, default=0) <= _LONGEST
+        self.ours = kernels.attention and short and like.dtype != torch.float32
         sizes = torch.tensor(lengths)
         firsts = prefix + sizes.cumsum(0) - sizes
         self.ends = on_device(firsts + sizes - 1, device)

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Literal
-from warnings import warn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+
+from capeval_core.models.trial import kernels_agree
 
 Whole = NDArray[np.int64]
 Kernel = Literal["flash", "efficient"]
@@ -191,19 +192,8 @@ def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int
     stands = Packing(lengths, groups_of(lengths), torch.tensor([0, 2, 7], dtype=torch.int32, device=device))
     rows = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
     given = rows, rows.flip(0), rows.cos(), 1, stands, stands, 0.0, True
-    try:
-        with torch.no_grad():
-            off = float((_attend_at_once(kernel, *given) - _attend_in_groups(*given)).abs().max())
-        if off <= (1e-5 if dtype is torch.float32 else 0.02):
-            return True
-        reason = f"it is off by {off:.1e}"
-    except Exception as error:  # of a torch that has changed them, in any words
-        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
-    warn(
-        f"attention in one launch cannot be used on {device} in {dtype}, which is slower ({reason})",
-        stacklevel=2,
-    )
-    return False
+    trials = (("the kernel", _attend_at_once(kernel, *given), _attend_in_groups(*given)) for _ in range(1))
+    return kernels_agree("attention in one launch", device, dtype, trials)
 
 
 def _attend_at_once(

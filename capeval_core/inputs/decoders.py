@@ -1,8 +1,9 @@
 """Processes that decode image files, so that decoding does not wait for Python's global lock.
 
 They are plain programs (`decoder.py`) that run until their stdin is closed: nothing is imported from the
-user's script, nothing is shared or left behind, and a process that may have no children of `multiprocessing`
-has them as well. What one of them cannot do, or the last one dies over, is done in the thread that asked.
+user's script or the current folder, nothing is shared or left behind, and a process that may have no
+children of `multiprocessing` has them as well. What one of them cannot do, or the last one dies over, is done
+in the thread that asked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -20,13 +22,22 @@ from queue import LifoQueue
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
+from capeval_core.inputs.decoder import READY
+from capeval_core.inputs.resampling import Pixels, unpacked_pixels
 from capeval_core.inputs.sources import Encoded, InMemory, OnDisk, Source
 
 _Process = subprocess.Popen[bytes]
 _PIPE = 1 << 20  # bytes that a pipe holds, where the system lets us choose: some images, so that none waits
+# Not `-m`: that looks for modules in the current folder first, which may hold what a user has downloaded.
+_PROGRAM = """
+import sys
+sys.path[:] = sys.argv[1:]
+from capeval_core.inputs.decoder import main
+main()
+"""
+_MOST = 1024  # processes: more threads than that do not ask
 _ENDED = "a process that decodes images {}: the others, or this process, decode instead"
 
 
@@ -40,32 +51,30 @@ class Decoders:
 
     def __init__(self, number: int) -> None:
         self._free: LifoQueue[_Process | None] = LifoQueue()
+        number = min(number, _MOST)
         for _ in range(number):
             self._free.put(None)  # not started
-        self._left = number
+        self._left, self._lock = number, threading.Lock()
         self._owner = os.getpid()
         self.processes: list[_Process] = []
 
     def pixels(
-        self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling
-    ) -> list[NDArray[np.uint8] | None]:
-        """(3, size, size) uint8 of each image as `square_pixels` gives them; None: not decoded."""
-        shape = 3, size, size
-        answers = self._ask(sources, 3 * size * size, {"check": False, "size": size, "method": method.name})
-        return [None if each is None else np.frombuffer(each, np.uint8).reshape(shape) for each in answers]
+        self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling, unresized: int = 0
+    ) -> list[Pixels | None]:
+        """What `unresized_pixels` gives of each image, with `unresized` bytes at most; None: not decoded."""
+        what = {"check": False, "size": size, "method": method.name, "unresized": unresized}
+        return [None if each is None else unpacked_pixels(each) for each in self._ask(sources, what)]
 
     def check(self, sources: Sequence[Source[Any]]) -> list[bool]:
         """Whether each image was found to be sound; its key is known then."""
-        answers = self._ask(sources, 16, {"check": True})
+        answers = self._ask(sources, {"check": True})
         for source, digest in zip(sources, answers, strict=True):
             if digest is not None:
                 source._key = f"file:{digest.hex()}"
         return [digest is not None for digest in answers]
 
-    def _ask(
-        self, sources: Sequence[Source[Any]], length: int, what: dict[str, Any]
-    ) -> list[bytearray | None]:
-        """So many bytes of an answer about each image that is a file; None where there are none."""
+    def _ask(self, sources: Sequence[Source[Any]], what: dict[str, Any]) -> list[bytearray | None]:
+        """The answer about each image that is a file; None where there is none."""
         answers: list[bytearray | None] = [None] * len(sources)
         files = [i for i, source in enumerate(sources) if isinstance(source, Encoded)]
         if not files or not self._left or os.getpid() != self._owner:  # a fork would share the pipes
@@ -78,7 +87,8 @@ class Decoders:
             if process is None:
                 process = _started()
                 self.processes.append(process)
-            found = _exchanged(process, [sources[i] for i in files], length, what)
+                _wait_until_ready(process)
+            found = _exchanged(process, [sources[i] for i in files], what)
         except (OSError, ValueError, EOFError) as error:
             status = self._give_up(process)
             why = f"could not be used ({error})" if status is None else f"ended with status {status}"
@@ -94,7 +104,8 @@ class Decoders:
 
     def _give_up(self, process: _Process | None) -> int | None:
         """Go on without a process; its status."""
-        self._left -= 1
+        with self._lock:
+            self._left -= 1
         if self._left <= 0:
             self._free.put(None)  # for a thread that waits already, and does so for the next one
         if process is None:
@@ -112,14 +123,11 @@ class Decoders:
 
 
 def _started() -> _Process:
-    folder = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "capeval_core.inputs.decoder"],
+        [sys.executable or "python", "-c", _PROGRAM, *_import_path()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
         bufsize=0,
         start_new_session=True,  # Ctrl-C is for the process that asks
     )
@@ -134,15 +142,30 @@ def _started() -> _Process:
     return process
 
 
+def _import_path() -> list[str]:
+    """Where this process finds modules, without the current folder; first this package if it is not there."""
+    folders = [folder for folder in sys.path if isinstance(folder, str) and os.path.isabs(folder)]  # noqa: PTH117
+    own = str(Path(__file__).parents[2])
+    return folders if own in folders else [own, *folders]
+
+
+def _wait_until_ready(process: _Process) -> None:
+    start = b""
+    while not start.endswith(READY):
+        start += _read(process, 1)
+
+
 def _exchanged(
-    process: _Process, sources: Sequence[Source[Any]], length: int, what: dict[str, Any]
+    process: _Process, sources: Sequence[Source[Any]], what: dict[str, Any]
 ) -> list[bytearray | None]:
     """The answers of a process about files, None for those that are not sound."""
     contents = [source.data for source in sources if isinstance(source, InMemory)]
     request = {
         **what,
-        "images": [source.path if isinstance(source, OnDisk) else len(source.data) for source in sources],  # type: ignore[attr-defined]
-        "folder": os.getcwd(),  # noqa: PTH109
+        "images": [
+            str(Path.cwd() / source.path) if isinstance(source, OnDisk) else len(source.data)  # type: ignore[attr-defined]
+            for source in sources
+        ],
         "most_pixels": Image.MAX_IMAGE_PIXELS,
         "truncated": ImageFile.LOAD_TRUNCATED_IMAGES,
     }
@@ -150,8 +173,8 @@ def _exchanged(
     data = memoryview(b"".join([json.dumps(request).encode(), b"\n", *contents]))
     while data:
         data = data[process.stdin.write(data) :]
-    sound = _read(process, len(sources))
-    return [_read(process, length) if each else None for each in sound]
+    lengths = np.frombuffer(_read(process, 4 * len(sources)), dtype="<u4").tolist()
+    return [_read(process, length) if length else None for length in lengths]
 
 
 def _read(process: _Process, length: int) -> bytearray:

@@ -304,12 +304,22 @@ def resized(
     return high if (top, bottom) == (0, high.height) else high.crop((0, top, right - left, bottom))
 
 
-def square_pixels(image: Image.Image, size: int, method: Image.Resampling) -> NDArray[np.uint8]:
-    """(3, size, size) uint8 of the central square in RGB, the shorter side resized to `size`."""
-    width, height = image.size
+def central_box(whole: tuple[int, int], size: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    """Width and height of an image whose shorter side becomes `size`, and the box of its central square.
+
+    >>> central_box((500, 375), 224)
+    ((298, 224), (37, 0, 261, 224))
+    """
+    width, height = whole
     sides = (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
     left, top = (round((side - size) / 2.0) for side in sides)
-    cropped = resized(image, sides, method, (left, top, left + size, top + size)).convert("RGB")
+    return sides, (left, top, left + size, top + size)
+
+
+def square_pixels(image: Image.Image, size: int, method: Image.Resampling) -> NDArray[np.uint8]:
+    """(3, size, size) uint8 of the central square in RGB, the shorter side resized to `size`."""
+    sides, box = central_box(image.size, size)
+    cropped = resized(image, sides, method, box).convert("RGB")
     return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -13,6 +16,7 @@ from capeval_core.errors import Problems, did_you_mean
 from capeval_core.matching import buckets, slices
 from capeval_core.matching.sets import Best, Pairs, Path, Sets, all_met
 from capeval_core.models.device import triton_version
+from capeval_core.models.trial import kernels_agree
 
 Integers = NDArray[np.int64]
 PathName = Literal["reference", "slices", "buckets", "triton"]
@@ -34,7 +38,7 @@ def find_path(
 ) -> Path:
     """The way of that name, or the fastest for pairs of so many rows; notes why one cannot be taken."""
     if name is None:
-        name = _on_cpu(pair_rows) if device.type == "cpu" else _on_gpu(dtype)
+        name = _on_cpu(pair_rows) if device.type == "cpu" else _on_gpu(device, dtype)
     if name == "reference":
         return reference_matches
     if name in ("slices", "buckets"):
@@ -83,10 +87,30 @@ def _on_cpu(pair_rows: float) -> PathName:
     return "buckets" if gain or alone else "slices"
 
 
-def _on_gpu(dtype: torch.dtype) -> PathName:
+def _on_gpu(device: torch.device, dtype: torch.dtype) -> PathName:
     version = triton_version()
-    usable = version is not None and version >= OLDEST_TRITON
-    return "triton" if usable and dtype != torch.float64 else "reference"
+    usable = version is not None and version >= OLDEST_TRITON and dtype != torch.float64
+    return "triton" if usable and _as_reference(device, dtype) else "reference"
+
+
+@cache
+def _as_reference(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels, in one tile and over several, do what plain matching does."""
+
+    def trials() -> Iterator[tuple[str, Tensor, Tensor]]:
+        lengths, pairs = torch.tensor([3, 20, 150]), Pairs(torch.tensor([0, 2]), torch.tensor([1, 2]))
+        rows = torch.linspace(1, 40, 173 * 40, device=device).square().cos().view(173, 40).to(dtype)
+        scale, odd = 1 / rows.float().norm(dim=1), torch.zeros(1, dtype=torch.int32, device=device)
+        x, y = (Sets(each, scale, lengths, measured=False, odd=odd) for each in (rows, rows.roll(1, 0)))
+        y = replace(y, scale=scale.roll(1))
+        for ours, plain in zip(
+            triton_matches(x, y, pairs, True), reference_matches(x, y, pairs, True), strict=True
+        ):
+            assert ours.indices is not None and plain.indices is not None
+            yield "a maximum", ours.maxima, plain.maxima
+            yield "an index", ours.indices, plain.indices
+
+    return kernels_agree("Triton's matching", device, dtype, trials())
 
 
 def triton_matches(x: Sets, y: Sets, pairs: Pairs, with_indices: bool) -> tuple[Best, Best]:

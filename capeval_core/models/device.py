@@ -28,12 +28,13 @@ def resolve_device(name: str | None) -> torch.device:
     except RuntimeError as error:
         meant = "cuda" if name.lower().startswith("gpu") else name
         hint = did_you_mean(meant, ["cpu", "cuda", "cuda:0", "mps", "xpu"])
-        raise wrong_option("device", name, f"not a device{hint}") from error
+        fix = "" if hint else "use cpu, cuda, cuda:1, mps or xpu"
+        raise wrong_option("device", name, f"not a device{hint}", fix) from error
     on_cpu = Setting("device", "cpu", "pass ")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise wrong_option("device", name, "no CUDA GPU can be used here", on_cpu, verb="")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise wrong_option("device", name, f"there are {count} CUDA GPUs here", verb="")
+        raise wrong_option("device", name, f"CUDA GPUs here are 0 to {count - 1}", verb="")
     for kind, maker, backend in (("mps", "Apple", torch.backends.mps), ("xpu", "Intel", torch.xpu)):
         if device.type == kind and not backend.is_available():
             raise wrong_option("device", name, f"this machine has no {maker} GPU", on_cpu, verb="")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -68,6 +68,9 @@ class PacOptions(CommonOptions):
         None,
         "processes that decode image files, for many cores and a fast GPU; None: threads of this process",
         minimum=1,
+    )
+    resize: Literal["cpu", "device"] = option(
+        "cpu", "where images become smaller: `device` relieves the CPU of a fast CUDA GPU, with equal pixels"
     )
 
 
@@ -149,7 +152,8 @@ class PacS(CaptionMetric):
         text_features = self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **run)
         truncated = np.array(text_features.truncated)
         start = 0
-        for images in self.encoder.encode_images(batch.images, decoders=self.options.decoders, **run):
+        run |= {"decoders": self.options.decoders, "resize": self.options.resize}
+        for images in self.encoder.encode_images(batch.images, **run):
             part = slice(start, start + len(images.keys))
             of_references = slice(ends[start] - counts[start], ends[part.stop - 1])
             captions = text_features.features[part]

@@ -319,7 +319,7 @@ WRONG: dict[str, tuple[str, str, list[str], str]] = {
     "twice": ("pacs,cider,pacs", "A", [], "pacs,cider,pacs: pacs comes twice, name each metric once"),
     "option of none": ("pacs,cider", "A", ["--layer", "3"], "--layer is an option of vilbertscore, not of"),
     "weights of none": ("cider,bleu", "A", ["--weights", "tiny"], "--weights: cider,bleu have no weights"),
-    "number": ("pacs,clips", "A", ["--set", "clips.w=x"], "--w x: expected float"),
+    "number": ("pacs,clips", "A", ["--set", "clips.w=x"], "--set clips.w='x': expected float"),
     "of one": (
         "pacs,clips",
         "A",

@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.cuda.__main__ import PARTS, Rows, state
+import pytest
+
+from benchmarks.cuda.__main__ import PARTS, Rows, main, state
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("quick", "missed", "failing", "slow", "killed")
@@ -75,16 +77,21 @@ def test_a_part_that_ends_early_keeps_its_rows_and_the_reason(tmp_path: Path) ->
     assert (tmp_path / "runs").read_text() == "quick\n" * 2
 
 
-def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_killed_goes_on(tmp_path: Path, kill: signal.Signals) -> None:
     process = command(tmp_path, "--part", "slow", "quick")
     rows = Rows(tmp_path / "cuda.jsonl")
     while not rows.of("quantity", "slow"):
         assert process.poll() is None
         time.sleep(0.05)
     first = rows.of("quantity", "slow")[0]["measured"]
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 143
-    assert not is_running(tmp_path / "child")
+    process.send_signal(kill)
+    assert process.wait() == (143 if kill == signal.SIGTERM else -signal.SIGKILL)
+    for _ in range(200):  # its part ends by itself, a moment later
+        if not is_running(tmp_path / "child"):
+            break
+        time.sleep(0.05)
+    assert not is_running(tmp_path / "child"), "a process outlives the command"
     assert state(rows, "slow") == "was cut short" and state(rows, "quick") == "not run"
     with rows.path.open("a") as file:
         file.write('{"part": "slow", "quan')  # a line that was being written
@@ -109,3 +116,33 @@ def test_another_device_keeps_its_table(tmp_path: Path) -> None:
     assert status == 2 and "cuda.md has measurements of NVIDIA H100" in output and "--out" in output
     assert (tmp_path / "cuda.md").read_text() == "numbers"
     assert (tmp_path / "cuda.jsonl").read_text() == json.dumps(line) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "gpu"], "--device gpu is not a device"),
+        (["--device", "cpu"], "--rehearse runs small sizes on the CPU"),
+        (["--device", "cuda:99"], "GPUs here; --rehearse needs none"),
+        (["--rehearse", "--out", "rows.jsonl"], "expected a file for the table"),
+        (["--rehearse", "--out", "."], "expected a file for the table"),
+        (["--part", "umik"], "umic"),
+    ],
+)
+def test_what_cannot_run_is_one_message(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", "cuda.md", *arguments])
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_the_table_is_made(tmp_path: Path) -> None:
+    assert run(tmp_path, "--part", "quick", "--out", "made/cuda.md")[0] == 0
+    assert (tmp_path / "made" / "cuda.jsonl").is_file()

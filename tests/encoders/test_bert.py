@@ -37,14 +37,14 @@ class OnCuda:
     """A tensor's stand-in that says it is on CUDA."""
 
     def __init__(self, values: Tensor) -> None:
-        self.values, self.device = values, torch.device("cuda")
+        self.values, self.device, self.dtype = values, torch.device("cuda"), values.dtype
 
 
 def test_only_layers_that_learn_nothing_take_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     output: Any = uniter().model.layers[0].output
     generator = torch.Generator().manual_seed(0)
     rows, before = (torch.randn(5, width, generator=generator) for width in (64, 32))
-    monkeypatch.setattr(cuda_blocks, "usable_kernels", lambda _: Kernels())
+    monkeypatch.setattr(cuda_blocks, "usable_kernels", lambda *_: Kernels())
     ran: list[str] = []
 
     class Output:

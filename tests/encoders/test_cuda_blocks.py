@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import random
 
 import numpy as np
@@ -19,6 +20,7 @@ from capeval_core.encoders.cuda_blocks import PYTORCH, Causal, Kernels, usable_k
 from capeval_core.models.batching import BatchSize, count_forwards
 from capeval_core.models.device import triton_version
 from tests.encoders.test_clip import WORDS
+from tests.interpreter import right_bfloat16
 from tests.seeded import encoder
 
 Floats = NDArray[np.float32]
@@ -88,12 +90,19 @@ def test_blip2s_images_are_those_of_transformers_steps(kernels: Kernels, bias: b
 
 
 @WITH_TRITON
-def test_kernels_in_16_bits_are_as_near_to_float32_as_pytorch() -> None:
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 5e-3), ("bfloat16", 4e-2)])
+def test_kernels_in_16_bits_are_as_near_to_float32_as_pytorch(dtype: str, most: float) -> None:
     full, captions = encoder("pacs-vit-tiny"), texts("A photo depicts ", 3)
-    low = [on_cuda_path("pacs-vit-tiny", kernels, "float16") for kernels in (PYTORCH, Kernels())]
-    expected = full.encode_texts(captions, cache=NOTHING).features
-    plain, ours = (off(clip.encode_texts(captions, cache=NOTHING).features, expected) for clip in low)
-    assert ours <= 1.5 * plain <= 5e-3
+    size = full.preprocessing.image_size
+    pixels = list(np.random.default_rng(0).integers(0, 256, (2, 3, size, size), np.uint8))
+    found = []
+    with right_bfloat16():
+        for clip in (full, *(on_cuda_path("pacs-vit-tiny", way, dtype) for way in (PYTORCH, Kernels()))):
+            of_texts = clip.encode_texts(captions, cache=NOTHING).features
+            found.append((of_texts, clip._image_forward(pixels)))
+    for expected, *low in zip(*found, strict=True):
+        plain, ours = (off(features, expected) for features in low)
+        assert ours <= 1.5 * plain <= most
 
 
 def test_a_text_does_not_depend_on_the_others_of_its_batch() -> None:
@@ -174,5 +183,60 @@ def test_a_product_with_its_activation(quick: bool) -> None:
 
 
 @WITH_TRITON
-def test_kernels_are_tried_before_they_are_used() -> None:
-    assert usable_kernels.__wrapped__(torch.device("cpu")) == Kernels()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_kernels_are_tried_before_they_are_used(dtype: torch.dtype) -> None:
+    with right_bfloat16():
+        assert usable_kernels.__wrapped__(torch.device("cpu"), dtype) == Kernels()
+
+
+@WITH_TRITON
+@pytest.mark.parametrize(
+    ("kernel", "use"),
+    [
+        ("cuda_kernels.norm", "norm"),
+        ("cuda_bert.add_norm", "norm of a sum"),
+        ("cuda_kernels.embed", "embedding"),
+        ("cuda_kernels.activate", "activation"),
+        ("cuda_kernels.patches", "patches"),
+        ("cuda_kernels.causal_attention", "attention"),
+    ],
+)
+def test_one_kernel_that_is_wrong_takes_all_away(
+    kernel: str, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, name = kernel.split(".")
+    module = importlib.import_module(f"capeval_core.encoders.{room}")
+    right = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *given: right(*given) * 1.1)
+    with pytest.warns(
+        UserWarning, match=rf"kernels cannot be used on cpu in torch.float16.*\({use} is off by"
+    ):
+        assert usable_kernels.__wrapped__(torch.device("cpu"), torch.float16) == PYTORCH
+
+
+@WITH_TRITON
+@pytest.mark.parametrize(
+    ("error", "raised"), [(RuntimeError("a\nb"), False), (torch.OutOfMemoryError(), True)]
+)
+def test_kernels_that_do_not_run_are_not_used_but_memory_may_come_back(
+    error: Exception, raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from capeval_core.encoders import cuda_kernels
+
+    def fail(*_: object) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(cuda_kernels, "norm", fail)
+    with (
+        pytest.raises(torch.OutOfMemoryError)
+        if raised
+        else pytest.warns(UserWarning, match="RuntimeError: a")
+    ):
+        assert usable_kernels.__wrapped__(torch.device("cpu"), torch.float32) == PYTORCH
+
+
+@pytest.mark.parametrize(("longest", "ours"), [(128, True), (129, False)])
+def test_sequences_too_long_for_a_tile_are_pytorchs(longest: int, ours: bool) -> None:
+    if ours and triton_version() is None:
+        pytest.skip("triton is not installed")
+    assert Causal([3, longest], 0, 2, Kernels(), torch.empty(0).half()).ours == ours

@@ -177,7 +177,7 @@ def test_on_cuda_layers_attend_once_and_the_host_reads_nothing(
     """On tensors without memory, for which devices must fit, and which raise where the host reads one."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(packed, "_usable", lambda *_: True)
-    monkeypatch.setattr(cuda_blocks, "usable_kernels", lambda _: PYTORCH)
+    monkeypatch.setattr(cuda_blocks, "usable_kernels", lambda *_: PYTORCH)
     copied: list[int] = []
 
     def rows_without_memory(device: torch.device, arrays: Any, dtype: Any = None) -> Tensor:

@@ -18,7 +18,6 @@ import pytest
 from PIL import Image
 
 import capeval_core
-from capeval_core.inputs import decoders as module
 from capeval_core.inputs.decoders import Decoders
 from capeval_core.inputs.decoding import square_pixels
 from capeval_core.inputs.visual import InputImage
@@ -108,9 +107,74 @@ def test_work_of_a_process_that_is_killed_is_done_here(files: list[Path]) -> Non
 def test_where_no_process_can_be_started_threads_decode(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.warns(UserWarning, match="could not be used .*nowhere"):
         assert Decoders(1).check([InputImage.of(files[0]).source]) == [False]
+
+
+def test_nothing_is_imported_from_the_current_folder(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may hold what somebody downloaded. `hostile` is the current one, the program elsewhere."""
+    hostile = tmp_path / "hostile"
+    for name in ("capeval_core", "json", "PIL", "numpy", "sitecustomize"):
+        (hostile / name).mkdir(parents=True)
+        (hostile / name / "__init__.py").write_text(f"open({str(tmp_path / name)!r}, 'w')")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py"), str(files[0])]
+    monkeypatch.setenv("PYTHONPATH", str(Path(capeval_core.__file__).parents[1]))
+    done = subprocess.run(command, cwd=hostile, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[True]") and not done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hostile", "program.py"]
+
+
+def test_what_python_prints_as_it_starts_is_no_answer(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nos.write(1, b'welcome')\nprint('to Python')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    decoders, [image] = Decoders(1), images(files[:1])
+    assert decoders.check([image.source]) == [True]
+    assert image.source._key == images(files[:1])[0].key
+    decoders.close()
+
+
+def test_a_package_that_is_found_another_way_is_found_there_as_well(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = str(Path(capeval_core.__file__).parents[1])
+    monkeypatch.setattr(sys, "path", ["", *(folder for folder in sys.path if folder != own)])
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.chdir(files[0].parent)
+    decoders = Decoders(10**9)  # of which it starts what it needs
+    assert decoders.check([images(files)[0].source]) == [True]
+    decoders.close()
+
+
+def test_all_that_end_at_once_are_counted(files: list[Path]) -> None:
+    """Else a thread would wait for one of them for ever."""
+    decoders, sources = Decoders(8), [image.source for image in images(files)]
+    asked = threading.Barrier(8)
+
+    def ask() -> None:
+        asked.wait()
+        for _ in range(3):
+            decoders.check(sources)
+            for process in list(decoders.processes):
+                process.kill()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    decoders.close()
+    assert not decoders.processes and decoders._left <= 0
 
 
 def test_many_threads_ask(two: Decoders, files: list[Path]) -> None:

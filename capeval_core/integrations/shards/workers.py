@@ -241,8 +241,10 @@ def _connected(workers: Workers) -> Iterator[float]:
         there = float(resources().get("GPU", 0))
         gpus = gpus_of_each(workers.number, int(there)) if workers.gpus is None else workers.gpus
         if folder is not None and not fits(workers.number, gpus, int(there)):
-            found = f"{workers.number} workers need {gpus:g} GPUs each, and there are {there:g}"
-            raise wrong_option("gpus_per_worker", gpus, found, "lower it, or the number of workers", verb="")
+            each = f"{gpus:g} GPU{'s' if gpus > 1 else ''} each"
+            found = f"{workers.number} workers need {each}, and there are {there:g}"
+            fix = "lower it, or the number of workers" if there else "leave it out"
+            raise wrong_option("gpus_per_worker", gpus, found, fix, verb="")
         yield gpus
     finally:
         if mine:
