@@ -63,6 +63,8 @@ class _PacOptions(_Options, total=False):
     """put before captions and references; None: the weights' own, else 'A photo depicts '"""
     decoders: int | None
     """processes that decode image files, for many cores and a fast GPU; None: threads of this process"""
+    resize: Literal["cpu", "device"]
+    """where images become smaller: `device` relieves the CPU of a fast CUDA GPU, with equal pixels"""
 
 class _ClipsOptions(_PacOptions, total=False): ...
 
