@@ -163,9 +163,8 @@ def _exchanged(
     request = {
         **what,
         "images": [
-            str(Path.cwd() / source.path) if isinstance(source, OnDisk) else len(source.data)  # type: ignore[attr-defined]
-            for source in sources
-        ],
+            _place(source.path) if isinstance(source, OnDisk) else len(source.data) for source in sources
+        ],  # type: ignore[attr-defined]
         "most_pixels": Image.MAX_IMAGE_PIXELS,
         "truncated": ImageFile.LOAD_TRUNCATED_IMAGES,
     }
@@ -175,6 +174,11 @@ def _exchanged(
         data = data[process.stdin.write(data) :]
     lengths = np.frombuffer(_read(process, 4 * len(sources)), dtype="<u4").tolist()
     return [_read(process, length) if length else None for length in lengths]
+
+
+def _place(path: str) -> str:
+    """A path that does not depend on the current folder, which may be another one there, or be gone."""
+    return path if os.path.isabs(path) else str(Path.cwd() / path)  # noqa: PTH117
 
 
 def _read(process: _Process, length: int) -> bytearray:

@@ -114,7 +114,8 @@ class BatchSize:
                 'a single item does not fit into memory: use device="cpu" or smaller weights'
             ) from error
         half = max(1, failed // 2)
-        self.size = half * cost if isinstance(cost, int) else sum(cost[part.start : part.start + half])
+        smaller = half * cost if isinstance(cost, int) else sum(cost[part.start : part.start + half])
+        self.size = min(self.size, smaller)  # a batch may fail that was launched before others were halved
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

@@ -20,10 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import capeval_core
+from capeval_core.commands.arguments import in_words_of_the_user
+from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from capeval_core.integrations.shards.plan import PlannedShard, plan_shards
 from capeval_core.integrations.shards.workers import score_one
 from capeval_core.models.batching import count_forwards
+from capeval_core.registry import metric_class
 from tests.cli.conftest import Ran
 from tests.integrations.shard_inputs import write_shards
 
@@ -316,3 +319,18 @@ def score(inputs: str, output: str) -> None:
 def test_a_share_out_of_range_is_named_by_its_flag(capeval: Callable[..., Ran], tmp_path: Path) -> None:
     ran = capeval("shards", "histogram", tmp_path, "--keep", "30")
     assert ran.status == 2 and "--keep 30: expected a share above 0" in ran.err
+
+
+def test_a_number_of_gpus_is_named_by_its_flag() -> None:
+    options = metric_class("pacs").Options
+    with (
+        pytest.raises(ValueError, match=r"--gpus-per-worker 1\.0: there are 0: leave it out"),
+        in_words_of_the_user(options),
+    ):
+        raise wrong_option("gpus_per_worker", 1.0, "there are 0", "leave it out", verb="")
+
+
+def test_help_without_a_metric_leads_to_all_options(capeval: Callable[..., Ran]) -> None:
+    assert "`capeval shards score METRIC --help` shows all options" in " ".join(
+        capeval("shards", "score", "--help").out.split()
+    )

@@ -73,6 +73,15 @@ def test_a_path_is_that_of_the_folder_at_hand(
     assert two.check([InputImage.of(files[0].name).source]) == [True]
 
 
+def test_the_current_folder_may_be_gone(
+    two: Decoders, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert two.check([InputImage.of(files[0]).source]) == [True]
+
+
 def test_scores_and_errors_are_the_same(files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "cut.jpg").write_bytes(files[0].read_bytes()[:300])
     given, captions = [*files, tmp_path / "cut.jpg", tmp_path / "none.jpg"], ["a wall"] * (len(files) + 2)
