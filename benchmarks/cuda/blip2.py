@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.blip2 import VISION, config_of, drawn_pairs, loop, repeat, values_of
 from benchmarks.cuda.agreement import Outputs, Subject, compare_devices, compare_dtypes, repeats_equal
 from benchmarks.cuda.flops import blip2_flops
-from benchmarks.cuda.measuring import Gpu, Row
+from benchmarks.cuda.measuring import Gpu, Row, or_failure
 from benchmarks.cuda.seeded import drawn, encoder_of
 from benchmarks.cuda.towers import ways
 from benchmarks.workload import ARCHITECTURES
@@ -68,13 +68,17 @@ def measure(gpu: Gpu) -> Iterator[Row]:
     ours = match(low, images[:1], texts[:1])[0]
     off = float(np.abs(ours[: len(few)] - plain).max())
     yield Row.at_most("bf16, to a forward each: largest difference of ITC and ITM", off, 0.02)
-    numbers = (2, 4) if gpu.small else (4, 60, 240)
-    for number in numbers:
+    yield from or_failure("memory by captions", lambda: memory(gpu, lambda *pairs: match(low, *pairs)))
+    yield from or_failure("agreement", lambda: agreements(gpu, config, tensors, match, images, texts))
+    yield from or_failure("ECO", lambda: ensemble(gpu))
+
+
+def memory(gpu: Gpu, match: Any) -> Iterator[Row]:
+    """Peak memory by the captions of an image."""
+    for number in (2, 4) if gpu.small else (4, 60, 240):
         more = drawn_pairs(8, number)
-        used = gpu.memory(lambda more=more: match(low, *more)) / 1e6
+        used = gpu.memory(lambda more=more: match(*more)) / 1e6
         yield Row(f"memory of 8 images, {number} captions each", f"{used:.0f} MB")
-    yield from agreements(gpu, config, tensors, match, images, texts)
-    yield from ensemble(gpu)
 
 
 def tower(gpu: Gpu, low: Any, images: list[Any]) -> Iterator[Row]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.cuda.agreement import Outputs, Subject, compare_devices, compare_dtypes, repeats_equal
 from benchmarks.cuda.flops import alpha_clip_flops
-from benchmarks.cuda.measuring import Gpu, Row
+from benchmarks.cuda.measuring import Gpu, Row, or_failure
 from benchmarks.cuda.seeded import drawn, encoder_of
 from benchmarks.hice import CAPTIONS, MASKS, SIZE, PlainLoop, hice_metric, make_captions, terms_of
 from benchmarks.workload import ARCHITECTURES, peak_memory
@@ -80,8 +80,8 @@ def measure(gpu: Gpu) -> Iterator[Row]:
             f"one forward of {len(batch)} rows per caption, preprocessing and texts left out: time over ours",
             f"{together / scoring:.1f}",
         )
-        yield from memory(gpu, metric)
-        yield from agreements(gpu, metric, workload.captions, files)
+        yield from or_failure("memory by masks", partial(memory, gpu, metric))
+        yield from or_failure("agreement", partial(agreements, gpu, metric, workload.captions, files))
         if gpu.is_cuda:
             low.encoder.kernels = Kernels(products=True)
             encoding = gpu.seconds(lambda: _regions(low, workload.images), repeats=3, warm_up=1)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cuda.measuring import Gpu, Row
+from benchmarks.cuda.measuring import Gpu, Row, or_failure
 from benchmarks.workload import make_workload, sentences
 
 FILES = {"ViT-B-32": 10_000, "ViT-L-14": 6_000}
@@ -38,7 +38,7 @@ def measure(gpu: Gpu) -> Iterator[Row]:
         yield Row(f"decoding and resizing alone, {cores} cores", f"{alone['cpu']:,.0f} pictures/s")
         yield Row(f"decoding alone, {cores} cores", f"{alone['device']:,.0f} pictures/s")
         for name, count in FILES.items():
-            yield from _from_files(gpu, name, files[:count], alone, cores)
+            yield from or_failure(name, partial(_from_files, gpu, name, files[:count], alone, cores))
 
 
 def _from_files(
@@ -51,7 +51,7 @@ def _from_files(
     from capeval_core.cache import FeatureCache
     from capeval_core.inputs.resampling import Resize
     from capeval_core.inputs.visual import InputImage
-    from capeval_core.models.copies import to_device
+    from capeval_core.models.copies import stacked_on_device
 
     clip = seeded_clip(gpu, name, "bfloat16")
     batch = 4 if gpu.small else 256
@@ -63,7 +63,7 @@ def _from_files(
         bound = "decoding" if rate < tower else "tower"
         yield Row(f"{name}: ceiling, resized on the {where}", f"{min(rate, tower):,.0f} pictures/s, {bound}")
     host = list(pixels.cpu().numpy())
-    copied = size / gpu.seconds(lambda: to_device(host, gpu.device))
+    copied = size / gpu.seconds(lambda: stacked_on_device(gpu.device, host))
     yield Row(f"{name}: pixels collated in pinned memory and copied", f"{copied:,.0f} pictures/s")
 
     captions = sentences(len(files))
@@ -104,7 +104,7 @@ def _from_files(
             )
             yield Row(
                 f"{name}, {way}: what `score` does before the images",
-                f"check {1e6 * checked / len(files):.0f} us and texts {1e6 * texts / len(files):.0f} us each, "
+                f"check {1e6 * checked / len(files):.0f} us, texts {1e6 * texts / len(files):.0f} us each, "
                 f"{checked * rate / len(files):.1%} and {texts * rate / len(files):.1%} of the time",
             )
     yield from _resized(gpu, clip, files[:size])
@@ -148,8 +148,8 @@ def make_files(folder: Path, count: int, distinct: int) -> list[str]:
 
 
 def decoding_rate(files: Sequence[str], cores: int, *, resized: bool = True) -> float:
-    """Pictures a second that processes on all cores decode and resize together, their start left out."""
-    command = [sys.executable, "-m", "benchmarks.cuda.jpeg", *(["--resize"] if resized else [])]
+    """Pictures a second that processes on all cores decode and resize, without their start and their end."""
+    command = [sys.executable, "-m", "benchmarks.cuda.jpeg", files[0], *(["--resize"] if resized else [])]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(cores)
@@ -165,29 +165,35 @@ def decoding_rate(files: Sequence[str], cores: int, *, resized: bool = True) -> 
         process.stdin.close()
     for process in processes:
         assert process.stdout is not None
-        outputs.append(int(process.stdout.read()))
+        outputs.append(int(process.stdout.readline() or 0))
+    seconds = time.perf_counter() - start
+    for process in processes:  # which takes as long as a second, and is no decoding
         process.wait()
     if sum(outputs) != len(files):
         raise RuntimeError(f"{len(files)} files, but {sum(outputs)} were decoded")
-    return len(files) / (time.perf_counter() - start)
+    return len(files) / seconds
 
 
 def main() -> None:
-    """Decode the files whose paths stand on stdin; `--resize` resizes them, too."""
+    """Decode the file that is named, say so, then those whose paths stand on stdin; `--resize` resizes them."""
     from PIL import Image
 
     from capeval_core.inputs.decoding import square_pixels
     from capeval_core.inputs.visual import InputImage
 
+    def decode(path: str) -> None:
+        image = InputImage.of(path).load()
+        if "--resize" in sys.argv:
+            square_pixels(image, 224, Image.Resampling.BICUBIC)
+
+    decode(sys.argv[1])  # what is imported late, and a first time
     print("ready", flush=True)
     decoded = 0
     for path in sys.stdin.read().split("\n"):
         if path:
-            image = InputImage.of(path).load()
-            if "--resize" in sys.argv:
-                square_pixels(image, 224, Image.Resampling.BICUBIC)
+            decode(path)
             decoded += 1
-    print(decoded)
+    print(decoded, flush=True)
 
 
 if __name__ == "__main__":

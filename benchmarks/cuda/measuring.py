@@ -7,7 +7,8 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,23 @@ class Row:
     @classmethod
     def at_most(cls, quantity: str, value: float, goal: float, form: str = "{:.2g}") -> Row:
         return cls(quantity, form.format(value), f"at most {form.format(goal)}", value <= goal)
+
+
+def failure(what: str, error: Exception) -> Row:
+    """The row of something that did not run."""
+    return Row(what, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "runs", False)
+
+
+def or_failure(what: str, rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:
+    """The rows; an error becomes the last one, so that what a part measures next is measured nevertheless."""
+    failed = None
+    try:
+        yield from rows()
+    except Exception as error:
+        traceback.print_exc()
+        failed = failure(what, error)
+    if failed is not None:  # by now nothing holds the tensors of what failed
+        yield failed
 
 
 class Gpu:

@@ -1,4 +1,4 @@
-"""The suite's CUDA half, the contract of every metric on CUDA, and all golden cases on CUDA.
+"""All golden cases on CUDA, the suite's CUDA half, agreement of every metric, and a Trainer that evaluates.
 
 Golden cases run side by side, each in a process of its own, and so does pytest in a few that share the GPU;
 of each case the largest error relative to its tolerance is a row.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.cuda.measuring import Gpu, Row
+from benchmarks.cuda.measuring import Gpu, Row, or_failure
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "golden" / "cases"
@@ -33,6 +33,22 @@ def measure(gpu: Gpu) -> Iterator[Row]:
     with ThreadPoolExecutor(PROCESSES) as together:
         yield from together.map(lambda path: golden(path, gpu), cases)
     yield suite(gpu)
+    yield from or_failure("every metric with tiny weights", lambda: of_tiny(gpu))
+    yield from or_failure("Trainer", lambda: of_trainer(gpu))
+
+
+def of_tiny(gpu: Gpu) -> Iterator[Row]:
+    """Every metric with the packaged weights: devices, dtypes, two runs."""
+    from benchmarks import exactness
+
+    yield from exactness.of_tiny(gpu)
+
+
+def of_trainer(gpu: Gpu) -> Iterator[Row]:
+    """Evaluations in a Trainer on the device."""
+    from benchmarks import trainer
+
+    yield from trainer.measure(gpu)
 
 
 def golden(folder: Path, gpu: Gpu) -> Row:

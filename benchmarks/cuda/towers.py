@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.cuda.agreement import Subject, agreement
-from benchmarks.cuda.measuring import Gpu, Row
+from benchmarks.cuda.measuring import Gpu, Row, failure, or_failure
 from benchmarks.cuda.seeded import drawn, encoder_of
 from benchmarks.encoders import ARCHITECTURES, text_flops, vision_flops
 from benchmarks.workload import sentences
@@ -43,8 +43,8 @@ def measure(gpu: Gpu) -> Iterator[Row]:
     """Images and texts of each tower, agreement after the first; then what could become a default."""
     for name, goal in GOALS.items():
         clip = seeded_clip(gpu, name, "bfloat16")
-        yield from images(gpu, clip, name, goal)
-        yield from texts(gpu, clip, name, goal)
+        yield from or_failure(f"{name} images", partial(images, gpu, clip, name, goal))
+        yield from or_failure(f"{name} texts", partial(texts, gpu, clip, name, goal))
         del clip
         if name == "ViT-B-32":
             yield from agreement(gpu, Subject(("pacs",), f"{name}, seeded"), cosines_of(gpu, name))
@@ -52,7 +52,7 @@ def measure(gpu: Gpu) -> Iterator[Row]:
             torch.cuda.empty_cache()
     for name in ("ViT-B-32", "ViT-L-14"):
         clip = seeded_clip(gpu, name, "bfloat16")
-        yield from _or_failure(f"{name}, candidates", partial(candidates, gpu, clip, name))
+        yield from or_failure(f"{name}, candidates", partial(candidates, gpu, clip, name))
 
 
 def seeded_clip(gpu: Gpu, name: str, dtype: str, device: str | None = None) -> ClipEncoder:
@@ -183,8 +183,8 @@ def candidates(gpu: Gpu, clip: ClipEncoder, name: str) -> Iterator[Row]:
     few = random_pixels(gpu, clip, 2 if gpu.small else 8)
     yield from timed_way(gpu, clip, f"{name} images, batch {len(few)}", few, best)
     if gpu.is_cuda:
-        yield from _or_failure(f"{name}, graph", partial(graph, gpu, clip, name, few, best))
-    yield from _or_failure(f"{name}, compiled", partial(compiled, gpu, clip, name, pixels))
+        yield from or_failure(f"{name}, graph", partial(graph, gpu, clip, name, few, best))
+    yield from or_failure(f"{name}, compiled", partial(compiled, gpu, clip, name, pixels))
 
 
 def graph(gpu: Gpu, clip: ClipEncoder, name: str, pixels: Tensor, kernels: Kernels) -> Iterator[Row]:
@@ -284,14 +284,3 @@ def relative(found: Tensor, expected: Tensor) -> float:
     """Largest distance of two rows, relative to their length."""
     off = (found.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
     return float(off.max())
-
-
-def failure(what: str, error: Exception) -> Row:
-    return Row(what, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "runs", False)
-
-
-def _or_failure(what: str, rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:
-    try:
-        yield from rows()
-    except Exception as error:
-        yield failure(what, error)

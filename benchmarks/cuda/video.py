@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 import capeval_core
 from benchmarks.cuda.agreement import Subject, agreement
-from benchmarks.cuda.measuring import Gpu, Row
+from benchmarks.cuda.measuring import Gpu, Row, or_failure
 from benchmarks.cuda.towers import random_pixels, seeded_clip
 from benchmarks.encoders import vision_flops
 from benchmarks.video import BATCH, ours, padded_match
@@ -38,10 +39,10 @@ CLIPS, SIZE = 16, (240, 320)
 
 def measure(gpu: Gpu) -> Iterator[Row]:
     clip = seeded_clip(gpu, "ViT-B-32", "bfloat16")
-    yield from encoding(gpu, clip)
+    yield from or_failure("encoding", partial(encoding, gpu, clip))
     for ragged in (False, True):
-        yield from matching(gpu, ragged)
-    yield from from_host(gpu)
+        yield from or_failure("matching", partial(matching, gpu, ragged))
+    yield from or_failure("matching of features of the host", partial(from_host, gpu))
     videos, captions = clips(gpu, 2 if gpu.small else 8, 5 if gpu.small else 60), sentences(8, _rng())
 
     def run(device: str, dtype: str) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def measure(gpu: Gpu) -> Iterator[Row]:
 
     yield from agreement(gpu, Subject(("pacs video",), "ViT-B-32, seeded"), run, dtypes=["bfloat16"])
     if find_spec("av") is not None:
-        yield from files(gpu, clip)
+        yield from or_failure("video files", partial(files, gpu, clip))
 
 
 def encoding(gpu: Gpu, clip: ClipEncoder) -> Iterator[Row]:

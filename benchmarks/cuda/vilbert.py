@@ -7,6 +7,7 @@ share of the peak; matching on the device and on the host; bytes between the two
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ import torch
 
 from benchmarks.cuda.agreement import Subject, agreement
 from benchmarks.cuda.flops import vilbert_flops
-from benchmarks.cuda.measuring import Gpu, Row
+from benchmarks.cuda.measuring import Gpu, Row, or_failure
 from benchmarks.cuda.seeded import drawn, encoder_of
 from benchmarks.umic import made_up_boxes
 from benchmarks.vilbertscore import ARCHITECTURE, config_of, encoded_captions, made_up_texts, ours, released
@@ -50,9 +51,8 @@ def measure(gpu: Gpu) -> Iterator[Row]:
     boxes, width = 10 if gpu.small else BOXES, architecture["visual"]["region_size"]
     images = [made_up_boxes(rng, boxes, width) for _ in range(count)]
     texts = made_up_texts(rng, count, CANDIDATES + REFERENCES)
-    yield from speed(gpu, encoder, images, texts)
-    yield from matching(gpu, encoder, images, texts)
-    yield from one_launch(gpu, encoder, images, texts)
+    for step in (speed, matching, one_launch):
+        yield from or_failure(step.__name__, partial(step, gpu, encoder, images, texts))
     some = slice(2 if gpu.small else 8)
 
     def run(device: str, dtype: str) -> dict[str, Any]:

@@ -47,8 +47,8 @@ from capeval_core.encoders.transformer import run_vision
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
-from capeval_core.models.copies import Arriving, to_host
-from capeval_core.models.device import DTYPES, exact_float32, on_device
+from capeval_core.models.copies import on_device, on_host
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.regions.given import Masks, fitting, name_of
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
@@ -213,16 +213,11 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
 
     def run_rows(self, rows: Sequence[Row]) -> Floats:
         """(n, d) float32 features of n rows; an image's patches are embedded once for all its masks."""
-        features: Floats = self.launch_rows(rows).values()
-        return features
+        return on_host(self.launch_rows(rows))
 
     @torch.inference_mode()
-    def launch_rows(self, rows: Sequence[Row]) -> Arriving:
-        """As `run_rows`, on their way."""
-        return to_host(self._row_features(rows))
-
-    def _row_features(self, rows: Sequence[Row]) -> Tensor:
-        """(n, d) on the device; the host waits for nothing that runs there."""
+    def launch_rows(self, rows: Sequence[Row]) -> Tensor:
+        """As `run_rows`, on the device; the host waits for nothing that runs there."""
         dtype, visual = DTYPES[self.dtype], self.model.visual
         distinct = list({id(row.pixels): row.pixels for row in rows}.values())
         position = {id(pixels): index for index, pixels in enumerate(distinct)}

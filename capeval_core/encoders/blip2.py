@@ -29,7 +29,6 @@ from capeval_core.encoders.blip2_model import (
     query_states,
     text_states,
 )
-from capeval_core.encoders.clip import rows_of
 from capeval_core.encoders.cuda_blocks import Kernels, usable_kernels
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.preprocessing import normalised
@@ -46,8 +45,8 @@ from capeval_core.encoders.tokenizers import PAD, Ids, Tokens, WordPiece
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
-from capeval_core.models.copies import Arriving, to_device, to_host
-from capeval_core.models.device import DTYPES, exact_float32, on_device
+from capeval_core.models.copies import on_device, on_host, stacked_on_device
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.blip2 import Blip2Conversion, translate_transformers
 from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
@@ -278,7 +277,9 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
 
     def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         scaling = self.config["preprocessing"]
-        return normalised(to_device(pixels, self.device).float() / 255, scaling["mean"], scaling["std"])
+        return normalised(
+            stacked_on_device(self.device, pixels).float() / 255, scaling["mean"], scaling["std"]
+        )
 
     @torch.inference_mode()
     def states(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
@@ -288,10 +289,11 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             return image_states(self.model, scaled, self.kernels)
 
     @torch.inference_mode()
-    def image_features(self, states: Tensor) -> Arriving:
+    def image_features(self, states: Tensor) -> Tensor:
         """(images, queries * d), un-normalised, of states of the vision tower."""
         with exact_float32(self.device):
-            return to_host(self.model.vision_projection(query_states(self.model, states)).flatten(1))
+            features: Tensor = self.model.vision_projection(query_states(self.model, states))
+            return features.flatten(1)
 
     @torch.inference_mode()
     def match_logits(self, states: Tensor, texts: Sequence[Ids]) -> Tensor:
@@ -303,7 +305,7 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             return logits
 
     @torch.inference_mode()
-    def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
+    def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids, str]]) -> Tensor:
         """(n, 2) logits of pairs (position in `states`, token ids, key); those of an image stand together."""
         by_image = groupby(pairs, key=lambda pair: pair[0])
         texts = [(position, [ids for _, ids, _ in own]) for position, own in by_image]
@@ -314,13 +316,13 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             if len(own) > len(positions):  # some images between have no text here
                 own = states[on_device(torch.tensor(positions), self.device)]
             logits.append(self.match_logits(own, list(chain.from_iterable(ids))))
-        return to_host(torch.cat(logits))
+        return torch.cat(logits)
 
     @torch.inference_mode()
     def _text_forward(self, texts: Sequence[Ids]) -> Floats:
         with exact_float32(self.device):
             ids, mask = self._padded(texts)
-            return rows_of(self.model.text_projection(text_states(self.model, ids, mask)))
+            return on_host(self.model.text_projection(text_states(self.model, ids, mask)))
 
     def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
         """(n, longest) ids, and which of them are tokens; None where all texts are equally long."""

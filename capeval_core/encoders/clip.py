@@ -45,8 +45,8 @@ from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
-from capeval_core.models.copies import Arriving, to_device, to_host
-from capeval_core.models.device import DTYPES, exact_float32, on_device
+from capeval_core.models.copies import on_device, on_host, stacked_on_device, to_host
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.clip import ClipConversion, translate_open_clip
 from capeval_core.weights.conversion import Conversion
@@ -182,7 +182,7 @@ class ClipTowers(CheckedModel):
             x = run_blocks(blocks, x, position=None if every else -1, causal=True, prefix=prefix.kept)
             if every and prefix.states is not None:
                 x = torch.cat([prefix.states.expand(len(x), -1, -1), x], dim=1)
-            return rows_of(model.ln_final(x if every else x[:, 0]) @ model.text_projection)
+            return on_host(model.ln_final(x if every else x[:, 0]) @ model.text_projection)
 
     def _run_packed_texts(
         self, kernels: Kernels, sequences: list[Ids], shared: int, batch_size: int | None, every: bool
@@ -193,8 +193,7 @@ class ClipTowers(CheckedModel):
             size, costs = BatchSize(batch_size, automatic=False), [1] * len(sequences)
         forward = partial(self._packed_forward, kernels=kernels, shared=shared, every=every)
         # Nothing waits for a batch before the last one is launched.
-        arriving = [(part, to_host(features)) for part, features in size.run(sequences, forward, cost=costs)]
-        for part, features in arriving:
+        for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
             rows: Floats = features.values()
             if not every:
                 yield part, rows
@@ -289,8 +288,8 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         encoding = Encoding(
             size=size,
             keys=lambda content, _: (self._key("image", content.encode()),),
-            prepare=partial(self.preprocessing.unresized, most=most),
-            forward=self._launch_images,
+            prepare=partial(self.preprocessing.unresized, most=most) if most else self.preprocessing.pixels,
+            forward=self.run_images,
             elsewhere=None if decoders is None else partial(self._decoded, shared_decoders(decoders), most),
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
@@ -326,7 +325,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
             sampling,
             keys=lambda used: (self._key("video", used.encode()), self._key("incomplete", used.encode())),
             pixels=self.preprocessing.pixels,
-            forward=self._launch_images,
+            forward=self.run_images,
             size=self.images_per_batch(batch_size),
             dimension=self.dimension,
             cache=cache,
@@ -341,43 +340,36 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         return decoders.pixels([image.source for image in images], own.image_size, own.method, most)
 
     def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
-        return self.normalised(to_device(pixels, self.device).float() / 255)
+        return self.normalised(stacked_on_device(self.device, pixels).float() / 255)
 
     def _image_forward(self, pixels: Sequence[NDArray[np.uint8]]) -> Floats:
-        features: Floats = self._launch_images(pixels).values()
-        return features
-
-    @torch.inference_mode()
-    def _launch_images(self, pixels: Sequence[Pixels]) -> Arriving:
-        with exact_float32(self.device):
-            return to_host(self.run_images(self._squares(pixels)))
+        return on_host(self.run_images(pixels))
 
     def _squares(self, pixels: Sequence[Pixels]) -> Tensor:
         resized = [each for each in pixels if not isinstance(each, Unresized)]
         if len(resized) == len(pixels):
-            return to_device(resized, self.device)
+            return stacked_on_device(self.device, resized)
         from capeval_core.encoders.cuda_resizing import squares  # which needs Triton
 
         return squares(pixels, self.preprocessing.image_size, self.device, self.preprocessing.method)
 
-    def run_images(self, pixels: Tensor) -> Tensor:
-        """(n, d) features of pixels (n, 3, s, s), uint8, on the device; nothing waits for it."""
+    @torch.inference_mode()
+    def run_images(self, pixels: Sequence[Pixels] | Tensor) -> Tensor:
+        """(n, d) features, on the device, of uint8 pixels (n, 3, s, s); nothing waits for it."""
         visual, dtype = self.model.visual, DTYPES[self.dtype]
         is_vit, kernels = isinstance(visual, VisionTransformer), self.kernels
         mean, std = self.preprocessing.mean, self.preprocessing.std
-        if is_vit and kernels is not None and kernels.passes:
-            patches = embedded_patches(visual, pixels, mean, std, dtype)
-            return run_vision_packed(visual, patches, len(pixels), kernels)
-        x = normalised(pixels.float() / 255, mean, std).to(dtype)
-        features: Tensor = run_vision(visual, visual.conv1(x), kernels) if is_vit else visual(x)
-        return features
+        with exact_float32(self.device):
+            if not isinstance(pixels, Tensor):
+                pixels = self._squares(pixels)
+            if is_vit and kernels is not None and kernels.passes:
+                patches = embedded_patches(visual, pixels, mean, std, dtype)
+                return run_vision_packed(visual, patches, len(pixels), kernels)
+            x = normalised(pixels.float() / 255, mean, std).to(dtype)
+            features: Tensor = run_vision(visual, visual.conv1(x), kernels) if is_vit else visual(x)
+            return features
 
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images and three captions: what any change of the weights moves."""
         image_features = self._image_forward([self.preprocessing.pixels(image) for image in canary_images()])
         return cosines(image_features, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
-
-
-def rows_of(features: Tensor) -> Floats:
-    """Features on any device, of any dtype, as float32 on the CPU."""
-    return np.asarray(features.float().cpu())

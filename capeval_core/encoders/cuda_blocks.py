@@ -19,7 +19,8 @@ from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTrans
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.models.device import on_device, triton_version
+from capeval_core.models.copies import on_device
+from capeval_core.models.device import triton_version
 from capeval_core.models.trial import kernels_agree
 
 _OLDEST_TRITON = (3, 4)

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.inputs.resampling import BITS, Pixels, Taps, Unresized
-from capeval_core.models.copies import indices_on_device, packed_on_device, to_device
+from capeval_core.models.copies import indices_on_device, packed_on_device, stacked_on_device
 
 OPTIONS = {"BITS": BITS, "ROWS": 4, "num_warps": 4}
 _FIELDS = 10  # numbers per image in the plan
@@ -104,8 +104,8 @@ def resize(images: Sequence[Unresized], places: Sequence[int], out: Tensor, meth
         )
     ]
     parts[0] = np.array(table, dtype=np.int32).ravel()
-    plan = packed_on_device(parts, out.device)
-    pixels = packed_on_device([image.part for image in images], out.device)
+    plan = packed_on_device(out.device, parts)
+    pixels = packed_on_device(out.device, [image.part for image in images])
     wide = torch.empty((firsts[-1], 3, size), dtype=torch.uint8, device=out.device)
     options = {"SIZE": size, "BLOCK": triton.next_power_of_2(size), **OPTIONS}
     across_kernel[(len(images), triton.cdiv(max(heights), OPTIONS["ROWS"]), 3)](pixels, plan, wide, **options)
@@ -119,7 +119,7 @@ def squares(pixels: Sequence[Pixels], size: int, device: torch.device, method: I
     out = torch.empty((len(pixels), 3, size, size), dtype=torch.uint8, device=device)
     if ready:
         (places,) = indices_on_device(device, list(ready))
-        out.index_copy_(0, places, to_device(list(ready.values()), device))
+        out.index_copy_(0, places, stacked_on_device(device, list(ready.values())))
     if images:
         resize(list(images.values()), list(images), out, method)
     return out

@@ -32,7 +32,8 @@ from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import exact_float32, on_device
+from capeval_core.models.copies import on_device
+from capeval_core.models.device import exact_float32
 from capeval_core.regions.boxes import clipped
 from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.regions.selection import ONE_THING, Selection, boxes_kept, enough_boxes

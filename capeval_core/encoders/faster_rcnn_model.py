@@ -27,7 +27,7 @@ from capeval_core.encoders.detector import (
     size_problems,
 )
 from capeval_core.models.architecture import is_number, shown
-from capeval_core.models.device import on_device
+from capeval_core.models.copies import on_device
 from capeval_core.regions.device_suppression import best_on_device
 from capeval_core.regions.suppression import Suppression
 from capeval_core.weights.faster_rcnn import STAGES, STRIDE

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from capeval_core.encoders.stream import Encoding, Item, Units
 from capeval_core.encoders.tokenizers import Ids, Tokens
@@ -33,12 +34,12 @@ class PairEncoder(Protocol):
     def states(self, prepared: Sequence[Any]) -> Any:
         """States of n visuals that all of their texts share, on the encoder's device."""
 
-    def image_features(self, states: Any) -> Floats | Arriving:
+    def image_features(self, states: Any) -> Floats | Tensor | Arriving:
         """(n, ...) features of n visuals alone; called only where `image_key` is a key."""
 
     def run_pairs(
         self, states: Any, pairs: Sequence[tuple[int, Ids, str]]
-    ) -> Sequence[Floats] | Floats | Arriving:
+    ) -> Sequence[Floats] | Floats | Tensor | Arriving:
         """An array per pair (position in `states`, token ids, key), which may differ in length; the pairs of
         a visual stand together."""
 
@@ -98,8 +99,8 @@ class Pairs:
         places += [(position, key) for position, _, key in pairs]
         longest = max((len(ids) for _, ids, _ in pairs), default=0)
         size, cost = self.encoder.pairs_per_batch(self.batch_size, longest)
-        parts = size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost)
-        running += [arriving(rows) for _, rows in parts]
+        parts = size.run(pairs, partial(self.encoder.run_pairs, states), cost=cost, after=arriving)
+        running += [rows for _, rows in parts]
         images = len(units)  # whose pixels are not kept until the rows arrive
 
         def by_key(parts: list[Any]) -> list[dict[str, Floats]]:

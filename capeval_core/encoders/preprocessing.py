@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from capeval_core.inputs.decoding import square_pixels
 from capeval_core.inputs.resampling import Pixels, unresized_pixels
-from capeval_core.models.device import on_device
+from capeval_core.models.copies import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
 MaskTransform = Literal["square_crop", "released", "released_no_antialias"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.encoders.preprocessing import MaskTransform, resize_masks, window_of
-from capeval_core.models.device import on_device
+from capeval_core.models.copies import on_device
 from capeval_core.regions.rle import Runs
 
 _DECODED = 1 << 22

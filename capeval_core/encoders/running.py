@@ -17,14 +17,14 @@ class Running:
     """Batches that run, in order.
 
     size: units per batch; it shrinks where memory runs out.
-    forward: values of some units, at once or `Arriving`.
+    forward: values of some units, as `arriving` takes them.
     keep: takes a batch and its values, in the order of the launches.
     """
 
     def __init__(
         self,
         size: BatchSize,
-        forward: Callable[[list[Any]], Iterable[Any] | Arriving],
+        forward: Callable[[list[Any]], Any],
         keep: Callable[[list[Any], Iterable[Any]], None],
     ) -> None:
         self._size, self._forward, self._keep = size, forward, keep
@@ -41,11 +41,11 @@ class Running:
         Raises:
             MemoryError: a batch of a given size, or a single unit, does not fit into memory.
         """
-        for part, values in self._size.run(units, self._forward):
-            self._batches.append((batch[part], units[part], arriving(values)))
-            while self._batches and (len(self._batches) > RUNNING or self._batches[0][2].arrived):
+        for part, values in self._size.run(units, self._forward, after=arriving):
+            self._batches.append((batch[part], units[part], values))
+            while self._batches and (len(self._batches) > RUNNING or self._batches[0][2].arrived()):
                 self._keep_first()
-        while self._batches and self._batches[0][2].arrived:
+        while self._batches and self._batches[0][2].arrived():
             self._keep_first()
 
     def wait(self) -> None:
@@ -68,5 +68,5 @@ class Running:
         else:
             self._keep(batch, values)
             return
-        for part, again in self._size.run(units, self._forward):
-            self._keep_values(batch[part], units[part], arriving(again))
+        for part, again in self._size.run(units, self._forward, after=arriving):
+            self._keep_values(batch[part], units[part], again)

@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.clip import rows_of
 from capeval_core.encoders.stream import Encoding, box_visuals
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.decoding import resized
@@ -24,7 +23,8 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import filled, is_whole, shown, size_problems
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import DTYPES, exact_float32, on_device
+from capeval_core.models.copies import on_device, on_host
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.features import BoxVisual, pack
@@ -194,7 +194,7 @@ class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
         with exact_float32(self.device):
             crops = torch.from_numpy(np.concatenate([each.pixels for each in prepared]))
             features, logits = self.model(scaled(on_device(crops, self.device)).to(DTYPES[self.dtype]))
-            return rows_of(features), rows_of(torch.sigmoid(logits.float()))
+            return on_host(features), on_host(torch.sigmoid(logits.float()))
 
     def _forward(self, prepared: Sequence[Crops]) -> list[Floats]:
         """Packed box features of each image."""

@@ -19,6 +19,7 @@ from weakref import WeakMethod, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.reading_ahead import ReadAhead
@@ -75,7 +76,8 @@ class Encoding:
     size: units per forward pass.
     keys: the cache's keys of an item's arrays, by its visual's content key and what belongs to it.
     prepare: what the network takes of a loaded visual; runs in threads.
-    forward: one value per unit of a list; or `Arriving`, and further batches are launched meanwhile.
+    forward: one value per unit of a list; where they are a tensor on a device, or `Arriving`, further batches
+        are launched meanwhile.
     units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys whose
         arrays are to be computed; runs in threads. ImageError if what belongs to the visual does not fit it.
     arrays: the arrays of an item whose units have all run, by key; values are by label.
@@ -88,7 +90,7 @@ class Encoding:
     size: BatchSize
     keys: Callable[[str, Any], tuple[str, ...]]
     prepare: Callable[[Any], Any]
-    forward: Callable[[list[Any]], Iterable[Any] | Arriving]
+    forward: Callable[[list[Any]], Iterable[Any] | Tensor | Arriving]
     units: Callable[[Item, Any, Any, Sequence[str]], Units] = _one_unit
     arrays: Callable[[Sequence[str], Units, Mapping[int, Any]], dict[str, Floats]] = _one_array
     elsewhere: Callable[[Sequence[Any]], Sequence[Any]] | None = None
@@ -240,7 +242,7 @@ class _Flight:
             entry.arrays.update({key: stored[key] for key in entry.keys if key in stored})
         new = [entry for entry in entries if not entry.done]
         for group in chunks(new, max(1, min(_TOGETHER, ahead // (8 if self.encoding.elsewhere else 64)))):
-            self.preparing.append((group, self.threads.submit(self._prepare_all, group)))
+            self.preparing.append((group, self.threads.submit(self._prepared, group)))
             while sum(len(waiting) for waiting, _ in self.preparing) > ahead:
                 yield from self._fill_all(*self.preparing.popleft())
 
@@ -252,32 +254,37 @@ class _Flight:
         yield batch
         self.running.wait()
 
-    def _prepare_all(self, group: list[_Entry]) -> list[Units | ImageError]:
+    def _prepared(self, group: list[_Entry]) -> list[Units | ImageError]:
+        """What each item needs of the network, or why it has no visual; runs in a thread."""
         done = self.encoding.elsewhere([entry.item[0] for entry in group]) if self.encoding.elsewhere else []
-        return [self._prepared(entry, prepared) for entry, prepared in zip_longest(group, done)]
-
-    def _prepared(self, entry: _Entry, prepared: Any) -> Units | ImageError:
-        visual, loaded = entry.item[0], None
-        try:
-            if prepared is None:
-                loaded = visual.load()
-                with preparing(visual, loaded):
-                    prepared = self.encoding.prepare(loaded)
-            missing = [key for key in entry.keys if key not in entry.arrays]
+        units: list[Units | ImageError] = []
+        for entry, prepared in zip_longest(group, done):
+            visual, loaded = entry.item[0], None
             try:
-                units = self.encoding.units(entry.item, loaded, prepared, missing)
-                if units.decoded:
-                    ahead = ReadAhead(iter(units.groups), self.threads, self.encoding.size.size)
-                    units = replace(units, groups=ahead)
-                return units
-            except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
-                if isinstance(error, ImageError):
-                    raise
-                # A source of regions is the user's own code, whose error says nothing of the image.
-                found = f"what belongs to it could not be made ({type(error).__name__}: {error})"
-                raise ImageError(Problem(visual.where, None, found, verb="")) from error
-        except ImageError as error:
-            return error
+                if prepared is None:
+                    loaded = visual.load()
+                    with preparing(visual, loaded):
+                        prepared = self.encoding.prepare(loaded)
+                units.append(self._units(entry, loaded, prepared))
+            except ImageError as error:
+                units.append(error)
+        return units
+
+    def _units(self, entry: _Entry, loaded: Any, prepared: Any) -> Units:
+        missing = [key for key in entry.keys if key not in entry.arrays]
+        try:
+            units = self.encoding.units(entry.item, loaded, prepared, missing)
+        except ImageError:
+            raise
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
+            # A source of regions is the user's own code, whose error says nothing of the image.
+            found = f"what belongs to it could not be made ({type(error).__name__}: {error})"
+            raise ImageError(Problem(entry.item[0].where, None, found, verb="")) from error
+        if units.decoded:
+            units = replace(
+                units, groups=ReadAhead(iter(units.groups), self.threads, self.encoding.size.size)
+            )
+        return units
 
     def _fill_all(self, group: list[_Entry], future: Future[list[Units | ImageError]]) -> Iterator[_Batch]:
         for entry, units in zip(group, future.result(), strict=True):

@@ -25,7 +25,7 @@ from capeval_core.encoders.uniter_model import Uniter, build_uniter, config_prob
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import Visual
 from capeval_core.models.canary import TEXTS
-from capeval_core.models.copies import Arriving, rows_on_device, to_host
+from capeval_core.models.copies import rows_on_device
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.weights.uniter import UniterConversion
 
@@ -182,11 +182,11 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         return np.empty((len(states), 0), dtype=np.float32)
 
     @torch.inference_mode()
-    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
+    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Tensor:
         """(n, 1) ranking logits of pairs (position in `states`, token ids, key)."""
         with exact_float32(self.device):
             regions = [states[position] for position, _, _ in pairs]
-            return to_host(self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None])
+            return self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None]
 
     def canary(self) -> Floats:
         """(2, 3): probabilities by the ranking head of two made-up images with three captions."""

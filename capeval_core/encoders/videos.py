@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.stream import Encoded, Encoding, Item, Units, encode_stream, preparing
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.copies import Arriving
 
 Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
@@ -96,7 +96,7 @@ def encode_frames(
     *,
     keys: Callable[[str], tuple[str, str]],
     pixels: Callable[[Image.Image], Pixels],
-    forward: Callable[[list[Any]], Iterable[Any] | Arriving],
+    forward: Callable[[list[Any]], Iterable[Any] | Tensor],
     size: BatchSize,
     dimension: int,
     cache: FeatureCache,

@@ -38,7 +38,8 @@ from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import is_number, shown
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import exact_float32, on_device
+from capeval_core.models.copies import on_device
+from capeval_core.models.device import exact_float32
 from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.regions.suppression import Suppression, class_confidences
 from capeval_core.weights.x152 import EXPANSION, X152Conversion

@@ -22,7 +22,7 @@ from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d, clip_boxes
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from capeval_core.encoders.faster_rcnn_model import ProposalHead, anchor_boxes, decoded, frozen, in_order
-from capeval_core.models.device import on_device
+from capeval_core.models.copies import on_device
 from capeval_core.regions.device_suppression import best_on_device
 from capeval_core.regions.suppression import Suppression
 from capeval_core.weights.x152 import EXPANSION, STAGES

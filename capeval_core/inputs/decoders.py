@@ -163,8 +163,9 @@ def _exchanged(
     request = {
         **what,
         "images": [
-            _place(source.path) if isinstance(source, OnDisk) else len(source.data) for source in sources
-        ],  # type: ignore[attr-defined]
+            _place(source.path) if isinstance(source, OnDisk) else len(source.data)  # type: ignore[attr-defined]
+            for source in sources
+        ],
         "most_pixels": Image.MAX_IMAGE_PIXELS,
         "truncated": ImageFile.LOAD_TRUNCATED_IMAGES,
     }

@@ -53,11 +53,17 @@ class BatchSize:
         self.automatic = automatic
 
     def run(
-        self, items: Batch, forward: Callable[[Batch], Output], *, cost: int | Sequence[int] = 1
-    ) -> Iterator[tuple[slice, Output]]:
+        self,
+        items: Batch,
+        forward: Callable[[Batch], Output],
+        *,
+        cost: int | Sequence[int] = 1,
+        after: Callable[[Output], Any] | None = None,
+    ) -> Iterator[tuple[slice, Any]]:
         """Outputs of `forward` over slices that cover all items (a list, a tensor).
 
         cost: units of each item; a sequence, where it differs.
+        after: makes of each output what is given, e.g. its copy on the host, which takes memory as well.
 
         Raises:
             MemoryError: a batch does not fit, and it is one item or its size was given by the user.
@@ -67,7 +73,9 @@ class BatchSize:
             part = slice(start, self._stop(start, len(items), cost))
             refused: RuntimeError | None = None
             try:
-                output = forward(items[part])
+                output: Any = forward(items[part])
+                if after is not None:
+                    output = after(output)
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise

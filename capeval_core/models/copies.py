@@ -8,6 +8,7 @@ only when the copies from and into it are done.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the host on a device; a copy to a GPU waits neither for what runs there nor to be done."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 def indices_on_device(device: torch.device, *numbers: Sequence[int] | NDArray[np.int64]) -> list[Tensor]:
@@ -42,93 +50,7 @@ def rows_on_device(
     return host.to(device, non_blocking=True).to(dtype or like.dtype)
 
 
-def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory of the host from which CUDA copies while the host goes on."""
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
-
-
-class Arriving:
-    """Values of a batch that may still be on their way to the host."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = values
-
-    @property
-    def arrived(self) -> bool:
-        """Whether `values` need not wait."""
-        return True
-
-    def values(self) -> Any:
-        """The values, one per unit of the batch.
-
-        Raises:
-            RuntimeError: what went wrong on the device.
-        """
-        return self._values
-
-
-def arriving(values: Any) -> Arriving:
-    """Values that may be on their way, or are there."""
-    return values if isinstance(values, Arriving) else Arriving(values)
-
-
-class _FromCuda(Arriving):
-    def __init__(self, features: Tensor) -> None:
-        host = pinned(tuple(features.shape), torch.float32)
-        super().__init__(host.copy_(features.float(), non_blocking=True))
-        cuda: Any = torch.cuda  # whose stubs lack types
-        self._copied = cuda.Event(blocking=True)  # a thread that waits leaves its core to the decoders
-        self._copied.record(torch.cuda.current_stream(features.device))
-
-    @property
-    def arrived(self) -> bool:
-        return bool(self._copied.query())
-
-    def values(self) -> NDArray[np.float32]:
-        self._copied.synchronize()
-        return np.array(self._values)  # out of pinned memory, which is scarce
-
-
-class _Made(Arriving):
-    def __init__(self, parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> None:
-        super().__init__(None)
-        self._parts, self._make = parts, make
-
-    @property
-    def arrived(self) -> bool:
-        return all(part.arrived for part in self._parts)
-
-    def values(self) -> Any:
-        return self._make([part.values() for part in self._parts])
-
-
-def made_of(parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> Arriving:
-    """What `make` makes of the values of several once they have arrived.
-
-    >>> made_of([Arriving([1, 2]), Arriving([3])], lambda parts: sum(parts, [])).values()
-    [1, 2, 3]
-    """
-    return _Made(parts, make)
-
-
-def to_host(features: Tensor) -> Arriving:
-    """Features on any device, of any dtype, as float32 on the host."""
-    if features.device.type == "cuda":
-        return _FromCuda(features)
-    return Arriving(np.asarray(features.float().cpu()))
-
-
-def arrays_of(tensors: Sequence[Tensor]) -> Arriving:
-    """Tensors (rows, width) as float32 arrays on the host, by one copy.
-
-    >>> [array.tolist() for array in arrays_of([torch.ones(1, 2), torch.zeros(2, 2)]).values()]
-    [[[1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
-    """
-    ends = np.cumsum([len(rows) for rows in tensors])[:-1]
-    return made_of([to_host(torch.cat(list(tensors)))], lambda packed: np.split(packed[0], ends))
-
-
-def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
+def stacked_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> Tensor:
     """Arrays of one shape as one tensor (n, ...) on a device."""
     if device.type != "cuda":
         return torch.from_numpy(np.stack(arrays)).to(device)
@@ -138,10 +60,10 @@ def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     return _copied(host, device)
 
 
-def packed_on_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
+def packed_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> Tensor:
     """All numbers of arrays of one type, one after another, on a device; it does not wait for the device.
 
-    >>> packed_on_device([np.eye(2), np.ones(1)], torch.device("cpu")).tolist()
+    >>> packed_on_device(torch.device("cpu"), [np.eye(2), np.ones(1)]).tolist()
     [1.0, 0.0, 0.0, 1.0, 1.0]
     """
     if device.type != "cuda":
@@ -164,9 +86,80 @@ def _copied(host: Tensor, device: torch.device) -> Tensor:
     return there
 
 
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory of the host from which CUDA copies while the host goes on."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of copies to a device."""
     cuda: Any = torch.cuda
     stream: torch.cuda.Stream = cuda.Stream(device)
     return stream
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Values of a batch that may still be on their way to the host.
+
+    values: waits for them, and gives one per unit of the batch; RuntimeError: what went wrong on the device.
+    arrived: whether `values` need not wait.
+    """
+
+    values: Callable[[], Any]
+    arrived: Callable[[], bool] = lambda: True
+
+
+def arriving(values: Any) -> Arriving:
+    """Values that are there, may be on their way, or are a tensor, as in `to_host`.
+
+    >>> arriving([1, 2]).values()
+    [1, 2]
+    """
+    if isinstance(values, Tensor):
+        return to_host(values)
+    return values if isinstance(values, Arriving) else Arriving(lambda: values)
+
+
+def made_of(parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> Arriving:
+    """What `make` makes of the values of several once they have arrived.
+
+    >>> made_of([arriving([1, 2]), arriving([3])], lambda parts: sum(parts, [])).values()
+    [1, 2, 3]
+    """
+    return Arriving(
+        lambda: make([part.values() for part in parts]), lambda: all(part.arrived() for part in parts)
+    )
+
+
+def to_host(features: Tensor) -> Arriving:
+    """Features on any device, of any dtype, as float32 on the host, once they are there."""
+    if features.device.type != "cuda":
+        return arriving(on_host(features))
+    host = pinned(tuple(features.shape), torch.float32)
+    host.copy_(features.float(), non_blocking=True)
+    cuda: Any = torch.cuda  # whose stubs lack types
+    copied = cuda.Event(blocking=True)  # a thread that waits leaves its core to the decoders
+    copied.record(torch.cuda.current_stream(features.device))
+
+    def values() -> NDArray[np.float32]:
+        copied.synchronize()
+        return np.array(host)  # out of pinned memory, which is scarce
+
+    return Arriving(values, lambda: bool(copied.query()))
+
+
+def on_host(features: Tensor) -> NDArray[np.float32]:
+    """Features on any device, of any dtype, as float32 on the host; it is waited for them."""
+    return np.asarray(features.float().cpu())
+
+
+def arrays_of(tensors: Sequence[Tensor]) -> Arriving:
+    """Tensors (rows, width) as float32 arrays on the host, by one copy.
+
+    >>> [array.tolist() for array in arrays_of([torch.ones(1, 2), torch.zeros(2, 2)]).values()]
+    [[[1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
+    """
+    ends = np.cumsum([len(rows) for rows in tensors])[:-1]
+    return made_of([to_host(torch.cat(list(tensors)))], lambda packed: np.split(packed[0], ends))

@@ -70,13 +70,6 @@ def cuda_is_lost(name: str | None = None) -> bool:
     return False
 
 
-def on_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Values of the host on a device; a copy to a GPU waits neither for what runs there nor to be done."""
-    if device.type == "cuda" and values.device.type == "cpu":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
-
-
 def triton_version() -> tuple[int, int] | None:
     """Major and minor version of the Triton that is installed, None without one.
 

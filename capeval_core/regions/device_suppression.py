@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from capeval_core.models.device import on_device
+from capeval_core.models.copies import on_device
 from capeval_core.regions.suppression import Suppression
 
 _ROWS = 1 << 22

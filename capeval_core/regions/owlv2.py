@@ -19,7 +19,8 @@ from PIL import Image
 
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import check_tensors, size_problems
-from capeval_core.models.device import DTYPES, exact_float32, numbered_device, on_device
+from capeval_core.models.copies import on_device
+from capeval_core.models.device import DTYPES, exact_float32, numbered_device
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
 from capeval_core.regions.source import WITHOUT
 from capeval_core.weights.folder import WeightsError, WeightsFolder

@@ -24,7 +24,8 @@ from capeval_core.inputs.decoding import resized
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import scaling_problems, shown, size_problems
 from capeval_core.models.canary import canary_images
-from capeval_core.models.device import DTYPES, exact_float32, on_device
+from capeval_core.models.copies import on_device
+from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource

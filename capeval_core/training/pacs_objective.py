@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capeval_core.models.device import on_device
+from capeval_core.models.copies import on_device
 from capeval_core.training.gathering import gather_rows
 from capeval_core.training.objective import VALIDATION, Looks, ReadTerms, scalar_terms
 from capeval_core.training.pacs import (

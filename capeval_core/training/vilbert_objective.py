@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from capeval_core.encoders.tokenizers import Ids, WordPiece
 from capeval_core.encoders.vilbert import LocatedBoxes, VilbertEncoder
-from capeval_core.models.device import on_device
+from capeval_core.models.copies import on_device
 from capeval_core.training.groups import FOIL
 from capeval_core.training.masking import MaskedWords, mask_boxes, mask_id, mask_words
 from capeval_core.training.objective import ReadTerms, Terms, matching_loss, scalar_terms, terms_of

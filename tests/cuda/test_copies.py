@@ -10,7 +10,7 @@ import torch
 
 from capeval_core.encoders.running import Running
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.copies import Arriving, to_device, to_host
+from capeval_core.models.copies import Arriving, stacked_on_device, to_host
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA = torch.device("cuda")
@@ -27,7 +27,7 @@ def test_batches_in_flight_keep_their_values() -> None:
         sums.extend(int(array.sum()) for array in arrays)
         for _ in range(10):
             busy.copy_(busy @ busy / 64)
-        return to_host(to_device(arrays, CUDA).double().sum((1, 2, 3))[:, None] / 2**10)
+        return to_host(stacked_on_device(CUDA, arrays).double().sum((1, 2, 3))[:, None] / 2**10)
 
     sums: list[int] = []
     running = Running(

@@ -20,7 +20,7 @@ from capeval_core.encoders.cuda_blocks import PYTORCH, Causal, Kernels, usable_k
 from capeval_core.models.batching import BatchSize, count_forwards
 from capeval_core.models.device import triton_version
 from tests.encoders.test_clip import WORDS
-from tests.interpreter import right_bfloat16
+from tests.interpreter import like_a_gpu
 from tests.seeded import encoder
 
 Floats = NDArray[np.float32]
@@ -49,11 +49,12 @@ def off(found: Floats | Tensor, expected: Floats | Tensor) -> float:
     return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).max())
 
 
-@CASES
+@pytest.mark.parametrize(
+    ("case", "prompt"), [("pacs-vit-tiny", ""), ("pacs-openclip-tiny", "A photo depicts ")]
+)
 @WAYS
-@pytest.mark.parametrize("prompt", ["", "A photo depicts "])
 def test_packed_texts_are_those_of_one_length_per_batch(case: str, kernels: Kernels, prompt: str) -> None:
-    usual, ours, captions = encoder(case), on_cuda_path(case, kernels), texts(prompt, 4)
+    usual, ours, captions = encoder(case), on_cuda_path(case, kernels), texts(prompt, 3)
     found, expected = (clip.encode_texts(captions, cache=NOTHING).features for clip in (ours, usual))
     assert off(found, expected) <= 1e-6
     of_tokens, usual_tokens = (clip.encode_tokens(captions, cache=NOTHING) for clip in (ours, usual))
@@ -96,7 +97,7 @@ def test_kernels_in_16_bits_are_as_near_to_float32_as_pytorch(dtype: str, most: 
     size = full.preprocessing.image_size
     pixels = list(np.random.default_rng(0).integers(0, 256, (2, 3, size, size), np.uint8))
     found = []
-    with right_bfloat16():
+    with like_a_gpu():
         for clip in (full, *(on_cuda_path("pacs-vit-tiny", way, dtype) for way in (PYTORCH, Kernels()))):
             of_texts = clip.encode_texts(captions, cache=NOTHING).features
             found.append((of_texts, clip._image_forward(pixels)))
@@ -151,6 +152,7 @@ def test_attention_of_short_sequences(prefix: int, last: bool) -> None:
     rows = prefix + sum(lengths)
     draw = torch.Generator().manual_seed(0)
     query, keys, values = torch.randn(rows, 3 * width, generator=draw).chunk(3, dim=1)
+    query[:, 20:] *= 40  # so that a weight would overflow without the highest score of both parts
     like = torch.empty(0, dtype=torch.float16)
     layout = Causal(lengths, prefix, heads, Kernels(), like)
     asked = query[layout.ends] if last else query
@@ -164,7 +166,7 @@ def test_attention_of_short_sequences(prefix: int, last: bool) -> None:
         expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         expected = expected.transpose(1, 2).reshape(-1, width)[prefix:]
         ours, theirs = (found[i : i + 1], expected[-1:]) if last else (found[row : row + length], expected)
-        assert torch.allclose(ours, theirs, atol=1e-6)
+        assert torch.allclose(ours, theirs, atol=1e-4)
         row += length
 
 
@@ -185,7 +187,7 @@ def test_a_product_with_its_activation(quick: bool) -> None:
 @WITH_TRITON
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_kernels_are_tried_before_they_are_used(dtype: torch.dtype) -> None:
-    with right_bfloat16():
+    with like_a_gpu():
         assert usable_kernels.__wrapped__(torch.device("cpu"), dtype) == Kernels()
 
 

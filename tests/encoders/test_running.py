@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
@@ -15,7 +16,7 @@ from capeval_core.encoders.running import Running
 from capeval_core.encoders.stream import Encoding, Units, encode_stream
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize, count_forwards
-from capeval_core.models.copies import Arriving, to_device, to_host
+from capeval_core.models.copies import Arriving, arriving, stacked_on_device, to_host
 
 Floats = NDArray[np.float32]
 
@@ -33,45 +34,29 @@ class Device:
         self.batches: list[int] = []
         self.most = 0
 
-    def forward(self, units: list[Any]) -> _Late:
+    def forward(self, units: list[Any]) -> Arriving:
         if len(units) > self.memory:
             raise RuntimeError("CUDA out of memory at the launch")
-        arriving = _Late(self, np.full((len(units), 1), np.nan, dtype=np.float32))
+        rows, place = np.full((len(units), 1), np.nan, dtype=np.float32), len(self.batches)
 
         def run() -> None:
-            if len(units) > self.late:
-                arriving.error = RuntimeError("CUDA out of memory while it ran")
-            else:
-                arriving._values[:] = np.array([units], dtype=np.float32).T
+            if len(units) <= self.late:
+                rows[:] = np.array([units], dtype=np.float32).T
 
-        arriving.place = len(self.batches)
+        def values() -> Floats:
+            self.finish(place)
+            if len(units) > self.late:
+                raise RuntimeError("CUDA out of memory while it ran")
+            return np.array(rows)
+
         self.batches.append(len(units))
         self.queue.append(run)
         self.most = max(self.most, len(self.queue))
-        return arriving
+        return Arriving(values, arrived=lambda: False)
 
     def finish(self, place: int) -> None:
         while len(self.batches) - len(self.queue) <= place:
             self.queue.pop(0)()
-
-
-class _Late(Arriving):
-    place: int
-    error: RuntimeError | None = None
-
-    def __init__(self, device: Device, values: Floats) -> None:
-        super().__init__(values)
-        self.device = device
-
-    @property
-    def arrived(self) -> bool:
-        return False
-
-    def values(self) -> Any:
-        self.device.finish(self.place)
-        if self.error is not None:
-            raise self.error
-        return self._values.copy()
 
 
 def encoding(device: Device, size: BatchSize) -> Encoding:
@@ -119,13 +104,28 @@ def test_a_size_that_was_given_is_kept(limit: str) -> None:
         encoded(Device(**{limit: 5}), range(300), BatchSize(16, automatic=False))
 
 
+def test_a_batch_whose_copy_does_not_fit_is_repeated_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may run out where values are copied to the host, too."""
+
+    def scarce(values: Any) -> Arriving:
+        if len(values) > 5:
+            raise RuntimeError("CUDA out of memory at the copy")
+        return arriving(values)
+
+    monkeypatch.setattr(module, "arriving", scarce)
+    size, kept = BatchSize(16, automatic=True), []
+    running = Running(size, torch.tensor, lambda batch, values: kept.extend(zip(batch, values, strict=True)))
+    units = list(range(20))
+    running.launch(units, units)
+    running.wait()
+    assert kept == list(zip(units, units, strict=True)) and size.size == 4
+
+
 def test_another_error_is_the_callers() -> None:
     def fail() -> Any:
         raise RuntimeError("device-side assert")
 
-    arriving = Arriving(None)
-    arriving.values = fail  # type: ignore[method-assign]
-    running = Running(BatchSize(4, automatic=True), lambda units: arriving, lambda batch, values: None)
+    running = Running(BatchSize(4, automatic=True), lambda units: Arriving(fail), lambda batch, values: None)
     with pytest.raises(RuntimeError, match="device-side assert"):
         running.launch([1], [1])
 
@@ -157,10 +157,8 @@ def test_what_is_shared_with_an_item_that_runs_is_waited_for() -> None:
 
 
 def test_on_the_cpu_values_are_there_at_once() -> None:
-    import torch
-
     arrays = [np.full((2, 3), i, dtype=np.uint8) for i in range(3)]
-    there = to_device(arrays, torch.device("cpu"))
+    there = stacked_on_device(torch.device("cpu"), arrays)
     assert there.shape == (3, 2, 3) and there.dtype == torch.uint8
     back = to_host(there.to(torch.bfloat16))
-    assert back.arrived and back.values().dtype == np.float32 and (back.values() == np.stack(arrays)).all()
+    assert back.arrived() and back.values().dtype == np.float32 and (back.values() == np.stack(arrays)).all()

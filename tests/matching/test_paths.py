@@ -12,7 +12,7 @@ from capeval_core.matching import paths, triton_kernels
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.matching.paths import OLDEST_TRITON, find_path, reference_matches, triton_matches
 from capeval_core.matching.sets import Best
-from tests.interpreter import right_bfloat16
+from tests.interpreter import like_a_gpu
 
 triton = pytest.importorskip("triton")
 
@@ -46,7 +46,7 @@ def test_the_tested_triton_and_newer_ones_are_taken_on_cuda(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_kernels_are_tried_before_they_are_used(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "INTERPRETED", False)  # bfloat16 stays what it is
-    with right_bfloat16():
+    with like_a_gpu():
         assert paths._as_reference.__wrapped__(torch.device("cpu"), dtype)
 
 

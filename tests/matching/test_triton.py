@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from capeval_core.matching import triton_kernels
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.matching.triton_kernels import Plan, Side, Tile
-from tests.interpreter import right_bfloat16
+from tests.interpreter import like_a_gpu
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -37,7 +37,7 @@ def test_ragged_sets_agree_with_float64(
     of_pair = [rng.integers(0, pairs // 2, pairs) for _ in range(2)]
     x, y = (torch.from_numpy(rng.normal(size=(n.sum(), width))).to(DEVICE, dtype) for n in lengths)
     sides = [Side(*side) for side in zip(lengths, of_pair, strict=True)]
-    with right_bfloat16():
+    with like_a_gpu():
         found = Plan.of(*sides, x.element_size(), DEVICE).run(x, y, indices=True)
     x_at = y_at = 0
     for i, j in zip(*of_pair, strict=True):
