@@ -7,6 +7,7 @@ ensemble of ECO, whose models come one after another.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Iterator
 from functools import cache, partial
@@ -20,6 +21,7 @@ from benchmarks.cuda.agreement import Outputs, Subject, compare_devices, compare
 from benchmarks.cuda.flops import blip2_flops
 from benchmarks.cuda.measuring import Gpu, Row, or_failure
 from benchmarks.cuda.seeded import drawn, encoder_of
+from benchmarks.cuda.towers import ways
 from benchmarks.workload import ARCHITECTURES
 
 IMAGES, CAPTIONS = 32, 60
@@ -54,6 +56,7 @@ def measure(gpu: Gpu) -> Iterator[Row]:
     rates = f"{count / seconds:.1f} images/s, {count * captions / seconds:.0f} pairs/s"
     yield Row(f"match, {setting}", rates)
     yield Row("match: share of the bf16 peak, padding not counted", f"{flops / seconds / peak:.2f}")
+    yield from tower(gpu, low, images)
     few = texts[0][:LOOPED]
     with torch.inference_mode():
         looped = gpu.seconds(lambda: loop(low, images[0], few), repeats=3, warm_up=1) / len(few) * captions
@@ -76,6 +79,17 @@ def memory(gpu: Gpu, match: Any) -> Iterator[Row]:
         more = drawn_pairs(8, number)
         used = gpu.memory(lambda more=more: match(*more)) / 1e6
         yield Row(f"memory of 8 images, {number} captions each", f"{used:.0f} MB")
+
+
+def tower(gpu: Gpu, low: Any, images: list[Any]) -> Iterator[Row]:
+    """The image tower alone, by transformers' steps and in the other ways that can run here."""
+    pixels = [low.prepare_visual(image.load()) for image in images]
+    for way, kernels in ways(gpu).items():
+        other = copy.copy(low)
+        other.kernels = kernels
+        seconds = gpu.seconds(partial(other.states, pixels), repeats=3, warm_up=1)
+        name = "transformers' steps" if kernels is None else way
+        yield Row(f"image tower, bf16, {name}", f"{len(pixels) / seconds:.1f} images/s")
 
 
 def agreements(
