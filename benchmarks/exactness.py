@@ -30,7 +30,6 @@ from PIL import Image
 import capeval_core
 from benchmarks.cuda.agreement import (
     DEVICE_GOAL,
-    DTYPE_GOAL,
     Outputs,
     Run,
     Subject,
@@ -165,10 +164,9 @@ def of_metric(
     def run(device: str, dtype: str, order: Any = None, size: int | None = None) -> Outputs:
         return {"scores": scored(class_, weights, rows, device, dtype, order, size)}
 
-    goal = DTYPE_GOAL if class_.name in ("pacs", "refpacs") else None
     if gpu.is_cuda:
         if weights is not None:
-            yield from agreement(gpu, subject, run, dtype_goal=goal)
+            yield from agreement(gpu, subject, run)
         return
     once: Run = functools.cache(run)
     expected = once("cpu", "float32")["scores"]
@@ -183,7 +181,7 @@ def of_metric(
         gpu, subject, "batches", f"{subject}: batches of one", "scores", alone, expected, DEVICE_GOAL
     )
     yield from repeats_equal(gpu, subject, run, first=once)
-    yield from compare_dtypes(gpu, subject, once, goal=goal)
+    yield from compare_dtypes(gpu, subject, once)
 
 
 def scored(

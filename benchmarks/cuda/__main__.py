@@ -41,7 +41,7 @@ from typing import Any
 PARTS = ("tests", "matching", "towers", "jpeg", "hice", "blip2", "umic", "vilbert", "video")
 SECONDS = 240.0
 """What one part may take."""
-LEAST = 30.0
+LEAST = 120.0
 """Seconds below which no further part is begun."""
 Line = dict[str, Any]
 

@@ -32,7 +32,7 @@ Comparison = Literal["devices", "bfloat16", "float16", "repeats", "order", "batc
 DEVICE_GOAL = 1e-5
 """float32 on a GPU against the CPU: scores, and features of length 1."""
 DTYPE_GOAL = 0.01
-"""A dtype of 16 bits against float32: scores."""
+"""A dtype of 16 bits against float32: PAC-S, which lies in 0 to 2; other ranges have no goal."""
 BOTH = ("bfloat16", "float16")
 
 
@@ -46,6 +46,11 @@ class Subject:
 
     def __str__(self) -> str:
         return f"{', '.join(self.metrics)} ({self.weights})"
+
+    @property
+    def dtype_goal(self) -> float | None:
+        """The goal for a dtype of 16 bits, if all these metrics have one."""
+        return DTYPE_GOAL if {"pacs", "refpacs"}.issuperset(self.metrics) else None
 
 
 @dataclass(frozen=True)
@@ -75,13 +80,12 @@ def agreement(
     *,
     dtypes: Sequence[Literal["bfloat16", "float16"]] = BOTH,
     device_goal: float = DEVICE_GOAL,
-    dtype_goal: float | None = DTYPE_GOAL,
 ) -> Iterator[Row]:
     """Everything below for one subject; each distinct run is made once, and float32 on the device twice."""
     once = functools.cache(run)
     yield from repeats_equal(gpu, subject, run, first=once)
     yield from compare_devices(gpu, subject, once, goal=device_goal)
-    yield from compare_dtypes(gpu, subject, once, dtypes=dtypes, goal=dtype_goal)
+    yield from compare_dtypes(gpu, subject, once, dtypes=dtypes)
 
 
 def compare_devices(gpu: Gpu, subject: Subject, run: Run, *, goal: float = DEVICE_GOAL) -> Iterator[Row]:
@@ -102,9 +106,9 @@ def compare_dtypes(
     run: Run,
     *,
     dtypes: Sequence[Literal["bfloat16", "float16"]] = BOTH,
-    goal: float | None = DTYPE_GOAL,
 ) -> Iterator[Row]:
     """Other dtypes against float32 on the device: the largest difference of scores, and Kendall's tau-b."""
+    goal = subject.dtype_goal
     for dtype in dtypes:
         what = f"{subject}: {dtype} against float32"
 

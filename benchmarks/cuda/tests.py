@@ -1,7 +1,7 @@
 """All golden cases on CUDA, the suite's CUDA half, agreement of every metric, and a Trainer that evaluates.
 
-Golden cases run side by side, each in a process of its own, and so does pytest in a few that share the GPU;
-of each case the largest error relative to its tolerance is a row.
+Golden cases run side by side, each in a process of its own, and beside them pytest in a few that share the
+GPU; of each case the largest error relative to its tolerance is a row. Rows come as they are done.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from benchmarks.cuda.measuring import Gpu, Row, or_failure
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "golden" / "cases"
 SUITE = ("tests/cuda", "tests/matching", "tests/test_contract.py")
 PROCESSES = 6
-"""How many use the GPU at a time; each has a CUDA context of about half a gigabyte."""
+"""How many golden cases run at a time, and how many tests; each has a CUDA context of half a gigabyte."""
 FULL_SIZE = ("mobilesamv2", "pacs-vit-b32-full")
 SECONDS = 110
 
@@ -30,9 +30,10 @@ def measure(gpu: Gpu) -> Iterator[Row]:
     if gpu.small:
         cases = [path for path in cases if path.name in ("pacs-vit-tiny", "greedy-matching")]
     cases.sort(key=lambda path: path.name not in FULL_SIZE)  # which take longest
-    with ThreadPoolExecutor(PROCESSES) as together:
-        yield from together.map(lambda path: golden(path, gpu), cases)
-    yield suite(gpu)
+    with ThreadPoolExecutor(PROCESSES + 1) as together:
+        running = [together.submit(suite, gpu), *(together.submit(golden, path, gpu) for path in cases)]
+        for row in as_completed(running):
+            yield row.result()
     yield from or_failure("every metric with tiny weights", lambda: of_tiny(gpu))
     yield from or_failure("Trainer", lambda: of_trainer(gpu))
 

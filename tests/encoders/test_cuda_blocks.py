@@ -152,7 +152,8 @@ def test_attention_of_short_sequences(prefix: int, last: bool) -> None:
     rows = prefix + sum(lengths)
     draw = torch.Generator().manual_seed(0)
     query, keys, values = torch.randn(rows, 3 * width, generator=draw).chunk(3, dim=1)
-    query[:, 20:] *= 40  # so that a weight would overflow without the highest score of both parts
+    query[:, 20:] *= 40  # so that a weight would overflow without the highest score of both parts,
+    keys[:prefix, 20:] *= 10  # of which the prefix has the higher one
     like = torch.empty(0, dtype=torch.float16)
     layout = Causal(lengths, prefix, heads, Kernels(), like)
     asked = query[layout.ends] if last else query
