@@ -36,6 +36,8 @@ class Interruption:
 
     def start(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGINT: raise, now and again until that is noticed; the next one kills the process."""
+        if _is_importing("torch"):  # whose C++ aborts the process at an exception, and nothing is done yet
+            leave(number, frame)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # even where C code never comes back to Python
         self.pressed = True
         self._arm(_SECONDS)
@@ -116,6 +118,12 @@ def _handler() -> Any:
     except (ValueError, TypeError):  # not the main thread; a handler that is not Python's
         return None
     return found
+
+
+def _is_importing(name: str) -> bool:
+    """Whether a package is being imported for the first time."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 def _is_handled(error: BaseException | None) -> bool:

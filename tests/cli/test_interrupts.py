@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +56,15 @@ def test_a_job_in_the_background_goes_on(found: Any) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_at_once()
     assert signal.getsignal(signal.SIGINT) is leave
+
+
+def test_an_interrupt_while_torch_is_imported_ends_the_process_at_once(tmp_path: Path) -> None:
+    """In it an exception would end in `terminate called`, from C++."""
+    (tmp_path / "torch.py").write_text("import os; os.kill(os.getpid(), 2); print('imported')")
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from capeval_core.commands.interrupts import watched\n"
+        "with watched(): import torch"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "capeval: interrupted\n")
