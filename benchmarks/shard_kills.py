@@ -147,7 +147,7 @@ class Runs:
         if table["uid"].to_pylist() != self.uids or table["error"].null_count < len(table):
             return float("inf")
         scores, expected = (t["score"].to_numpy() for t in (table, self.expected))
-        assert len(np.unique(expected)) > len(expected) // 2  # or a difference could not be seen
+        assert len(np.unique(expected)) > len(expected) // 2  # or no difference would show
         return float(np.abs(scores - expected).max())
 
 

@@ -1,13 +1,13 @@
 """Sequences of different lengths one after another in one tensor: attention runs within each.
 
-All layers but attention run on the rows as they are. On CUDA one kernel attends within all sequences, told
-where each begins. Elsewhere sequences of nearly equal length are padded to the longest of their group, which
-costs little, and the padding is masked.
+All layers but attention run on the rows as they are. On CUDA one kernel attends within all sequences, by
+the offset at which each begins. Elsewhere sequences of nearly equal length are padded to the longest of their
+group, which costs little, and the padding is masked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Literal
@@ -192,8 +192,11 @@ def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int
     stands = Packing(lengths, groups_of(lengths), torch.tensor([0, 2, 7], dtype=torch.int32, device=device))
     rows = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
     given = rows, rows.flip(0), rows.cos(), 1, stands, stands, 0.0, True
-    trials = (("the kernel", _attend_at_once(kernel, *given), _attend_in_groups(*given)) for _ in range(1))
-    return kernels_agree("attention in one launch", device, dtype, trials)
+
+    def trial() -> Iterator[tuple[str, Tensor, Tensor]]:
+        yield "the kernel", _attend_at_once(kernel, *given), _attend_in_groups(*given)
+
+    return kernels_agree("attention in one launch", device, dtype, trial())
 
 
 def _attend_at_once(
