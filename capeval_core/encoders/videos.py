@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.stream import Encoded, Encoding, Item, Units, encode_stream, preparing
+from capeval_core.encoders.encoding import Encoded, Encoding, Item, Units
+from capeval_core.encoders.stream import encode_stream, preparing
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.models.batching import BatchSize

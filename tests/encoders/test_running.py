@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders import running as module
+from capeval_core.encoders.encoding import Encoding, Units
 from capeval_core.encoders.running import Running
-from capeval_core.encoders.stream import Encoding, Units, encode_stream
+from capeval_core.encoders.stream import encode_stream
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize, count_forwards
 from capeval_core.models.copies import Arriving, arriving, stacked_on_device, to_host

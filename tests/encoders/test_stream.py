@@ -17,14 +17,9 @@ from PIL import Image
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders import stream as module
+from capeval_core.encoders.encoding import Encoding, ImageFeatures, Item, Units
 from capeval_core.encoders.pairs import Pairs
-from capeval_core.encoders.stream import (
-    Encoding,
-    ImageFeatures,
-    Item,
-    Units,
-    encode_stream,
-)
+from capeval_core.encoders.stream import encode_stream
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.errors import Problem
 from capeval_core.inputs.visual import ImageError, InputImage
