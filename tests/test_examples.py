@@ -24,7 +24,7 @@ ENVIRONMENT = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_ray_pipeline_scores_pairs(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install capeval[ray]")
     write_shards(tmp_path / "in", shards=2, rows=50)
@@ -42,7 +42,7 @@ def test_a_ray_pipeline_scores_pairs(tmp_path: Path) -> None:
     assert np.isfinite(rows["score"].to_numpy()).all()
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_dataset_is_scored_by_map(tmp_path: Path) -> None:
     write_shards(tmp_path / "in", shards=2, rows=50)
     done = subprocess.run(
@@ -57,7 +57,7 @@ def test_a_dataset_is_scored_by_map(tmp_path: Path) -> None:
     assert len(re.findall(r"^\d\.\d{3}  a red square, number \d+$", done.stdout, re.MULTILINE)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_tasks_of_a_slurm_array_share_the_shards(tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
@@ -87,7 +87,7 @@ def test_the_tasks_of_a_slurm_array_share_the_shards(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("out/0*.parquet"))) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_captioner_is_trained(tmp_path: Path) -> None:
     done = subprocess.run(
         [

@@ -6,6 +6,7 @@ images. Weights that the text takes from the Hub come from one on the loopback i
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import json
 import re
@@ -38,7 +39,6 @@ from tests.inputs.video_writing import FORMS, drawn, written
 from tests.judgements.data import write_lines
 from tests.seeded import CASES, uniter
 from tests.snippets import commands, run_snippets
-from tests.test_benchmarks import requirements
 from tests.weights.conftest import write_open_clip
 from tests.weights.test_uniter import released
 from tools.documents import CHECKOUT
@@ -273,8 +273,10 @@ def test_every_block_runs_as_it_stands(page: Path, place: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_extras_that_a_page_installs_exist(page: Path) -> None:
+    setup = configparser.ConfigParser()
+    setup.read(CHECKOUT / "setup.cfg")
     for extra in re.findall(r"pip install \"?[\w.]*\[([\w,]+)\]", page.read_text(encoding="utf-8")):
-        assert set(extra.split(",")) <= requirements().keys()
+        assert set(extra.split(",")) <= setup["options.extras_require"].keys()
 
 
 def test_the_first_block_of_the_readme_runs_from_any_directory_without_a_network(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.skipif(triton_version() is None, reason="triton is not installed")
 def test_kernels_compile_without_a_gpu(tmp_path: object) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

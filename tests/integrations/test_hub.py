@@ -137,7 +137,7 @@ def weights(folder: Path) -> publishing.Publication:
     return replace(made, repository=WEIGHTS)  # under their name they would be refused: they are no ViT-B/32
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_from_publishing_to_a_score_and_on(published: Published, folders: list[Path], tmp_path: Path) -> None:
     """One story, since every chapter needs what the client keeps of those before."""
     (first,) = published.weights
@@ -214,7 +214,7 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     assert all(list(repository.names) == ["main"] for repository in published.hub.repositories.values())
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "scorer_of", "detector_of", "entries"),
     [

@@ -433,7 +433,7 @@ def test_a_program_asks_the_page(served: str, weights: str, image: Path) -> None
     assert list(client.view_api(return_format="dict")["named_endpoints"]) == ["/score"]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_space_starts_and_goes_on_without_its_weights(
     visit: Callable[..., Page], tmp_path: Path, image: Path
 ) -> None:

@@ -487,7 +487,7 @@ def test_an_interrupted_evaluation_leaves_nothing_to_one_that_comes_at_once(
 # Processes
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_two_processes_give_what_one_gives(
     scenes: Scenes, make: Callable[..., CaptionMetrics], tmp_path: Path
 ) -> None:

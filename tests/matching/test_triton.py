@@ -150,7 +150,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_machine_code_has_no_spills_and_wide_copies(tmp_path: object) -> None:
     """Tensor cores for 16 bits, plain products for float32, two programs and more on a multiprocessor."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

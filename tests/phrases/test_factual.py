@@ -152,7 +152,7 @@ def test_parsers_that_cannot_be_loaded(
         assert "is neither a folder nor a Hub id" in refused(name)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_parser_from_the_hub(parser_folder: Path, tmp_path: Path) -> None:
     code = f"""
 import json, warnings

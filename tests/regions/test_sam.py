@@ -88,7 +88,7 @@ def test_releases_in_every_form_become_the_same_weights(
     assert [(file["file"], file["sha256"]) for file in source["beside"]] == [("decoder.pt", digests[1])]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_checkpoint_of_mobilesam(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names and shapes of the real file, at full size, by the command line; then scored with."""
     case = Path(__file__).parents[1] / "golden" / "cases" / "mobilesamv2" / "tinyvit_manifest.json"

@@ -39,7 +39,7 @@ capeval_core.laod("pacs")  # error: Module has no attribute "laod"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_mypy_accepts_right_calls_and_refuses_wrong_ones(tmp_path: Path) -> None:
     file = tmp_path / "calls.py"
     file.write_text(CALLS)

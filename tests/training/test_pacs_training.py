@@ -320,7 +320,7 @@ np.savez(sys.argv[1], *first)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_two_processes_train_as_one(pairs: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps": 4, "evaluate_every": 2, "log_every": 1, "weight_decay": 0}
     with socket.socket() as probe:

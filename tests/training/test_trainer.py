@@ -138,7 +138,7 @@ def test_two_batches_of_a_step_are_one_of_twice_the_size(scenes: Path, tmp_path:
         assert line["losses"] == pytest.approx(other["losses"], rel=1e-3), line["step"]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_two_processes_train_as_one_with_twice_the_batches(scenes: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"dropout": 0.0, "stored": "float32", "learning_rate": 1e-4, "word_steps": 0}
     settings |= {"matching_steps": 0}

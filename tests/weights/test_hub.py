@@ -183,7 +183,7 @@ def troubled(
     return during, after, repositories, hub
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_busy_hub_and_a_broken_connection_are_tried_again(troubled: Any) -> None:
     during, _, repositories, _ = troubled
     newest = repositories["org/slow"].names["main"]
@@ -193,7 +193,7 @@ def test_a_busy_hub_and_a_broken_connection_are_tried_again(troubled: Any) -> No
         assert during[name] == opened(name, commit("main"))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_an_old_version_is_never_used_without_a_word(troubled: Any) -> None:
     during, after, repositories, hub = troubled
     warned = during["org/down"].pop("warned")
@@ -206,7 +206,7 @@ def test_an_old_version_is_never_used_without_a_word(troubled: Any) -> None:
     assert "message" in during["org/new-file"]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_half_a_file_is_never_taken_for_a_whole_one(troubled: Any) -> None:
     during, after, _, hub = troubled
     assert "weights 'org/cut-off' could not be loaded" in during["org/cut-off"]["message"]
@@ -214,7 +214,7 @@ def test_half_a_file_is_never_taken_for_a_whole_one(troubled: Any) -> None:
     assert after["org/cut-off"] == opened("org/cut-off", commit("main"))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_files_that_arrive_wrong_are_refused(troubled: Any) -> None:
     during, _, _, hub = troubled
     message = during["org/damaged"]["message"]

@@ -43,8 +43,8 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name in ("b.tar", "a.parquet"):
     ...         _ = Path(folder, name).write_bytes(b"")
-    ...     [shard.target for shard in plan_shards([f"{folder}/*"], "s3://bucket/out")]
-    ['s3://bucket/out/a.parquet', 's3://bucket/out/b.parquet']
+    ...     [shard.target for shard in plan_shards([f"{folder}/*"], "memory://bucket/out")]
+    ['memory://bucket/out/a.parquet', 'memory://bucket/out/b.parquet']
     """
     folder, problems = _output_folder(output), Problems()
     if folder.is_local and Path(folder.path).exists() and not Path(folder.path).is_dir():

@@ -1,1 +1,0 @@
-"""Parts that measure nothing, for tests of the command."""
