@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,9 @@ if not torch.cuda.is_available():
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+# A job in the background ignores Ctrl-C and hands that on; the processes of tests take it as on a terminal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY = Path(__file__).parents[1] / "capeval_core" / "weights" / "tiny" / "pacs"
 

@@ -27,6 +27,8 @@ from tests.cli.conftest import Ran
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "capeval_core"]
 IMAGES = 1400  # more than the encoder yields at once
+PATIENCE = 300.0
+"""Seconds for a process that ends soon, beside any number of others."""
 
 
 def run(*arguments: object, cwd: Path) -> Ran:
@@ -118,13 +120,12 @@ def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
         stdout=subprocess.PIPE,
         stderr=end,
         text=True,
-        preexec_fn=hear_ctrl_c,
     )
     os.close(end)
     wait_for(rows, "stamp.json", process)
     process.send_signal(signal.SIGINT)
     text = read_all(terminal)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE)
     lines = text.rstrip().split("\r\n")
     assert any(f"0/{IMAGES}" in line for line in lines[:-1])  # the bar, which has a line of its own
     message = f"capeval: interrupted; rows are kept in {rows}: run the same command again to resume"
@@ -169,7 +170,6 @@ def test_ctrl_c_ends_a_command_that_drops_the_exception(place: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=hear_ctrl_c,
     )
     out, err = communicate(process)
     assert (process.returncode, out, err) == (130, "", "capeval: interrupted\n")
@@ -178,7 +178,7 @@ def test_ctrl_c_ends_a_command_that_drops_the_exception(place: str) -> None:
 def test_ctrl_c_ends_a_run_at_every_moment_of_its_start(long_run: list[str], tmp_path: Path) -> None:
     endless = [*long_run, "--rows", str(tmp_path / "rows")]
     for moment in np.linspace(0.0, 2.4, 9):  # imports, weights and the first rows
-        process = start(endless, preexec_fn=hear_ctrl_c)
+        process = start(endless)
         time.sleep(moment)
         process.send_signal(signal.SIGINT)
         out, err = communicate(process)
@@ -199,9 +199,7 @@ def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         "demo.run, sys.argv = work, ['capeval', 'demo']\n"
         "sys.exit(run())"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, preexec_fn=hear_ctrl_c
-    )
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE)
     assert process.stdout is not None
     for line in (b"at work\n", b"cleaning up\n"):
         assert process.stdout.readline() == line
@@ -210,15 +208,10 @@ def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGINT  # 130 in a shell
 
 
-def hear_ctrl_c() -> None:
-    """A job in the background of a script ignores Ctrl-C and hands that on: a terminal's does not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def communicate(process: subprocess.Popen[Any]) -> tuple[Any, Any]:
     """What a process that ends soon has printed; one that does not is killed, and has failed."""
     try:
-        return process.communicate(timeout=30)
+        return process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -237,7 +230,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(
     process.send_signal(signal.SIGCONT)
     wait_for(rows, "*.parquet", process)
     process.kill()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (out, err) == ("", "")  # no bar in a pipe
     before = set(rows.glob("*.parquet"))
     kept = indices(before)
