@@ -38,6 +38,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TINY = Path(__file__).parents[1] / "capeval_core" / "weights" / "tiny" / "pacs"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a browser or of Ray belong to the second lane."""
+    for item in items:
+        if {"browser", "cluster"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("system")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_checksums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Checksums are remembered in the user's cache folder: not those of the tests."""

@@ -320,6 +320,7 @@ def rows_of(metric: CaptionMetric, images: list[Path], chosen: list[int]) -> pa.
     return pa.concat_tables(metric.encode(samples.select(chosen)))
 
 
+@pytest.mark.system
 @EACH
 def test_many_processes_give_what_one_gives(
     name: str, weights: str, images: list[Path], two_processes: ProcessPoolExecutor

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.faults import HARMLESS, RAW, REFUSED, SILENT, TOLERANCE, WARNED, Flips, kill_runs
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def flips(tmp_path_factory: pytest.TempPathFactory) -> Flips:

@@ -570,9 +570,8 @@ def test_a_row_that_waited_long_enough_is_written_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock runs from the last shard, not from the last look for rows."""
-    monkeypatch.setattr(RowStore, "_SECONDS", 0.2)
     store = opened(tmp_path)
-    time.sleep(0.3)
+    monkeypatch.setattr(store, "_written_at", time.monotonic() - 2 * RowStore._SECONDS)
     store.reuse([0], str)
     store.append(rows(0), ["c0"])
     assert len(list(tmp_path.glob("*.parquet"))) == 1

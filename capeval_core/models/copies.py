@@ -41,22 +41,16 @@ def rows_on_device(
     device: torch.device, arrays: Sequence[NDArray[Any]], dtype: torch.dtype | None = None
 ) -> Tensor:
     """Rows of arrays one after another; the host does not wait for a copy to CUDA."""
-    if device.type != "cuda":
-        return torch.from_numpy(np.concatenate(arrays)).to(device, dtype)
-    like = torch.from_numpy(arrays[0][:0])
-    shape = sum(len(own) for own in arrays), *like.shape[1:]
-    host = pinned(shape, like.dtype)
+    shape = sum(len(own) for own in arrays), *arrays[0].shape[1:]
+    host = _host_memory(shape, arrays[0].dtype, device)
     np.concatenate(arrays, out=host.numpy())
-    return host.to(device, non_blocking=True).to(dtype or like.dtype)
+    return host.to(device, non_blocking=True).to(dtype or host.dtype)
 
 
 def stacked_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> Tensor:
     """Arrays of one shape as one tensor (n, ...) on a device."""
-    if device.type != "cuda":
-        return torch.from_numpy(np.stack(arrays)).to(device)
-    tensors = [torch.from_numpy(array) for array in arrays]
-    host = pinned((len(tensors), *tensors[0].shape), tensors[0].dtype)
-    torch.stack(tensors, out=host)
+    host = _host_memory((len(arrays), *arrays[0].shape), arrays[0].dtype, device)
+    np.stack(arrays, out=host.numpy())
     return _copied(host, device)
 
 
@@ -66,10 +60,7 @@ def packed_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> Te
     >>> packed_on_device(torch.device("cpu"), [np.eye(2), np.ones(1)]).tolist()
     [1.0, 0.0, 0.0, 1.0, 1.0]
     """
-    if device.type != "cuda":
-        return torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(device)
-    kind = torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype
-    host = pinned((sum(array.size for array in arrays),), kind)
+    host = _host_memory((sum(array.size for array in arrays),), arrays[0].dtype, device)
     rest = host.numpy()
     for array in arrays:
         np.copyto(rest[: array.size].reshape(array.shape), array)
@@ -79,12 +70,20 @@ def packed_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> Te
 
 def _copied(host: Tensor, device: torch.device) -> Tensor:
     """Pinned memory copied to a device, while what was launched there before runs."""
+    if device.type != "cuda":
+        return host.to(device)
     used, copies = torch.cuda.current_stream(device), _stream(device)
     with torch.cuda.stream(copies):
         there = host.to(device, non_blocking=True)
     used.wait_stream(copies)
     there.record_stream(used)  # else its memory could be given to the next copy while a network reads it
     return there
+
+
+def _host_memory(shape: tuple[int, ...], kind: np.dtype[Any], device: torch.device) -> Tensor:
+    """PyTorch's own memory, since sums of a matrix product differ by where in memory its factors begin."""
+    dtype = torch.from_numpy(np.empty(0, kind)).dtype
+    return pinned(shape, dtype) if device.type == "cuda" else torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -107,6 +107,7 @@ def indices(shards: Iterable[Path]) -> list[int]:
     return [index for shard in shards for index in pq.read_table(shard)["index"].to_pylist()]
 
 
+@pytest.mark.system
 def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
     long_run: list[str], tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ SWALLOWERS = {
 """Places where Python or a library drops a KeyboardInterrupt that is raised there."""
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("place", SWALLOWERS)
 def test_ctrl_c_ends_a_command_that_drops_the_exception(place: str) -> None:
     # A command in place of `demo`, whose user presses Ctrl-C at such a place; it would run for a minute.
@@ -175,6 +177,7 @@ def test_ctrl_c_ends_a_command_that_drops_the_exception(place: str) -> None:
     assert (process.returncode, out, err) == (130, "", "capeval: interrupted\n")
 
 
+@pytest.mark.system
 def test_ctrl_c_ends_a_run_at_every_moment_of_its_start(long_run: list[str], tmp_path: Path) -> None:
     endless = [*long_run, "--rows", str(tmp_path / "rows")]
     for moment in np.linspace(0.0, 2.4, 9):  # imports, weights and the first rows
@@ -217,6 +220,7 @@ def communicate(process: subprocess.Popen[Any]) -> tuple[Any, Any]:
         raise
 
 
+@pytest.mark.system
 def test_a_killed_run_resumes_to_the_same_numbers(
     long_run: list[str], tmp_path: Path, capeval: Callable[..., Ran]
 ) -> None:

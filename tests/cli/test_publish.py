@@ -168,6 +168,7 @@ def test_weights_become_a_model_with_its_card(capeval: Capeval, hub: Hub, folder
     assert hub.repositories["other/mine"].large == {"model.safetensors"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", [*NETWORKS, "clip in open_clip's format"])
 def test_weights_of_every_network_are_whole_on_the_hub(
     kind: str, capeval: Capeval, hub: Hub, folder: Path, tmp_path: Path
@@ -295,6 +296,7 @@ def test_a_licence_restricts_unlisted_weights_too(capeval: Capeval, hub: Hub, fo
     assert 'for NonCommercial purposes only")' in ran.err
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "message"),
     [

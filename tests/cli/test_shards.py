@@ -247,6 +247,7 @@ def test_a_manifest_that_is_a_folder_is_named(shards: Shards, folder: Path) -> N
     assert len(list((folder / "out").iterdir())) == 4
 
 
+@pytest.mark.system
 def test_ctrl_c_keeps_finished_shards_and_says_so(folder: Path) -> None:
     write_shards(folder / "many", shards=40, rows=400)
     program = "import sys; from capeval_core.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -269,6 +270,7 @@ def test_ctrl_c_keeps_finished_shards_and_says_so(folder: Path) -> None:
     assert not list(folder.glob("out/.*"))
 
 
+@pytest.mark.system
 def test_runs_that_are_killed_leave_every_row_once(tmp_path: Path) -> None:
     """10^4 rows, three kills of the process at random moments."""
     uids = write_shards(tmp_path / "in", shards=20, rows=500)

@@ -392,6 +392,7 @@ def test_other_repositories_are_refused(
         Blip2Encoder.from_pretrained(folder, device="cpu")
 
 
+@pytest.mark.system
 def test_from_the_hub(theirs: Path, tmp_path: Path) -> None:
     code = """
 import json

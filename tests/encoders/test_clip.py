@@ -373,16 +373,16 @@ def test_the_switches_wait_for_the_last_thread() -> None:
     def first() -> None:
         with exact_float32(torch.device("cpu")):
             inside.set()
-            leave.wait(10)
+            leave.wait(600)
 
     try:
         backends.mkldnn.matmul.fp32_precision = "tf32"
         thread = threading.Thread(target=first)
         thread.start()
-        inside.wait(10)
+        inside.wait(600)
         with exact_float32(torch.device("cpu")):
             leave.set()
-            thread.join(10)
+            thread.join(600)
             assert backends.mkldnn.matmul.fp32_precision == "ieee"
         assert backends.mkldnn.matmul.fp32_precision == "tf32"
     finally:

@@ -161,7 +161,9 @@ def test_weights_come_back_with_their_tokenizer(tmp_path: Path) -> None:
     uniter().save_pretrained(tmp_path / "saved")
     opened = UniterEncoder.from_pretrained(tmp_path / "saved", device="cpu")
     assert opened.tokenizer.encode(TEXTS).ids == uniter().tokenizer.encode(TEXTS).ids
-    assert ranked(opened, visuals(5), [TEXTS]) == ranked(uniter(), visuals(5), [TEXTS])
+    assert ranked(opened, visuals(5), [TEXTS])[0] == pytest.approx(
+        ranked(uniter(), visuals(5), [TEXTS])[0], abs=1e-6
+    )
     from transformers import PreTrainedTokenizerFast
 
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "saved" / "tokenizer.json"))

@@ -44,6 +44,7 @@ def ask(code: str, address: str, home: Path, **environment: str) -> Any:
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+            **dict.fromkeys(("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"), "300"),  # a busy machine
             "PYTHONPATH": str(ROOT),
             **environment,
         },

@@ -36,10 +36,10 @@ def run_ranks(
     for process in processes:
         process.start()
     try:
-        return results.get(timeout=240)
+        return results.get(timeout=1200)
     finally:
         for process in processes:
-            process.join(timeout=60)
+            process.join(timeout=600)
             process.kill()
 
 

@@ -225,6 +225,7 @@ def test_columns_of_a_dataset_are_welcome(load: Load, weights: str, images: list
 # Several processes and several metrics
 
 
+@pytest.mark.system
 def test_two_processes_equal_one(load: Load, weights: str, images: list[Path], tmp_path: Path) -> None:
     def batch(start: int, stop: int) -> dict[str, Any]:
         rows = slice(start, stop)

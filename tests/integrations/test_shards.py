@@ -353,7 +353,7 @@ import sys, time
 from capeval_core.integrations.shards import score_shard
 def progress(rows):
     print("window", flush=True)
-    time.sleep(30)
+    time.sleep(600)
 score_shard(sys.argv[1], sys.argv[2], "bleu", window=10, progress=progress)
 """
 

@@ -21,6 +21,8 @@ from capeval_core.integrations.shards import (
 from capeval_core.integrations.shards.places import Place
 from tests.integrations.shard_files import rows_of, tar_members, write_lines, write_parquet, write_tar
 
+pytestmark = pytest.mark.system
+
 BUCKET = "s3://pairs"
 
 

@@ -22,12 +22,15 @@ FOLDERS = {
 """Where each folder of the checkout lies in the wheel."""
 FILES = ("pyproject.toml", "setup.cfg", "setup.py", "LICENSE", "README.md")
 
-pytestmark = pytest.mark.skipif(
-    not importlib.util.find_spec("pip")
-    or not importlib.util.find_spec("setuptools")
-    or int(version("setuptools").split(".")[0]) < 77,
-    reason="needs pip and setuptools>=77",
-)
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(
+        not importlib.util.find_spec("pip")
+        or not importlib.util.find_spec("setuptools")
+        or int(version("setuptools").split(".")[0]) < 77,
+        reason="needs pip and setuptools>=77",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,10 @@ def run_trainer_ranks(ranks: int, scenes: int, folder: Path) -> list[dict[str, A
     for process in processes:
         process.start()
     try:
-        found = dict(results.get(timeout=240) for _ in processes)
+        found = dict(results.get(timeout=1200) for _ in processes)
     finally:
         for process in processes:
-            process.join(timeout=60)
+            process.join(timeout=600)
             process.kill()
     return [found[i] for i in range(ranks)]
 

@@ -452,7 +452,7 @@ def test_a_process_forked_in_the_middle_of_a_product_does_not_wait() -> None:
     with slices._ALONE:  # as another thread would hold it
         child = multiprocessing.get_context("fork").Process(target=match_in_child)
         child.start()
-        child.join(60)
+        child.join(600)
     stuck = child.is_alive()
     child.kill()
     assert not stuck and child.exitcode == 0

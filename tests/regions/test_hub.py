@@ -12,6 +12,8 @@ OPEN = """
 import json
 from PIL import Image
 from capeval_core.regions.opening import region_opener
+
+pytestmark = pytest.mark.system
 results = []
 for spec in ("objects", "objects:org/sam@v1", "rectangles:org/owl", "objects:org/none", "rectangles:org/sam"):
     try:

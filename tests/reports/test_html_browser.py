@@ -11,6 +11,7 @@ from PIL import Image
 
 from capeval_core.reports.html import write_report
 from capeval_core.reports.systems import Systems
+from tests.integrations.conftest import PATIENCE
 from tests.reports.pages import X, Y, cell, system, two_systems
 from tests.reports.test_html import HOSTILE
 
@@ -27,6 +28,7 @@ def opened(browser: Browser, tmp_path: Path) -> Any:
         path = write_report(tmp_path / "report", systems)
         context = browser.new_context(viewport={"width": width, "height": 800}, **settings)
         contexts.append(context)
+        context.set_default_timeout(PATIENCE)
         page, events = context.new_page(), []
         page.on("request", lambda request: events.append(request.url))
         page.on("console", lambda line: events.append(f"console: {line.text}"))
@@ -71,6 +73,7 @@ def test_the_policy_stops_what_escaping_would_miss(opened: Any, tmp_path: Path, 
     tags = '<script>document.title = "run"</script><img src="http://127.0.0.1:9/x">'
     path.write_text(path.read_text(encoding="utf-8").replace("</main>", f"{tags}</main>"), encoding="utf-8")
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
     failures: list[str | None] = []
     page.on("requestfailed", lambda request: failures.append(request.failure))
     page.goto(path.as_uri())

@@ -344,7 +344,7 @@ def test_two_processes_train_as_one(pairs: Path, tmp_path: Path) -> None:
                 text=True,
             )
         )
-    errors = [process.communicate(timeout=300)[1] for process in started]
+    errors = [process.communicate(timeout=1200)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], errors
     expected, *found = (np.load(tmp_path / name) for name in ("0-of-1.npz", "0-of-2.npz", "1-of-2.npz"))
     for name in expected.files:
