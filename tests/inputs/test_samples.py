@@ -436,9 +436,7 @@ def test_windows_keep_their_place() -> None:
 
 
 def test_videos_are_named_as_such() -> None:
-    with pytest.raises(
-        ValueError, match=r"(?s)videos\[0\].*len\(captions\)=2 but len\(videos\)=1"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)videos\[0\].*len\(captions\)=2 but len\(videos\)=1"):
         check_samples(["a", "b"], [[]], needs_references=False, media=("video",))
     with pytest.raises(ValueError, match="videos is missing"):
         check_samples(["a"], None, needs_references=False, media=("video",))
