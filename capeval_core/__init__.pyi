@@ -48,13 +48,13 @@ class _Options(TypedDict, total=False):
     rows: str | PathLike[str] | None
     """folder that keeps each caption's row, so that an interrupted run goes on where it stopped"""
     on_error: Literal["raise", "nan"]
-    """what a broken image does: `raise` before any model runs, or `nan` for its captions alone"""
+    """what to do with an unreadable image: `raise` before any model runs, or `nan` for its captions alone"""
     empty: Literal["error", "score"]
-    """what an empty caption is: an `error`, or scored as the bare prompt (and counted)"""
+    """how to treat an empty caption: as an `error`, or `score` the bare prompt (and count it)"""
     compat: Literal["released"] | None
     """`released`: as the released script where it differs from the paper"""
     evidence: bool
-    """keep where each score comes from, for `result.explain(i)` and the command line's --json"""
+    """keep the evidence behind each score, for `result.explain(i)` and the command line's --json"""
 
 class _PacOptions(_Options, total=False):
     w: float

@@ -119,16 +119,17 @@ class Options(Settings):
         folder=True,
     )
     on_error: Literal["raise", "nan"] = option(
-        "raise", "what a broken image does: `raise` before any model runs, or `nan` for its captions alone"
+        "raise",
+        "what to do with an unreadable image: `raise` before any model runs, or `nan` for its captions alone",
     )
     empty: Literal["error", "score"] = option(
-        "error", "what an empty caption is: an `error`, or scored as the bare prompt (and counted)"
+        "error", "how to treat an empty caption: as an `error`, or `score` the bare prompt (and count it)"
     )
     compat: Literal["released"] | None = option(
         None, "`released`: as the released script where it differs from the paper", sign="compat"
     )
     evidence: bool = option(
-        False, "keep where each score comes from, for `result.explain(i)` and the command line's --json"
+        False, "keep the evidence behind each score, for `result.explain(i)` and the command line's --json"
     )
 
     def encoding(self) -> dict[str, Any]:

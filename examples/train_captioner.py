@@ -102,7 +102,7 @@ special = {
     "eos_token_id": tokenizer.eos_token_id,
     "pad_token_id": tokenizer.pad_token_id,
 }
-eye = ViTConfig(
+encoder_config = ViTConfig(
     image_size=SIDE,
     patch_size=8,
     hidden_size=64,
@@ -113,9 +113,11 @@ eye = ViTConfig(
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
 )
-calm = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # so small a model needs no dropout
-mouth = GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=64, n_layer=2, n_head=4, **calm)
-config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(eye, mouth, **special)
+no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # the model is small
+decoder_config = GPT2Config(
+    vocab_size=len(tokenizer), n_positions=32, n_embd=64, n_layer=2, n_head=4, **no_dropout
+)
+config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder_config, decoder_config, **special)
 model = VisionEncoderDecoderModel(config)
 model.generation_config.update(max_length=24, **special)
 print(f"{model.num_parameters():,} parameters, {len(tokenizer)} words")
@@ -195,7 +197,7 @@ trainer.train()
 # ## Looking at captions
 #
 # The means are not all: `metrics.captions` and `metrics.results` keep the last evaluation caption by
-# caption, with a confidence interval and the signature that belongs into a report. We go back to the best
+# caption, with a confidence interval and the signature that belongs in a report. We go back to the best
 # checkpoint for it, with `from_pretrained`: `load_best_model_at_end=True` of transformers 5.23 leaves the
 # weights of a ViT inside a VisionEncoderDecoderModel as they are after the last step.
 

@@ -29,7 +29,7 @@ HELD_OUT = frozenset(
 )
 """Pairs of shape and colour, 12 of 48, that trainings with a split do not show."""
 DEMO_SEED = 2024
-_DEMO_CHANGES = ("colour", "count", "shape", "position")
+_DEMO_CHANGES = ("colour", "count", "shape", "position") * 3
 _DEMO_SIDE = 192
 
 
@@ -135,10 +135,13 @@ def split_caption(scene: Scene, rng: np.random.Generator, held_out: bool) -> str
 
 
 def write_demo_set(folder: Path, seed: int = DEMO_SEED) -> None:
-    """Draw the demo anew: `<id>.png` and `demo.json`. The packaged files are those of the default seed.
+    """Draw the twelve images of the demo: `<id>.png` and `demo.json`; the packaged files are of this seed.
 
-    The scenes are the first ones drawn whose caption can be changed in its colour, then in a count, a shape
-    and a position.
+        python -c "from pathlib import Path; from tools import sets; sets.write_demo_set(Path('demo'))"
+
+    The scenes are the first of the seed whose caption can be changed in its colour, then in a count, a shape
+    and a position, and again, and whose good captions are true of no other scene. No score takes part in
+    the choice, and no training draws from this seed.
     """
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -159,7 +162,11 @@ def write_demo_set(folder: Path, seed: int = DEMO_SEED) -> None:
         scenes.append(scene)
         item = {"id": str(index), "image": f"{index}.png", "good": good}
         item |= {"subtly_wrong": wrong, "changed": kind, "unrelated": ""}
-        items.append(item | {"references": [describe(scene, rng) for _ in range(2)]})
+        references: list[str] = []
+        while len(references) < 2:
+            if (text := describe(scene, rng)) not in (good, *references):
+                references.append(text)
+        items.append(item | {"references": references})
         draw(scene, _DEMO_SIDE).save(folder / f"{index}.png", optimize=True)
     _write_items(folder / "demo.json", seed, items)
 

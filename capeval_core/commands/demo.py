@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
+from capeval_core.commands.systems import ScoredSystem
+from capeval_core.commands.systems_output import compare_systems
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
 from capeval_core.demo import KINDS, DemoItem, demo_set, score_kinds
 from capeval_core.registry import load, metric_class
+from capeval_core.reports.systems_table import stacked_table
 from capeval_core.result import Result
-from capeval_core.statistics import LEAST_IMAGES
 from capeval_core.weights.catalogue import PACS_B32
 from capeval_core.writing import whole_folder
 
 METRICS = ("pacs", "refpacs")
+SHOWN = 4
+"""Images whose captions are printed."""
 
 
 def run(arguments: list[str]) -> int:
@@ -67,25 +71,38 @@ def _example(folder: Path) -> str:
 
 
 def report(weights: str | PathLike[str]) -> str:
-    """The demo as text."""
+    """The demo as text: scores of the first images, then means of all with intervals and tests."""
     items = demo_set()
     results = {name: score_kinds(load(name, weights=weights), items) for name in METRICS}
     titles = [metric_class(name).title for name in METRICS]
-    means = [[kind, *(f"{results[name][kind].mean:.3f}" for name in METRICS)] for kind in KINDS]
+    ids = [item.id for item in items]
+    systems = [
+        ScoredSystem(
+            kind,
+            ids,
+            [getattr(item, field) for item in items],
+            None,
+            None,
+            {name: results[name][kind] for name in METRICS},
+        )
+        for kind, field in KINDS.items()
+    ]
+    means = stacked_table(compare_systems(systems, systems[0].name, one_run=True))
     return "\n".join(
         [
             paragraph(
-                f"{len(items)} drawn images, each with a good caption, one that is wrong in a word, "
-                "and one of another image."
+                f"{len(items)} drawn images, each with a good caption, one that is wrong in a word, and "
+                f"one of another image. The first {SHOWN}:"
             ),
             "",
-            table([["IMAGE", *titles, "KIND", "CAPTION"], *_rows(items, results)]),
+            table([["IMAGE", *titles, "KIND", "CAPTION"], *_rows(items[:SHOWN], results)]),
             "",
             *_mistakes(items, results),
-            table([["MEAN", *titles], *means], width=WHOLE_LINES),
-            f"{len(items)} images are too few for intervals of the means, which take {LEAST_IMAGES}.",
+            f"Means of all {len(items)} images:",
             "",
-            *(results[name]["good"].signature for name in METRICS),
+            table([means.header, *means.rows], width=WHOLE_LINES),
+            "",
+            *(note if "|" in note else paragraph(note) for note in means.notes),
             "",
             *_next_steps(),
         ]
@@ -109,8 +126,8 @@ def _mistakes(items: list[DemoItem], results: dict[str, dict[str, Result]]) -> l
     ]
     if not mistakes:
         return []
-    text = f"A wrong caption wins in {', '.join(mistakes)}: single scores err, means of many captions less."
-    return [paragraph(text), ""]
+    lesson = "single scores are noisy; means over many captions much less"
+    return [paragraph(f"A wrong caption wins in {', '.join(mistakes)}: {lesson}."), ""]
 
 
 def _next_steps() -> list[str]:

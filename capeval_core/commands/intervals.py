@@ -16,10 +16,16 @@ def add_interval_flags(parser: argparse._ActionsContainer) -> None:
         metavar="N",
         type=int,
         default=DRAWS,
-        help=f"of intervals (default: {DRAWS:,}); 0: none",
+        help=f"number of bootstrap resamples (default: {DRAWS:,}); 0: no intervals",
     )
-    parser.add_argument("--level", metavar="X", type=float, default=0.95, help="of intervals (default: 0.95)")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the resamples (default: 0)")
+    parser.add_argument(
+        "--level",
+        metavar="X",
+        type=float,
+        default=0.95,
+        help="confidence level of the intervals (default: 0.95)",
+    )
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the resamples (default: 0)")
 
 
 def check_intervals(flags: argparse.Namespace) -> None:

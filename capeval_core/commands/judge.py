@@ -121,8 +121,7 @@ def _options(class_: type[CaptionMetric], flags: argparse.Namespace) -> Any:
 
 def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
     if flags.data is None:
-        form = f"Put it into a folder in this form: {entry.form()}"
-        raise ValueError(f"--data is missing: {entry.title} comes from {entry.source}. {form}")
+        raise ValueError(f"--data is missing: {entry.advice()}")
     settings = {} if flags.labels is None else {"labels": flags.labels}
     for name, value in settings.items():
         if name not in entry.settings:
@@ -258,11 +257,12 @@ def _png(image: Any) -> bytes:
 
 def _parser(entry: SetEntry) -> Parser:
     flag = f"--{entry.media}s"
+    source = [f"Source: {entry.source}."] if entry.source else []
     parser = Parser(
         prog=f"capeval judge {entry.name}",
         usage=f"capeval judge {entry.name} --data FOLDER --metrics NAME,NAME [options]",
         description=paragraph(f"{entry.title}: {entry.summary}."),
-        epilog=paragraph(f"Files: {entry.form()}") + "\n\n" + paragraph(f"Source: {entry.source}."),
+        epilog="\n\n".join(map(paragraph, [f"Files: {entry.form()}", *source])),
     )
     parser.set_defaults(visuals_flag=flag)
     files = parser.add_argument_group("files")

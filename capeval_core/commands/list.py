@@ -75,7 +75,7 @@ def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
 
 
 def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
-    rows = [["WEIGHTS", "LICENCE: WHAT"]]  # two columns, since ids on the Hub are long
+    rows = [["WEIGHTS", "LICENCE / DESCRIPTION"]]  # two columns, since ids on the Hub are long
     for entry in WEIGHTS:
         names = dict.fromkeys(m.name for m in metrics if m.default_weights == entry)
         default = f" (default of {', '.join(names)})" if names else ""

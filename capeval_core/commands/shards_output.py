@@ -42,7 +42,7 @@ def run_check(arguments: list[str]) -> int:
     parser = _parser("check", "", "Check the scores of all shards: every uid once, one signature, no damage.")
     flags = parser.read(arguments)
     found = check_shards(flags.folder)
-    uids = "every one once" if not found.repeated else f"{found.repeated:,} rows repeat one"
+    uids = "all unique" if not found.repeated else f"{found.repeated:,} rows repeat one"
     whole = "all whole" if not found.damaged else f"{len(found.damaged):,} damaged"
     rows = [
         ["shards", f"{found.shards:,} ({whole})"],

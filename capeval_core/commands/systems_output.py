@@ -40,7 +40,7 @@ def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
         help="the system to test against, by its name or file (default: the first)",
     )
     group.add_argument(
-        "--format", choices=FORMATS, metavar="{" + ",".join(FORMATS) + "}", help="of what is printed"
+        "--format", choices=FORMATS, metavar="{" + ",".join(FORMATS) + "}", help="format of the printed table"
     )
     add_report_flag(group)
 

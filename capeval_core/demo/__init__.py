@@ -1,4 +1,4 @@
-"""Images and captions of `capeval demo`: four drawn scenes with three captions and two references each."""
+"""Images and captions of `capeval demo`: twelve drawn scenes with three captions and two references each."""
 
 from __future__ import annotations
 

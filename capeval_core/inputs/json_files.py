@@ -226,7 +226,7 @@ def parse_json(path: Path, text: str, first_line: int = 1, once: str = _ONCE) ->
         if error.msg == "Extra data" and text.lstrip().startswith("{"):
             fix = "; if each line is an object, name it .jsonl"
         if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
-            fix = "; it ends too early: write it again"
+            fix = "; the file is truncated: create it again"
         line = first_line + error.lineno - 1
         found = f"not JSON (line {line}, column {error.colno}: {error.msg}){fix}"
         raise FileError(file_problem(path, found)) from None

@@ -125,12 +125,12 @@ def check_samples(
     Traceback (most recent call last):
     capeval_core.errors.InputError: 2 problems with the input:
       captions[1] is empty: write a caption or pass empty="score"
-      len(captions)=2 but len(images)=1: give one image per caption, and repeat it for further captions
+      len(captions)=2 but len(images)=1: pass one image per caption; repeat it if it has several captions
     """
     problems = _check_choices(on_error, empty)
     texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
-    fix = "give one {} per caption, and repeat it for further captions"
+    fix = "pass one {} per caption; repeat it if it has several captions"
     visuals = _check_visuals(images, rows, fix, media, problems) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:

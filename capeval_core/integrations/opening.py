@@ -70,7 +70,7 @@ def choose_metrics(
     for i, one in enumerate(listed):
         metric = type(one) if isinstance(one, CaptionMetric) else _class_of(one, media)
         if metric.relative:
-            wrong(i, f"{metric.name} is no measure of training, {metric.relative}", "", "")
+            wrong(i, f"{metric.name} cannot be used during training: {metric.relative}", "", "")
     problems.raise_if_any()
     chosen = [_chosen(one, options, cache, media) for one in listed]
     for one in chosen:

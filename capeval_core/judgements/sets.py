@@ -18,9 +18,9 @@ class SetEntry:
     """A judged set of the field.
 
     summary: what people judged, and what is computed. files: that a folder of it must hold. source: where it
-    comes from, and under which terms. loader: `module:function` of the function that reads a folder. folders:
-    names that its folder may have inside of a folder of sets. media: of what is described. settings: of its
-    loader that a user may choose, with their values.
+    comes from, and under which terms; '' for one's own. loader: `module:function` of the function that reads
+    a folder. folders: names that its folder may have inside of a folder of sets. media: of what is described.
+    settings: of its loader that a user may choose, with their values.
     """
 
     name: str
@@ -48,6 +48,11 @@ class SetEntry:
         module, _, name = self.loader.partition(":")
         text = getattr(import_module(f"capeval_core.judgements.{module}"), name).__doc__ or ""
         return " ".join(text.split())
+
+    def advice(self) -> str:
+        """Where the set comes from, and in which form it is read."""
+        origin = f"{self.title} comes from {self.source}. " if self.source else ""
+        return f"{origin}Put it into a folder in this form: {self.form()}"
 
 
 _UMIC = "txt_db of github.com/hwanheelee1993/UMIC"
@@ -175,7 +180,7 @@ SETS: dict[str, SetEntry] = {
             "Own set",
             "ratings of your own, each a row; Kendall's tau-b and tau-c",
             ("judgements.jsonl",),
-            "you",
+            "",
             "caption_ratings:load_own",
         ),
         SetEntry(
@@ -231,8 +236,7 @@ def folder_of(entry: SetEntry, data: Path) -> Path:
             return folder
     missing = [file for file in entry.files if not (data / file).is_file()]
     found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {data / entry.name}"
-    fix = f"{entry.title} comes from {entry.source}. Put it into a folder in this form: {entry.form()}"
-    raise FileError(file_problem(data, found, fix))
+    raise FileError(file_problem(data, found, entry.advice()))
 
 
 def _refuse_another(entry: SetEntry, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""English: lists of words for the rules of this room, and captions split into sentences."""
+"""English: lists of words for the rules of this package, and captions split into sentences."""
 
 from __future__ import annotations
 

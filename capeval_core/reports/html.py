@@ -98,14 +98,19 @@ def _title(systems: Systems) -> str:
 
 def _header(title: str, systems: Systems) -> str:
     captions = sorted({len(system.captions) for system in systems.systems})
-    extent = f"{captions[0]:,}" if len(captions) == 1 else f"{captions[0]:,} to {captions[-1]:,}"
     visuals = len({name for system in systems.systems for name in system.ids})
-    each = " each" if len(systems.systems) > 1 else ""
+    extent = " to ".join(f"{count:,}" for count in dict.fromkeys((captions[0], captions[-1])))
+    extent = "one caption" if captions == [visuals] else f"{extent} captions"
+    size = f"{visuals:,} {systems.visual}{'s' * (visuals != 1)}, {extent}"
+    if len(systems.systems) > 1:
+        plural = "s" * (len(systems.columns) != 1)
+        size += f" per system; {len(systems.systems)} systems, {len(systems.columns)} metric{plural}"
+    elif captions == [visuals]:
+        size += " each"
     links = "".join(f'<a href="#{_anchor(c)}">{escape(c.title)}</a>' for c in systems.columns)
     return (
         f'<header><h1 dir="auto">{escape(title)}</h1>'
-        f"<p>{extent} caption{'s' * (captions[-1] != 1)}{each} of {visuals:,} "
-        f"{escape(systems.visual)}{'s' * (visuals != 1)}</p>"
+        f"<p>{escape(size)}</p>"
         f'<nav aria-label="Metrics">{links}<a href="#sources">Settings and sources</a></nav></header>'
     )
 
@@ -169,7 +174,9 @@ def _conditions(systems: Systems) -> Iterator[str]:
         for column in systems.columns
     ]
     if any(cell.interval is not None for *_, cell in cells):
-        notes.append(f"Ranges: {systems.level:.0%} confidence intervals of the means, each alone.")
+        notes.append(
+            f"Ranges are {systems.level:.0%} confidence intervals; use the paired test to compare systems."
+        )
     if any(cell.test is not None for *_, cell in cells):
         adjusted = "p, adjusted by Holm's correction," if systems.correction else "p"
         notes.append(

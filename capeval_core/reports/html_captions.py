@@ -105,7 +105,7 @@ def _explanation(system: System, cell: Cell, index: int, systems: Systems, pictu
         more = f"<li>and {len(texts) - _REFERENCES:,} more</li>" if len(texts) > _REFERENCES else ""
         shown += f'<p class="note">References</p><ul>{items}{more}</ul>'
     shown += parts(values, systems.titles)
-    return f"<details><summary>Where it comes from</summary>{shown}</details>" if shown else ""
+    return f"<details><summary>Breakdown</summary>{shown}</details>" if shown else ""
 
 
 def _pair(

@@ -343,8 +343,8 @@ def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
     if texts := int(unweighted.sum()):
         of_texts = "1 text" if texts == 1 else f"{texts:,} texts"
         found = (
-            f"the words of {of_texts} all occur in every text of the corpus, so that the idf of each is 0, "
-            "and they count alike (as in any corpus of one text)"
+            f"there is no idf for {of_texts}, whose words occur in every text of the corpus (as always "
+            "with one caption): all words count equally"
         )
         fix = InPython(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
         warnings.warn(InputWarning((found, fix)), stacklevel=5)

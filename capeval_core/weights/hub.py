@@ -191,4 +191,4 @@ def reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split()) or type(error).__name__
-    return f"{constants.ENDPOINT} cannot be reached or broke off: {message}"
+    return f"{constants.ENDPOINT} cannot be reached, or the connection dropped: {message}"

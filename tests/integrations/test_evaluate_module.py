@@ -427,7 +427,7 @@ def image() -> np.ndarray[Any, Any]:
             "pacs",
             {"predictions": ["a", "b"], "images": [image()]},
             ValueError,
-            "len(predictions)=2 but len(images)=1: give one image per caption",
+            "len(predictions)=2 but len(images)=1",
         ),
         (
             "pacs",

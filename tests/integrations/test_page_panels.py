@@ -17,7 +17,7 @@ from capeval_core.integrations.page.scorer import Scorer
 from capeval_core.reports import explanations
 from capeval_core.reports.matches import MatchExplanation, word_matches
 
-ITEMS = demo_set()
+ITEMS = demo_set()[:4]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def scorer() -> Scorer:
 
 @pytest.fixture(scope="module")
 def strip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The four scenes beside each other: 4 : 1."""
+    """Four scenes beside each other: 4 : 1."""
     image = Image.new("RGB", (4 * 192, 192))
     for place, item in enumerate(ITEMS):
         image.paste(Image.open(item.image).convert("RGB"), (192 * place, 0))

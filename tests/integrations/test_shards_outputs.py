@@ -167,7 +167,7 @@ def test_many_duplicates_are_counted_and_the_first_are_named(tmp_path: Path) -> 
 
 def test_the_command_check_names_everything(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_check([str(outputs)]) == 0
-    assert "every one once" in capsys.readouterr().out
+    assert "unique" in capsys.readouterr().out
     write_output(outputs / "3.parquet", ["row-000001", "new"], [0.5, 0.6])
     (outputs / "4.parquet").write_bytes(b"PAR1")
     (outputs / "5.parquet").write_bytes(b"text")

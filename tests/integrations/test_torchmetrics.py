@@ -207,5 +207,5 @@ def test_wrong_metrics_are_refused() -> None:
         CaptionScore("cider")
     with pytest.raises(ValueError, match="CaptionScore takes one metric, found 2: make one CaptionScore of"):
         CaptionScore(["pacs", "clips"], weights="tiny")
-    with pytest.raises(ValueError, match="eco is no measure of training"):
+    with pytest.raises(ValueError, match=r"eco .*training"):
         CaptionScore("eco")

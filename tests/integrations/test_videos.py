@@ -128,7 +128,7 @@ def test_unknown_configurations_are_refused(configuration: str, message: str, lo
         (
             "video",
             {"videos": ["no.mp4"] * 2},
-            "len(predictions)=1 but len(videos)=2: give one video per caption",
+            "len(predictions)=1 but len(videos)=2",
         ),
     ],
 )

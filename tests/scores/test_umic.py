@@ -21,7 +21,7 @@ from capeval_core.scores.umic import umic_score
 from capeval_core.weights.folder import WeightsError
 from tests.seeded import made_up_boxes, uniter, write_config
 
-SCENES = demo_set()
+SCENES = demo_set()[:4]
 
 
 @pytest.fixture(scope="module")

@@ -304,9 +304,7 @@ def test_a_corpus_of_one_text_has_no_idf(name: str, seeded_weights: Path, videos
     metric, plain = opened(name, seeded_weights), opened(name, seeded_weights, idf=False)
     references = [["a dog sits"]] if metric.needs_references else None
     texts = 2 if references else 1
-    with pytest.warns(
-        UserWarning, match=rf"of {texts} texts? all occur in every text .*the idf of each is 0"
-    ) as caught:
+    with pytest.warns(UserWarning, match=rf"no idf for {texts} texts?,") as caught:
         found = metric.score(["a dog"], videos=videos[1:2], references=references)
     assert caught[0].filename == __file__
     even = plain.score(["a dog"], videos=videos[1:2], references=references)

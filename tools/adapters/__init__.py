@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from capeval_core.demo import demo_set
 
-ITEMS = demo_set()
+ITEMS = demo_set()[:4]
 CAPTIONS = [ITEMS[0].good, ITEMS[1].subtly_wrong, ITEMS[2].unrelated, ITEMS[3].good]
 IMAGES = [item.image for item in ITEMS]
 REFERENCES = [list(item.references) for item in ITEMS]

@@ -150,7 +150,7 @@ class _Page:
         self.kind = gr.Radio(
             list(KINDS),
             value=next(iter(KINDS)),
-            label="Examples, each with a caption that is",
+            label=f"Example captions: {', '.join(KINDS)}",
             visible=self.words.has_kinds,
             elem_id="kind",
         )

@@ -22,10 +22,7 @@ from capeval_core.weights.folder import TINY, open_weights
 
 LONGEST_TEXT = 20_000
 """Characters of a caption and its references together: strangers use a page, and encoding takes its time."""
-RARE = (
-    "Words weigh by how rare they are among the references of the packaged examples, as one caption is no "
-    "corpus."
-)
+RARE = "Word weights (idf) come from the packaged examples: one caption is too few."
 NO_WEIGHTS = "none"
 """The only choice of weights where a metric has none."""
 

@@ -103,7 +103,7 @@ class Bleu(NgramMetric):
     name = "bleu"
     title = "BLEU-4"
     key = "bleu_4"
-    summary = "Precision of 1 to 4 words in the references, of counts summed over all captions."
+    summary = "Geometric mean of 1- to 4-gram precisions, with a brevity penalty, from corpus-level counts."
     paper = (
         "Papineni et al., BLEU: a Method for Automatic Evaluation of Machine Translation, ACL 2002, "
         "https://aclanthology.org/P02-1040"

@@ -77,7 +77,7 @@ class Cider(NgramMetric):
     name = "cider"
     title = "CIDEr (unclipped)"
     key = "cider"
-    summary = "Cosine of rare n-grams, the first form; tools that say CIDEr mean CIDEr-D."
+    summary = "TF-IDF-weighted n-gram cosine (original form; what tools call CIDEr is ciderd)."
     paper = (
         "Vedantam et al., CIDEr: Consensus-based Image Description Evaluation, CVPR 2015, "
         "https://arxiv.org/abs/1411.5726"

@@ -27,7 +27,7 @@ class NgramOptions(CommonOptions):
         "float32", "no effect: words are counted exactly, and the rest is float64"
     )
     empty: Literal["error", "score"] = option(
-        "error", "what an empty caption is: an `error`, or scored 0 (and counted)"
+        "error", "how to treat an empty caption: as an `error`, or `score` it 0 (and count it)"
     )
 
 

@@ -113,7 +113,7 @@ class RougeL(NgramMetric):
     name = "rougel"
     title = "ROUGE-L"
     key = "rouge_l"
-    summary = "F of the longest common subsequence of caption and references."
+    summary = "F-measure of the longest common subsequence of caption and references."
     paper = (
         "Lin, ROUGE: A Package for Automatic Evaluation of Summaries, ACL 2004 workshop Text Summarization "
         "Branches Out, https://aclanthology.org/W04-1013"
