@@ -159,7 +159,7 @@ def _text(completion: Any, index: int, problems: Problems) -> Any:
         if not answers:
             roles = ", ".join(str(message.get("role")) for message in completion)
             found = f"no message of the assistant (roles: {roles})"
-            problems.add(Problem("completions", index, found, "pass what the policy wrote", "has"))
+            problems.add(Problem("captions", index, found, "pass what the policy wrote", "has"))
             return None
         completion = answers[-1].get("content")
         if isinstance(completion, list):  # parts, of which the texts count

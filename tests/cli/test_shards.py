@@ -93,7 +93,7 @@ def test_scores_of_another_signature_are_refused_before_any_work(shards: Shards,
     (folder / "out" / "00000.parquet").unlink()
     ran = shards("--w", "2.5")
     assert ran.status == 2
-    for part in ("00001.parquet: holds scores of capeval:pacs|", "|w:2|", "|w:2.5|", "another --output"):
+    for part in ("00001.parquet: holds other scores", "|w:2|", "|w:2.5|", "another --output"):
         assert part in ran.err
     assert not (folder / "out" / "00000.parquet").exists()
     (folder / "out" / "00000.parquet").write_bytes((folder / "in" / "00000.parquet").read_bytes())

@@ -103,8 +103,8 @@ def test_conversations_without_an_answer_are_refused(drawn: list[Image.Image], w
         reward("pacs", weights=weights)(completions, drawn)
     assert isinstance(raised.value, InputError)
     assert [(one.argument, one.index) for one in raised.value.problems] == [
-        ("completions", 2),
-        ("completions", 3),
+        ("captions", 2),
+        ("captions", 3),
     ]
 
 

@@ -193,7 +193,7 @@ def test_a_finished_target_is_kept_and_another_refused(
         patch.setattr(ClipEncoder, "encode_images", None)
         patch.setattr("capeval_core.integrations.shards.shard._checksum", None)  # its size and time suffice
         again = score_shard(source, target, "pacs", weights=weights)
-    assert again.skipped and vars(again) == {**vars(first), "skipped": True}
+    assert again.skipped and vars(again) == {**vars(first), "skipped": True, "scored": 0}
     os.utime(source, (1, 1))  # another time, but the same content
     assert score_shard(source, target, "pacs", weights=weights).skipped
     for options, differing in (
