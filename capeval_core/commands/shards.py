@@ -87,15 +87,15 @@ def _score(arguments: list[str]) -> int:
     shards = plan_shards(flags.input, flags.output)
     there = existing(shards, flags.output)
     with in_words_of_the_user(metric.Options):
-        images = None if flags.images is None else Place.of("images", flags.images)
-        if images is not None and images.is_local and flags.ray is None:
-            images = images_folder(images.path)
-        folder = None if images is None else images.path if images.is_local else images.address
+        images = flags.images
+        if images is not None:
+            place = images_folder(images) if flags.ray is None else Place.of("images", images)
+            images = place.path if place.is_local else images  # workers may have other current folders
         stamp = settings_of(scorer, flags.columns)  # which opens the weights: missing ones end here
-        refuse_other_scores(there, stamp, folder)
+        refuse_other_scores(there, stamp, images)
     if len(there) == len(shards) and not flags.retry_failed:
         workers = Workers(1)  # there is nothing to do for others
-    settings = {"images": folder, "columns": flags.columns, "retry_failed": flags.retry_failed}
+    settings = {"images": images, "columns": flags.columns, "retry_failed": flags.retry_failed}
     kept = "shards that are finished are kept: run the same command again to go on"
     with interruptible(kept), in_words_of_the_user(metric.Options):
         return _run(metric, scorer, shards, flags, workers, settings)

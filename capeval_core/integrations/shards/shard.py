@@ -172,10 +172,10 @@ def score_shard(
 
 
 def images_folder(images: str | PathLike[str]) -> Place:
-    """The folder of images that a user names. Raises ValueError where this machine has no such folder."""
+    """The folder of images that a user names. Raises FileError where this machine has no such folder."""
     place = Place.of("images", images)
     if place.is_local and not Path(place.path).is_dir():
-        raise wrong_option("images", place.address, "no folder", "check the path")
+        raise FileError(file_problem(place.address, "there is no such folder", "check the path"))
     return place
 
 
