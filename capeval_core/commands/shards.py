@@ -18,6 +18,7 @@ from capeval_core.commands.outputs import tell_reasons
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from capeval_core.integrations.shards.columns import check_columns
+from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.plan import (
     MANIFEST,
     PlannedShard,
@@ -26,6 +27,7 @@ from capeval_core.integrations.shards.plan import (
     refuse_other_scores,
     write_manifest,
 )
+from capeval_core.integrations.shards.shard import images_folder, settings_of
 from capeval_core.integrations.shards.workers import (
     FailedShard,
     Workers,
@@ -85,10 +87,15 @@ def _score(arguments: list[str]) -> int:
     shards = plan_shards(flags.input, flags.output)
     there = existing(shards, flags.output)
     with in_words_of_the_user(metric.Options):
-        refuse_other_scores(there, scorer.signature)  # which opens the weights: missing ones end here
-    if len(there) == len(shards):
+        images = flags.images
+        if images is not None:
+            place = images_folder(images) if flags.ray is None else Place.of("images", images)
+            images = place.path if place.is_local else images  # workers may have other current folders
+        stamp = settings_of(scorer, flags.columns)  # which opens the weights: missing ones end here
+        refuse_other_scores(there, stamp, images)
+    if len(there) == len(shards) and not flags.retry_failed:
         workers = Workers(1)  # there is nothing to do for others
-    settings = {"images": flags.images, "columns": flags.columns}
+    settings = {"images": images, "columns": flags.columns, "retry_failed": flags.retry_failed}
     kept = "shards that are finished are kept: run the same command again to go on"
     with interruptible(kept), in_words_of_the_user(metric.Options):
         return _run(metric, scorer, shards, flags, workers, settings)
@@ -179,9 +186,9 @@ class _Progress:
 def _summary(
     metric: type[CaptionMetric], results: list[ShardResult], failures: int, seconds: float, manifest: str
 ) -> str:
-    scored = [result for result in results if not result.skipped]
-    pairs, rows = sum(result.rows for result in scored), sum(result.rows for result in results)
-    notes = [f"{len(results) - len(scored):,} finished before"] if len(scored) < len(results) else []
+    pairs, rows = sum(result.scored for result in results), sum(result.rows for result in results)
+    before = sum(result.skipped for result in results)
+    notes = [f"{before:,} finished before"] if before else []
     notes += [f"{failures:,} without scores"] if failures else []
     counts = f"{sum(r.failed for r in results):,} failed, {sum(r.truncated for r in results):,} truncated"
     rate = (
@@ -194,11 +201,21 @@ def _summary(
     lines = [
         [metric.title, shards],
         ["pairs", f"{rows:,} ({counts})"],
+        ["columns", _columns_of(results) or "n/a"],
         ["rate", rate],
         ["manifest", manifest],
         ["signature", results[0].signature if results else "n/a"],
     ]
     return table(lines, width=WHOLE_LINES)
+
+
+def _columns_of(results: list[ShardResult]) -> str:
+    """What each column was read for, in all shards."""
+    used: dict[str, dict[str, None]] = {}
+    for result in results:
+        for role, names in result.columns.items():
+            used.setdefault(role, {}).update(dict.fromkeys(names))
+    return ", ".join(f"{role}={'|'.join(names)}" for role, names in used.items())
 
 
 def _rate(rate: float) -> str:
@@ -255,6 +272,11 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         help=f"of the file about this run in that folder (default: {MANIFEST})",
     )
     files.add_argument("--images", metavar="FOLDER", help="that paths of images are relative to")
+    files.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="score rows of finished shards again that failed, e.g. because their image was not there",
+    )
     files.add_argument(
         "--columns",
         metavar="WHAT=COLUMN,...",

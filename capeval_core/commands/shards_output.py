@@ -46,7 +46,7 @@ def run_check(arguments: list[str]) -> int:
     whole = "all whole" if not found.damaged else f"{len(found.damaged):,} damaged"
     rows = [
         ["shards", f"{found.shards:,} ({whole})"],
-        ["rows", f"{found.rows:,}"],
+        ["rows", f"{found.rows:,} ({sum(found.failed.values()):,} failed)"],
         ["uids", uids],
         *(["signature", f"{text} ({_shards(names)})"] for text, names in found.signatures.items()),
     ]
@@ -62,6 +62,13 @@ def _complaints(found: ShardCheck) -> list[list[str]]:
     if found.damaged:
         title = f"{_shards(found.damaged)} damaged or no scores; delete them and score their shards again:"
         complaints.append([title, *_first([f"{name} {why}" for name, why in found.damaged.items()])])
+    if found.failed:
+        title = f"{_shards(list(found.failed))} with rows that failed; `score --retry-failed` redoes them:"
+        named = [
+            f"{name}: {rows:,}{', all of its rows' if name in found.without_scores else ''}"
+            for name, rows in found.failed.items()
+        ]
+        complaints.append([title, *_first(named)])
     if found.repeated:
         title = f"{_counted(found.repeated, 'row')} with a uid that another row has:"
         named = [

@@ -9,16 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from capeval_core.errors import FileError, Piece, Problems, Setting, Text, file_problem
+from capeval_core.errors import FileError, Problems, Setting, Text, file_problem
 from capeval_core.inputs.file_texts import (
     CANDIDATE_FIELDS,
-    FILE_NAME,
     REFERENCE_FIELDS,
     FileOptions,
     Texts,
     refuse_unused,
 )
-from capeval_core.inputs.folder import KINDS, Names, match_images, names_in, only_matches
+from capeval_core.inputs.folder import (
+    KINDS,
+    Names,
+    file_finder,
+    match_images,
+    names_in,
+    only_matches,
+    some_of,
+)
 from capeval_core.inputs.text_files import STANDARD_INPUT, read_texts
 
 Read = TypeVar("Read")
@@ -51,12 +58,17 @@ def read_collection(
     """Join a file of candidates with a folder of images, or of videos, and a file of references.
 
     Every candidate needs an image, and references if a file of them is given; images and references that
-    no candidate has are left out. Ids need not be written the same way in all three (see `Names`).
+    no candidate has are left out. Ids need not be written the same way in all three (see `Names`). Where rows
+    have several columns that may be ids, that one counts which names images of the folder (without one: which
+    the other file knows); two that name different images are refused, unless `options.id_column` is one.
     Where COCO annotations give an id a `file_name`, that image is taken. If none of these files is there, as
     in a folder whose images were renamed to their ids, a warning says so and the ids are used; if only some
     are, the others are an error. `images` None: there is no folder, ids alone name images. `options`: columns
     and splits to read. `wide`: a table may have one row per image, its candidates side by side. `medium`:
     "image", or "video": a video is a file, or a folder of its frames.
+
+    All captions of an image count, equal ones too; a warning says how many repeat, and how many images have
+    different ones in several rows, as where a run was appended to another.
 
     Raises FileError that lists everything that does not match.
 
@@ -95,6 +107,13 @@ def read_collection(
         refuse_unused(options, {Path(path): one for path, one in read if path and one}, problems)
 
     texts = texts or Texts()
+    if folder is not None and names is not None:
+        find = file_finder(folder, names, kind)
+        texts.use_id_column(Path(candidates), find, options, problems)
+    else:
+        find = _finder_of_candidates(texts)
+    if references is not None and reference_texts is not None:
+        reference_texts.use_id_column(Path(references), find, options, problems)
     ids = list(texts.by_id())
     paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids}
     references_of: dict[str, list[str]] = {}
@@ -102,11 +121,15 @@ def read_collection(
     if folder is not None and names is not None:
         file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
         paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names, kind=kind)
-        _refuse_two_ids(Path(candidates), matched_paths, texts, problems)
+        _refuse_two_ids(Path(candidates), matched_paths, problems)
     if references is not None and reference_texts is not None:
         entries = reference_texts.by_id()
         find = _finder(reference_texts, entries)
-        matches = {image_id: find(image_id) for image_id in ids}
+        column = texts.id_column(Path(candidates), find, options, problems) or ""
+        matches: dict[str, list[str]] = {image_id: [] for image_id in ids}
+        for (image_id, _), own in zip(texts.rows, texts.entries, strict=True):
+            found = find(own.get(column, image_id))
+            matches[image_id] += [entry for entry in found if entry not in matches[image_id]]
         lacking, advice = _lacking(reference_texts, entries, matches, options)
         matched = only_matches(Path(references), matches, lacking, problems, advice)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
@@ -121,6 +144,16 @@ def read_collection(
         else [references_of[image_id] for image_id, _ in texts.rows],
         entries=None if reference_texts is None else [matched[image_id] for image_id, _ in texts.rows],
     )
+
+
+def _finder_of_candidates(texts: Texts) -> Callable[[str], list[str]]:
+    """Finds the ids of candidates by whatever their rows call the image."""
+    named: dict[str, dict[str, None]] = {}
+    for (image_id, _), own in zip(texts.rows, texts.entries, strict=True):
+        for name in own.values() or [image_id]:
+            named.setdefault(PurePosixPath(name).name, {})[image_id] = None
+    names = Names(named)
+    return lambda name: [one for entry in names.find(PurePosixPath(name).name) for one in named[entry]]
 
 
 def _finder(texts: Texts, entries: Mapping[str, Any]) -> Callable[[str], list[str]]:
@@ -167,20 +200,17 @@ def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:
         return None
 
 
-def _refuse_two_ids(path: Path, images: dict[str, Path], texts: Texts, problems: Problems) -> None:
+def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> None:
     """Note images that have several ids: each id would get a pool and a line of its own."""
     first: dict[Path, str] = {}
     for image_id, image in images.items():
         if first.setdefault(image, image_id) != image_id:
             found = f"the ids {first[image]!r} and {image_id!r} both mean {image.name!r}"
-            fix: tuple[Piece, ...] = ("write its id in one way",)
-            if FILE_NAME in texts.columns:
-                fix += (Setting("id_column", FILE_NAME, ", or pass "),)
-            problems.add(file_problem(path, found, fix))
+            problems.add(file_problem(path, found, "write its id in one way"))
 
 
 def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:
-    """Warn of captions that look like references, and, unless pools repeat them, of captions that repeat."""
+    """Warn of captions that look like references; except of pools, of captions that repeat or differ."""
     several = len(texts.rows) / len(references) if references else 0
     if several >= 2 and all(len(of_image) == 1 for of_image in references.values()):
         warnings.warn(
@@ -198,5 +228,15 @@ def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str
         again = "caption that its image has" if repeats == 1 else "captions that their images have"
         warnings.warn(
             f"{path}: {repeats:,} {again} already: each counts ({len(texts.rows):,} captions)",
+            stacklevel=3,
+        )
+    differing = {} if wide else texts.differing()
+    if differing:
+        images = "image has" if len(differing) == 1 else "images have"
+        warnings.warn(
+            f"{path}: {len(differing):,} {images} different captions in several rows (ids "
+            f"{some_of([*differing])}; {sum(differing.values()):,} captions), as where a run was appended to "
+            "another: each counts. Leave out the rows that are not meant, give each run a file of its own, "
+            "or write captions that belong together as a list, {image id: [captions]}",
             stacklevel=3,
         )

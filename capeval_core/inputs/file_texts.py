@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -15,6 +16,8 @@ from capeval_core.options import Settings, option
 from capeval_core.values import described
 
 ID_FIELDS = ("image_id", "image", "id", "filename", "file_name", "image_name")
+PATH_FIELDS = ("image_path", "img", "path", "filepath", "url")
+"""What else may name images; messages do not list them."""
 CANDIDATE_FIELDS = ("caption", "captions")
 REFERENCE_FIELDS = ("references", "captions", "caption")
 LIST_FIELDS = ("references", "captions")
@@ -28,7 +31,9 @@ class FileOptions(Settings):
     """What of the user's files is read."""
 
     id_column: str | None = option(
-        None, "column or key of image ids, in the files that have it; None: image_id, image, id or file_name"
+        None,
+        "column or key of image ids, in the files that have it; None: image_id, image, id or file_name, of "
+        "several the one that names images",
     )
     caption_column: str | None = option(None, "column or key of captions; None: caption, captions or text")
     reference_column: str | None = option(
@@ -48,11 +53,13 @@ class FileOptions(Settings):
 class Texts:
     """The texts of a file by image id, in the file's order.
 
-    file_names: that the file gives to ids. columns: names of columns or keys. splits: how many rows are in
-    each part. left_out: the part of each id that is in none to be read.
+    entries: for each text, what its row calls the image, by column; texts of one row share it. file_names:
+    that the file gives to ids. columns: names of columns or keys. splits: how many rows are in each part.
+    left_out: the part of each id that is in none to be read.
     """
 
     rows: list[tuple[str, str]] = field(default_factory=list)
+    entries: list[Mapping[str, str]] = field(default_factory=list)
     file_names: dict[str, str] = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
     splits: Counter[str] = field(default_factory=Counter)
@@ -63,6 +70,57 @@ class Texts:
         for image_id, text in self.rows:
             gathered.setdefault(image_id, []).append(text)
         return gathered
+
+    def id_column(
+        self, path: Path, find: Callable[[str], Sequence[str]], options: FileOptions, problems: Problems
+    ) -> str | None:
+        """The column whose values name something in most rows; None where no row has several columns.
+
+        find: what a value names. Notes a problem where two columns of a row name different things, and none
+        of them is the user's choice.
+        """
+        known: Counter[str] = Counter()
+        differing: list[Mapping[str, Sequence[str]]] = []
+        cached = cache(lambda value: tuple(sorted(find(value))))
+        for ids in self.entries:
+            found = {name: things for name, value in ids.items() if (things := cached(value))}
+            known.update(found.keys())
+            if len(set(found.values())) > 1:
+                differing.append(found)
+        if options.id_column in known:
+            return options.id_column
+        if differing:
+            one = {name: things[0] for name, things in differing[0].items()}
+            names, images = (" and ".join(map(repr, of)) for of in (one, one.values()))
+            wrong = f"{names} name different images in {len(differing):,} rows, such as {images}"
+            best = next(name for name in one if name != "id")
+            fix = ("choose the column of image ids with ", Setting("id_column", best))
+            problems.add(file_problem(path, wrong, fix))
+        columns = {name: None for ids in self.entries for name in ids if len(ids) > 1}
+        return max(columns, key=known.__getitem__, default=None)
+
+    def use_id_column(
+        self, path: Path, find: Callable[[str], Sequence[str]], options: FileOptions, problems: Problems
+    ) -> None:
+        """Let that column name the images: as file names of ids, or as the ids where they are no pairs."""
+        column = self.id_column(path, find, options, problems)
+        named = [(i, ids[column]) for i, ids in enumerate(self.entries) if column in ids] if column else []
+        pairs = {(self.rows[i][0], value) for i, value in named}
+        if len({key for key, _ in pairs}) == len(pairs) == len({value for _, value in pairs}):
+            self.file_names.update(pair for pair in pairs if pair[0] != pair[1])
+        else:
+            for i, value in named:
+                self.rows[i] = value, self.rows[i][1]
+
+    def differing(self) -> dict[str, int]:
+        """How many captions images have, of those that several rows give different ones."""
+        first: dict[str, tuple[str, Mapping[str, str]]] = {}
+        several: set[str] = set()
+        for (image_id, text), ids in zip(self.rows, self.entries, strict=True):
+            earlier, row = first.setdefault(image_id, (text, ids))
+            if text != earlier and ids is not row:
+                several.add(image_id)
+        return {image_id: len(texts) for image_id, texts in self.by_id().items() if image_id in several}
 
 
 class Gatherer:
@@ -129,7 +187,7 @@ class Gatherer:
         """Those of a table's columns that may be read."""
         options = self.options
         chosen = {options.id_column, options.caption_column, options.reference_column}
-        known = {*ID_FIELDS, *self.fields, *FOREIGN_FIELDS, SPLIT, *chosen}
+        known = {*ID_FIELDS, *PATH_FIELDS, *self.fields, *FOREIGN_FIELDS, SPLIT, *chosen}
         return [name for name in names if name in known]
 
     def row(self, row: Any, name: str) -> None:
@@ -142,7 +200,8 @@ class Gatherer:
             self.texts.left_out[str(row.get(self.id_field(row) or ""))] = row[SPLIT]
             return
         # An image in a table of Hugging Face is an object, and another column has its name.
-        id_field = self.id_field([k for k, value in row.items() if not isinstance(value, (dict, NoneType))])
+        usable = [key for key, value in row.items() if not isinstance(value, (dict, NoneType))]
+        id_field = self.id_field(usable)
         text_fields = self.text_fields(row)
         if id_field is None or len(text_fields) != 1:
             found, fix = self._unclear(row, id_field)
@@ -152,8 +211,7 @@ class Gatherer:
         image_id = self.image_id(row[id_field], f"{name}: {id_field}")
         if image_id is None:
             return
-        if id_field != FILE_NAME and isinstance(row.get(FILE_NAME), str) and row[FILE_NAME]:
-            self.file_name(image_id, row[FILE_NAME], name)
+        ids = {key: one for key in self.id_fields(usable) if (one := _as_id(row[key]))}
         name = f"{name} (id {image_id!r}): {text_field}"
         value = row[text_field]
         if isinstance(value, str) and text_field in (*LIST_FIELDS, getattr(self.options, self.column)):
@@ -164,12 +222,18 @@ class Gatherer:
                 return
             value = value if texts is None else texts
         repeats = text_field == "references"  # rows that carry their image's whole list each
-        self.add(image_id, value, name, repeats)
+        self.add(image_id, value, name, repeats, ids)
 
     def id_field(self, names: Collection[str]) -> str | None:
         """The name of a row's id."""
-        wanted = (self.options.id_column, *ID_FIELDS)
-        return next((name for name in wanted if name is not None and name in names), None)
+        return next(iter(self.id_fields(names)), None)
+
+    def id_fields(self, names: Collection[str]) -> list[str]:
+        """The names of a row's ids, best first; COCO's `id` beside `image_id` is that of an annotation."""
+        wanted = dict.fromkeys((self.options.id_column, *ID_FIELDS, *PATH_FIELDS))
+        there = [name for name in wanted if name is not None and name in names]
+        of_annotation = "image_id" in there and self.options.id_column != "id"
+        return [name for name in there if name != "id" or not of_annotation]
 
     def text_fields(self, names: Collection[str]) -> list[str]:
         """The names that may be those of the texts: one is clear, several are not."""
@@ -185,7 +249,7 @@ class Gatherer:
     def _unclear(self, names: Collection[str], id_field: str | None = None) -> tuple[str, Text]:
         """What a row or table of these names lacks, or has too much of, and the fix."""
         ids, texts = id_field or self.id_field(names), self.text_fields(names)
-        others = [name for name in names if name and name not in (*ID_FIELDS, SPLIT, *texts)]
+        others = [name for name in names if name and name not in (*ID_FIELDS, *PATH_FIELDS, SPLIT, *texts)]
         lacking, settings = [], []
         if ids is None:
             lacking.append(self.options.id_column or " or ".join(ID_FIELDS))
@@ -212,15 +276,11 @@ class Gatherer:
 
     def image_id(self, value: Any, name: str) -> str | None:
         """The id as a string, or None with the problem noted."""
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # a column of whole numbers with gaps becomes floats in pandas
-        if isinstance(value, int) and not isinstance(value, bool):
-            return str(value)
         if isinstance(value, str) and not valid_unicode(value):
             self.complain(name, f"{value!a}, which is not UTF-8", "rename the image, and its id here")
             return None
-        if isinstance(value, str) and value:
-            return value
+        if image_id := _as_id(value):
+            return image_id
         found = "an empty string" if value == "" else described(value)
         self.complain(name, found, "expected a string or a whole number")
         return None
@@ -231,10 +291,17 @@ class Gatherer:
             found = f"the id {image_id!r} is also that of {self.texts.file_names[image_id]!r}"
             self.complain(name, found, verb="")
 
-    def add(self, image_id: str, value: Any, name: str, repeats: bool = False) -> None:
+    def add(
+        self,
+        image_id: str,
+        value: Any,
+        name: str,
+        repeats: bool = False,
+        ids: Mapping[str, str] | None = None,
+    ) -> None:
         """A caption or a list of them, or of objects that hold one.
 
-        With `repeats`, the same list may come again and counts once.
+        With `repeats`, the same list may come again and counts once. `ids`: what the row calls the image.
         """
         values = value if isinstance(value, list) else [value]
         if not values:
@@ -263,6 +330,16 @@ class Gatherer:
                 self.complain(name, "from those given for this id before", verb="differ")
             return
         self.texts.rows.extend((image_id, text) for text in texts)
+        self.texts.entries.extend([{} if ids is None else ids] * len(texts))
+
+
+def _as_id(value: Any) -> str | None:
+    """The id that a value is, or None."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a column of whole numbers with gaps becomes floats in pandas
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) and value else None
 
 
 def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Problems) -> None:

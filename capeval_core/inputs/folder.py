@@ -14,7 +14,7 @@ import os
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache, partial
@@ -142,17 +142,8 @@ def match_images(
     file_names: the file that an id, of these or others, means by an annotation. It counts and not the id,
         unless none of these files is there: then the images were renamed, and a warning says so.
     """
-    below = cache(partial(_names_below, folder, kind))  # each subfolder is listed once
-
-    def find_path(image_id: str) -> list[str]:
-        parent, _, name = image_id.rpartition("/")
-        listed = below(parent) if parent else None
-        return [f"{listed[0]}/{entry}" for entry in listed[1].find(name)] if listed else []
-
-    by_file = {
-        image_id: names.find(PurePosixPath(name).name) or find_path(name)
-        for image_id, name in (file_names or {}).items()
-    }
+    find_path, find_file = _path_finder(folder, kind), file_finder(folder, names, kind)
+    by_file = {image_id: find_file(name) for image_id, name in (file_names or {}).items()}
     used = [image_id for image_id in ids if image_id in by_file]
     renamed = bool(used) and not any(by_file.values())
     if not renamed:
@@ -183,6 +174,24 @@ def match_images(
         if not valid_unicode(name):  # it could not be written into any file of results
             problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
     return {image_id: folder / name for image_id, name in matched.items()}
+
+
+def file_finder(folder: Path, names: Names, kind: Kind = KINDS["image"]) -> Callable[[str], list[str]]:
+    """Finds what a file name, or a path from somewhere, means in a folder with these names."""
+    find_path = _path_finder(folder, kind)
+    return lambda name: names.find(PurePosixPath(name).name) or find_path(name)
+
+
+def _path_finder(folder: Path, kind: Kind) -> Callable[[str], list[str]]:
+    """Finds what a path means below a folder."""
+    below = cache(partial(_names_below, folder, kind))  # each subfolder is listed once
+
+    def find(image_id: str) -> list[str]:
+        parent, _, name = image_id.rpartition("/")
+        listed = below(parent) if parent else None
+        return [f"{listed[0]}/{entry}" for entry in listed[1].find(name)] if listed else []
+
+    return find
 
 
 def _subfolder_of(folder: Path, kind: Kind, ids: Sequence[str]) -> str:

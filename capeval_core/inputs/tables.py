@@ -143,9 +143,10 @@ def _read_rows(header: list[str], rows: Records, gatherer: Gatherer, delimiter: 
 
 
 def _read_tokens(text: str, gatherer: Gatherer) -> None:
+    numbered: dict[str, str] = {}  # captions with numbers of their own belong together
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if match := _TOKEN.fullmatch(line):
-            gatherer.add(match[1], match[2], f"line {number} (id {match[1]!r})")
+            gatherer.add(match[1], match[2], f"line {number} (id {match[1]!r})", ids=numbered)
         elif line.strip():
             found = f"{line[:40]!r}, expected a file name, # and a number, a tab, and a caption"
             gatherer.complain(f"line {number}", found)

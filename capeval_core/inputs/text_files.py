@@ -95,6 +95,7 @@ def read_texts(
         known = gatherer.texts.splits
         fix = ("choose with ", Setting("split", "test" if "test" in known else next(iter(known))))
         problems.add(file_problem(name, f"holds the splits {splits}", fix))
+        gatherer.texts.entries.clear()
         gatherer.texts.rows.clear()  # which images are missing depends on the choice
     return gatherer.texts
 

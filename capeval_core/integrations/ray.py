@@ -13,7 +13,13 @@ import pyarrow as pa
 from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.visual import ImageError, InputImage
-from capeval_core.integrations.shards.columns import check_columns, find_columns, how_missing
+from capeval_core.integrations.shards.columns import (
+    check_columns,
+    find_columns,
+    how_missing,
+    how_several,
+    several_columns,
+)
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.weights.folder import open_weights
 
@@ -155,13 +161,17 @@ def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) ->
     """Columns of a batch by what they hold.
 
     Raises:
-        ValueError: one is missing.
+        ValueError: one is missing, or several may hold the same texts.
     """
     present = list(batch)
     names, missing = find_columns(present, needed, chosen)
-    if missing:
-        found = "; ".join(how_missing(role, present, chosen) for role in missing)
-        raise wrong_option("batch", present, found, 'pass columns={"caption": "..."}', verb="has")
+    problems = [how_missing(role, present, chosen) for role in missing]
+    several = several_columns(present, needed, chosen)
+    problems += [how_several(role, columns) for role, columns in several.items()]
+    if problems:
+        raise wrong_option(
+            "batch", present, "; ".join(problems), 'pass columns={"caption": "..."}', verb="has"
+        )
     return names
 
 

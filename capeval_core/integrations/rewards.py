@@ -67,9 +67,10 @@ class Reward:
         captions is scored; what texts take is bounded by 64 MB.
 
         Args:
-            completions: n captions: texts, or TRL's conversations, whose last message counts. Reasoning in
-                `<think>...</think>` is no part of a caption: it is left out, also where it has no beginning
-                (the prompt has it) or no end (the policy was cut off, and the caption is empty).
+            completions: n captions: texts, or TRL's conversations, whose last message of the assistant
+                counts. Reasoning in `<think>...</think>` is no part of a caption: it is left out, also where
+                it has no beginning (the prompt has it) or no end (the policy was cut off, and the caption is
+                empty).
             images: n images: a tensor (n, 3, height, width) or n tensors on any device, of uint8 or float
                 in [0, 1], PIL images, or whatever `CaptionMetric.score` takes; a list of one image is
                 that image, None or an empty list none. Tensors are copied to memory, rounded to 8 bits, and
@@ -145,12 +146,22 @@ def _texts(completions: Sequence[Any]) -> Sequence[Any]:
     """Captions of completions; other values than texts and conversations are left for the metric's check."""
     if isinstance(completions, (str, Mapping)) or not isinstance(completions, Sequence):
         return completions
-    return [_last_message(completion) for completion in completions]
+    problems = Problems()
+    texts = [_text(completion, i, problems) for i, completion in enumerate(completions)]
+    problems.raise_if_any()
+    return texts
 
 
-def _last_message(completion: Any) -> Any:
-    if isinstance(completion, list) and completion and isinstance(completion[-1], Mapping):
-        completion = completion[-1].get("content")
+def _text(completion: Any, index: int, problems: Problems) -> Any:
+    """A completion's caption: its text, or the last message of the assistant."""
+    if isinstance(completion, list) and completion and all(isinstance(one, Mapping) for one in completion):
+        answers = [message for message in completion if message.get("role") == "assistant"]
+        if not answers:
+            roles = ", ".join(str(message.get("role")) for message in completion)
+            found = f"no message of the assistant (roles: {roles})"
+            problems.add(Problem("captions", index, found, "pass what the policy wrote", "has"))
+            return None
+        completion = answers[-1].get("content")
         if isinstance(completion, list):  # parts, of which the texts count
             completion = "".join(part.get("text", "") for part in completion if isinstance(part, Mapping))
     return without_reasoning(completion) if isinstance(completion, str) else completion

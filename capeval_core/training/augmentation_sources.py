@@ -64,7 +64,7 @@ def images_of_files(
     if captions is None:
         paths = paths_by_id(images, problems)
     else:
-        texts = _texts_of(captions, options)
+        texts = _texts_of(captions, options, images)
         ids = list(dict.fromkeys(image_id for image_id, _ in texts.rows))
         found = match_images(images, Names(names_in(images)), ids, problems, texts.file_names)
         paths = {image_id: found[image_id] for image_id in ids if image_id in found}
@@ -148,8 +148,8 @@ def _caption_sources(rows: list[tuple[str, str]]) -> Sources[str]:
     return Sources(sources, lambda i: str(sources[i].source_caption))
 
 
-def _texts_of(captions: Path, options: FileOptions | None) -> Texts:
-    texts = texts_of(captions, options)
+def _texts_of(captions: Path, options: FileOptions | None, images: Path | None = None) -> Texts:
+    texts = texts_of(captions, options, images)
     if empty := sum(not text.strip() for _, text in texts.rows):
         warnings.warn(f"{captions}: {empty:,} captions are empty and left out", stacklevel=2)
     return texts

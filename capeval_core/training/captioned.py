@@ -13,7 +13,7 @@ from typing import Any
 from capeval_core.errors import Problems, did_you_mean, file_problem, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.file_texts import REFERENCE_FIELDS, FileOptions, Texts, refuse_unused
-from capeval_core.inputs.folder import Names, match_images, names_in
+from capeval_core.inputs.folder import Names, file_finder, match_images, names_in
 from capeval_core.inputs.text_files import read_texts
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.scores.box_source import boxes_by_id
@@ -57,7 +57,7 @@ def read_captioned(
     Raises:
         FileError: what cannot be read; ids without an image; no captions.
     """
-    texts = texts_of(captions, options)
+    texts = texts_of(captions, options, images if store is None else None)
     rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
     if empty := len(texts.rows) - len(rows):
         warnings.warn(f"{captions}: {empty:,} captions are empty and left out", stacklevel=2)
@@ -65,11 +65,14 @@ def read_captioned(
     return images_of(captions, ids, captions_, images, store, texts.file_names)
 
 
-def texts_of(captions: Path, options: FileOptions | None = None) -> Texts:
-    """The captions of a file of references or candidates. Raises FileError."""
-    problems = Problems()
+def texts_of(captions: Path, options: FileOptions | None = None, images: Path | None = None) -> Texts:
+    """The captions of a file of references or candidates, by ids of a folder's images. Raises FileError."""
+    problems, options = Problems(), options or FileOptions()
     texts = read_texts(captions, REFERENCE_FIELDS, problems, options)
-    refuse_unused(options or FileOptions(), {captions: texts}, problems)
+    refuse_unused(options, {captions: texts}, problems)
+    if images is not None:
+        find = file_finder(images, Names(names_in(images)))
+        texts.use_id_column(captions, find, options, problems)
     problems.raise_if_any()
     return texts
 

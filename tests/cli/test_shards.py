@@ -23,11 +23,13 @@ import capeval_core
 from capeval_core.commands.arguments import in_words_of_the_user
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards import BatchScorer, ShardResult
+from capeval_core.integrations.shards.outputs import COUNTS
 from capeval_core.integrations.shards.plan import PlannedShard, plan_shards
 from capeval_core.integrations.shards.workers import score_one
 from capeval_core.models.batching import count_forwards
 from capeval_core.registry import metric_class
 from tests.cli.conftest import Ran
+from tests.integrations.shard_files import picture
 from tests.integrations.shard_inputs import write_shards
 
 Shards = Callable[..., Ran]
@@ -93,7 +95,7 @@ def test_scores_of_another_signature_are_refused_before_any_work(shards: Shards,
     (folder / "out" / "00000.parquet").unlink()
     ran = shards("--w", "2.5")
     assert ran.status == 2
-    for part in ("00001.parquet: holds scores of capeval:pacs|", "|w:2|", "|w:2.5|", "another --output"):
+    for part in ("00001.parquet: holds other scores", "|w:2|", "|w:2.5|", "another --output"):
         assert part in ran.err
     assert not (folder / "out" / "00000.parquet").exists()
     (folder / "out" / "00000.parquet").write_bytes((folder / "in" / "00000.parquet").read_bytes())
@@ -138,6 +140,126 @@ def test_columns_and_broken_images(shards: Shards, folder: Path) -> None:
     ran = shards("--input", "other/a.parquet", "--columns", "caption=alt")
     assert ran.status == 0 and "10 (1 failed, 0 truncated)" in ran.out
     assert pq.read_table(folder / "out" / "a.parquet")["error"].null_count == 9
+
+
+# ---- images in a folder, and rows whose image is not there
+
+
+@pytest.fixture
+def pictures(folder: Path) -> Path:
+    """Two shards of JSON lines in `lines`, and their images in `a` and, otherwise drawn, in `b`."""
+    (folder / "lines").mkdir()
+    for shard in (0, 1):
+        numbers = range(4 * shard, 4 * shard + 4)
+        rows = [{"uid": f"{n}", "caption": f"a red square, number {n}", "image": f"{n}.png"} for n in numbers]
+        (folder / "lines" / f"{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for place, name in enumerate("ab"):
+        (folder / name).mkdir()
+        for n in range(8):
+            (folder / name / f"{n}.png").write_bytes(picture(n + 100 * place))
+    return folder
+
+
+def scores_in(folder: Path) -> list[float | None]:
+    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    scores: list[float | None] = pa.concat_tables(tables)["score"].to_pylist()
+    return scores
+
+
+def test_another_folder_of_images_is_another_setting(shards: Shards, pictures: Path) -> None:
+    given = ("--input", "lines/*.jsonl", "--images")
+    assert shards(*given, "a").status == 0
+    first = scores_in(pictures / "out")
+    ran = shards(*given, "b")
+    assert ran.status == 2 and "0.jsonl" not in ran.err and "another --output" in ran.err
+    assert str(pictures / "a") in ran.err and str(pictures / "b") in ran.err
+    assert scores_in(pictures / "out") == first
+    (pictures / "link").symlink_to("a")
+    for same in ("a/", "./a", "b/../a", pictures / "a", "link"):
+        assert "(2 finished before)" in shards(*given, same).out
+    assert shards(*given, "b", "--output", "other").status == 0 and scores_in(pictures / "other") != first
+    (pictures / "a").rename(pictures / "moved")
+    assert shards(*given, "moved").status == 2
+    ran = shards(*given, "a")
+    assert ran.status == 2 and "a: there is no such folder" in ran.err
+
+
+def test_the_folder_of_shards_is_that_of_their_images_where_none_is_named(
+    shards: Shards, pictures: Path
+) -> None:
+    for name in "ab":
+        shutil.copy(pictures / "lines" / "0.jsonl", pictures / name / "0.jsonl")
+    assert shards("--input", "a/0.jsonl").status == 0
+    assert "(1 finished before)" in shards("--input", "a/0.jsonl", "--images", "a/").out
+    assert shards("--input", "b/0.jsonl").status == 2  # the same lines beside other images
+    assert shards("--output", "bytes").status == 0  # no row of these shards has a path
+    assert "(3 finished before)" in shards("--output", "bytes", "--images", "b").out
+    (pictures / "in").rename(pictures / "elsewhere")
+    assert "(3 finished before)" in shards("--output", "bytes", "--input", "elsewhere/*.parquet").out
+
+
+def test_rows_without_their_image_are_scored_again_when_it_is_there(
+    shards: Shards, pictures: Path, capeval: Callable[..., Ran]
+) -> None:
+    given = ("--input", "lines/*.jsonl", "--images", "a")
+    assert shards(*given, "--output", "whole").status == 0
+    expected = scores_in(pictures / "whole")
+    (pictures / "late").mkdir()
+    late = (1, 6)
+    for n in late:
+        (pictures / "a" / f"{n}.png").rename(pictures / "late" / f"{n}.png")
+    assert "8 (2 failed" in shards(*given).out
+    before = scores_in(pictures / "out")
+    assert [i for i, score in enumerate(before) if score is None] == list(late)
+    ran = capeval("shards", "check", "out")
+    assert ran.status == 0 and "8 (2 failed)" in ran.out
+    assert "0.parquet: 1\n" in ran.err and "--retry-failed" in ran.err
+    for path in (pictures / "late").iterdir():
+        path.rename(pictures / "a" / path.name)
+    ran = shards(*given)
+    assert "(2 finished before)" in ran.out and "8 (2 failed" in ran.out
+    with count_forwards() as count:
+        ran = shards(*given, "--retry-failed")
+    assert ran.status == 0 and "8 (0 failed" in ran.out and "(2 pairs in" in ran.out
+    assert count.items <= 8 + 2 * len(late)  # the canary of weights, and images and texts of those rows
+    after = scores_in(pictures / "out")
+    assert [after[i] for i in range(8) if i not in late] == [before[i] for i in range(8) if i not in late]
+    assert after == pytest.approx(expected, abs=1e-6)  # float32, in other batches
+    ran = capeval("shards", "check", "out")
+    assert (ran.status, ran.err) == (0, "") and "8 (0 failed)" in ran.out
+    assert "(2 finished before)" in shards(*given, "--retry-failed").out
+
+
+def test_a_folder_that_was_mistyped_is_not_for_ever(
+    shards: Shards, pictures: Path, capeval: Callable[..., Ran]
+) -> None:
+    (pictures / "empty").mkdir()
+    given = ("--input", "lines/*.jsonl", "--images")
+    assert shards(*given, "empty").status == 1 and scores_in(pictures / "out") == [None] * 8
+    ran = capeval("shards", "check", "out")
+    assert ran.status == 1 and "0.parquet: 4, all of its rows" in ran.err
+    assert shards(*given, "a").status == 0  # there is no score that it could be mistaken for
+    assert None not in scores_in(pictures / "out")
+    ran = shards(*given, "nowhere", "--weights", "org/none")
+    assert ran.status == 2 and "nowhere: there is no such folder" in ran.err
+    assert "org/none" not in ran.err
+
+
+def test_columns_of_a_run_are_printed_and_recorded(shards: Shards, folder: Path) -> None:
+    table = pq.read_table(folder / "in" / "00000.parquet").rename_columns(["uid", "text", "image"])
+    (folder / "other").mkdir()
+    path = folder / "other" / "a.parquet"
+    pq.write_table(table.append_column("prediction", pa.array(["a blue sky"] * 10)), path)
+    ran = shards("--input", path)
+    assert ran.status == 1 and "'text' and 'prediction'" in ran.err and "--columns caption=" in ran.err
+    assert not (folder / "out" / "a.parquet").exists()
+    ran = shards("--input", path, "--columns", "caption=prediction")
+    assert ran.status == 0 and "uid=uid, caption=prediction, image=image" in ran.out
+    manifest = json.loads((folder / "out" / "manifest.json").read_text())
+    used = {"uid": ["uid"], "caption": ["prediction"], "image": ["image"]}
+    assert [shard["columns"] for shard in manifest["shards"]] == [used]
+    assert json.loads(pq.read_metadata(folder / "out" / "a.parquet").metadata[COUNTS])["read"] == used
+    assert shards("--input", path, "--columns", "caption=text").status == 2
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,9 @@ def test_columns_by_name(tmp_path: Path) -> None:
     ("candidates", "references", "options", "message"),
     [
         (
-            "img,title\n7,x\n", "id,caption\n7,x\n", {},
-            r"c\.csv: the header has 'img', 'title', but no image_id or .*, and no caption or captions: "
-            r"name them with id_column=\"img\" and caption_column=\"title\"",
+            "photo,title\n7,x\n", "id,caption\n7,x\n", {},
+            r"c\.csv: the header has 'photo', 'title', but no image_id or .*, and no caption or captions: "
+            r"name them with id_column=\"photo\" and caption_column=\"title\"",
         ),
         (
             "id,title\n7,x\n", "id,caption\n7,x\n", {},
@@ -329,15 +329,12 @@ def test_files_that_may_be_swapped(tmp_path: Path, recwarn: pytest.WarningsRecor
         joined(tmp_path, two, one)
 
 
-def test_rows_with_ids_of_their_own_name_the_flag_for_the_file_name(tmp_path: Path) -> None:
+def test_rows_with_ids_of_their_own_go_by_the_file_name(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").touch()
     path = tmp_path / "c.jsonl"
     path.write_text("\n".join(f'{{"id": {n}, "file_name": "a.jpg", "text": "x{n}"}}' for n in (1, 2)))
-    with pytest.raises(
-        FileError, match=r"'1' and '2' both mean 'a.jpg': .*, or pass id_column=\"file_name\""
-    ):
-        read_collection(path, tmp_path)
-    assert read_collection(path, tmp_path, options=FileOptions(id_column="file_name")).ids == ["a.jpg"] * 2
+    for options in (None, FileOptions(id_column="file_name")):
+        assert read_collection(path, tmp_path, options=options).ids == ["a.jpg"] * 2
 
 
 @pytest.mark.parametrize(

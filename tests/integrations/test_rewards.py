@@ -16,6 +16,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import ImageFirst
+from capeval_core.errors import InputError
 from capeval_core.integrations import reward
 from tests.counting import counted, watched
 from tools.captions import describe, foils
@@ -83,12 +84,28 @@ def test_it_is_called_as_trl_calls_it(drawn: list[Image.Image], weights: str) ->
     assert again(CAPTIONS, drawn, references) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_last_message_of_a_conversation_is_the_caption(drawn: list[Image.Image], weights: str) -> None:
+@pytest.mark.parametrize("role", [None, "tool", "user"])
+def test_the_last_message_of_the_assistant_is_the_caption(
+    role: str | None, drawn: list[Image.Image], weights: str
+) -> None:
     rewards = reward("pacs", weights=weights)
     asked = {"role": "user", "content": "What is it? A star, or hearts?"}
     draft = {"role": "assistant", "content": "two blue squares, I think"}
-    conversations = [[asked, draft, {"role": "assistant", "content": caption}] for caption in CAPTIONS]
+    behind = [] if role is None else [{"role": role, "content": "two yellow hearts"}]
+    conversations = [[asked, draft, {"role": "assistant", "content": text}, *behind] for text in CAPTIONS]
     assert rewards(conversations, drawn) == pytest.approx(rewards(CAPTIONS, drawn), abs=1e-6)
+
+
+def test_conversations_without_an_answer_are_refused(drawn: list[Image.Image], weights: str) -> None:
+    asked, called = {"role": "user", "content": "What?"}, {"role": "tool", "content": CAPTIONS[3]}
+    completions = [*CAPTIONS[:2], [asked, called], [called]]
+    with pytest.raises(ValueError, match="2 problems") as raised:
+        reward("pacs", weights=weights)(completions, drawn)
+    assert isinstance(raised.value, InputError)
+    assert [(one.argument, one.index) for one in raised.value.problems] == [
+        ("captions", 2),
+        ("captions", 3),
+    ]
 
 
 def test_reasoning_is_no_part_of_a_caption(drawn: list[Image.Image], weights: str) -> None:

@@ -193,7 +193,7 @@ def test_a_finished_target_is_kept_and_another_refused(
         patch.setattr(ClipEncoder, "encode_images", None)
         patch.setattr("capeval_core.integrations.shards.shard._checksum", None)  # its size and time suffice
         again = score_shard(source, target, "pacs", weights=weights)
-    assert again.skipped and vars(again) == {**vars(first), "skipped": True}
+    assert again.skipped and vars(again) == {**vars(first), "skipped": True, "scored": 0}
     os.utime(source, (1, 1))  # another time, but the same content
     assert score_shard(source, target, "pacs", weights=weights).skipped
     for options, differing in (
@@ -210,6 +210,31 @@ def test_a_finished_target_is_kept_and_another_refused(
     ):
         score_shard(source, target, "pacs", weights=weights)
     assert target.read_bytes() == content
+
+
+def test_failed_rows_alone_are_scored_again(tmp_path: Path) -> None:
+    rows = {"uid": [f"{i}" for i in range(70)], "caption": ["a dog"] * 70, "image": ["x.png"] * 70}
+    rows["image"][3] = rows["image"][64] = "late.png"
+    rows["caption"][9] = ""
+    source, target = write_parquet(tmp_path / "0.parquet", rows), tmp_path / "out.parquet"
+    (tmp_path / "x.png").write_bytes(picture(1))
+    scorer = BatchScorer("pacs", weights="tiny")
+    first = score_shard(source, target, scorer, window=16)
+    assert (first.failed, first.scored, first.skipped) == (3, 70, False)
+    before = pq.read_table(target)
+    (tmp_path / "late.png").write_bytes(picture(2))
+    done: list[int] = []
+    again = score_shard(source, target, scorer, retry_failed=True, window=16, progress=done.append)
+    assert (again.rows, again.failed, again.scored, again.skipped, sum(done)) == (70, 1, 3, False, 3)
+    after = pq.read_table(target)
+    kept = [i for i in range(70) if i not in (3, 64)]
+    assert after.take(kept).equals(before.take(kept)) and after["error"][9].as_py() == "caption is empty"
+    assert after["score"][3].as_py() == pytest.approx(after["score"][64].as_py(), abs=1e-6)
+    kind = before.schema.field("parts").type
+    assert after.schema.field("parts").type == kind and after["parts"].null_count == 1
+    write_parquet(source, {**rows, "caption": ["a cat"] * 70})
+    with pytest.raises(FileError, match="checksum"):
+        score_shard(source, target, scorer, retry_failed=True)
 
 
 def test_a_store_without_times_or_tags_is_compared_by_content(tmp_path: Path) -> None:
@@ -331,6 +356,7 @@ def test_wrong_arguments(tmp_path: Path, weights: str) -> None:
         ((tmp_path / "1.parquet", target, scorer), {}, "1.parquet: does not exist"),
         ((tmp_path / "x.csv", target, scorer), {}, "x.csv: is no shard by its name: one ends in .parquet"),
         (("nonsense://x.parquet", target, scorer), {}, "source='nonsense://x.parquet'.*[Pp]rotocol"),
+        ((source, target, scorer), {"images": tmp_path / "no"}, "/no: there is no such folder"),
         ((source, target, scorer), {"window": 0}, "window=0: expected a whole number"),
         ((source, target, scorer), {"w": 2.5}, "open already: pass w to it"),
         ((source, target, scorer.metric), {"w": 2.5}, "open already: pass w to capeval_core.load"),

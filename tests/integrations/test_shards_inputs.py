@@ -307,6 +307,45 @@ def test_columns_that_are_missing_or_hold_something_else(
             score_shard(source, tmp_path / "out.parquet", "pacs", columns=columns)
 
 
+def test_texts_that_differ_are_refused_and_equal_ones_are_one(tmp_path: Path, weights: str) -> None:
+    rows = rows_of(3)
+    both = {**rows, "text": [f"not {text}" for text in rows["caption"]]}
+    parquet = write_parquet(tmp_path / "0.parquet", both)
+    lines = tmp_path / "1.jsonl"
+    for i, image in enumerate(rows["image"]):
+        (tmp_path / f"{i}.png").write_bytes(image)
+    lines.write_text(
+        "".join(
+            json.dumps({"caption": rows["caption"][i], "prediction": "a sky", "image": f"{i}.png"}) + "\n"
+            for i in range(3)
+        )
+    )
+    tar, twice = tmp_path / "2.tar", tmp_path / "3.jsonl"
+    members = tar_members(rows, fields=True)
+    write_tar(tar, sorted([*members, *((f"{uid}.txt", b"another") for uid in rows["uid"])]))
+    twice.write_text('{"caption": "a", "references": ["b"], "refs": ["c"]}\n')
+    for source, metric, message in (
+        (parquet, "pacs", "several columns for caption .'caption' and 'text'"),
+        (lines, "pacs", "several columns for caption .'caption' and 'prediction'"),
+        (tar, "pacs", "several columns for caption .*'txt'"),
+        (twice, "rougel", "several columns for references .'references' and 'refs'"),
+    ):
+        options = {"weights": weights} if metric == "pacs" else {}
+        with pytest.raises(FileError, match=message) as raised:
+            score_shard(source, tmp_path / "out.parquet", metric, **options)
+        assert "--columns" in str(raised.value)
+    named = score_shard(tar, tmp_path / "out.parquet", "pacs", columns={"caption": "txt"}, weights=weights)
+    assert named.columns["caption"] == ["txt"] and set(named.columns) == {"uid", "caption", "image"}
+    # As img2dataset writes them: the caption is a member, and a field of the .json too.
+    equal = [(f"{uid}.txt", text.encode()) for uid, text in zip(rows["uid"], rows["caption"], strict=True)]
+    write_tar(tar, sorted([*members, *equal]))
+    assert score_shard(tar, tmp_path / "equal.parquet", "pacs", weights=weights).failed == 0
+    # A row that differs behind those that are looked at first costs itself.
+    same = [{"caption": "a", "text": "a", "references": ["b"]}] * 150
+    twice.write_text("".join(json.dumps(row) + "\n" for row in [*same, {**same[0], "text": "c"}]))
+    assert score_shard(twice, tmp_path / "last.parquet", "rougel").failed == 1
+
+
 def test_windows_end_at_a_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(40)
     rows["caption"] = ["word " * 300] * 40

@@ -61,6 +61,24 @@ def find_columns(
     return found, missing
 
 
+def several_columns(
+    present: Iterable[str], needed: Iterable[str], chosen: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """The columns that may hold the same texts, by what they hold, where none of them is chosen.
+
+    >>> several_columns(["jpg", "png", "text", "Caption"], ["caption", "image"], {})
+    {'caption': ['text', 'Caption']}
+    """
+    texts = [role for role in needed if role in ("caption", "references") and role not in chosen]
+    found = {role: [name for name in dict.fromkeys(present) if name.lower() in NAMES[role]] for role in texts}
+    return {role: names for role, names in found.items() if len(names) > 1}
+
+
+def how_several(role: str, names: Sequence[str]) -> str:
+    """What is wrong where several columns may hold the same."""
+    return f"several columns for {role} ({' and '.join(map(repr, names))})"
+
+
 def how_missing(role: str, present: Sequence[str], chosen: Mapping[str, str]) -> str:
     """What is wrong where a column is not there.
 

@@ -11,10 +11,14 @@ from capeval_core.integrations.shards.places import Place, reason_of
 
 
 class ImageFolder:
-    """The folder that paths of images are relative to."""
+    """The folder that paths of images are relative to.
+
+    used: whether a path was looked up in it.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self.used = False
 
     def resolve(self, visuals: list[Any], errors: list[str | None], name: str) -> None:
         """Replace paths by those in the folder, or by the files' bytes where it lies in an object store.
@@ -30,6 +34,7 @@ class ImageFolder:
                 path = value.get("path") if value.get("bytes") is None else None
             if not isinstance(path, str) or not path or URL.match(path):
                 continue
+            self.used = True
             if self._place.is_local:
                 visuals[i] = os.path.join(self._place.path, path)  # noqa: PTH118  (absolute ones stay)
             else:

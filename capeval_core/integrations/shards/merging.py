@@ -112,6 +112,8 @@ class ShardCheck:
     repeated: rows beyond the first of each uid. Above 1,000 such uids it is counted by a hash of 64 bits,
         which may take two uids of 10^9 for one.
     damaged: shards that are not as they were written, or no outputs, and why.
+    failed: how many rows of a shard have no score, where any has none.
+    without_scores: shards that have rows, and no score.
     unfinished: files that an interrupted run left, which can be deleted when no run is on.
     """
 
@@ -122,11 +124,14 @@ class ShardCheck:
     repeated: int
     damaged: dict[str, str]
     unfinished: list[str] = field(default_factory=list)
+    failed: dict[str, int] = field(default_factory=dict)
+    without_scores: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether every uid comes once, all signatures are equal, and every shard is whole."""
-        return len(self.signatures) <= 1 and not self.repeated and not self.damaged
+        """Whether every uid comes once, all signatures are equal, every shard is whole and has a score."""
+        one = len(self.signatures) <= 1 and not self.repeated
+        return one and not self.damaged and not self.without_scores
 
 
 def check_shards(folder: str | PathLike[str]) -> ShardCheck:
@@ -144,6 +149,8 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     outputs = outputs_in(folder)
     signatures: dict[str, list[str]] = {}
     damaged: dict[str, str] = {}
+    failed: dict[str, int] = {}
+    empty: list[str] = []
     sizes: dict[int, int] = {}
     for shard, output in enumerate(outputs):
         try:
@@ -155,11 +162,16 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
         else:
             signatures.setdefault(note["signature"], []).append(output.name)
             sizes[shard] = note["rows"]
+            if note["failed"]:
+                failed[output.name] = note["failed"]
+                empty += [output.name] if note["failed"] == note["rows"] else []
     rows = sum(sizes.values())
     duplicates, repeated = _duplicates(outputs, list(sizes), rows)
     place = Place.of("folder", folder)
     unfinished = [name for name in place.names() if name.endswith(PARTIAL)]
-    return ShardCheck(len(outputs), rows, signatures, duplicates, repeated, damaged, unfinished)
+    return ShardCheck(
+        len(outputs), rows, signatures, duplicates, repeated, damaged, unfinished, failed, empty
+    )
 
 
 def _duplicates(

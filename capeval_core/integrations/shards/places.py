@@ -101,11 +101,16 @@ class Place:
             raise FileError(file_problem(self.address, "is a file", "pass the folder"))
         return sorted(one["name"].rpartition("/")[2] for one in found if one["type"] == "file")
 
+    @property
+    def identity(self) -> str:
+        """One text for a file or folder, however it is spelled: its whole path without links, or address."""
+        if self.is_local:
+            return os.path.realpath(self.path)
+        return str(self.filesystem.unstrip_protocol(self.path.rstrip("/")))
+
     def is_same(self, other: Place) -> bool:
         """Whether both are one file, links followed."""
-        if self.is_local and other.is_local:
-            return os.path.realpath(self.path) == os.path.realpath(other.path)
-        return (self.path, _protocols(self.filesystem)) == (other.path, _protocols(other.filesystem))
+        return self.identity == other.identity
 
     @property
     def name(self) -> str:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from capeval_core._version import __version__
-from capeval_core.errors import FileError, Problem, Problems, file_problem
+from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.integrations.shards.outputs import DamagedError, read_note
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.readers import stem_of
-from capeval_core.integrations.shards.shard import ShardResult
+from capeval_core.integrations.shards.shard import ShardResult, other_scores
 
 MANIFEST = "manifest.json"
+_OF_ONE_RUN = ("signature", "skipped", "scored")
 _AT_ONCE = 16  # files whose notes are read together: object stores answer slowly, but many at a time
 
 
@@ -68,21 +69,24 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
     return [planned[target] for target in sorted(planned)]
 
 
-def refuse_other_scores(shards: Sequence[PlannedShard], signature: str) -> None:
-    """Raise FileError for targets that hold scores of another signature, or something else; others pass."""
+def refuse_other_scores(
+    shards: Sequence[PlannedShard], settings: Mapping[str, Any], images: str | None
+) -> None:
+    """Raise FileError for targets that hold scores of other settings, or something else; others pass.
+
+    images: folder of images; None: that of each shard.
+    """
 
     def problem_of(shard: PlannedShard) -> Problem | None:
         place = Place.of("output", shard.target)
+        folder = Place.of("input", shard.source).parent if images is None else Place.of("images", images)
         try:
-            found = read_note(place)["signature"]
+            stored, now = read_note(place), {**settings, "images": folder.identity}
+            return other_scores(place, stored, now, "choose another --output")
         except DamagedError:
             return None  # it is scored again
         except FileError as error:
             return next(iter(error.problems))
-        if found == signature:
-            return None
-        fix = f"this run's are {signature}: choose another --output"
-        return file_problem(place.address, f"holds scores of {found}", fix)
 
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         Problems(problem for problem in threads.map(problem_of, shards) if problem).raise_if_any()
@@ -102,7 +106,8 @@ def write_manifest(
 ) -> str:
     """Write a file about a run into the output folder, whole or not at all, and return its address.
 
-    It lists every shard with counts and checksum, the shards without scores and why, totals and signature.
+    It lists every shard with counts, columns and checksum, the shards without scores and why, totals and
+    signature.
     """
     content: dict[str, Any] = {
         "capeval": __version__,
@@ -111,7 +116,7 @@ def write_manifest(
         "failed": sum(result.failed for result in results),
         "truncated": sum(result.truncated for result in results),
         "shards": [
-            {name: value for name, value in asdict(result).items() if name not in ("signature", "skipped")}
+            {name: value for name, value in asdict(result).items() if name not in _OF_ONE_RUN}
             for result in sorted(results, key=lambda result: result.target)
         ],
         "without_scores": failures,

@@ -16,7 +16,13 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.integrations.shards.columns import NAMES, find_columns, how_missing
+from capeval_core.integrations.shards.columns import (
+    NAMES,
+    find_columns,
+    how_missing,
+    how_several,
+    several_columns,
+)
 from capeval_core.integrations.shards.images import ImageFolder
 from capeval_core.integrations.shards.places import reason_of
 
@@ -58,6 +64,8 @@ class Reader(ABC):
     ) -> None:
         self.path, self.address, self.needed, self.columns = path, address, list(needed), columns
         self.images = images
+        self.used: dict[str, dict[str, None]] = {}
+        """The names of columns that were read, by what they hold."""
         self.stem = stem_of(address.rpartition("/")[2])
         self.open()
 
@@ -103,6 +111,9 @@ class ParquetReader(Reader):
         self.found, missing = find_columns(schema.names, ["uid", *self.needed], self.columns)
         missing = [role for role in missing if role != "uid" or role in self.columns]
         problems = [how_missing(role, schema.names, self.columns) for role in missing]
+        several = several_columns(schema.names, self.needed, self.columns)
+        problems += [how_several(role, names) for role, names in several.items()]
+        self.used = {role: {name: None} for role, name in self.found.items()}
         for role, name in self.found.items():
             if schema.names.count(name) > 1:
                 problems.append(f"more than one column {name!r}")
@@ -161,10 +172,11 @@ class RecordReader(Reader):
         there = [record for record in self._begin if isinstance(record, dict)]
         names = list(dict.fromkeys(name for record in there for name in _own(record)))
         missing = find_columns(names, self.needed, self.columns)[1] if there else []
-        if missing:
-            found = "; ".join(how_missing(role, names, self.columns) for role in missing)
+        problems = [how_missing(role, names, self.columns) for role in missing]
+        problems += dict.fromkeys(text for record in there for text in self._differing(record))
+        if problems:
             rows = f"its first {len(self._begin)} rows have {', '.join(names) or 'none'}"
-            raise self.refuse(f"has {found}; {rows}", FIX)
+            raise self.refuse(f"has {'; '.join(problems)}; {rows}", FIX)
 
     def rows(self, most: int) -> Iterator[Rows]:
         window, size = self._empty(), 0
@@ -177,6 +189,16 @@ class RecordReader(Reader):
         if window["uid"]:
             yield window
 
+    def _differing(self, record: Mapping[str, Any]) -> list[str]:
+        """What is wrong where a record has several texts, and they differ: a caption may be in two places."""
+        several = several_columns(record, self.needed, self.columns)
+        there = {role: [n for n in names if record[n] is not None] for role, names in several.items()}
+        return [
+            how_several(role, names)
+            for role, names in there.items()
+            if any(record[name] != record[names[0]] for name in names)
+        ]
+
     def _empty(self) -> Rows:
         return {name: [] for name in ("uid", *self.needed, "error")}
 
@@ -186,11 +208,15 @@ class RecordReader(Reader):
         found, missing = find_columns(list(values), self.needed, self.columns)
         chosen = self.columns.get("uid")
         names = self.names_of_uid if chosen is None else (chosen,)
-        own = next((values[name] for name in names if values.get(name) is not None), uid)
-        window["uid"].append(_valid(str(own)))
+        own = next((name for name in names if values.get(name) is not None), None)
+        window["uid"].append(_valid(str(uid if own is None else values[own])))
+        for role, used in {**({} if own is None else {"uid": own}), **found}.items():
+            self.used.setdefault(role, {})[used] = None
         for name in self.needed:
             window[name].append(values.get(found.get(name, "")))
         error = record if isinstance(record, str) else values.get(ERROR)
+        if error is None and (differing := self._differing(values)):
+            error = "; ".join(differing)
         if error is None and missing:
             error = f"no {' and no '.join(missing)}, only {', '.join(_own(values)) or 'a uid'}"
         window["error"].append(None if error is None else _valid(str(error)))

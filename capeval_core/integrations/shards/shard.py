@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from capeval_core.errors import FileError, file_problem, wrong_option
+from capeval_core.errors import FileError, Problem, file_problem, wrong_option
 from capeval_core.integrations.shards.columns import check_columns
 from capeval_core.integrations.shards.images import ImageFolder
-from capeval_core.integrations.shards.outputs import COUNTS, NOTE, DamagedError, check_whole, whole_table
+from capeval_core.integrations.shards.outputs import (
+    COUNTS,
+    NOTE,
+    DamagedError,
+    check_whole,
+    read_batches,
+    whole_table,
+)
 from capeval_core.integrations.shards.places import Place, checksum
 from capeval_core.integrations.shards.readers import JsonLinesReader, ParquetReader, Reader
 from capeval_core.integrations.shards.scoring import BatchScorer
@@ -43,6 +50,8 @@ class ShardResult:
     signature: what the scores depend on.
     checksum: SHA-256 of the source.
     skipped: whether the target was there already, so that nothing was encoded.
+    scored: the rows that this call scored.
+    columns: the names of the columns that were read, by what they hold.
     """
 
     source: str
@@ -53,6 +62,8 @@ class ShardResult:
     signature: str
     checksum: str
     skipped: bool
+    scored: int = 0
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def score_shard(
@@ -62,6 +73,7 @@ def score_shard(
     *,
     images: str | PathLike[str] | None = None,
     columns: Mapping[str, str] | None = None,
+    retry_failed: bool = False,
     window: int = WINDOW,
     progress: Callable[[int], None] | None = None,
     **options: Any,
@@ -70,9 +82,10 @@ def score_shard(
 
     The target's columns are `uid` (text), `score` (null where there is none), `parts` (a struct of the
     components that the metric names), `truncated` (token ids cut off) and `error` (why there is no score), a
-    row per row of the source, in its order. Its metadata hold the signature and the source's checksum. A
-    target that is there with both the same is kept, one of other scores refused, a damaged one made again
-    with a warning.
+    row per row of the source, in its order. Its metadata hold the signature, the source's checksum, the
+    options `columns` and `empty`, and the folder of images where a row has a path in it. A target that is
+    there with all of them the same is kept, one of other scores refused, a damaged one made again with a
+    warning, and one without any score made again where they differ.
 
     A row that cannot be scored costs itself: a broken or missing image, a caption that is empty (unless
     `empty="score"`) or None, a line that is not JSON. A shard that is cut off or damaged is refused as a
@@ -94,11 +107,15 @@ def score_shard(
         metric: a name, an open metric, or a `BatchScorer`, which is best for several shards. Images whose
             metric is about videos are videos.
         images: folder that paths of images are relative to, which may be an address too; None: that of the
-            source. Images named by addresses are never fetched. The checksum does not cover files beside the
-            source.
+            source. Images named by addresses are never fetched. It is known by its whole path, links
+            followed, so a folder that was moved is another one. The checksum does not cover its files.
         columns: names of columns by what they hold, where they are not found by themselves: {"uid": ...,
             "caption": ..., "image": ..., "references": ...}. In a tar these are extensions of members or
             fields of the `.json`. Without a uid, rows are called `<name of the shard>/<number>`.
+            Several columns for captions, or references, are refused unless one is named; in a tar or in
+            JSON lines only where their texts differ.
+        retry_failed: score the rows of a finished target again that have an `error`, such as those whose
+            image was not there; the other rows stay as they are. The target's rows are in memory then.
         window: rows that are in memory together; fewer where they have more than 128 MB.
         progress: called with a number of rows whenever so many more are done.
         **options: of a metric given by name, as for `capeval_core.load`.
@@ -133,25 +150,60 @@ def score_shard(
     scorer = metric if isinstance(metric, BatchScorer) else BatchScorer(metric, **options)
     reader_class = _reader_of(begin)
     version = begin.version()
-    settings = {"columns": named, "empty": scorer.empty}
-    stored = _finished(end)
+    folder = begin.parent if images is None else images_folder(images)
+    place = {"images": folder.identity}
+    stored, kept = _finished(end), None
     if stored is not None:
+        settings = {**settings_of(scorer, named), **place}
         known = bool(version) and (stored["source"], stored["version"]) == (begin.address, version)
-        note = {**settings, "checksum": stored["checksum"] if known else _checksum(begin)}
-        _refuse_other(end, stored, {**note, "signature": scorer.signature})
-        return _result(begin, end, stored, skipped=True)
-    folder = begin.parent if images is None else Place.of("images", images)
+        now = {**settings, "checksum": stored["checksum"] if known else _checksum(begin)}
+        if (problem := other_scores(end, stored, now)) is not None:
+            raise FileError(problem)
+        if not differing(stored, now):
+            if not (retry_failed and stored["failed"]):
+                return _result(begin, end, stored, skipped=True)
+            kept = pa.Table.from_batches(read_batches(end))
     with begin.local_copy() as path:
         reader = reader_class(path, begin.address, scorer.columns, named, ImageFolder(folder))
-        note = {
-            **settings,
-            "signature": scorer.signature,
-            "checksum": _checksum_of(path),
-            "source": begin.address,
-            "version": version,
-        }
-        counts = _write(begin, end, note, reader, scorer, window, progress)
-    return _result(begin, end, {**note, **counts}, skipped=False)
+        about = {"checksum": _checksum_of(path), "source": begin.address, "version": version}
+        note = {**settings_of(scorer, named), **place, **about}
+        counts = _write(begin, end, note, reader, scorer, window, progress, kept)
+    return _result(begin, end, {**note, **counts}, scored=counts["scored"])
+
+
+def images_folder(images: str | PathLike[str]) -> Place:
+    """The folder of images that a user names. Raises FileError where this machine has no such folder."""
+    place = Place.of("images", images)
+    if place.is_local and not Path(place.path).is_dir():
+        raise FileError(file_problem(place.address, "there is no such folder", "check the path"))
+    return place
+
+
+def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[str, Any]:
+    """What scores depend on beside the shard and its images; it opens the weights."""
+    return {"columns": check_columns(columns), "empty": scorer.empty, "signature": scorer.signature}
+
+
+def differing(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What a target's note has otherwise. A folder of images counts where a row has a path in it."""
+    return [
+        f"{name}: {stored.get(name)!r} there, {value!r} now"
+        for name, value in now.items()
+        if stored.get(name) != value and not (name == "images" and stored.get("looked_up") is False)
+    ]
+
+
+def other_scores(
+    target: Place,
+    stored: Mapping[str, Any],
+    now: Mapping[str, Any],
+    fix: str = "choose another target, or delete it",
+) -> Problem | None:
+    """The problem of a target that holds other scores; without any score it is made again."""
+    found = differing(stored, now)
+    if not found or stored["failed"] == stored["rows"]:
+        return None
+    return file_problem(target.address, f"holds other scores ({'; '.join(found)})", fix)
 
 
 def _write(
@@ -162,30 +214,47 @@ def _write(
     scorer: BatchScorer,
     window: int,
     progress: Callable[[int], None] | None,
-) -> dict[str, int]:
-    """Write the scores of all rows, and return how many there are, failed and are truncated."""
+    kept: pa.Table | None,
+) -> dict[str, Any]:
+    """Write the scores of all rows; how many there are, failed and are truncated, and what was read of them.
+
+    kept: the rows of an earlier output, of which those without a score are scored again.
+    """
     uid = pa.field("uid", pa.string(), nullable=False)
     schema = pa.schema([uid, *scorer.schema()], metadata={NOTE: json.dumps(note)})
-    counts = {"rows": 0, "failed": 0, "truncated": 0}
+    counts: dict[str, Any] = {"rows": 0, "failed": 0, "truncated": 0}
+    scored = 0
     memory = FreedMemory()
     scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
     with whole_table(target, schema) as writer:
         for rows in reader.windows(window):
-            table = pa.table({"uid": rows["uid"], **scorer(rows)}, schema=schema)
+            old = None if kept is None else kept.slice(counts["rows"], len(rows["uid"])).to_pydict()
+            again = [i for i in range(len(rows["uid"])) if old is None or old["score"][i] is None]
+            found = (
+                scorer({name: [values[i] for i in again] for name, values in rows.items()}) if again else {}
+            )
+            if old is not None:
+                for name, values in found.items():
+                    for i, value in zip(again, values, strict=True):
+                        old[name][i] = value
+            table = pa.table(old or {"uid": rows["uid"], **found}, schema=schema)
             del rows  # its images leave memory before the next ones are read
             writer.write(table)
             counts["rows"] += len(table)
             counts["failed"] += table["score"].null_count
             counts["truncated"] += sum(cut > 0 for cut in table["truncated"].to_pylist())
+            scored += len(again)
             memory.add(len(table))
             if progress is not None:
-                progress(len(table))
+                progress(len(again))
         if source.is_local and source.version() != note["version"]:
             raise FileError(file_problem(source.address, "changed while it was read", "score it again"))
+        counts["looked_up"] = reader.images.used
+        counts["read"] = {role: list(names) for role, names in reader.used.items()}
         writer.add_note(COUNTS, counts)
     if not counts["rows"]:
         warnings.warn(f"{reader.address} has no rows: its output has none either", stacklevel=3)
-    return counts
+    return {**counts, "scored": scored}
 
 
 def _reader_of(source: Place) -> type[Reader]:
@@ -209,17 +278,6 @@ def _finished(target: Place) -> dict[str, Any] | None:
         return None
 
 
-def _refuse_other(target: Place, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    differing = [
-        f"{name}: {stored.get(name)!r} there, {value!r} now"
-        for name, value in now.items()
-        if stored.get(name) != value
-    ]
-    if differing:
-        found = f"holds other scores ({'; '.join(differing)})"
-        raise FileError(file_problem(target.address, found, "choose another target, or delete it"))
-
-
 def _checksum(place: Place) -> str:
     with place.local_copy() as path:
         return _checksum_of(path)
@@ -230,8 +288,11 @@ def _checksum_of(path: Path) -> str:
         return checksum(file)
 
 
-def _result(source: Place, target: Place, note: Mapping[str, Any], *, skipped: bool) -> ShardResult:
+def _result(
+    source: Place, target: Place, note: Mapping[str, Any], *, skipped: bool = False, scored: int = 0
+) -> ShardResult:
     names = ("rows", "failed", "truncated", "signature", "checksum")
+    counts = {name: note[name] for name in names}
     return ShardResult(
-        source.address, target.address, **{name: note[name] for name in names}, skipped=skipped
+        source.address, target.address, **counts, skipped=skipped, scored=scored, columns=note["read"]
     )
