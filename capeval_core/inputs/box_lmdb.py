@@ -71,7 +71,11 @@ class BoxLmdb(BoxFeatureStore):
 
     def __init__(self, path: Path, databases: Sequence[Path]) -> None:
         super().__init__(path)
-        for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
+        for package in (
+            "lmdb",
+            "lz4.frame",
+            "msgpack.fallback",
+        ):  # now, not at the first entry that needs one
             _imported(package)
         self.data = _chosen(path, databases)
         self._rule, self._counts = _read_counts(self.data.parent)
@@ -183,7 +187,8 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
             data = frame.decompress(data, max_length=_MOST_UNPACKED)
             if not frame.eof:
                 raise Refused(f"its entry is cut off, or has more than {_MOST_UNPACKED:,} bytes")
-        content = _imported("msgpack").unpackb(
+        # Not `msgpack.unpackb`: `msgpack_numpy.patch()` has that decode arrays, and unpickle.
+        content = _imported("msgpack.fallback").unpackb(
             data, raw=True, max_map_len=1_000, max_array_len=1_000, max_ext_len=1_000
         )
         if not isinstance(content, dict):
