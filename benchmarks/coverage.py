@@ -376,12 +376,12 @@ def bleu_section(trials: int) -> list[str]:
     return [
         "## BLEU-4",
         "",
-        f"{trials:,} trials a cell, so figures near 95 are exact to {_accuracy(trials):.1f}. share: of a "
-        "caption's words that references have, on average; each image has its own, from Beta(10 share, "
-        "10 (1 - share)). A caption has 6 to 14 words, and its reference is up to two words longer or "
-        "shorter. BLEU-4: the truth, of a million images. rejected: by `compare`, of systems whose images "
-        "have the same shares. none: trials without any four words in a row of a reference, which have "
-        "neither interval nor test and do not count; only percentile counts them.",
+        f"{trials:,} trials a cell, of {datetime.date.today()}, so figures near 95 are exact to "
+        f"{_accuracy(trials):.1f}. share: of a caption's words that references have, on average; each image "
+        "has its own, from Beta(10 share, 10 (1 - share)). A caption has 6 to 14 words, and its reference is "
+        "up to two words longer or shorter. BLEU-4: the truth, of a million images. rejected: by `compare`, "
+        "of two systems whose images have the same shares. none: trials without any four words in a row of a "
+        "reference, which have neither interval nor test and do not count; only percentile counts them.",
         "",
         "| share | BLEU-4 | captions | images | covered | missed | width | percentile | rejected | none |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",

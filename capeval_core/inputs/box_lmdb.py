@@ -71,11 +71,7 @@ class BoxLmdb(BoxFeatureStore):
 
     def __init__(self, path: Path, databases: Sequence[Path]) -> None:
         super().__init__(path)
-        for package in (
-            "lmdb",
-            "lz4.frame",
-            "msgpack.fallback",
-        ):  # now, not at the first entry that needs one
+        for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
             _imported(package)
         self.data = _chosen(path, databases)
         self._rule, self._counts = _read_counts(self.data.parent)
