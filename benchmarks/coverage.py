@@ -1,9 +1,9 @@
-"""How often the interval of a mean covers the truth, and `compare` finds a difference where there is none.
+"""How often intervals of a mean and of BLEU-4 cover the truth, and `compare` finds a difference without one.
 
     python -m benchmarks.coverage [--trials 10000] [--out benchmarks/coverage.md]
 
 Every interval and p-value is the library's own. Baselines on the same draws: Student's t on the linearised
-ratio, and the percentile bootstrap of images. About five minutes on one core.
+ratio, and the percentile bootstrap of images. About ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from capeval_core.scores.ngram.bleu import Bleu
 from capeval_core.statistics import LEAST_IMAGES, Clusters, mean_interval, paired_comparison
 
 Doubles = NDArray[np.float64]
@@ -175,6 +176,103 @@ def rejections(first: Cell, second: Cell, trials: int, seed: int) -> Rejections:
     )
 
 
+@dataclass(frozen=True)
+class BleuCell:
+    """A design for BLEU: the share of words that references have, captions per image, the number of images.
+
+    Each image has a share of its own, from Beta(10 share, 10 (1 - share)); a caption has 6 to 14 words, each
+    in the references by itself, and its reference is up to two words longer or shorter.
+    """
+
+    share: float
+    captions: int
+    images: int
+
+    def image_shares(self, rng: np.random.Generator, trials: int) -> Doubles:
+        return rng.beta(10 * self.share, 10 * (1 - self.share), (trials, self.images))
+
+    def sums(self, rng: np.random.Generator, shares: Doubles) -> Doubles:
+        """(trial, image, 10) what each image adds to BLEU's sums."""
+        size = (*shares.shape, self.captions)
+        length = rng.integers(6, 15, size)
+        words = rng.random((*size, 14), dtype=np.float32) < shares[..., None, None]
+        words &= np.arange(14) < length[..., None]
+        runs, matches = words, []
+        for n in range(4):
+            matches.append(runs.sum((-2, -1)))
+            runs = runs[..., :-1] & words[..., n + 1 :]
+        captions = [*(length - n for n in range(4)), length, length + rng.integers(-2, 3, size)]
+        return np.stack([*matches, *(each.sum(-1) for each in captions)], axis=-1).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class BleuCoverage:
+    """The truth; shares of trials in percent; the median width, in widths if the error were known."""
+
+    truth: float
+    covered: float
+    below: float
+    above: float
+    width: float
+    percentile: float
+    rejected: float
+    without: float
+
+
+def bleu_coverage(cell: BleuCell, trials: int, seed: int) -> BleuCoverage:
+    """Simulate the interval of BLEU-4, and `compare` of two systems whose images have the same shares."""
+    rng = np.random.default_rng(seed)
+    large = BleuCell(cell.share, 1, 1_000_000)
+    truth = float(Bleu.formula(large.sums(rng, large.image_shares(rng, 1)).sum((0, 1))))
+    ends, values, percentile, p_values = [], [], [], []
+    at_once = max(1, 200_000 // (cell.images * cell.captions))
+    for start in range(0, trials, at_once):
+        shares = cell.image_shares(rng, min(at_once, trials - start))
+        one, other = cell.sums(rng, shares), cell.sums(rng, shares)
+        percentile.append(_bleu_percentile_covers(one, truth, rng))
+        for a, b in zip(one, other, strict=True):
+            first, second = (_bleu_clusters(sums, cell.captions) for sums in (a, b))
+            if first.lack is None:
+                found = mean_interval(first, level=LEVEL)
+                ends.append((found.low, found.high))
+                values.append(first.value)
+                if second.lack is None:
+                    p_values.append(paired_comparison(first, second, level=LEVEL).p_value)
+    low, high = np.array(ends).T
+    known = 2 * stats.norm.ppf((1 + LEVEL) / 2) * float(np.std(values))
+    return BleuCoverage(
+        truth=truth,
+        covered=_percent((low <= truth) & (high >= truth)),
+        below=_percent(high < truth),
+        above=_percent(low > truth),
+        width=float(np.median(high - low) / known),
+        percentile=_percent(np.concatenate(percentile)),
+        rejected=_percent(np.array(p_values) < 1 - LEVEL),
+        without=100 * (1 - len(ends) / trials),
+    )
+
+
+def _bleu_clusters(sums: Doubles, captions: int) -> Clusters:
+    counts = np.full(len(sums), float(captions))
+    return Clusters(NAMES[: len(sums)], sums, counts, Bleu.formula, range=Bleu.range)
+
+
+def _bleu_percentile_covers(sums: Doubles, truth: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    n = sums.shape[1]
+    weights = rng.multinomial(n, [1 / n] * n, size=RESAMPLES).astype(np.float64)
+    drawn = Bleu.formula(np.einsum("rn,tnk->trk", weights, sums, optimize=True))
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1)
+    covers: NDArray[np.bool_] = (low <= truth) & (high >= truth)
+    return covers
+
+
+def bleu_cells() -> Iterator[BleuCell]:
+    for share in (0.6, 0.3):
+        for captions in (1, 5):
+            for images in IMAGES:
+                yield BleuCell(share, captions, images)
+
+
 def _percent(flags: NDArray[np.bool_]) -> float:
     return 100 * float(flags.mean())
 
@@ -226,14 +324,13 @@ def report(trials: int) -> str:
             f"| {name} | {first.captions} | {first.failed:.0%} | {first.images} | {tested.rejected:.1f} "
             f"| {tested.width:.2f} | {tested.without:.0f} |"
         )
-    accuracy = 196 * math.sqrt(LEVEL * (1 - LEVEL) / trials)
     shapes = "; ".join(f"{shape.name}: {shape.kind}" for shape in SHAPES)
     return "\n".join(
         [
             "# Coverage of intervals, type I error of `compare`",
             "",
             f"`python -m benchmarks.coverage --trials {trials}` of {datetime.date.today()}: {trials:,} "
-            f"trials a cell, so figures near 95 are exact to {accuracy:.1f} (in 95% of cells).",
+            f"trials a cell, so figures near 95 are exact to {_accuracy(trials):.1f} (in 95% of cells).",
             "",
             f"A score is a part of its image plus a part of its own, alike ({shapes}); captions: per image; "
             "failed: share of captions without a score. Skewness is that of one score.",
@@ -260,8 +357,40 @@ def report(trials: int) -> str:
             "| --- | --- | --- | --- | --- | --- | --- |",
             *tests,
             "",
+            *bleu_section(trials // 4),
+            "",
         ]
     )
+
+
+def bleu_section(trials: int) -> list[str]:
+    """The section of BLEU, line by line."""
+    rows = []
+    for seed, cell in enumerate(bleu_cells(), 2000):
+        found = bleu_coverage(cell, trials, seed)
+        rows.append(
+            f"| {cell.share} | {found.truth:.3f} | {cell.captions} | {cell.images} | {found.covered:.1f} "
+            f"| {found.below:.1f} / {found.above:.1f} | {found.width:.2f} | {found.percentile:.1f} "
+            f"| {found.rejected:.1f} | {found.without:.0f} |"
+        )
+    return [
+        "## BLEU-4",
+        "",
+        f"{trials:,} trials a cell, of {datetime.date.today()}, so figures near 95 are exact to "
+        f"{_accuracy(trials):.1f}. share: of a caption's words that references have, on average; each image "
+        "has its own, from Beta(10 share, 10 (1 - share)). A caption has 6 to 14 words, and its reference is "
+        "up to two words longer or shorter. BLEU-4: the truth, of a million images. rejected: by `compare`, "
+        "of two systems whose images have the same shares. none: trials without any four words in a row of a "
+        "reference, which have neither interval nor test and do not count; only percentile counts them.",
+        "",
+        "| share | BLEU-4 | captions | images | covered | missed | width | percentile | rejected | none |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *rows,
+    ]
+
+
+def _accuracy(trials: int) -> float:
+    return 196 * math.sqrt(LEVEL * (1 - LEVEL) / trials)
 
 
 def main() -> None:

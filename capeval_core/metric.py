@@ -96,6 +96,11 @@ class CaptionMetric(MetricFacts, ABC):
         It sees all rows, so statistics that follow from them (idf, z-scores) are made here.
         """
 
+    @property
+    def extent(self) -> tuple[float, float]:
+        """`range` at these options."""
+        return self.range
+
     def weights_folder(self) -> WeightsFolder:
         """The folder that the option `weights` means, by default the metric's published weights."""
         if self.default_weights is None or self.tiny is None:
@@ -160,8 +165,9 @@ class CaptionMetric(MetricFacts, ABC):
         if rows is not None:
             check_folder(rows)
         samples = self.check(captions, visuals, references)
-        table = self.prepared(samples).encode_all(samples, rows=rows, progress=progress)
-        return self.combine(table, samples=samples)
+        prepared = self.prepared(samples)  # combines, too: its signature names the corpus
+        table = prepared.encode_all(samples, rows=rows, progress=progress)
+        return prepared.combine(table, samples=samples)
 
     @classmethod
     def visuals_among(cls, *, images: Any, videos: Any) -> Any:
@@ -341,6 +347,7 @@ class CaptionMetric(MetricFacts, ABC):
             signature=self.signature(rows),
             relative=self.relative,
             formula=self.formula,
+            range=self.extent,
         )
         if not self.options.evidence or samples is None:
             return result

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from capeval_core.result_files import fields_of, json_text, plain
 from capeval_core.statistics import (
+    UNBOUNDED,
     Clusters,
     Comparison,
     CorpusFormula,
@@ -96,6 +97,7 @@ class Result:
         None where they can be compared with those of other sets.
     summands: of a corpus metric such as BLEU, what each caption adds to the sums that its number is a formula
         of; None where the number is the mean of the scores.
+    range: least and greatest score by the metric's options, which intervals keep within.
     """
 
     metric: str
@@ -110,6 +112,7 @@ class Result:
     relative: str | None = None
     summands: list[list[float]] | None = field(default=None, repr=False)
     formula: CorpusFormula | None = field(default=None, repr=False)
+    range: tuple[float, float] = field(default=UNBOUNDED, repr=False)
 
     def __len__(self) -> int:
         """Number of captions; of images, where a metric chooses among the captions of each."""
@@ -237,11 +240,12 @@ class Result:
 
         A skewness-corrected interval of Student's t (see `capeval_core.statistics` for the formula and its
         sources), made for few images; of a corpus metric by leaving out, adding and taking away what each
-        image adds to its sums. Corpus statistics (idf, normalisation), where a metric has them, are
-        held fixed.
+        image adds to its sums. It keeps within the metric's range. Corpus statistics (idf, normalisation),
+        where a metric has them, are held fixed.
 
         Raises:
-            ValueError: fewer than five images have a score, or scores that are relative to their set.
+            ValueError: fewer than five images have a score, scores that are relative to their set, or BLEU
+                of captions without any four words in a row of a reference.
         """
         self._refuse_relative("interval()")
         return mean_interval(self._clusters(), level=level)
@@ -251,7 +255,8 @@ class Result:
 
         Raises:
             ValueError: the signatures differ (the numbers are not comparable), scores that are relative to
-                their set, or fewer than five common images (FewImagesError, with the means).
+                their set; fewer than five common images, or BLEU where a system has no four words in a row
+                of a reference (NoTestError, with the means).
         """
         if not isinstance(other, Result):
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
@@ -300,6 +305,7 @@ class Result:
             "groups": list(self.groups),
             "errors": {str(index): reason for index, reason in self.errors.items()},
             "relative": self.relative,
+            "range": plain(self.range),
             **summands,
         }
 
@@ -319,14 +325,18 @@ class Result:
             raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
 
     @property
+    def lack(self) -> str | None:
+        """What the captions lack for a number above 0, such as BLEU's four words in a row; None: nothing."""
+        return None if self.formula is None else self._clusters().lack
+
+    @property
     def visual(self) -> str:
         """What its captions are about: "image" or "video"."""
         return "video" if "media:video" in self.signature.split("|")[:2] else "image"
 
     def _clusters(self) -> Clusters:
-        if self.formula is None:
-            return Clusters.of(self.scores, self.groups, visual=self.visual)
-        return Clusters.of(self.scores, self.groups, self.formula, np.asarray(self.summands), self.visual)
+        summands = None if self.formula is None else np.asarray(self.summands, dtype=np.float64)
+        return Clusters.of(self.scores, self.groups, self.formula, summands, self.visual, self.range)
 
 
 def not_comparable(first: str, second: str, fix_of_statistics: str) -> ValueError:

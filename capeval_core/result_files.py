@@ -54,7 +54,12 @@ def fields_of(saved: Mapping[str, Any]) -> dict[str, Any]:
         "relative": saved.get("relative"),
         "summands": None if summands is None else [_numbers(row) for row in summands],
         "formula": formula,
+        "range": _range_of(*saved.get("range") or (None, None)),
     }
+
+
+def _range_of(low: float | None, high: float | None) -> tuple[float, float]:
+    return (-math.inf if low is None else float(low), math.inf if high is None else float(high))
 
 
 def _formula_of(saved: Mapping[str, Any]) -> CorpusFormula | None:

@@ -22,7 +22,11 @@ A corpus metric's number is not a mean but a formula of sums over captions, such
 What each image adds to the sums is then left out, added and taken away in turn, and the formula computed
 again: the same t, with the error of the delete-one jackknife. Its influence values are central differences, k
 and the bias in b second differences of the formula (DiCiccio and Efron, Statistical Science 11, 1996, section
-4, "ABC"), which for a ratio of two sums give the closed form above.
+4, "ABC"), which for a ratio of two sums give the closed form above. Where a sum is 0 that the formula needs
+to be more than 0, as where no caption has an n-gram of its references, its error is unknown: there is neither
+interval nor test.
+
+Intervals lie within the range of the metric. A p-value is never 0: `LEAST_P` stands for what is less.
 
 `python -m benchmarks.coverage` measures how often the truth is covered; `benchmarks/coverage.md` holds its
 tables. Nothing is drawn at random: equal scores give equal numbers.
@@ -31,8 +35,9 @@ tables. Nothing is drawn at random: equal scores give equal numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +48,9 @@ Doubles = NDArray[np.float64]
 LEAST_IMAGES = 5
 TEST = "paired t-test, clustered by {}"
 """The name of the test, of an image or a video."""
+LEAST_P = sys.float_info.min
+"""The least p-value that is given, about 2e-308: below, float64 loses digits and ends at 0."""
+UNBOUNDED = (-math.inf, math.inf)
 _EQUAL = 1e-13  # of the largest score: what rounding leaves where all values are equal
 
 
@@ -103,8 +111,8 @@ class Comparison:
         return f"Comparison({self})"
 
 
-class FewImagesError(ValueError):
-    """Too few images for a test.
+class NoTestError(ValueError):
+    """There is no test of two systems, but their means.
 
     means: of the two systems over the images that both have a score on. images, left_out: as in `Comparison`.
     """
@@ -112,6 +120,10 @@ class FewImagesError(ValueError):
     def __init__(self, message: str, means: tuple[float, float], images: int, left_out: int) -> None:
         super().__init__(message)
         self.means, self.images, self.left_out = means, images, left_out
+
+
+class FewImagesError(NoTestError):
+    """Too few images for a test."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -139,6 +151,7 @@ class CorpusFormula:
     sums: names of the k sums.
     function: (..., k) sums, float64, none negative -> (..., len(names)) values. Sums twice as large, of a set
         twice as large, give the same values.
+    needs: sums without which the number is 0, whatever the others are, and what a set lacks then, in words.
 
     >>> length = CorpusFormula(("length",), ("words", "captions"), lambda sums: sums[..., :1] / sums[..., 1:])
     >>> length.values(np.array([[8.0, 1.0], [12.0, 1.0]]))
@@ -148,6 +161,12 @@ class CorpusFormula:
     names: tuple[str, ...]
     sums: tuple[str, ...]
     function: Callable[[Doubles], Doubles]
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    def lack(self, sums: Doubles) -> str | None:
+        """What a set with these (k,) sums lacks to have more than 0; None where it has it all."""
+        reasons = (why for name, why in self.needs.items() if not sums[self.sums.index(name)] > 0)
+        return next(reasons, None)
 
     def values(self, summands: Doubles) -> dict[str, float]:
         """The values of a set; `summands` (n, k) are what each caption adds, NaN where it has no score."""
@@ -166,7 +185,7 @@ class Clusters:
     """Sums and counts of finite scores per image; all re-aggregations need no more.
 
     sums: (n,) of scores; or (n, k) of what a formula takes. counts: (n,) captions with a score.
-    visual: what messages call an image: "image" or "video".
+    visual: what messages call an image: "image" or "video". range: what a mean cannot leave.
     """
 
     names: list[str]
@@ -174,6 +193,7 @@ class Clusters:
     counts: Doubles
     formula: CorpusFormula | None = None
     visual: str = "image"
+    range: tuple[float, float] = UNBOUNDED
 
     @staticmethod
     def of(
@@ -182,8 +202,12 @@ class Clusters:
         formula: CorpusFormula | None = None,
         summands: Doubles | None = None,
         visual: str = "image",
+        range: tuple[float, float] = UNBOUNDED,
     ) -> Clusters:
-        """The images of captions; `summands` (captions, k) are what each adds to the sums of a formula."""
+        """The images of captions; `summands` (captions, k) are what each adds to the sums of a formula.
+
+        `range` is the metric's, open on a side where options have moved a score beyond it.
+        """
         values = np.asarray(scores, dtype=np.float64)
         names, members = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
         finite = np.isfinite(values)
@@ -194,7 +218,13 @@ class Clusters:
         counts: Doubles = np.bincount(members, finite, len(names)).astype(np.float64)
         some = counts > 0
         sums = sums if formula is not None else sums[:, 0]
-        return Clusters([str(name) for name in names[some]], sums[some], counts[some], formula, visual)
+        bounds = (
+            range[0] if (values[finite] >= range[0]).all() else -math.inf,
+            range[1] if (values[finite] <= range[1]).all() else math.inf,
+        )
+        return Clusters(
+            [str(name) for name in names[some]], sums[some], counts[some], formula, visual, bounds
+        )
 
     def take(self, images: NDArray[np.int64]) -> Clusters:
         """The chosen images, in the given order."""
@@ -209,12 +239,18 @@ class Clusters:
             return float(self.formula(self.sums.sum(axis=0)))
         return float(self.sums.sum() / self.counts.sum())
 
+    @property
+    def lack(self) -> str | None:
+        """Why the error of the number is unknown; None where it is not."""
+        return None if self.formula is None else self.formula.lack(self.sums.sum(axis=0))
+
 
 def mean_interval(clusters: Clusters, *, level: float) -> Interval:
     """Interval of the mean score, or of a corpus formula, over images like these, each with all its captions.
 
     Raises:
-        ValueError: fewer than five images have a score, or `level` is not in (0, 1).
+        ValueError: fewer than five images have a score, the captions lack what the formula needs, or `level`
+            is not in (0, 1).
     """
     check_level(level)
     n = len(clusters.names)
@@ -223,14 +259,18 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
             f"an interval needs at least {LEAST_IMAGES} {clusters.visual}s with a score, found {n}: score "
             f"more {clusters.visual}s"
         )
-    return Interval(*_studentised(clusters).bounds(clusters.value, level), level, n)
+    if clusters.formula and (lack := clusters.lack):
+        raise ValueError(f"{clusters.formula.names[0]} has no interval: {lack}")
+    low, high = np.clip(_studentised(clusters).bounds(clusters.value, level), *clusters.range).tolist()
+    return Interval(low, high, level, n)
 
 
 def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Comparison:
     """Interval and test of a difference of means, or formulas, over images that both systems have a score on.
 
     Raises:
-        FewImagesError: fewer than five such images. ValueError: none at all, or `level` is not in (0, 1).
+        FewImagesError: fewer than five such images. NoTestError: the captions of a system lack what the
+            formula needs. ValueError: no such image at all, or `level` is not in (0, 1).
     """
     check_level(level)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
@@ -249,10 +289,15 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
             f"{n}: score both systems on more {visual}s"
         )
         raise FewImagesError(message, means, n, left_out)
+    if one.formula and (lack := one.lack or other.lack):
+        whose = "both" if one.lack and other.lack else "one of the"
+        message = f"{one.formula.names[0]} has no test: in {whose} systems {lack}"
+        raise NoTestError(message, means, n, left_out)
     difference = means[0] - means[1]
     statistic = _studentised(one, other)
     p_value = statistic.p_value(difference)
-    low, high = statistic.bounds(difference, level)
+    most = max(first.range[1], second.range[1]) - min(first.range[0], second.range[0])
+    low, high = np.clip(statistic.bounds(difference, level), -most, most).tolist()
     # Both decide by the same inequality; where it holds to the last digit, rounding must not part them.
     if p_value >= 1 - level:
         low, high = min(low, 0.0), max(high, 0.0)
@@ -299,13 +344,11 @@ class _Studentised:
         ]
         influence = np.add.reduce(influences)
         deviation = math.sqrt(np.mean(influence**2))
-        if deviation <= _EQUAL:
-            return _Studentised(0.0, _EQUAL * scale)
         without = np.add.reduce([e / (1 - h) for e, h in zip(influences, shares, strict=True)]) / n
-        error = scale * math.sqrt((n - 1) / n * np.sum(without**2))
+        error = scale * math.sqrt((n - 1) / n * np.sum(without**2)) if deviation > _EQUAL else 0.0
         share = np.add.reduce(shares) / len(shares)
         student = _Studentised(error, _EQUAL * scale, degrees=max(1 / float(np.sum(share**2)) - 1, 1.0))
-        if len(sums) > 1:
+        if len(sums) > 1 or not error:
             return student
         z = influence / deviation
         skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
@@ -332,11 +375,10 @@ class _Studentised:
         error = math.sqrt((n - 1) / n * np.sum(without**2))
         deviation = math.sqrt(np.mean(influence**2))
         # Of images that do not differ, leaving one out changes a formula that twice the sums change a little.
-        if min(error, deviation) <= _EQUAL:
-            return _Studentised(0.0, _EQUAL)
+        error = error if min(error, deviation) > _EQUAL else 0.0
         share = np.add.reduce([c / c.sum() for c in counts]) / len(counts)
         student = _Studentised(error, _EQUAL, degrees=max(1 / float(np.sum(share**2)) - 1, 1.0))
-        if len(sums) > 1:
+        if len(sums) > 1 or not error:
             return student
         z = influence / deviation
         skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
@@ -364,14 +406,14 @@ class _Studentised:
         return estimate - self.error * self._inverse(limit), estimate - self.error * self._inverse(-limit)
 
     def p_value(self, estimate: float) -> float:
-        """Of a truth of 0."""
-        if not self.error:
-            return float(abs(estimate) <= self.rounding)
+        """Of a truth of 0; never 0, as an error is known to rounding at best."""
+        if not self.error and abs(estimate) <= self.rounding:
+            return 1.0
         from scipy.special import stdtr
 
-        t = estimate / self.error
+        t = estimate / (self.error or max(self.rounding, LEAST_P))
         corrected = t * (1 + self.bend * t * (1 + self.bend * t / 3)) + self.shift
-        return min(1.0, 2 * float(stdtr(self.degrees, -abs(corrected) / self.stretch)))
+        return min(1.0, max(LEAST_P, 2 * float(stdtr(self.degrees, -abs(corrected) / self.stretch))))
 
     def _inverse(self, corrected: float) -> float:
         """The t whose g(t) this is: (cbrt(1 + 3 a y) - 1) / a, written so that a may be 0."""

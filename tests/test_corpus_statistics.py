@@ -138,9 +138,12 @@ def test_a_score_takes_the_statistics_of_its_own_texts() -> None:
     }
     expected = (share["a"] + share["dog"]) / sum(share.values())
     assert result.scores[0] == pytest.approx(expected, abs=1e-6)
-    assert "statistics" not in result.signature
+    assert f"|statistics:{table_of().fingerprint}|" in result.signature
     fewer = opened().score(CAPTIONS[:2], IMAGES[:2], REFERENCES[:2])
     assert fewer.scores[0] != pytest.approx(expected, abs=1e-3)
+    assert fewer.signature != result.signature
+    with pytest.raises(ValueError, match=r"with the same statistics=metric\.prepare\(texts\) of one corpus"):
+        fewer.compare(result)
 
 
 def test_they_are_made_of_all_captions_then_all_references() -> None:
@@ -207,6 +210,8 @@ def test_evaluate_streams_with_statistics_and_else_takes_all_at_once(
     assert encoded == [3]  # those of `expected`
     every = {"predictions": CAPTIONS, "images": IMAGES, "references": REFERENCES}
     assert module.compute(**every) == {"rare_words": pytest.approx(expected.mean, abs=1e-12)}
+    own = module.compute(**every, per_caption=True)
+    assert own is not None and own["signature"] == expected.signature
     streaming = Module(cache_dir=str(tmp_path), empty="score", statistics=table_of())
     for i in range(3):
         streaming.add(prediction=CAPTIONS[i], image=GREY, reference=REFERENCES[i])

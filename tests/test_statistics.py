@@ -302,9 +302,35 @@ def test_a_system_does_not_differ_from_itself(n: int) -> None:
 def test_an_equal_difference_everywhere_is_certain() -> None:
     scores = np.linspace(0.2, 0.3, 30)
     result = compared((list(scores + 0.5), names(30)), (list(scores), names(30)))
-    assert result.p_value == 0
+    assert 0 < result.p_value < 1e-300
     assert result.interval.low == pytest.approx(0.5) == result.interval.high
     assert "p < 0.001" in str(result)
+
+
+@pytest.mark.parametrize("images", [5, 40, 4000])
+def test_no_p_value_is_zero(images: int) -> None:
+    """Neither of an equal difference everywhere nor of a large one, of which t is beyond float64."""
+    rng = np.random.default_rng(images)
+    scores = rng.random(images)
+    for noise in (0.0, 1e-9, 1e-3):
+        other = scores + 1 + noise * rng.random(images)
+        test = compared((list(other), names(images)), (list(scores), names(images)))
+        assert 0 < test.p_value < 1e-6 and test.interval.low > 0.99
+        assert all(p > 0 for p in holm([test.p_value, 0.5]))
+
+
+def test_the_interval_of_a_difference_lies_within_the_width_of_the_range() -> None:
+    first, second = [2.0, 2.0, 2.0, 2.0, 1.9], [0.0, 0.1, 0.0, 0.0, 0.0]
+    bounded, open_ = (
+        paired_comparison(
+            Clusters.of(first, names(5), range=extent),
+            Clusters.of(second, names(5), range=extent),
+            level=0.95,
+        )
+        for extent in ((0.0, 2.0), (0.0, 1.5))  # the second does not hold: options moved scores beyond it
+    )
+    assert open_.interval.high > 2 == bounded.interval.high
+    assert bounded.interval.low == open_.interval.low and bounded.p_value == open_.p_value
 
 
 def test_a_difference_of_rounding_everywhere_is_none() -> None:

@@ -21,7 +21,7 @@ from capeval_core.errors import Problems
 from capeval_core.inputs.folder import KINDS, Names, match_images, names_in
 from capeval_core.registry import metric_of
 from capeval_core.result import Result, not_comparable
-from capeval_core.statistics import FewImagesError
+from capeval_core.statistics import NoTestError
 from capeval_core.values import p_in_words, signed
 
 _SYSTEMS = "systems"
@@ -163,9 +163,9 @@ def _summary(a: Result, b: Result, names: Sequence[object]) -> str:
             ["test", f"{p_in_words(test.p_value, test.interval.level)}, {test.test}"],
             ["verdict", test.verdict],
         ]
-    except FewImagesError as few:
-        means, images, left_out = few.means, few.images, few.left_out
-        outcome = [["test", f"none: {few}"]]
+    except NoTestError as none:
+        means, images, left_out = none.means, none.images, none.left_out
+        outcome = [["test", f"none: {none}"]]
     if left_out:
         have, are = ("s have", "they are") if left_out > 1 else (" has", "it is")
         complain(

@@ -148,6 +148,7 @@ def _cell(system: ScoredSystem, metric: str) -> Cell:
         truncated=result.counts.truncated,
         empty=result.counts.empty,
         evidence=result.evidence or system.evidence.get(metric),
+        lack=result.lack,
     )
 
 

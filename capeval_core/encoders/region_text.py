@@ -28,6 +28,8 @@ class RegionTextEncoder(CheckedModel):
 
     keeps_end: ClassVar[bool] = True
     """Whether a text that is cut keeps its end mark."""
+    splits: ClassVar[bool] = False
+    """Whether texts are split as by `str.split` first."""
 
     @classmethod
     @abstractmethod
@@ -61,6 +63,7 @@ class RegionTextEncoder(CheckedModel):
                 self.config["context_length"],
                 lowercase=self.config["lowercase"],
                 keep_end=self.keeps_end,
+                split=self.splits,
             )
         except ValueError as error:
             raise WeightsError(str(error)) from error

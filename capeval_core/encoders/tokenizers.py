@@ -103,6 +103,9 @@ def _ids_of_word(word: str) -> Ids:
 class WordPiece:
     """BERT's tokenizer over a vocabulary: a piece of a word per id. `lowercase`: the uncased one.
 
+    `split`: texts are split as by `str.split` first, as UNITER's code does: control characters that Python
+    counts as white space, such as a vertical tab, part words; else they vanish.
+
     A text that is too long keeps its first `context_length - 1` ids and then the end mark; without
     `keep_end`, its first `context_length` ids and no end mark. The marks themselves have no meaning inside a
     text: `[SEP]` there is a word between two brackets.
@@ -122,6 +125,7 @@ class WordPiece:
         *,
         lowercase: bool = True,
         keep_end: bool = True,
+        split: bool = False,
     ) -> None:
         from tokenizers import Tokenizer
         from tokenizers.models import WordPiece as Pieces
@@ -133,7 +137,7 @@ class WordPiece:
         if missing or len(ids) != len(vocabulary):
             wrong = f"lacks {', '.join(missing)}" if missing else "holds a word twice"
             raise ValueError(f"the vocabulary is not one of BERT's: it {wrong}")
-        self.context_length, self.keep_end = context_length, keep_end
+        self.context_length, self.keep_end, self.split = context_length, keep_end, split
         self.start, self.end = ids[START], ids[END]
         self._pieces = Tokenizer(Pieces(ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
         self._pieces.normalizer = BertNormalizer(lowercase=lowercase)
@@ -145,7 +149,8 @@ class WordPiece:
 
     def whole(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of every text, start and end mark included, in order; none is cut."""
-        pieces = self._pieces.encode_batch(list(texts), add_special_tokens=False)
+        given = [" ".join(text.split()) for text in texts] if self.split else list(texts)
+        pieces = self._pieces.encode_batch(given, add_special_tokens=False)
         return [[self.start, *row.ids, self.end] for row in pieces]
 
     def to_json(self) -> str:

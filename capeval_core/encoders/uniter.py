@@ -90,6 +90,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     kind = "uniter"
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase")
     Conversion = UniterConversion
+    splits = True
 
     model: Uniter
 

@@ -183,7 +183,8 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
             data = frame.decompress(data, max_length=_MOST_UNPACKED)
             if not frame.eof:
                 raise Refused(f"its entry is cut off, or has more than {_MOST_UNPACKED:,} bytes")
-        content = _imported("msgpack").unpackb(
+        # Not `msgpack.unpackb`: `msgpack_numpy.patch()` has that decode arrays, and unpickle.
+        content = _imported("msgpack.fallback").unpackb(
             data, raw=True, max_map_len=1_000, max_array_len=1_000, max_ext_len=1_000
         )
         if not isinstance(content, dict):

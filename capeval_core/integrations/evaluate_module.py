@@ -74,7 +74,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         self._warned: set[str] = set()
         self._rows_added = 0
         super().__init__(config_name, timeout=timeout, **own)
-        _ = self.metric  # now: wrong weights must not wait for the end of an epoch of training
+        # Opened now: wrong weights must not wait for the end of an epoch of training.
+        self._prepared = self.metric
 
     @classmethod
     def configuration(cls, name: str | None = None) -> type[CaptionMetric]:
@@ -196,7 +197,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             return
         with renamed(captions="predictions"):
             samples = self.metric.check(predictions, visuals, references)
-        opened = self.metric.prepared(samples) if whole else self.metric
+        self._prepared = opened = self.metric.prepared(samples) if whole else self.metric
         opened.check_prepared(opened.options)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
         rows = opened.encode_all(self._numbered(samples))
@@ -249,7 +250,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def _compute(self, *, predictions: pa.ChunkedArray, per_caption: bool, **_: Any) -> dict[str, Any]:
         if not len(predictions):
             return {}  # complained about once evaluate has cleaned up
-        result = self.metric.combine(pa.Table.from_struct_array(predictions))
+        result = self._prepared.combine(pa.Table.from_struct_array(predictions))
         if result.counts.failed:
             _warn_of_failures(result)
         output: dict[str, Any] = dict(result.numbers)

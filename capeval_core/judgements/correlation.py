@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from capeval_core.statistics import LEAST_P
+
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Ties = Literal["wrong", "half"]
@@ -219,7 +221,7 @@ def _coefficient(
     value = float(found.statistic)
     if not math.isfinite(value):  # a variance that is 0 by rounding
         return Coefficient(math.nan, math.nan, len(x), "the variance of the values is 0 by rounding")
-    return Coefficient(value, float(found.pvalue), len(x))
+    return Coefficient(value, max(float(found.pvalue), LEAST_P), len(x))
 
 
 def scaled(values: Doubles) -> Doubles:

@@ -9,7 +9,7 @@ import numpy as np
 
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.resampling import Resamples
-from capeval_core.statistics import Interval
+from capeval_core.statistics import LEAST_P, Interval
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,4 @@ def williams(first: float, second: float, between: float, rows: int) -> float:
     if spread <= 0:
         return math.nan
     statistic = (first - second) * math.sqrt((n - 1) * (1 + between) / spread)
-    return float(2 * student.sf(abs(statistic), n - 3))
+    return max(float(2 * student.sf(abs(statistic), n - 3)), LEAST_P)

@@ -138,7 +138,11 @@ def _system_row(system: System, systems: Systems) -> str:
 def _cell(cell: Cell, column: Column, systems: Systems) -> str:
     means = [system.cells[column.name].mean for system in systems.systems]
     finite = [mean for mean in means if math.isfinite(mean)]
-    is_best = len(finite) > 1 and cell.mean == (max if column.higher_is_better else min)(finite)
+    is_best = (
+        len(finite) > 1
+        and cell.lack is None
+        and cell.mean == (max if column.higher_is_better else min)(finite)
+    )
     shown = f'<b class="value">{number(cell.mean)}</b>'
     if cell.interval is not None:
         shown += f'<span class="interval">{number(cell.interval[0])} to {number(cell.interval[1])}</span>'

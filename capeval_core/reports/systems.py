@@ -54,7 +54,8 @@ class Cell:
     scores: NaN where scoring failed. parts: components that the paper names. errors: index of a failed
     caption and why. truncated, empty: numbers of such captions. signature: everything that the numbers depend
     on. evidence: by index, where a score comes from, for a picture with `plot()`; None where it was not kept.
-    test: against the baseline; None for the baseline itself, and where `no_test` says why.
+    test: against the baseline; None for the baseline itself, and where `no_test` says why. lack: what its
+    captions lack to have more than 0, where the mean is nothing but rounding.
     """
 
     mean: float
@@ -69,6 +70,7 @@ class Cell:
     evidence: Mapping[int, Mapping[str, Any]] | None = field(default=None, repr=False)
     test: Test | None = None
     no_test: str = ""
+    lack: str | None = None
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class TokenIdf(CorpusStatistics):
         """
         padded = (ids if len(ids) >= length else (*ids, padding) for ids in documents)
         table = cls.of_documents(padded)
-        mean = sum(table.weights.values()) / len(table.weights)
+        mean = math.fsum(table.weights.values()) / len(table.weights)  # whatever the documents' order
         return cls({**table.weights, end: mean}, table.unseen)
 
     def of(self, ids: Sequence[int]) -> list[float]:

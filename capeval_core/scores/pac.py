@@ -132,6 +132,10 @@ class PacS(CaptionMetric):
     def decoders(cls, options: CommonOptions) -> int | None:
         return options.decoders if isinstance(options, PacOptions) else None
 
+    @property
+    def extent(self) -> tuple[float, float]:
+        return 0.0, self.options.w
+
     def open_models(self) -> dict[str, Model]:
         folder = self.weights_folder()
         self.encoder: ClipEncoder = self.encoder_class().open(
@@ -205,6 +209,10 @@ class RefPacS(PacS):
         _table_7("people", 0.857),
         _table_7("VinVL", 0.869),
     )
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        return 0.0, 2 * self.options.w / (self.options.w + 1)
 
     def aggregate(self, rows: pa.Table) -> Values:
         cosine = rows["cosine"].to_numpy().astype(np.float64)

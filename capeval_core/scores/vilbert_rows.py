@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,14 +106,14 @@ class Matcher:
         With m token ids of a text, marks included, it takes rows 1 to m - 1 of its m + 1 rows: the task token
         and all words, and of a text that was cut all but the last word. Texts shorter than the longest one
         possible are padded, and padding has similarity 0. Where there are idf weights, row i has that of
-        token i, which is the next word's.
+        token i, which is the next word's, and ids that the table lacks have its largest one.
         """
         chosen = list(captions)
         # Without a task token the script fails; whatever is matched here, no score is made of it.
         settings: dict[str, Any] = {}
         texts = [[caption.caption for caption in chosen], [t for c in chosen for t in c.references]]
         if self.idf is not None:
-            idf = self.idf
+            idf = replace(self.idf, unseen=max(self.idf.weights.values()))
             settings = {
                 f"{side}_weights": [weight for text in own for weight in idf.of(text.ids[1:])]
                 for side, own in zip("xy", texts, strict=True)

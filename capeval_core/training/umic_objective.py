@@ -48,7 +48,7 @@ class UmicObjective:
         self.training = training
         config = UniterEncoder.read_config(folder)
         words, length = config["vocabulary"], min(config["context_length"], training.caption_length)
-        self.tokenizer = WordPiece(words, length, lowercase=config["lowercase"])
+        self.tokenizer = WordPiece(words, length, lowercase=config["lowercase"], split=True)
         self.batches = Batches(data, self.tokenizer, mask_id(words))
         self.model = Uniter(config["architecture"], training.dropout)
         self.model.load_state_dict({name: tensor.float() for name, tensor in folder.tensors().items()})

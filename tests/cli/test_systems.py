@@ -39,7 +39,7 @@ SYSTEMS = {
 REFERENCES = {
     name: [f"a {colour} wall", f"the wall is {colour}"] for name, colour in zip(IDS, COLOURS, strict=True)
 }
-METRICS = "pacs,refpacs,cider,bleu"
+METRICS = "pacs,refpacs,cider,rougel"
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_numbers_intervals_and_tests_are_the_library_s(score: Run, folder: Path)
     found = results(content)
     assert list(found) == [(system, metric) for system in "ABC" for metric in METRICS.split(",")]
     for metric in METRICS.split(","):
-        weights = {} if metric in ("cider", "bleu") else {"weights": "tiny", "device": "cpu"}
+        weights = {} if metric in ("cider", "rougel") else {"weights": "tiny", "device": "cpu"}
         opened = capeval_core.load(metric, **weights)
         alone = {}
         for name, captions in SYSTEMS.items():
@@ -290,6 +290,36 @@ def test_few_images_have_means_and_no_test(score: Run, folder: Path) -> None:
     assert line.startswith("fewB: ") and "found 3" in line
     (line,) = (line for line in ran.out.splitlines() if "an interval needs" in line)
     assert line.startswith("an interval needs")  # of all systems and metrics
+
+
+def test_bleu_without_a_match_is_neither_tested_nor_marked_as_best(
+    score: Run, capeval: Run, folder: Path
+) -> None:
+    """No caption has four words in a row of a reference: what differs is what COCO adds to counts."""
+    ran = score("bleu,cider", "A B C", "--json", folder / "out.json", "--report", folder / "report")
+    assert ran.status == 0 and ran.err.count("no caption has four words in a row of a reference") == 1
+    content = written(folder / "out.json")
+    for system in content["systems"]:
+        bleu, cider = system["results"]
+        assert (bleu["test"], bleu["interval"], bleu["mean"] > 0) == (None, None, True)
+        assert cider["interval"] is not None and (cider["test"] is None) == (system["system"] == "A")
+    cells = [re.split(r"  +", line)[1] for line in ran.out.splitlines() if re.match(r"[ABC]  ", line)]
+    assert cells == ["0.0000"] * 3 and "bleu_4 has no test: in both systems" in ran.out
+    page = (folder / "report" / "index.html").read_text()
+    best = re.findall(r'<td class="best" data-title="(.*?)"', page)
+    assert best == ["CIDEr (unclipped)"]
+    assert "BLEU-4" not in "".join(re.findall(r'<p class="verdict">.*?</p>', page))
+    captions = {name: f"the wall is {colour} here" for name, colour in zip(IDS, COLOURS, strict=True)}
+    (folder / "D.json").write_text(json.dumps(captions))
+    for baseline, system in (("D", "A"), ("A", "D")):
+        ran = score("bleu", f"{baseline} {system}", "--json", folder / "out.json")
+        first, second = (one["results"][0] for one in written(folder / "out.json")["systems"])
+        assert first["test"] is second["test"] is None and "in one of the systems" in ran.out
+    files = [folder / f"{name}-bleu.json" for name in "AB"]
+    for name, file in zip("AB", files, strict=True):
+        score("bleu", name, "--json", file)
+    ran = capeval("compare", *files)
+    assert ran.status == 0 and "test        none: bleu_4 has no test" in ran.out
 
 
 def test_failures_are_said_once_for_all_metrics(score: Run, folder: Path) -> None:

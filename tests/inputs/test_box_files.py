@@ -8,6 +8,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,32 @@ def test_files_of_the_release_keep_their_rounding(form: Any, tmp_path: Path) -> 
         equal(found.relative(), expected["norm_bb"])
         equal(found.scores, expected["conf"])
         assert found.size is None
+
+
+def test_a_patched_msgpack_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`msgpack_numpy.patch()` puts readers in its place that make arrays of maps, and unpickle objects."""
+
+    def decoded(found: dict[Any, Any]) -> Any:
+        if found.get(b"nd") is not True:
+            return found
+        if found[b"kind"] == b"O":
+            return pickle.loads(found[b"data"])
+        return np.frombuffer(found[b"data"], found[b"type"].decode()).reshape(found[b"shape"])
+
+    class Unpacker(msgpack.Unpacker):  # type: ignore[misc, name-defined]
+        def __init__(self, *given: Any, **settings: Any) -> None:
+            super().__init__(*given, object_hook=decoded, **settings)
+
+    unpackb = partial(msgpack.unpackb, object_hook=decoded)
+    for name, patched in {"Unpacker": Unpacker, "unpackb": unpackb, "loads": unpackb}.items():
+        monkeypatch.setattr(msgpack, name, patched)
+    assert isinstance(msgpack.unpackb(msgpack_of({"x": np.arange(3)}), raw=True)[b"x"], np.ndarray)
+    objects = {**packed(np.zeros(1)), b"kind": b"O", b"data": pickle.dumps(Runs())}
+    entries = {"runs.npz": msgpack.packb({"features": objects}, use_bin_type=True)}
+    entries |= {f"{name}.npz": msgpack_of(released(found)) for name, found in FOUND.items()}
+    store = BoxFeatureStore.open(write_lmdb(tmp_path / "db", entries))
+    equal(loaded(store, "cat").features, released(FOUND["cat"])["features"])
+    assert "expected numbers; nothing is unpickled" in refusal(store, "runs")
 
 
 def test_equal_features_have_one_key_in_every_form(tmp_path: Path) -> None:

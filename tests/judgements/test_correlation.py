@@ -182,6 +182,13 @@ def test_williams_is_the_test_of_the_literature() -> None:
     assert math.isnan(williams(0.4, 0.3, 0.5, 3)) and math.isnan(williams(math.nan, 0.3, 0.5, 10))
 
 
+def test_no_p_value_of_a_correlation_is_zero() -> None:
+    ranks = np.arange(3000.0)
+    for coefficient in (kendall_tau_b, kendall_tau_c, spearman, pearson):
+        assert coefficient(ranks, ranks + (ranks % 2)).p_value > 0
+    assert williams(0.999, 0.1, 0.1, 10**6) > 0
+
+
 def test_williams_keeps_its_level() -> None:
     rng = np.random.default_rng(3)
     rejected = 0

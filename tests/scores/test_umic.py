@@ -61,6 +61,14 @@ def test_the_score_is_the_sigmoid_of_the_logit() -> None:
     assert np.isnan(umic_score(np.array([np.nan]))).all()
 
 
+def test_words_are_parted_by_all_white_space_of_python(weights: str) -> None:
+    """As in the release, which splits captions first; its tokenizer alone drops these characters."""
+    marks = [" ", "\t", "\n", "\x0b", "\x0c", *map(chr, range(0x1C, 0x20)), "\x85", "\u2028", "\u3000"]
+    found = load(weights).score([f"a red{mark}dog" for mark in marks], [SCENES[0].image] * len(marks))
+    joined, kept = load(weights).score(["a reddog", "a red\x00dog"], [SCENES[0].image] * 2).scores
+    assert found.scores == [found.scores[0]] * len(marks) and joined == kept != found.scores[0]
+
+
 def test_features_made_before_score_as_their_images(weights: str, features: Path) -> None:
     captions = [scene.good for scene in SCENES] + [scene.unrelated for scene in SCENES]
     images = [scene.image for scene in SCENES] * 2

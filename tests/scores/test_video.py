@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import capeval_core
@@ -57,6 +59,18 @@ Array = NDArray[np.float64]
 def videos() -> list[NDArray[np.uint8]]:
     rng = np.random.default_rng(SEED)
     return [rng.integers(0, 256, (frames, 24, 32, 3), dtype=np.uint8) for frames in FRAMES]
+
+
+@pytest.fixture(scope="module")
+def tables(seeded_weights: Path, videos: list[Any]) -> dict[str, tuple[VideoPacS, pa.Table]]:
+    """Each metric with the rows of all captions."""
+    made = {}
+    for name in ("pacs", "refpacs"):
+        metric = opened(name, seeded_weights)
+        references = REFERENCES if metric.needs_references else None
+        samples = metric.check(CAPTIONS, [videos[i] for i in VIDEO_OF], references)
+        made[name] = metric, metric.encode_all(samples)
+    return made
 
 
 def opened(name: str, weights: Path, **options: Any) -> VideoPacS:
@@ -278,6 +292,20 @@ def test_scores_by_different_corpora_are_not_compared(seeded_weights: Path, vide
     one, other = (plain.score([f"{CAPTIONS[i]}{end}" for i in rows], videos=own) for end in ("", " there"))
     with pytest.raises(ValueError, match=r"with the same statistics=metric\.prepare\(texts\) of one corpus"):
         one.compare(other)
+
+
+@given(order=st.permutations(range(len(CAPTIONS))))
+@settings(max_examples=40, deadline=None)
+@NAMES
+def test_the_order_of_rows_moves_nothing(
+    name: str, order: list[int], tables: dict[str, tuple[VideoPacS, pa.Table]]
+) -> None:
+    metric, rows = tables[name]
+    usual = metric.combine(rows)
+    moved = rows.take(order).set_column(0, metric.ROW.field(0), pa.array(range(len(order)), pa.int64()))
+    found = metric.combine(moved)
+    assert found.signature == usual.signature
+    assert found.scores == [usual.scores[row] for row in order]
 
 
 def test_repeated_references_count_each_time(seeded_weights: Path, videos: list[Any]) -> None:

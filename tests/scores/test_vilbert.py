@@ -200,10 +200,53 @@ def test_idf_is_of_references_alone_or_of_statistics(weights: str) -> None:
         found = opened(weights, **options).score(CAPTIONS, images, REFERENCES)
         assert found.scores == own.scores
         assert f"|statistics:{table.fingerprint}" in found.signature
+    assert f"|statistics:{table.fingerprint}" in own.signature
     with pytest.raises(ValueError, match=r"vilbertscore needs statistics.*prepare\(references\)"):
         metric.encode_all(metric.check(CAPTIONS, images, REFERENCES))
     plain = opened(weights)
     assert len(plain.encode_all(plain.check(CAPTIONS, images, REFERENCES))) == 3  # none are needed
+
+
+def test_scores_by_other_references_have_another_signature(weights: str) -> None:
+    metric, images = opened(weights, idf="corpus"), boxes(0, 1, 2)
+    found = metric.score(CAPTIONS, images, REFERENCES)
+    others = metric.score(CAPTIONS, images, [REFERENCES[0], ["a red mat"], REFERENCES[2]])
+    assert found.scores[0] != others.scores[0] and found.signature != others.signature
+    with pytest.raises(ValueError, match=r"with the same statistics=metric\.prepare\(texts\) of one corpus"):
+        found.compare(others)
+
+
+def released_by_hand(caption: str, reference: str, image: dict[str, Any], idf: TokenIdf) -> list[float]:
+    """Precision, recall and F of the release, in plain numpy: cosines times both weights, rows 1 to m - 1.
+
+    Words that the table lacks have its largest weight; no text fills all positions, so padding adds zeros.
+    """
+    encoder = vilbert()
+    (found,) = encoder.token_features([InputBoxes.of(image)], [[caption, reference]], cache=FeatureCache(0))
+    largest = max(idf.weights.values())
+    rows, weights = [], []
+    ids = encoder.tokenizer.encode([caption, reference]).ids
+    for own, features in zip(ids, found.features or [], strict=True):
+        chosen = features[1 : len(own)].astype(float)
+        rows.append(chosen / np.linalg.norm(chosen, axis=1, keepdims=True))
+        weights.append(np.array([idf.weights.get(index, largest) for index in own[1:]]))
+    similarity = np.outer(*weights) * (rows[0] @ rows[1].T)
+    maxima = [np.maximum(similarity.max(axis=axis), 0) for axis in (1, 0)]
+    p, r = (float((best * w).sum() / w.sum()) for best, w in zip(maxima, weights, strict=True))
+    return [p, r, 2 * p * r / (p + r)]
+
+
+def test_the_released_script_gives_unseen_words_the_largest_weight(weights: str) -> None:
+    images, caption = boxes(0, 1, 2), "a bird in red"  # "bird" and "in" are in no reference
+    metric = opened(weights, idf="corpus", compat="released")
+    found = metric.score([caption, *CAPTIONS[1:]], images, REFERENCES)
+    table = metric.prepare([text for own in REFERENCES for text in own])
+    assert table.unseen > max(table.weights.values())
+    expected = [released_by_hand(caption, reference, images[0], table) for reference in REFERENCES[0]]
+    for column, name in enumerate(("precision", "recall", "f")):
+        assert found.parts[f"reference_{name}"][0] == pytest.approx(
+            [row[column] for row in expected], abs=1e-5
+        )
 
 
 def test_a_table_of_words() -> None:

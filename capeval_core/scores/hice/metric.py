@@ -162,6 +162,10 @@ class HiceS(CaptionMetric):
 
     options: HiceOptions
 
+    @property
+    def extent(self) -> tuple[float, float]:
+        return 0.0, self.options.w
+
     def open_models(self) -> dict[str, Model]:
         options = self.options
         # Wrong sources are refused before any weights are opened.
@@ -286,6 +290,10 @@ class RefHiceS(HiceS):
     published = ()
 
     options: RefHiceOptions
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        return 0.0, 2 * self.options.w / (self.options.w + 1)
 
     def aggregate(self, rows: pa.Table) -> Values:
         terms = image_text_terms(rows, self.options.w, self.options.include_whole_image)

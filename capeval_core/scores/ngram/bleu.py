@@ -6,6 +6,7 @@ https://aclanthology.org/P02-1040
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,14 @@ from capeval_core.result import Values
 from capeval_core.rows import column, fixed_lists, of_fixed_lists, row_schema
 from capeval_core.scores.ngram.compared import Compared
 from capeval_core.scores.ngram.metric import NgramMetric
-from capeval_core.statistics import CorpusFormula
+from capeval_core.statistics import LEAST_IMAGES, CorpusFormula
 
 SUMS = (
     *(f"{name}_{n}" for name in ("matches", "totals") for n in range(1, LONGEST + 1)),
     "length",
     "reference_length",
 )
+NEEDS = {"matches_4": "no caption has four words in a row of a reference"}
 FOUR = pa.list_(pa.int32(), LONGEST)
 TINY, SMALL = 1e-15, 1e-9
 """What COCO's evaluation adds to counts and to what they are divided by, so that nothing is divided by 0."""
@@ -116,7 +118,7 @@ class Bleu(NgramMetric):
   year      = {2002}
 }"""
     range = (0.0, 1.0)
-    formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), SUMS, bleu_of_sums)
+    formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), SUMS, bleu_of_sums, NEEDS)
     ROW = row_schema(
         column("matches", FOUR, "for 1 to 4 words, its n-grams that a reference has, clipped"),
         column("totals", FOUR, "for 1 to 4 words, its n-grams"),
@@ -138,5 +140,11 @@ class Bleu(NgramMetric):
         lengths = [rows[name].to_numpy()[:, None] for name in ("length", "reference_length")]
         summands = np.concatenate([*four, *lengths], axis=-1).astype(np.float64)
         scores = bleu_of_sums(summands)
+        if len(rows) >= LEAST_IMAGES and (lack := self.formula.lack(summands.sum(axis=0))):
+            warnings.warn(
+                f"{lack}: BLEU-4 is what COCO's evaluation adds so that nothing is divided by 0, and it has "
+                "neither interval nor test; BLEU-1 to BLEU-3 may tell systems apart",
+                stacklevel=4,
+            )
         parts = {name: scores[:, i] for i, name in enumerate(self.formula.names)}
         return Values(parts.pop(self.key), parts, summands=summands)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from capeval_core.errors import Problems
 from capeval_core.inputs.samples import Samples
@@ -71,7 +70,7 @@ class Cider(NgramMetric):
 
     A document is the list of references of one row, as in COCO's evaluation, which has one row per image.
     Document frequencies come from the references that are scored, unless `statistics` holds others; their
-    fingerprint is in the rows and in the signature.
+    fingerprint is in the signature.
     """
 
     name = "cider"
@@ -94,7 +93,6 @@ class Cider(NgramMetric):
     clipped: ClassVar[bool] = False
     Options: ClassVar[type[CommonOptions]] = NgramCorpusOptions
     ROW = row_schema(
-        column("statistics", pa.string(), "fingerprint of the document frequencies"),
         column(
             "cosines",
             pa.list_(pa.list_(pa.float64(), LONGEST)),
@@ -134,20 +132,7 @@ class Cider(NgramMetric):
         statistics = self.options.statistics
         assert isinstance(statistics, DocumentFrequencies)  # by check_options and check_prepared
         found = cosines(compared, statistics, clipped=self.clipped)
-        return {
-            "cosines": lists(fixed_lists(found), compared.block.sizes - 1),
-            "statistics": [statistics.fingerprint] * len(compared.rows),
-        }
-
-    def signed(self, rows: pa.Table | None) -> list[str]:
-        """The options, and the fingerprint of the document frequencies that the rows were made with."""
-        if rows is None or not len(rows):
-            return super().signed(rows)
-        others = [sign for sign in super().signed(rows) if not sign.startswith("statistics:")]
-        return [
-            *others,
-            "statistics:" + "+".join(sorted(pc.unique(rows["statistics"].drop_null()).to_pylist())),
-        ]
+        return {"cosines": lists(fixed_lists(found), compared.block.sizes - 1)}
 
     def aggregate(self, rows: pa.Table) -> Values:
         references, counts = inner(rows["cosines"])

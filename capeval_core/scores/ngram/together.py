@@ -43,5 +43,5 @@ def score_together(
             rows.append(metric.table(common, compared))
         start += len(window)
     return [
-        m.combine(pa.concat_tables(rows), samples=samples) for m, rows in zip(metrics, tables, strict=True)
+        m.combine(pa.concat_tables(rows), samples=samples) for m, rows in zip(opened, tables, strict=True)
     ]

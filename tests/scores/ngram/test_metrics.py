@@ -19,7 +19,7 @@ from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.ngram.bleu import bleu_of_sums
 from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.scores.ngram.together import score_together
-from capeval_core.statistics import Interval
+from capeval_core.statistics import Interval, NoTestError
 from tools.captions import describe, foils
 from tools.scenes import sample_scene
 
@@ -76,6 +76,45 @@ def test_systems_are_compared_by_resampled_counts(scenes: Any) -> None:
         part.mean,
     )
     assert good.compare(part).left_out == 40
+
+
+APART = [f"a red dog {word} there" for word in ("runs", "sits", "lies", "eats", "jumps", "sleeps")]
+"""Captions; those of `ALIKE` have no more than three words in a row in common with them."""
+ALIKE = [[f"one red dog {word} here", f"the {word} there of a red dog"] for word in "abcdef"]
+
+
+def test_bleu_without_four_words_in_a_row_has_a_warning_and_no_test() -> None:
+    """Its number is what COCO's evaluation adds to counts, of which differences mean nothing."""
+    metric = capeval_core.load("bleu")
+    with pytest.warns(UserWarning, match="no caption has four words in a row of a reference"):
+        none = metric.score(APART, references=ALIKE)
+    with pytest.warns(UserWarning):
+        longer = metric.score([f"{caption} now" for caption in APART], references=ALIKE)
+    some = metric.score([*APART[1:], "the f there of a cat"], references=ALIKE)
+    assert 0 < none.mean < 1e-3 < some.mean and none.mean != longer.mean
+    for first, second in ((none, longer), (none, some), (some, none)):
+        with pytest.raises(NoTestError) as caught:
+            first.compare(second)
+        assert caught.value.means == (first.mean, second.mean)
+        assert (caught.value.images, caught.value.left_out) == (6, 0)
+    with pytest.raises(ValueError, match="bleu_4 has no interval"):
+        none.interval()
+    assert some.interval().high > some.mean
+
+
+@pytest.mark.parametrize("matches", [1, 2, 5])
+def test_an_interval_of_few_matches_lies_within_the_range(matches: int) -> None:
+    """Of 20 captions, of which one has four words in a row, it would reach below 0."""
+    rest = 20 - matches
+    captions = ["a red dog runs off"] * matches + [f"one dog {i} sits down" for i in range(rest)]
+    references = [[f"a red dog runs {i}"] for i in range(matches)]
+    references += [[f"a dog {i} sits up here"] for i in range(rest)]
+    result = capeval_core.load("bleu").score(captions, references=references)
+    for level in (0.5, 0.95, 0.999):
+        interval = result.interval(level)
+        assert 0 <= interval.low <= result.mean <= interval.high <= 1
+    again = Result.from_dict(json.loads(json.dumps(result.to_dict())))
+    assert again.range == (0, 1) and again.interval() == result.interval()
 
 
 def test_the_reference_itself_scores_no_more_than_the_range(scenes: Any) -> None:
