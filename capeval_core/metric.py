@@ -51,7 +51,10 @@ class CaptionMetric(MetricFacts, ABC):
     """
 
     def __init__(self, options: CommonOptions) -> None:
+        from capeval_core.registry import package_of
+
         self.check_options(options)
+        self.package = package_of(type(self))
         self.options = options
         self.cache = shared_cache(options.cache)
         self.models = self.open_models()
@@ -361,7 +364,8 @@ class CaptionMetric(MetricFacts, ABC):
         """Everything that a score depends on, in one line; `rows` add the number of references."""
         models = [f"{name}:{model.label}" for name, model in self.models.items()]
         media = [] if self.variant is None else [f"media:{self.variant}"]
-        fields = [f"capeval:{self.name}", *media, *models, *self.signed(rows)]
+        package = [] if self.package is None else [f"package:{self.package}"]
+        fields = [f"capeval:{self.name}", *media, *package, *models, *self.signed(rows)]
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
@@ -375,7 +379,8 @@ class CaptionMetric(MetricFacts, ABC):
         """Everything that rows depend on beside their content, in JSON's types."""
         models = {name: model.fingerprint for name, model in self.models.items()}
         media = {} if self.variant is None else {"media": self.variant}
-        return {"metric": self.name, **media, **models, **self.options.encoding()}
+        package = {} if self.package is None else {"package": self.package}
+        return {"metric": self.name, **media, **package, **models, **self.options.encoding()}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.signature()})"
