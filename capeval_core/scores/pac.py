@@ -60,7 +60,7 @@ class PacOptions(CommonOptions):
     w: float = option(2.0, "scale of the score, w of eq. 1", sign="w", minimum=0)
     prompt: str | None = option(
         None,
-        f"put before captions and references; None: the weights' own, else {PROMPT!r}",
+        "put before captions and references; None: the weights' own, else the paper's",
         sign="prompt",
         encodes=True,
     )
@@ -102,6 +102,8 @@ class PacS(CaptionMetric):
   year      = {2023}
 }"""
     range = (0.0, 2.0)
+    PROMPT: ClassVar[str] = PROMPT
+    """Put before captions and references where neither option nor weights state another."""
     default_weights = PACS_B32
     network = "clip"
     tiny = "pacs"
@@ -138,7 +140,7 @@ class PacS(CaptionMetric):
             folder, device=self.options.device, dtype=self.options.dtype
         )
         if self.options.prompt is None:
-            prompt = folder.config.get("constants", {}).get("prompt", PROMPT)
+            prompt = folder.config.get("constants", {}).get("prompt", self.PROMPT)
             self.options = dataclasses.replace(self.options, prompt=prompt)
         _check_prompt(str(self.options.prompt), self.encoder.tokenizer)
         fingerprint = self.encoder.fingerprint
