@@ -78,14 +78,14 @@ class CaptionMetric(MetricFacts, ABC):
         return {}
 
     def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
-        """Statistics of a corpus that encoding needs, from the texts, or lists of them, that `corpus` gives.
+        """Statistics of a corpus that encoding needs, from the documents that `corpus` gives; None: no need.
 
-        No model runs. None: encoding needs none.
+        Documents are texts, lists of texts, or pairs of an image and a text, for statistics of features.
         """
         return None
 
     def corpus(self, samples: Samples) -> list[Any]:
-        """The texts that `prepare` takes: all captions, then all references."""
+        """The documents that `prepare` takes: all captions, then all references."""
         return [*samples.captions, *(text for row in samples.references or [] for text in row)]
 
     @abstractmethod

@@ -182,7 +182,9 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         fix = f"convert it with `capeval convert {metric} {name} --out FOLDER` and pass the folder"
         raise wrong_option("weights", name, "a file", fix, kind=WeightsError)
     if not _may_be_on_the_hub(name):
-        found = "neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'" + _did_you_mean(name, metric)
+        found = "neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'" + _did_you_mean(
+            name, metric
+        )
         raise wrong_option("weights", name, found, kind=WeightsError)
     path = download(
         name,

@@ -61,7 +61,7 @@ def test_rows_and_scores_of_another_version_are_not_reused(
         package = "package: 'capeval-colours@1.2' there, 'capeval-colours@1.3' now"
         with pytest.raises(ValueError, match=f"rows of other settings.*{package}"):
             metric.score(*given, rows=tmp_path / "rows")
-        with pytest.raises(ValueError, match="holds other scores.*signature"):
+        with pytest.raises(ValueError, match=r"holds other scores.*signature"):
             score_shard(shard, tmp_path / "scores.parquet", NAME)
         result = metric.score(*given)
         assert result.scores != first.scores and "|package:capeval-colours@1.3|" in result.signature
