@@ -23,7 +23,7 @@ from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.texts import united
 from capeval_core.metric_facts import MetricFacts
-from capeval_core.options import CorpusOptions, CorpusStatistics
+from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Result, Values
 from capeval_core.row_store import RowStore, check_folder
@@ -85,8 +85,10 @@ class CaptionMetric(MetricFacts, ABC):
         return None
 
     def corpus(self, samples: Samples) -> list[Any]:
-        """The documents that `prepare` takes: all captions, then all references."""
-        return [*samples.captions, *(text for row in samples.references or [] for text in row)]
+        """The documents that `prepare` takes: captions, then references, or those that `corpus_texts` names."""
+        captions = samples.captions if "captions" in self.corpus_texts else []
+        references = samples.references if "references" in self.corpus_texts else None
+        return [*captions, *(text for row in references or [] for text in row)]
 
     @abstractmethod
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
@@ -239,7 +241,7 @@ class CaptionMetric(MetricFacts, ABC):
     @classmethod
     def check_prepared(cls, options: CommonOptions) -> None:
         """Refuse options by which no part of a corpus can be encoded, since its statistics are missing."""
-        if isinstance(options, CorpusOptions) and options.statistics is None:
+        if options.lacks_statistics:
             raise ValueError(
                 f"{cls.name} needs statistics of the whole corpus before it encodes a part: make them by "
                 f"capeval_core.load({cls.name!r}, ...).prepare({cls.corpus_texts}) and pass statistics=..."
@@ -261,7 +263,7 @@ class CaptionMetric(MetricFacts, ABC):
 
     def prepared(self: Self, samples: Samples, *others: Samples) -> Self:
         """This metric with statistics of a corpus, if it needs them; `others` are further systems."""
-        if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:
+        if not self.options.lacks_statistics:
             return self
         return self.with_statistics(self.prepare(united([self.corpus(own) for own in (samples, *others)])))
 

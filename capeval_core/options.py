@@ -139,6 +139,11 @@ class Options(Settings):
         False, "keep where each score comes from, for `result.explain(i)` and the command line's --json"
     )
 
+    @property
+    def lacks_statistics(self) -> bool:
+        """Whether encoding by these options needs `statistics` of the whole corpus that are not given."""
+        return False
+
     def encoding(self) -> dict[str, Any]:
         """The options that rows depend on, and their values in JSON's types."""
         names = [spec.name for spec in self.taken() if spec.metadata["encodes"]]
@@ -187,6 +192,10 @@ class CorpusOptions(Options):
         encodes=True,
         flag=False,
     )
+
+    @property
+    def lacks_statistics(self) -> bool:
+        return self.statistics is None
 
 
 @dataclass(frozen=True)
