@@ -17,11 +17,12 @@ from typing import Any
 from capeval_core._version import __version__
 
 # Their types are in __init__.pyi.
-__all__ = ["Result", "__version__", "list_metrics", "load", "module_path"]
+__all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path"]
 
 _MODULES = {
     "load": "capeval_core.registry",
     "list_metrics": "capeval_core.registry",
+    "module": "capeval_core.integrations.evaluate_module",
     "module_path": "capeval_core.installed",
     "Result": "capeval_core.result",
 }

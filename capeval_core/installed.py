@@ -24,8 +24,8 @@ def module_path(name: str) -> str:
     metric = metric_class(name)
     if name not in METRICS:
         raise ValueError(
-            f"{name} has no evaluate module: {metric.__module__.partition('.')[0]} declares it, open it by "
-            f"capeval_core.load({name!r})"
+            f"{name} has no folder of a module: {metric.__module__.partition('.')[0]} declares it, open its "
+            f"evaluate module by capeval_core.module({name!r})"
         )
     return str(shipped("hub_metrics", "metrics") / name)
 

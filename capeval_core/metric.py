@@ -23,7 +23,7 @@ from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.texts import united
 from capeval_core.metric_facts import MetricFacts
-from capeval_core.options import CorpusOptions, CorpusStatistics
+from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Result, Values
 from capeval_core.row_store import RowStore, check_folder
@@ -51,7 +51,10 @@ class CaptionMetric(MetricFacts, ABC):
     """
 
     def __init__(self, options: CommonOptions) -> None:
+        from capeval_core.registry import package_of
+
         self.check_options(options)
+        self.package = package_of(type(self))
         self.options = options
         self.cache = shared_cache(options.cache)
         self.models = self.open_models()
@@ -75,15 +78,17 @@ class CaptionMetric(MetricFacts, ABC):
         return {}
 
     def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
-        """Statistics of a corpus that encoding needs, from the texts, or lists of them, that `corpus` gives.
+        """Statistics of a corpus that encoding needs, from the documents that `corpus` gives; None: no need.
 
-        No model runs. None: encoding needs none.
+        Documents are texts, lists of texts, or pairs of an image and a text, for statistics of features.
         """
         return None
 
     def corpus(self, samples: Samples) -> list[Any]:
-        """The texts that `prepare` takes: all captions, then all references."""
-        return [*samples.captions, *(text for row in samples.references or [] for text in row)]
+        """The documents that `prepare` takes: captions, then references, or those that `corpus_texts` names."""
+        captions = samples.captions if "captions" in self.corpus_texts else []
+        references = samples.references if "references" in self.corpus_texts else None
+        return [*captions, *(text for row in references or [] for text in row)]
 
     @abstractmethod
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
@@ -242,7 +247,7 @@ class CaptionMetric(MetricFacts, ABC):
     @classmethod
     def check_prepared(cls, options: CommonOptions) -> None:
         """Refuse options by which no part of a corpus can be encoded, since its statistics are missing."""
-        if isinstance(options, CorpusOptions) and options.statistics is None:
+        if options.lacks_statistics:
             raise ValueError(
                 f"{cls.name} needs statistics of the whole corpus before it encodes a part: make them by "
                 f"capeval_core.load({cls.name!r}, ...).prepare({cls.corpus_texts}) and pass statistics=..."
@@ -264,7 +269,7 @@ class CaptionMetric(MetricFacts, ABC):
 
     def prepared(self: Self, samples: Samples, *others: Samples) -> Self:
         """This metric with statistics of a corpus, if it needs them; `others` are further systems."""
-        if not isinstance(self.options, CorpusOptions) or self.options.statistics is not None:
+        if not self.options.lacks_statistics:
             return self
         return self.with_statistics(self.prepare(united([self.corpus(own) for own in (samples, *others)])))
 
@@ -368,7 +373,8 @@ class CaptionMetric(MetricFacts, ABC):
         """Everything that a score depends on, in one line; `rows` add the number of references."""
         models = [f"{name}:{model.label}" for name, model in self.models.items()]
         media = [] if self.variant is None else [f"media:{self.variant}"]
-        fields = [f"capeval:{self.name}", *media, *models, *self.signed(rows)]
+        package = [] if self.package is None else [f"package:{self.package}"]
+        fields = [f"capeval:{self.name}", *media, *package, *models, *self.signed(rows)]
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
@@ -382,7 +388,8 @@ class CaptionMetric(MetricFacts, ABC):
         """Everything that rows depend on beside their content, in JSON's types."""
         models = {name: model.fingerprint for name, model in self.models.items()}
         media = {} if self.variant is None else {"media": self.variant}
-        return {"metric": self.name, **media, **models, **self.options.encoding()}
+        package = {} if self.package is None else {"package": self.package}
+        return {"metric": self.name, **media, **package, **models, **self.options.encoding()}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.signature()})"

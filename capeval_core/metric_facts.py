@@ -58,7 +58,7 @@ class MetricFacts:
     """List columns of `ROW` with one entry per reference, in their order. Where all that depends on
     references stands in them, the score with fewer references is another aggregation of the same rows."""
     corpus_texts: ClassVar[str] = "captions + references"
-    """What `corpus` gives, in messages."""
+    """Which texts `corpus` gives, by these words; in messages."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
     published: ClassVar[tuple[Published, ...]] = ()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from types import NoneType
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -66,6 +66,9 @@ class Settings:
         TypeError, ValueError: a value of the wrong type or out of its range, named with what is expected.
     """
 
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Options of the class's bases that it does not take: no door offers, signs or stamps them."""
+
     def __post_init__(self) -> None:
         problems = Problems()
         hints = typing.get_type_hints(type(self))
@@ -78,9 +81,14 @@ class Settings:
         problems.raise_if_any()
 
     @classmethod
+    def taken(cls) -> list[dataclasses.Field[Any]]:
+        """The fields that are options of the class."""
+        return [spec for spec in fields(cls) if spec.name not in cls.unused]
+
+    @classmethod
     def of(cls: type[Self], whose: str, keywords: dict[str, Any]) -> Self:
         """Options from keyword arguments; an unknown name is an error with the nearest known one."""
-        known = [spec.name for spec in fields(cls)]
+        known = [spec.name for spec in cls.taken()]
         problems = Problems()
         for name in [name for name in keywords if name not in known]:
             hint = did_you_mean(name, known)
@@ -132,14 +140,19 @@ class Options(Settings):
         False, "keep the evidence behind each score, for `result.explain(i)` and the command line's --json"
     )
 
+    @property
+    def lacks_statistics(self) -> bool:
+        """Whether encoding by these options needs `statistics` of the whole corpus that are not given."""
+        return False
+
     def encoding(self) -> dict[str, Any]:
         """The options that rows depend on, and their values in JSON's types."""
-        names = [spec.name for spec in fields(self) if spec.metadata["encodes"]]
+        names = [spec.name for spec in self.taken() if spec.metadata["encodes"]]
         return {name: _recorded(getattr(self, name)) for name in names}
 
     def signed(self) -> list[str]:
         """`name:value` of each option that moves the score, in the order of the class."""
-        signs = [(spec.metadata["sign"], _recorded(getattr(self, spec.name))) for spec in fields(self)]
+        signs = [(spec.metadata["sign"], _recorded(getattr(self, spec.name))) for spec in self.taken()]
         return [f"{sign}:{_compact(value)}" for sign, value in signs if sign and value is not None]
 
 
@@ -181,6 +194,10 @@ class CorpusOptions(Options):
         flag=False,
     )
 
+    @property
+    def lacks_statistics(self) -> bool:
+        return self.statistics is None
+
 
 @dataclass(frozen=True)
 class OptionDescription:
@@ -195,14 +212,14 @@ class OptionDescription:
 
 
 def describe_options(options: type[Settings]) -> list[OptionDescription]:
-    """Every option of a class with its type, default and sentence.
+    """Every option that a class takes, with its type, default and sentence.
 
     >>> [d.name for d in describe_options(Options)][:3]
     ['weights', 'device', 'dtype']
     """
     hints = typing.get_type_hints(options)
     described = []
-    for spec in fields(options):
+    for spec in options.taken():
         members = _members(hints[spec.name])
         choices = tuple(m for m in members if not isinstance(m, type))
         names = [repr(m) if not isinstance(m, type) else _TYPE_NAMES.get(m, m.__name__) for m in members]

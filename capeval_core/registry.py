@@ -170,6 +170,16 @@ def metric_of(result: Result) -> type[CaptionMetric]:
     return metric_class(result.metric, *media)
 
 
+def package_of(metric: type[CaptionMetric]) -> str | None:
+    """Name and version of the installed package that declares a metric by an entry point; None: none does."""
+    if metric.__module__.startswith("capeval_core."):
+        return None
+    entry = _entry_points().get(metric.name)
+    if entry is None or entry.dist is None or not issubclass(metric, entry.load()):
+        return None
+    return f"{entry.dist.name}@{entry.dist.version}"
+
+
 def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetric:
     """Open a metric with its weights.
 

@@ -70,6 +70,11 @@ def common_columns(
     }
 
 
+def nullable(values: NDArray[np.floating[Any]]) -> pa.Array:
+    """A column of numbers, null where they are NaN, as of an image that failed."""
+    return pa.array(values, mask=np.isnan(values))
+
+
 def lists(values: Any, lengths: NDArray[np.int64]) -> pa.ListArray:
     """A list column: consecutive values, of an array or a torch tensor, in lists of these lengths.
 

@@ -39,6 +39,7 @@ def load_stub() -> str:
     imports.add(CaptionMetric.__module__, CaptionMetric.__name__)
     imports.add("capeval_core._version", "__version__ as __version__")
     imports.add("capeval_core.installed", "module_path as module_path")
+    imports.add("capeval_core.integrations.evaluate_module", "module as module")
     imports.add("capeval_core.registry", "list_metrics as list_metrics")
     imports.add("capeval_core.result", "Result as Result")
     for metric in [*metrics.values(), *variants.values()]:
@@ -57,7 +58,7 @@ def load_stub() -> str:
     for name, metric in metrics.items():
         media = "".join(f'"{medium}", ' for medium in metric.media)
         overloads.append(_overload(name, f"media: Literal[{media}None] = None", metric))
-    exported = '__all__ = ["Result", "__version__", "list_metrics", "load", "module_path"]\n'
+    exported = '__all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path"]\n'
     return "\n".join(
         [
             _HEAD + "\n" + str(imports),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -118,3 +119,11 @@ class ImageFeatures:
         """The first array of each item, in this shape."""
         features = np.stack([item.array(shape) for item in part])
         return cls(features, [item.content for item in part], [item.error for item in part])
+
+    @classmethod
+    def joined(cls, parts: Iterable[ImageFeatures]) -> ImageFeatures:
+        """Parts, at least one, as one."""
+        features, keys, errors = zip(
+            *((part.features, part.keys, part.errors) for part in parts), strict=True
+        )
+        return cls(np.concatenate(features), list(chain(*keys)), list(chain(*errors)))

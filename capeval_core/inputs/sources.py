@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
@@ -226,6 +226,25 @@ class InRgb(Source[Image.Image]):
             return image.convert("RGB")
         except ValueError as error:  # e.g. no way from the mode La to RGB
             raise Refused(f"cannot convert {self.name} ({image.mode}) to RGB: {error}") from None
+
+
+@dataclass(eq=False, slots=True)
+class Changed(Source[Image.Image]):
+    """An image that is changed when it is decoded; `how` names the change in its key."""
+
+    source: Source[Image.Image]
+    how: str
+    change: Callable[[Image.Image], Image.Image]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def compute_key(self) -> str:
+        return f"{self.how}-{self.source.key}"
+
+    def decode(self, reduced: bool = False) -> Image.Image:
+        return self.change(self.source.decode())
 
 
 @dataclass(eq=False, slots=True)

@@ -172,20 +172,32 @@ def check_references(
 
 
 def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """The union of corpora as multisets, whose documents are texts or lists of texts.
+    """The union of corpora as multisets, whose documents are texts, or lists of texts and visuals.
 
     A document counts as often as in the corpus where it is most frequent. So references that systems share
-    count once, the order of systems has no effect, and neither has a copy of a system.
+    count once, the order of systems has no effect, and neither has a copy of a system. Visuals of one content
+    are equal.
 
     >>> united([["a dog", "a dog", ["x", "y"]], [["x", "y"], "a dog", "a cat"]])
     ['a dog', 'a dog', ['x', 'y'], 'a cat']
     """
     if len(corpora) == 1:
         return corpora[0]
-    union: Counter[str | tuple[str, ...]] = Counter()
+    union: Counter[Any] = Counter()
+    of_key: dict[Any, Any] = {}
     for documents in corpora:
-        union |= Counter(text if isinstance(text, str) else tuple(text) for text in documents)
-    return [text if isinstance(text, str) else list(text) for text in union.elements()]
+        keys = [text if isinstance(text, str) else tuple(map(_key_of, text)) for text in documents]
+        of_key |= zip(keys, documents, strict=True)
+        union |= Counter(keys)
+    return [of_key[key] for key in union.elements()]
+
+
+def _key_of(part: Any) -> Any:
+    """What equal parts of a document share: a text itself, a visual's content, or its name if it is broken."""
+    try:
+        return part if isinstance(part, str) else (part.key,)
+    except ValueError:
+        return (part.name,)
 
 
 def corpus_texts(texts: Any) -> list[str]:

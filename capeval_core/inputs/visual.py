@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ from capeval_core.errors import Problems
 from capeval_core.inputs.arrays import source_of_array, source_of_tensor
 from capeval_core.inputs.decoding import ImageError, Refused, quoted
 from capeval_core.inputs.sequences import is_tensor, shape_of
-from capeval_core.inputs.sources import FromPIL, InMemory, Loaded, OnDisk, Source, Texts
+from capeval_core.inputs.sources import Changed, FromPIL, InMemory, Loaded, OnDisk, Source, Texts
 from capeval_core.values import described
 
 __all__ = [
@@ -235,6 +235,16 @@ class InputImage(InputVisual[Image.Image]):
     __slots__ = ()
     medium = "image"
     source_of = staticmethod(image_source)
+
+    def changed(self, how: str, change: Callable[[Image.Image], Image.Image]) -> InputImage:
+        """Another view of the image, such as a crop; `how` tells its key from those of other changes.
+
+        >>> tall = InputImage.of(Image.new("L", (4, 6)))
+        >>> top = tall.changed("top", lambda image: image.crop((0, 0, 4, 4)))
+        >>> top.load().size, top.key == f"top-{tall.key}"
+        ((4, 4), True)
+        """
+        return InputImage(self.where, Changed(self.source, how, change))
 
 
 class InputReferences(InputVisual[Any]):

@@ -304,6 +304,19 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         problems.raise_if_any()
 
 
+def module(name: str, config_name: str | None = None, **keywords: Any) -> MetricModule:
+    """The `evaluate` module of any metric, of another package's too; arguments are `MetricModule`'s.
+
+    >>> from capeval_core.demo import demo_set
+    >>> item = demo_set()[0]
+    >>> pacs = module("pacs", weights="tiny")
+    >>> pacs.compute(predictions=[item.good], images=[item.image])
+    {'pac_s': ...}
+    """
+    metric_class(name)
+    return type(name, (MetricModule,), {"metric_name": name})(config_name, **keywords)  # type: ignore[no-any-return]
+
+
 def _has_no_rows(value: Any) -> bool:
     if isinstance(value, (str, bytes, Mapping)):
         return False

@@ -52,14 +52,15 @@ def _example(metric: type[CaptionMetric]) -> list[str]:
         "references": "item.references",
     }
     of_package = metric.__module__.startswith("capeval_core.")
-    path = f'capeval_core.module_path("{metric.name}")' if of_package else f'"metrics/{metric.name}"'
+    path = f'evaluate.load(capeval_core.module_path("{metric.name}")'
+    path = path if of_package else f'capeval_core.module("{metric.name}"'
     configuration = "" if metric.variant is None else f', "{metric.variant}"'
     weights = "" if metric.tiny is None else ', weights="tiny"'
     inputs = [f"{name}=[{values[name]} for item in items]" for name in described.inputs if name in values]
     return [
         ">>> import capeval_core, capeval_core.demo, evaluate",
         ">>> items = capeval_core.demo.demo_set()",
-        f">>> metric = evaluate.load({path}{configuration}{weights})",
+        f">>> metric = {path}{configuration}{weights})",
         ">>> metric.compute(",
         *(f"...     {line}," for line in inputs),
         "... )",

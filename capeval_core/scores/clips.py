@@ -42,6 +42,7 @@ class ClipS(PacS):
     paper = _PAPER
     bibtex = _BIBTEX
     range = (0.0, 2.5)
+    PROMPT = "A photo depicts "
     default_weights = CLIP_B32
     published = ()  # the tables at hand do not say with which w and prompt CLIP-S was computed
     Options = ClipsOptions
@@ -57,6 +58,7 @@ class RefClipS(RefPacS):
     summary = "Harmonic mean of CLIP-S and the cosine of the caption with its nearest reference."
     paper = _PAPER
     bibtex = _BIBTEX
+    PROMPT = ClipS.PROMPT
     range = (0.0, 10 / 7)  # w = 2.5 and cosines of 1: 2 * 2.5 * 1 / (2.5 + 1)
     default_weights = CLIP_B32
     published = ()  # the tables at hand do not say with which w and prompt CLIP-S was computed

@@ -7,7 +7,7 @@ Captioning Evaluation, CVPR 2023, https://arxiv.org/abs/2303.12112
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -16,20 +16,24 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
 from capeval_core.result import Published, Values
-from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.rows import column, common_columns, nullable, row_schema
 from capeval_core.weights.catalogue import PACS_B32, PROMPT
 
 if TYPE_CHECKING:
     from capeval_core.encoders.clip import ClipEncoder
+    from capeval_core.encoders.encoding import ImageFeatures
+    from capeval_core.encoders.texts import TextFeatures
     from capeval_core.encoders.tokenizers import ClipTokenizer
 
 Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
 
 
 def pac_score(cosine: Doubles, w: float = 2.0) -> Doubles:
@@ -60,7 +64,7 @@ class PacOptions(CommonOptions):
     w: float = option(2.0, "scale of the score, w of eq. 1", sign="w", minimum=0)
     prompt: str | None = option(
         None,
-        f"put before captions and references; None: the weights' own, else {PROMPT!r}",
+        "put before captions and references; None: the weights' own, else the paper's",
         sign="prompt",
         encodes=True,
     )
@@ -102,6 +106,8 @@ class PacS(CaptionMetric):
   year      = {2023}
 }"""
     range = (0.0, 2.0)
+    PROMPT: ClassVar[str] = PROMPT
+    """Put before captions and references where neither option nor weights state another."""
     default_weights = PACS_B32
     network = "clip"
     tiny = "pacs"
@@ -142,27 +148,46 @@ class PacS(CaptionMetric):
             folder, device=self.options.device, dtype=self.options.dtype
         )
         if self.options.prompt is None:
-            prompt = folder.config.get("constants", {}).get("prompt", PROMPT)
+            prompt = folder.config.get("constants", {}).get("prompt", self.PROMPT)
             self.options = dataclasses.replace(self.options, prompt=prompt)
         _check_prompt(str(self.options.prompt), self.encoder.tokenizer)
         fingerprint = self.encoder.fingerprint
         return {"weights": Model(folder.label(fingerprint), fingerprint)}
 
+    @property
+    def run(self) -> dict[str, Any]:
+        """Keywords of the encoder: the cache, and the size of a batch."""
+        return {"cache": self.cache, "batch_size": self.options.batch_size}
+
+    def text_features(self, texts: Sequence[str]) -> TextFeatures:
+        """Features (n, d) of texts behind the prompt."""
+        return self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **self.run)
+
+    def image_features(self, images: Sequence[InputImage]) -> Iterator[ImageFeatures]:
+        """Features (n, ...) of images, in order, some at a time: what `columns` takes of them."""
+        more = {"decoders": self.options.decoders, "resize": self.options.resize}
+        return self.encoder.encode_images(images, **self.run, **more)
+
+    def columns(self, images: Floats, captions: Floats) -> dict[str, Any]:
+        """The metric's columns of n captions (n, d) beside their images (n, ...), NaN where an image failed.
+
+        Columns of references come from `encode`.
+        """
+        return {"cosine": nullable(paired_cosine(images, captions))}
+
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        run: dict[str, Any] = {"cache": self.cache, "batch_size": self.options.batch_size}
         references = batch.references if self.needs_references else None
         counts = np.array([len(row) for row in references or [[]] * len(batch)], dtype=np.int64)
         ends = len(batch) + np.cumsum(counts)
         texts = batch.captions + [text for row in references or [] for text in row]
-        text_features = self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **run)
+        text_features = self.text_features(texts)
         truncated = np.array(text_features.truncated)
         start = 0
-        run |= {"decoders": self.options.decoders, "resize": self.options.resize}
-        for images in self.encoder.encode_images(batch.images, **run):
+        for images in self.image_features(batch.images):
             part = slice(start, start + len(images.keys))
             of_references = slice(ends[start] - counts[start], ends[part.stop - 1])
             captions = text_features.features[part]
-            columns: dict[str, Any] = {"cosine": _nullable(paired_cosine(images.features, captions))}
+            columns = self.columns(images.features, captions)
             if references is not None:
                 cosines = grouped_cosine(captions, text_features.features[of_references], counts[part])
                 offsets = np.concatenate([[0], np.cumsum(counts[part])]).astype(np.int32)
@@ -239,7 +264,3 @@ def _check_prompt(prompt: str, tokenizer: ClipTokenizer) -> None:
         found = f"all {tokenizer.context_length} token ids that the text encoder reads"
         fix = "it leaves no room for a caption, shorten it"
         raise wrong_option("prompt", shown, found, fix, verb="fills")
-
-
-def _nullable(values: NDArray[np.float32]) -> pa.Array:
-    return pa.array(values, mask=np.isnan(values))

@@ -157,9 +157,6 @@ class VideoPacS(CaptionMetric):
         """
         return self._table(self.encoder.tokenizer.encode(corpus_texts(texts)).ids)
 
-    def corpus(self, samples: Samples) -> list[str]:
-        return list(samples.captions)
-
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         from capeval_core.scores.video_rows import reference_columns, video_columns
 
@@ -289,9 +286,6 @@ class VideoRefPacS(VideoPacS):
             "reference_cosines", pa.list_(pa.float32()), "cosine of the end tokens of caption and reference"
         ),
     )
-
-    def corpus(self, samples: Samples) -> list[str]:
-        return [text for row in samples.references or [] for text in row]
 
     def documents(self, rows: pa.Table) -> pa.Array:
         """Token ids of the corpus that rows are: those of references, as often as they occur."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from capeval_core.scores.vilbert_rows import EncodedRow
 
 Doubles = NDArray[np.float64]
-Self = TypeVar("Self", bound="VilbertScore")
 
 TEXTS_AT_ONCE = 4 * CAPTIONS_AT_ONCE
 """Captions and references whose token features are held together, which bounds memory."""
@@ -86,6 +85,10 @@ class VilbertOptions(CorpusOptions, RegionOptions):
         sign="idf",
         encodes=True,
     )
+
+    @property
+    def lacks_statistics(self) -> bool:
+        return self.idf is not None and self.statistics is None
 
 
 class VilbertScore(RegionMetric):
@@ -158,11 +161,6 @@ class VilbertScore(RegionMetric):
         super().check_options(options)
         TokenIdf.check_option(options, "make them by prepare(references), or give a TokenIdf of token ids")
 
-    @classmethod
-    def check_prepared(cls, options: CommonOptions) -> None:
-        if isinstance(options, VilbertOptions) and options.idf is not None:
-            super().check_prepared(options)
-
     def open_models(self) -> dict[str, Model]:
         from capeval_core.encoders.vilbert import block_of
 
@@ -186,12 +184,6 @@ class VilbertScore(RegionMetric):
         texts: strings, or lists of them, as references are.
         """
         return TokenIdf.of_documents(self.encoder.tokenizer.whole(corpus_texts(texts)))
-
-    def corpus(self, samples: Samples) -> list[str]:
-        return [text for row in samples.references or [] for text in row]
-
-    def prepared(self: Self, samples: Samples, *others: Samples) -> Self:
-        return self if self.options.idf is None else super().prepared(samples, *others)
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         from capeval_core.scores.vilbert_rows import Matcher

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 PROMPT = "A photo depicts "
-"""Put before every caption and reference by PAC-S and CLIP-S."""
+"""Put before every caption and reference by PAC-S."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 MASK_MEAN, MASK_STD = 0.5, 0.26
@@ -326,6 +326,25 @@ WEIGHTS: tuple[WeightsEntry, ...] = (
     FASTER_RCNN_VG,
     X152_VG,
 )
+
+
+_OF_OTHERS: Mapping[str, tuple[WeightsEntry, ...]] = {
+    "hices": ALPHA_CLIP,
+    "refhices": ALPHA_CLIP,
+    "eco": (*BLIP2, *ECO_MEMBERS.values()),
+    FASTER_RCNN: (FASTER_RCNN_VG,),
+    X152: (X152_VG,),
+}
+
+
+def weights_of(metric: str) -> Sequence[WeightsEntry]:
+    """The entries that a metric, or a network in `capeval convert`, can use; all, where none is known of it.
+
+    >>> weights_of("clips")[0].repository
+    'timm/vit_base_patch32_clip_224.openai'
+    """
+    own = tuple(entry for entry in WEIGHTS if metric in entry.metrics)
+    return own or _OF_OTHERS.get(metric, WEIGHTS)
 
 
 def entry_known_as(name: str, original: str | None) -> WeightsEntry | None:

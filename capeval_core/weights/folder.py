@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from capeval_core.errors import InputError, Piece, Problem, Setting, wrong_option
 from capeval_core.values import expanded_path
-from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry, entry_known_as, entry_of
+from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, entry_of, weights_of
 from capeval_core.weights.hub import download
 from capeval_core.writing import write_whole
 
@@ -177,12 +177,14 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         return _read(TINY / tiny, "tiny", None)
     if name and expanded_path(name).is_dir():
         path = expanded_path(name)
-        return _read(path, path.resolve().name, None)
+        return _read(path, path.resolve().name, None, metric)
     if Path(name).is_file():
         fix = f"convert it with `capeval convert {metric} {name} --out FOLDER` and pass the folder"
         raise wrong_option("weights", name, "a file", fix, kind=WeightsError)
     if not _may_be_on_the_hub(name):
-        found = "neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'" + _did_you_mean(name)
+        found = "neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'" + _did_you_mean(
+            name, metric
+        )
         raise wrong_option("weights", name, found, kind=WeightsError)
     path = download(
         name,
@@ -192,7 +194,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         lambda path: [OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS],
         error=lambda repository, reason: _unavailable(name, repository, metric, reason),
     )
-    return _read(path, name.partition("@")[0], path.name)
+    return _read(path, name.partition("@")[0], path.name, metric)
 
 
 def open_unless_on_the_hub(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> None:
@@ -206,11 +208,19 @@ def _may_be_on_the_hub(name: str) -> bool:
     return bool(_HUB_ID.fullmatch(name)) and not name.startswith((".", "~"))
 
 
-def _did_you_mean(name: str) -> str:
+def _did_you_mean(name: str, metric: str) -> str:
+    """The nearest of the metric's weights, by folder or by the name of the model, such as `ViT-B/32`."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"patch|[^a-z0-9]", "", re.sub("(b)ase|(l)arge", r"\1\2", text.lower()))
+
     listed = {"tiny": "tiny"}
-    for entry in WEIGHTS:
-        listed |= dict.fromkeys((entry.repository.lower(), entry.folder.lower()), entry.repository)
-    close = difflib.get_close_matches(name.lower(), listed, n=1)
+    for entry in weights_of(metric):
+        for known in (plain(entry.folder), plain(entry.title)):
+            listed.setdefault(known, entry.repository)
+    whole, last = plain(name), plain(name.rpartition("/")[2])
+    close = [known for text in (whole, last) for known in listed if len(text) > 3 and text in known]
+    close += difflib.get_close_matches(last, listed, n=1)
     return f": did you mean {listed[close[0]]!r}?" if close else ""
 
 
@@ -219,7 +229,7 @@ def _unavailable(name: str, repository: str, metric: str, reason: str | None) ->
         why = "neither a folder nor a Hub id (org/name[@revision])"
         return wrong_option("weights", name, why, kind=WeightsError)
     entry = entry_of(repository)
-    hint = "" if entry else _did_you_mean(repository)
+    hint = "" if entry else _did_you_mean(repository, metric)
     ways: list[Piece] = []
     if entry:
         ways += [entry.how_to_convert(metric) + "and ", Setting("weights", entry.folder, "pass "), ".\n"]
@@ -229,7 +239,7 @@ def _unavailable(name: str, repository: str, metric: str, reason: str | None) ->
     return WeightsError(Problem("", None, found, tuple(ways), verb=""))
 
 
-def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
+def _read(path: Path, name: str, revision: str | None, metric: str = "") -> WeightsFolder:
     with naming_weights(name):
         if (path / OPEN_CLIP_CONFIG).exists():
             config, tensor_file = read_config(path / OPEN_CLIP_CONFIG), path / OPEN_CLIP_TENSORS
@@ -238,7 +248,7 @@ def _read(path: Path, name: str, revision: str | None) -> WeightsFolder:
             if config.get("format") != 1 and config.get("model_type") not in _TRANSFORMERS:
                 raise WeightsError(
                     f'{CONFIG} is not one of ours (it lacks "format": 1): pass a folder made by `capeval '
-                    "convert`, or an open_clip repository"
+                    f"convert`, or an open_clip repository{_did_you_mean(name, metric)}"
                 )
         else:
             files = sorted(file.name for file in path.iterdir())[:5] if path.is_dir() else []

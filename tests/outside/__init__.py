@@ -1,8 +1,7 @@
-"""A metric in a package of its own, and its installation."""
+"""Metrics in packages of their own, and their installation."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,17 +10,23 @@ from importlib import invalidate_caches
 from pathlib import Path
 
 NAME = "colours"
-"""The metric's name."""
+"""The name of the metric that the contract test runs."""
 _SOURCE = Path(__file__).parent
 
 
 @contextmanager
-def installed(folder: Path) -> Iterator[Path]:
-    """The package, installed by pip into a folder that is on `sys.path` meanwhile."""
+def installed(folder: Path, *changes: tuple[str, str]) -> Iterator[Path]:
+    """The package, installed by pip into a folder that is on `sys.path` meanwhile.
+
+    changes: texts in its files and what stands there instead, as in another version.
+    """
     source, target = folder / "source", folder / "target"
-    source.mkdir()
+    source.mkdir(parents=True)
     for name in ("pyproject.toml", "capeval_colours.py"):
-        shutil.copy(_SOURCE / name, source)
+        text = (_SOURCE / name).read_text()
+        for old, new in changes:
+            text = text.replace(old, new)
+        (source / name).write_text(text)
     command = [
         sys.executable,
         "-m",
@@ -33,6 +38,7 @@ def installed(folder: Path) -> Iterator[Path]:
         target,
     ]
     subprocess.run([*command, source], check=True, capture_output=True)
+    sys.modules.pop("capeval_colours", None)
     with on_path(target):
         yield target
     sys.modules.pop("capeval_colours", None)

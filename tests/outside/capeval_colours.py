@@ -10,7 +10,7 @@ import pyarrow as pa
 from capeval_core.inputs.decoding import ImageError
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.visual import InputImage
-from capeval_core.metric import CaptionMetric, Model, Values
+from capeval_core.metric import CaptionMetric, Values
 from capeval_core.rows import column, common_columns, row_schema
 
 COLOURS = {
@@ -22,7 +22,6 @@ COLOURS = {
     "sea": (30, 90, 160),
 }
 AT_ONCE = 64
-VERSION = "1.2"
 
 
 class ColourS(CaptionMetric):
@@ -37,9 +36,6 @@ class ColourS(CaptionMetric):
     ROW = row_schema(
         column("likeness", pa.float32(), "cosine of mean colour and colour word, null if failed")
     )
-
-    def open_models(self) -> dict[str, Model]:
-        return {"package": Model(f"capeval-colours@{VERSION}", VERSION)}  # rows of other versions are refused
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for start in range(0, len(batch), AT_ONCE):

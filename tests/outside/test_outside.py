@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import capeval_core
 from capeval_core.cli import main
 from capeval_core.demo import demo_set
+from capeval_core.integrations.shards import score_shard
 from capeval_core.registry import METRICS, list_metrics, metric_classes
 from tests.outside import NAME, installed
 
@@ -41,6 +43,30 @@ def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) 
         capeval_core.load(NAME, weights="tiny")
     with pytest.raises(TypeError, match="colours has no option 'w'"):
         capeval_core.load(NAME, w=2)
+
+
+def test_rows_and_scores_of_another_version_are_not_reused(
+    outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "capeval_colours", raising=False)
+    item = demo_set()[0]
+    given: Any = (["a red dog"], [item.image])
+    first = capeval_core.load(NAME).score(*given, rows=tmp_path / "rows")
+    shard = tmp_path / "shard.jsonl"
+    shard.write_text(json.dumps({"uid": "a", "caption": "a red dog", "image": str(item.image)}))
+    score_shard(shard, tmp_path / "scores.parquet", NAME)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(outside)])
+    with installed(tmp_path / "new", ('"1.2"', '"1.3"'), ("(216, 38, 38)", "(38, 216, 38)")):
+        metric = capeval_core.load(NAME)
+        package = "package: 'capeval-colours@1.2' there, 'capeval-colours@1.3' now"
+        with pytest.raises(ValueError, match=f"rows of other settings.*{package}"):
+            metric.score(*given, rows=tmp_path / "rows")
+        with pytest.raises(ValueError, match=r"holds other scores.*signature"):
+            score_shard(shard, tmp_path / "scores.parquet", NAME)
+        result = metric.score(*given)
+        assert result.scores != first.scores and "|package:capeval-colours@1.3|" in result.signature
+        with pytest.raises(ValueError, match="signature"):
+            result.compare(first)
 
 
 def test_the_command_line_knows_it(outside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import check_samples
+from capeval_core.registry import metric_class
 from capeval_core.scores.pac import pac_score, ref_pac_score
+from capeval_core.weights.catalogue import ALPHA_L14, CLIP_B32, PACS_B32
 from capeval_core.weights.folder import WeightsError
 from tests.seeded import write_config
 
@@ -146,6 +148,40 @@ def test_unknown_weights_are_an_error_and_no_fallback(monkeypatch: pytest.Monkey
     for weights in ("tinny", "Tiny", "pacs-clip-vit-b-32"):
         with pytest.raises(WeightsError, match="did you mean"):
             capeval_core.load("pacs", weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("metric", "names", "repository"),
+    [
+        ("clips", ("ViT-B-32", "ViT-B/32", "openai/clip-vit-base-patch32"), CLIP_B32.repository),
+        ("refclips", ("ViT-L/14", "openai/clip-vit-large-patch14"), "timm/vit_large_patch14_clip_224.openai"),
+        ("clips", ("RN50",), "timm/resnet50_clip.openai"),
+        ("pacs", ("ViT-B-32", "ViT-B/32", "openai/clip-vit-base-patch32"), PACS_B32.repository),
+        ("hices", ("ViT-L/14", "openai/clip-vit-large-patch14"), ALPHA_L14.repository),
+    ],
+)
+def test_names_of_the_field_lead_to_the_weights_of_the_metric(
+    metric: str, names: tuple[str, ...], repository: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in names:
+        with pytest.raises(WeightsError, match=re.escape(f"did you mean {repository!r}?")):
+            capeval_core.load(metric, weights=name)
+
+
+def test_each_paper_has_its_own_prompt(
+    seeded_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(seeded_weights, tmp_path / "weights"))
+    config = json.loads((folder / "config.json").read_text())
+    del config["constants"]
+    write_config(folder, config)
+    metrics = ("pacs", "refpacs", "clips", "refclips")
+    assert {load(name, str(folder)).options.prompt for name in metrics} == {"A photo depicts "}
+    for name, other in (("pacs", "clips"), ("clips", "pacs")):
+        monkeypatch.setattr(metric_class(name), "PROMPT", f"by {name}: ")
+        assert load(name, str(folder)).options.prompt == f"by {name}: "
+        assert load(other, str(folder)).options.prompt != f"by {name}: "
 
 
 @pytest.mark.parametrize(("name", "free"), [("refpacs", "pac_s"), ("refclips", "clip_s")])

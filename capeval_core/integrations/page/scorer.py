@@ -17,6 +17,7 @@ from capeval_core.integrations.page.words import words_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusOptions
 from capeval_core.registry import load, metric_class
+from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 from capeval_core.weights.folder import TINY, open_weights
 
@@ -78,6 +79,8 @@ class Scorer:
         self, name: str, weights: str | os.PathLike[str] | None = None, media: str | None = None
     ) -> None:
         self.metric = metric_class(name, media)
+        if self.metric.relative is not None and not issubclass(self.metric, Reranker):
+            raise ValueError(f"{name} has no page, which scores single captions: {self.metric.relative}")
         self.medium = MEDIA[self.metric.media[0]] if self.metric.media else None
         if weights is not None:
             self.metric.check_options(self.metric.Options(weights=weights))
@@ -137,10 +140,8 @@ class Scorer:
     def _open(self, weights: str, options: Mapping[str, Any]) -> tuple[CaptionMetric, Marks]:
         key = (weights, *sorted(options.items()))
         if key not in self._opened:
-            chosen = None if weights == NO_WEIGHTS else weights
-            metric = load(
-                self.metric.name, media=self.metric.variant, weights=chosen, evidence=True, **options
-            )
+            chosen = {} if weights == NO_WEIGHTS else {"weights": weights}
+            metric = load(self.metric.name, media=self.metric.variant, evidence=True, **chosen, **options)
             metric = metric.prepared(demo_samples(metric))  # one caption is no corpus
             self._opened[key] = metric, marks_of(metric)
         return self._opened[key]

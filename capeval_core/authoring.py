@@ -1,0 +1,47 @@
+"""The stable names for a metric in a package of its own: what a release changes here, the CHANGELOG says.
+
+`greedy_match`, `ClipEncoder` and `ImageFeatures` bring torch, which takes seconds: use them as attributes of
+this module (`authoring.greedy_match(...)`), then listing metrics stays fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from capeval_core.inputs.samples import Samples, windows
+from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
+from capeval_core.metric import CaptionMetric, Model
+from capeval_core.options import CorpusOptions, CorpusStatistics, Options, option
+from capeval_core.ragged import Ragged
+from capeval_core.result import Result, Values
+from capeval_core.rows import column, common_columns, lists, nullable, row_schema
+from capeval_core.scores.clips import ClipS, ClipsOptions, RefClipS
+from capeval_core.scores.idf import TokenIdf
+from capeval_core.scores.pac import PacOptions, PacS, RefPacS
+from capeval_core.weights.catalogue import WeightsEntry
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.clip import ClipEncoder
+    from capeval_core.encoders.encoding import ImageFeatures
+    from capeval_core.matching.greedy import greedy_match
+
+__all__ = [
+    "CaptionMetric", "ClipEncoder", "ClipS", "ClipsOptions", "CorpusOptions", "CorpusStatistics",
+    "ImageError", "ImageFeatures", "InputImage", "Model", "Options", "PacOptions", "PacS", "Ragged",
+    "RefClipS", "RefPacS", "Result", "Samples", "TokenIdf", "Values", "WeightsEntry", "column",
+    "common_columns", "greedy_match", "grouped_cosine", "harmonic_mean", "lists", "nullable", "option",
+    "paired_cosine", "row_schema", "unit", "windows",
+]  # fmt: skip
+_WITH_TORCH = {
+    "ClipEncoder": "capeval_core.encoders.clip",
+    "ImageFeatures": "capeval_core.encoders.encoding",
+    "greedy_match": "capeval_core.matching.greedy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WITH_TORCH[name]), name)
