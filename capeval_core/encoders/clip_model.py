@@ -98,12 +98,10 @@ def empty_clip(config: dict[str, Any], *, mask_channel: bool = False) -> Clip:
 
 def add_mask_channel(visual: nn.Module) -> None:
     """Give an image tower, a ViT, the patch embedding of masks."""
-    if not isinstance(visual, VisionTransformer):
+    if isinstance(visual, ResNet):
         raise WeightsError("the image tower is a ResNet, but only a ViT can have a mask channel")
-    of_images = visual.conv1
-    visual.conv1_alpha = nn.Conv2d(
-        1, of_images.out_channels, of_images.kernel_size, of_images.stride, bias=False
-    )
+    width, _, patch, _ = visual.conv1.weight.shape
+    visual.conv1_alpha = nn.Conv2d(1, width, patch, patch, bias=False)
 
 
 def check_architecture(architecture: dict[str, Any], vision_keys: set[str] = VISION_KEYS) -> None:

@@ -52,7 +52,7 @@ class Transformer(nn.Module):
 
     def __init__(self, layers: int, width: int, heads: int, mlp_ratio: float, activation: str) -> None:
         super().__init__()
-        self.resblocks = nn.ModuleList(Block(width, heads, mlp_ratio, activation) for _ in range(layers))
+        self.resblocks: Any = nn.ModuleList(Block(width, heads, mlp_ratio, activation) for _ in range(layers))
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         """(n, length, width) states; `attn_mask` (length, length) is added to the logits of attention."""
@@ -194,7 +194,7 @@ class Clip(nn.Module):
         self.visual: Any = visual
         self.context_length = context_length
         self.transformer = Transformer(layers, width, heads, mlp_ratio, activation)
-        self.token_embedding = nn.Embedding.from_pretrained(torch.empty(vocab_size, width))
+        self.token_embedding = nn.Embedding(vocab_size, width, _weight=torch.empty(vocab_size, width))
         self.positional_embedding = nn.Parameter(torch.empty(context_length, width))
         self.ln_final = LayerNorm(width)
         self.text_projection = nn.Parameter(torch.empty(width, embed_dim))

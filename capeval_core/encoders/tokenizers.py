@@ -19,7 +19,7 @@ Ids = tuple[int, ...]
 PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 _CLIP_START, _CLIP_END = "<|startoftext|>", "<|endoftext|>"
 _MERGES = 48_894
-"""So many of the merges in open_clip's file are CLIP's; the vocabulary has 2 x 256 bytes and 2 markers more."""
+"""Merges that CLIP reads of open_clip's file; its vocabulary also has each byte twice and two markers."""
 _WORDS = regex.compile(
     rf"{regex.escape(_CLIP_START)}|{regex.escape(_CLIP_END)}"
     r"|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
@@ -106,12 +106,12 @@ def _characters() -> list[str]:
 
 @cache
 def _bpe() -> Any:
-    from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
-    (package,) = find_spec("open_clip").submodule_search_locations  # found, not imported, which takes seconds
-    lines = gzip.decompress((Path(package) / "bpe_simple_vocab_16e6.txt.gz").read_bytes()).decode()
-    merges = [tuple(line.split()) for line in lines.split("\n")[1 : _MERGES + 1]]
+    package: Any = find_spec("open_clip")  # found, not imported, which takes seconds
+    vocabulary = Path(package.origin).with_name("bpe_simple_vocab_16e6.txt.gz")
+    lines = gzip.decompress(vocabulary.read_bytes()).decode().split("\n")[1 : _MERGES + 1]
+    merges = [(first, second) for first, second in map(str.split, lines)]
     singles = sorted(_characters())
     pieces = [*singles, *(f"{one}</w>" for one in singles), *map("".join, merges), _CLIP_START, _CLIP_END]
     return BPE({piece: index for index, piece in enumerate(pieces)}, merges, end_of_word_suffix="</w>")

@@ -46,8 +46,7 @@ def lessons() -> RegionLessons:
 
 
 def words(ids: np.ndarray, length: int) -> str:
-    decoder = ClipTokenizer()._bpe.decoder
-    return "".join(decoder[int(each)] for each in ids[1 : length - 1]).replace("</w>", " ").strip()
+    return " ".join(ClipTokenizer().pieces(ids[1 : length - 1].tolist()))
 
 
 def test_the_shipped_model_reads_regions_of_new_seeds(tiny: AlphaClipEncoder) -> None:
