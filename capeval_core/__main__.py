@@ -13,7 +13,7 @@ def run() -> int:
     """Run the command of the process's arguments; Ctrl-C ends it before and after the command, too."""
     leave_at_once()
     if sys.stderr is None:  # closed, `2>&-`: messages and bars go nowhere, scores are printed
-        sys.stderr = Path(os.devnull).open("w")
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     from capeval_core.cli import main  # now, as Ctrl-C may come while it is imported
 
     try:
