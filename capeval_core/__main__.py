@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from capeval_core.commands.interrupts import INTERRUPTED, leave_at_once
 
@@ -11,6 +12,8 @@ from capeval_core.commands.interrupts import INTERRUPTED, leave_at_once
 def run() -> int:
     """Run the command of the process's arguments; Ctrl-C ends it before and after the command, too."""
     leave_at_once()
+    if sys.stderr is None:  # closed, `2>&-`: messages and bars go nowhere, scores are printed
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     from capeval_core.cli import main  # now, as Ctrl-C may come while it is imported
 
     try:

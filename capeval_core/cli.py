@@ -10,7 +10,7 @@ from importlib import import_module
 
 from capeval_core._version import __version__
 from capeval_core.commands.interrupts import INTERRUPTED, watched
-from capeval_core.commands.terminal import Parser, complain, table
+from capeval_core.commands.terminal import Parser, announce, complain, table
 from capeval_core.errors import did_you_mean
 
 COMMANDS: dict[str, str] = {
@@ -100,6 +100,8 @@ def _run(arguments: list[str]) -> int:
             parser.error(f"the command comes first: one of {', '.join(COMMANDS)}")
         if name not in COMMANDS:
             parser.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS)} ({', '.join(COMMANDS)})")
+        if (rest or name == "demo") and name != "list" and not {"-h", "--help"} & set(rest):
+            announce("loading ...")  # imports may take seconds
         status: int = import_module(f"capeval_core.commands.{name}").run(rest)
         return status
     except SystemExit as stop:  # argparse's own way out: help, version, wrong arguments

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from importlib.util import find_spec
 
 from capeval_core.commands.arguments import in_words_of_the_user
 from capeval_core.commands.interrupts import CURRENT
 from capeval_core.commands.terminal import Parser
+from capeval_core.options import Settings
 from capeval_core.project import install_command
 from capeval_core.registry import list_metrics, metric_class
 from capeval_core.weights.folder import open_unless_on_the_hub
@@ -20,24 +22,44 @@ def run(arguments: list[str]) -> int:
         description="Serve a page on this machine: drop an image, type a caption, see its score.",
     )
     parser.add_argument("metric", metavar="METRIC", help=f"one of {', '.join(list_metrics())}")
+    parser.add_argument("--media", metavar="MEDIUM", help="what captions are about at first: image or video")
     parser.add_argument(
         "--weights", help="chosen at first: Hub repository id, folder, or `tiny` (default: the metric's own)"
     )
     parser.add_argument("--port", type=int, metavar="N", help="default: the first free one from 7860 on")
+    parser.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="that the page is served at; 0.0.0.0: to other machines, too (default: %(default)s)",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="open no browser")
     flags = parser.read(arguments)
-    metric = metric_class(flags.metric)
+    with in_words_of_the_user(Settings):
+        metric = metric_class(flags.metric, flags.media)
     if flags.port is not None and flags.port not in PORTS:
         parser.error(f"--port {flags.port}: expected a number from 1 to {PORTS[-1]}")
-    if flags.weights is not None and metric.tiny is not None:
-        with in_words_of_the_user(metric.Options):
-            open_unless_on_the_hub(flags.weights, metric=metric.name, tiny=metric.tiny)
+    try:
+        socket.create_server((flags.host, 0)).close()
+    except OSError:
+        parser.error(f"--host {flags.host}: expected an address of this machine")
     if find_spec("gradio") is None:
         raise ValueError(f"the page needs gradio: {install_command('page')}")
-    from capeval_core.integrations import page
+    with in_words_of_the_user(metric.Options):
+        if flags.weights is not None and metric.tiny is not None:
+            open_unless_on_the_hub(flags.weights, metric=metric.name, tiny=metric.tiny)
+        from capeval_core.integrations import page
 
-    demo = page.build(flags.metric, flags.weights)
+        demo = page.build(metric.name, flags.weights, media=flags.media)
     try:
-        page.launch(demo, server_port=flags.port, quiet=True, prevent_thread_lock=True)
+        page.launch(
+            demo,
+            server_name=flags.host,
+            server_port=flags.port,
+            inbrowser=not flags.no_browser,
+            quiet=True,
+            prevent_thread_lock=True,
+        )
     except OSError as error:
         if flags.port is None or "empty port" not in str(error):
             raise

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from open_clip.model import CLIP
 from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.clip import ClipTowers
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip, mask_problems
+from capeval_core.encoders.clip_modules import Clip
 from capeval_core.encoders.cuda_blocks import run_vision_packed
 from capeval_core.encoders.encoding import Encoded, Encoding, ImageFeatures, Item, Units
 from capeval_core.encoders.preprocessing import (
@@ -89,7 +89,7 @@ class Row(NamedTuple):
 
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
-    """Alpha-CLIP on open_clip's modules: patches of the image and of a mask are embedded and added.
+    """Alpha-CLIP: patches of the image and of a mask are embedded and added.
 
     Texts are those of the CLIP that it was tuned from. Rows of a batch are pairs of image and mask, of as
     many images as it takes to fill it. In float32 a feature does not depend on what else is in the
@@ -103,11 +103,11 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     depends_on = ("architecture", "activation", "preprocessing", "mask")
     Conversion = AlphaClipConversion
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
         return build_clip(config, tensors, self.dtype, mask_channel=True)
 
     @classmethod
-    def empty(cls, config: dict[str, Any]) -> CLIP:
+    def empty(cls, config: dict[str, Any]) -> Clip:
         return empty_clip(config, mask_channel=True)
 
     @classmethod

@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from open_clip.model import CLIP
-from open_clip.transformer import VisionTransformer
 from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip
+from capeval_core.encoders.clip_modules import Clip, VisionTransformer
 from capeval_core.encoders.cuda_blocks import (
     Causal,
     Kernels,
@@ -64,7 +63,7 @@ class ClipTowers(CheckedModel):
     Texts run at their real length, equal ones once (exact, since attention is causal).
     """
 
-    model: CLIP
+    model: Clip
 
     def prepare(self) -> None:
         self.preprocessing = Preprocessing(**self.config["preprocessing"])
@@ -234,7 +233,7 @@ class ClipTowers(CheckedModel):
 
 
 class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
-    """CLIP on open_clip's modules.
+    """CLIP, with a ViT or a ResNet as its image tower.
 
     Texts run at their real length, equal ones once (exact, since attention is causal); equal images
     run once; every feature goes through a `FeatureCache`. In float32 a feature does not depend on what
@@ -247,11 +246,11 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     depends_on = ("architecture", "activation", "preprocessing")
     Conversion: ClassVar[type[Conversion]] = ClipConversion
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
         return build_clip(config, tensors, self.dtype)
 
     @classmethod
-    def empty(cls, config: dict[str, Any]) -> CLIP:
+    def empty(cls, config: dict[str, Any]) -> Clip:
         return empty_clip(config)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The configuration of a CLIP, and open_clip's modules filled strictly with checked tensors."""
+"""The configuration of a CLIP, and its modules filled strictly with checked tensors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from open_clip.model import CLIP, convert_weights_to_lp
-from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
+from capeval_core.encoders.clip_modules import Clip, ResNet, VisionTransformer
 from capeval_core.models.architecture import check_tensors, is_number, scaling_problems, shown, size_problems
 from capeval_core.models.device import DTYPES
 from capeval_core.values import expanded_path
@@ -26,25 +25,25 @@ _INTERPOLATIONS = ("bicubic", "bilinear")
 
 def build_clip(
     config: dict[str, Any], tensors: dict[str, Tensor], dtype: str, *, mask_channel: bool = False
-) -> CLIP:
-    """open_clip's CLIP with exactly these tensors, in eval mode.
+) -> Clip:
+    """A CLIP with exactly these tensors, in eval mode.
 
     With `mask_channel` its image tower, a ViT, also holds `conv1_alpha`, the patch embedding of masks.
 
     Raises:
         WeightsError: an architecture that is not plain CLIP; tensors that are missing, extra or misshaped.
     """
-    return filled(empty_clip(config, dtype, mask_channel=mask_channel), tensors, dtype)
+    return filled(empty_clip(config, mask_channel=mask_channel), tensors, dtype)
 
 
 def filled(
-    model: CLIP,
+    model: Clip,
     tensors: dict[str, Tensor],
     dtype: str,
     *,
     visual: torch.dtype | None = torch.float32,
     device: torch.device | None = None,
-) -> CLIP:
+) -> Clip:
     """A CLIP with exactly these tensors, in eval mode.
 
     Each tensor goes to the device by itself: no second copy of the model is made. `visual` is the type of the
@@ -61,14 +60,18 @@ def filled(
         for name, t in tensors.items()
     }
     model.load_state_dict(typed, strict=True, assign=True)
-    model.attn_mask = None  # causality is ours, at each text's real length
     if dtype != "float32":
-        convert_weights_to_lp(model, DTYPES[dtype])
+        for module in model.modules():
+            if isinstance(module, (nn.Conv2d, nn.Linear, nn.MultiheadAttention)):
+                module.to(DTYPES[dtype])
+        model.text_projection.data = model.text_projection.to(DTYPES[dtype])
+        if isinstance(model.visual, VisionTransformer):
+            model.visual.proj.data = model.visual.proj.to(DTYPES[dtype])
     return model.eval().requires_grad_(False)
 
 
-def empty_clip(config: dict[str, Any], dtype: str = "float32", *, mask_channel: bool = False) -> CLIP:
-    """open_clip's CLIP of a config on torch's meta device: no memory, and no numbers for what is overwritten.
+def empty_clip(config: dict[str, Any], *, mask_channel: bool = False) -> Clip:
+    """The CLIP of a config on torch's meta device: no memory, and no numbers for what is overwritten.
 
     Raises:
         WeightsError: an architecture that is not plain CLIP.
@@ -77,15 +80,15 @@ def empty_clip(config: dict[str, Any], dtype: str = "float32", *, mask_channel: 
     check_architecture(architecture)
     try:
         with torch.device("meta"):
-            model = CLIP(
-                architecture["embed_dim"],
-                architecture["vision"],
-                architecture["text"],
-                quick_gelu=config["activation"] == "quick_gelu",
-                cast_dtype=None if dtype == "float32" else DTYPES[dtype],
-            )
+            embed_dim, activation = architecture["embed_dim"], config["activation"]
+            vision, text = set_values(architecture["vision"]), set_values(architecture["text"])
+            if isinstance(vision.get("layers"), list):
+                visual: nn.Module = ResNet(embed_dim, **vision)
+            else:
+                visual = VisionTransformer(embed_dim, activation, **vision)
             if mask_channel:
-                add_mask_channel(model.visual)
+                add_mask_channel(visual)
+            model = Clip(embed_dim, visual, activation, **text)
     except WeightsError:
         raise
     except Exception as error:  # whatever its parts refuse, each in its own way
@@ -95,12 +98,10 @@ def empty_clip(config: dict[str, Any], dtype: str = "float32", *, mask_channel: 
 
 def add_mask_channel(visual: nn.Module) -> None:
     """Give an image tower, a ViT, the patch embedding of masks."""
-    if not isinstance(visual, VisionTransformer):
+    if isinstance(visual, ResNet):
         raise WeightsError("the image tower is a ResNet, but only a ViT can have a mask channel")
-    of_images = visual.conv1
-    visual.conv1_alpha = nn.Conv2d(
-        1, of_images.out_channels, of_images.kernel_size, of_images.stride, bias=False
-    )
+    width, _, patch, _ = visual.conv1.weight.shape
+    visual.conv1_alpha = nn.Conv2d(1, width, patch, patch, bias=False)
 
 
 def check_architecture(architecture: dict[str, Any], vision_keys: set[str] = VISION_KEYS) -> None:

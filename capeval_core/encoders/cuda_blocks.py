@@ -15,10 +15,10 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import torch
-from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor
 from torch.nn import functional
 
+from capeval_core.encoders.clip_modules import Block, QuickGELU, VisionTransformer
 from capeval_core.models.copies import on_device
 from capeval_core.models.device import triton_version
 from capeval_core.models.trial import kernels_agree
@@ -197,7 +197,7 @@ def run_packed(
 ) -> Tensor:
     """(rows, width) output of all blocks on packed rows x (rows, width), which are overwritten.
 
-    blocks: of open_clip, or others with the same steps under the same names.
+    blocks: CLIP's, or others with the same steps under the same names.
 
     With `chosen` rows the output is theirs alone: of the last block, the others get keys and values only.
     """
@@ -231,9 +231,7 @@ def _run_plain(
     return x
 
 
-def project(
-    block: ResidualAttentionBlock, normed: Tensor, chosen: Tensor | slice | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def project(block: Block, normed: Tensor, chosen: Tensor | slice | None) -> tuple[Tensor, Tensor, Tensor]:
     """Query, keys, values (rows, width) as views of one product; with `chosen`, the query of those rows."""
     weight, bias, width = block.attn.in_proj_weight, block.attn.in_proj_bias, normed.shape[1]
     if chosen is None:

@@ -13,19 +13,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from open_clip.model import CLIP
 from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.clip_model import filled, vocabulary_problem
+from capeval_core.encoders.clip_modules import Clip
 from capeval_core.models.device import DTYPES
 from capeval_core.weights.eva_clip import TEXT_KEYS, VISION_KEYS, EvaClipConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 _EPSILON = 1e-6
-_REPLACED_TOWER = {"layers": 1, "width": 64, "head_width": 64, "patch_size": 1, "image_size": 1}
-"""The image tower that open_clip builds beside the text tower, until EVA's takes its place."""
 
 
 class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"]):
@@ -48,11 +46,11 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
     kind = "eva_clip"
     Conversion = EvaClipConversion
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
         return build_eva_clip(config, tensors, self.dtype, self.device)
 
     @classmethod
-    def empty(cls, config: dict[str, Any]) -> CLIP:
+    def empty(cls, config: dict[str, Any]) -> Clip:
         return empty_eva_clip(config)
 
     @classmethod
@@ -182,8 +180,8 @@ class EvaTower(nn.Module):
 
 def build_eva_clip(
     config: dict[str, Any], tensors: dict[str, Tensor], dtype: str, device: torch.device
-) -> CLIP:
-    """open_clip's CLIP with EVA's image tower and exactly these tensors, in eval mode, on a device.
+) -> Clip:
+    """A CLIP with EVA's image tower and exactly these tensors, in eval mode, on a device.
 
     Where `dtype` is float32, the image tower's tensors keep the type in which they are stored.
 
@@ -191,10 +189,10 @@ def build_eva_clip(
         WeightsError: an architecture that is not EVA-CLIP's; tensors that are missing, extra or misshaped.
     """
     visual = None if dtype == "float32" else DTYPES[dtype]
-    return filled(empty_eva_clip(config, dtype), tensors, dtype, visual=visual, device=device)
+    return filled(empty_eva_clip(config), tensors, dtype, visual=visual, device=device)
 
 
-def empty_eva_clip(config: dict[str, Any], dtype: str = "float32") -> CLIP:
+def empty_eva_clip(config: dict[str, Any]) -> Clip:
     """The model of a config on torch's meta device: shapes without memory.
 
     Raises:
@@ -204,16 +202,10 @@ def empty_eva_clip(config: dict[str, Any], dtype: str = "float32") -> CLIP:
     _check_architecture(config)
     try:
         with torch.device("meta"):
-            model = CLIP(
-                architecture["embed_dim"],
-                _REPLACED_TOWER,
-                architecture["text"],
-                cast_dtype=None if dtype == "float32" else DTYPES[dtype],
-            )
-            model.visual = EvaTower(architecture["vision"], architecture["embed_dim"])
+            visual = EvaTower(architecture["vision"], architecture["embed_dim"])
+            return Clip(architecture["embed_dim"], visual, config["activation"], **architecture["text"])
     except Exception as error:  # whatever its parts refuse, each in its own way
         raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
-    return model
 
 
 def _check_architecture(config: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import torch
-from open_clip.model import CLIP
 from torch import Tensor
 
 from capeval_core.encoders.clip import ClipEncoder
@@ -17,13 +16,12 @@ from capeval_core.encoders.clip_model import (
     filled,
     set_values,
 )
+from capeval_core.encoders.clip_modules import Clip
 from capeval_core.models.device import DTYPES
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
-_TIMM_KEYS = {
-    *("timm_model_name", "timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias", "timm_drop"),
-    *("timm_drop_path", "image_size"),
-}
+_OPTIONS = {"timm_pool", "timm_proj", "timm_proj_bias", "timm_drop", "timm_drop_path", "image_size"}
+_TIMM_KEYS = {"timm_model_name", "timm_model_pretrained", *_OPTIONS}
 
 
 class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
@@ -37,13 +35,12 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
         super().__init__(config, _own_names(tensors), **more)
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
         return build_open_clip(config, tensors, self.dtype)
 
     @classmethod
-    def empty(cls, config: dict[str, Any]) -> CLIP:
-        with torch.device("meta"):
-            return _built(config)
+    def empty(cls, config: dict[str, Any]) -> Clip:
+        return _built(config, "meta")
 
     @classmethod
     def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
@@ -81,32 +78,35 @@ def is_plain(architecture: dict[str, Any]) -> bool:
     return all(set_values(architecture[tower]).keys() <= keys for tower, keys in known)
 
 
-def build_open_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> CLIP:
-    """open_clip's CLIP with exactly these tensors, in eval mode.
+def build_open_clip(config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> Clip:
+    """A CLIP with exactly these tensors, in eval mode.
 
     Raises:
         WeightsError: an architecture that is not known; tensors that are missing, extra or misshaped.
     """
     # Really built, since timm's towers may have buffers that no file holds; its random numbers are nobody's.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        model = _built(config)
+    with torch.random.fork_rng(devices=[]):
+        model = _built(config, "cpu")
     filled(model, tensors, dtype, visual=DTYPES[dtype])
     if dtype != "float32":
         model.visual.to(DTYPES[dtype])  # its buffers too
     return model
 
 
-def _built(config: dict[str, Any]) -> CLIP:
-    """open_clip's model of a config, on the device that is set."""
+def _built(config: dict[str, Any], device: str) -> Clip:
+    """The model of a config, its image tower on a device."""
+    from open_clip.timm_model import TimmModel  # which takes seconds to import
+
     architecture = config["architecture"]
     _check_architecture(architecture)
     try:
-        return CLIP(
-            architecture["embed_dim"],
-            {**architecture["vision"], "timm_model_pretrained": False},
-            architecture["text"],
-            quick_gelu=config["activation"] == "quick_gelu",
-        )
+        vision, text = architecture["vision"], set_values(architecture["text"])
+        text.pop("no_causal_mask", None)
+        options = {key.removeprefix("timm_"): vision[key] for key in _OPTIONS & vision.keys()}
+        with torch.device(device):
+            visual = TimmModel(vision["timm_model_name"], architecture["embed_dim"], **options)
+        with torch.device("meta"):
+            return Clip(architecture["embed_dim"], visual, config["activation"], **text)
     except Exception as error:  # whatever its parts refuse, each in its own way
         raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
 

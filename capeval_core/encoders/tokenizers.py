@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import gzip
+import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import regex
-from open_clip.tokenizer import SimpleTokenizer
 
 Ids = tuple[int, ...]
 
 PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 _CLIP_START, _CLIP_END = "<|startoftext|>", "<|endoftext|>"
+_MERGES = 48_894
+"""Merges that CLIP reads of open_clip's file; its vocabulary also has each byte twice and two markers."""
+_WORDS = regex.compile(
+    rf"{regex.escape(_CLIP_START)}|{regex.escape(_CLIP_END)}"
+    r"|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    regex.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +63,7 @@ class ClipTokenizer:
 
     def __init__(self, context_length: int = 77) -> None:
         self.context_length = context_length
-        self._bpe = _openai_bpe()
-        self.start: int = self._bpe.encoder[_CLIP_START]
-        self.end: int = self._bpe.encoder[_CLIP_END]
+        self.start, self.end = (_ids_of_word(marker)[0] for marker in (_CLIP_START, _CLIP_END))
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Ids of every text, in order; see `Tokens`."""
@@ -65,7 +74,7 @@ class ClipTokenizer:
         """The ids between the two markers."""
         # Printable ASCII without entities is what the repairs make of it.
         plain = text.isascii() and text.isprintable() and "&" not in text
-        words = self._bpe.pat.findall(text.lower() if plain else self._bpe.clean_fn(text))
+        words = _WORDS.findall((text if plain else _repaired(text)).lower())
         return chain.from_iterable(map(_ids_of_word, words))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -74,30 +83,46 @@ class ClipTokenizer:
         >>> ClipTokenizer().pieces((49406, 518, 1929, 49407))
         ['<|startoftext|>', 'the', 'dog', '<|endoftext|>']
         """
-        decoded = ([self._bpe.byte_decoder[c] for c in self._bpe.decoder[index]] for index in ids)
-        return [bytes(own).decode("utf-8", errors="replace").removesuffix("</w>") for own in decoded]
+        byte_of = {character: byte for byte, character in enumerate(_characters())}
+        bpe = _bpe()
+        decoded = (bytes(map(byte_of.__getitem__, bpe.id_to_token(index))) for index in ids)
+        return [own.decode("utf-8", errors="replace").removesuffix("</w>") for own in decoded]
+
+
+def _repaired(text: str) -> str:
+    import ftfy  # which takes longer to import than a plain text needs
+
+    return " ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split())
 
 
 @cache
-def _openai_bpe() -> SimpleTokenizer:
-    bpe = SimpleTokenizer()
-    # Same merges and ids as OpenAI's tokenizer, but other spellings of the two markers.
-    for ours, theirs in ((_CLIP_START, "<start_of_text>"), (_CLIP_END, "<end_of_text>")):
-        bpe.encoder[ours] = bpe.encoder.pop(theirs)
-        bpe.cache.pop(theirs)
-        bpe.cache[ours] = ours
-    bpe.decoder = {index: token for token, index in bpe.encoder.items()}
-    words = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-    markers = "|".join(regex.escape(marker) for marker in (_CLIP_START, _CLIP_END))
-    bpe.pat = regex.compile(f"{markers}|{words}", regex.IGNORECASE)
-    return bpe
+def _characters() -> list[str]:
+    """Of each byte the character that stands for it: itself where it can be printed, else one above 255."""
+    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
+    others = (byte for byte in range(256) if byte not in printed)
+    codes = {byte: byte for byte in printed} | {byte: 256 + n for n, byte in enumerate(others)}
+    return [chr(codes[byte]) for byte in range(256)]
+
+
+@cache
+def _bpe() -> Any:
+    from tokenizers.models import BPE
+
+    package: Any = find_spec("open_clip")  # found, not imported, which takes seconds
+    vocabulary = Path(package.origin).with_name("bpe_simple_vocab_16e6.txt.gz")
+    lines = gzip.decompress(vocabulary.read_bytes()).decode().split("\n")[1 : _MERGES + 1]
+    merges = [(first, second) for first, second in map(str.split, lines)]
+    singles = sorted(_characters())
+    pieces = [*singles, *(f"{one}</w>" for one in singles), *map("".join, merges), _CLIP_START, _CLIP_END]
+    return BPE({piece: index for index, piece in enumerate(pieces)}, merges, end_of_word_suffix="</w>")
 
 
 @lru_cache(maxsize=1 << 16)
 def _ids_of_word(word: str) -> Ids:
-    bpe = _openai_bpe()
-    symbols = "".join(bpe.byte_encoder[byte] for byte in word.encode())
-    return tuple(bpe.encoder[piece] for piece in bpe.bpe(symbols).split(" "))
+    if word in (_CLIP_START, _CLIP_END):
+        return (_bpe().token_to_id(word),)
+    characters = _characters()
+    return tuple(token.id for token in _bpe().tokenize("".join(characters[byte] for byte in word.encode())))
 
 
 class WordPiece:

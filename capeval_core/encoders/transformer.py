@@ -1,4 +1,4 @@
-"""Exact shortcuts through open_clip's transformer: shared prefixes, and only the rows that are pooled.
+"""Exact shortcuts through CLIP's transformers: shared prefixes, and only the rows that are pooled.
 
 Both leave every number as it is, up to the order of summation:
 - A causal transformer's states at a prefix do not depend on what follows, so the prefix that all
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
 from torch import Tensor
 from torch.nn import functional
 
+from capeval_core.encoders.clip_modules import Block, VisionTransformer
 from capeval_core.encoders.cuda_blocks import Kernels, run_vision_packed
 
 
@@ -34,7 +34,7 @@ class Prefix(NamedTuple):
     states: Tensor | None = None
 
 
-def run_prefix(blocks: Sequence[ResidualAttentionBlock], x: Tensor) -> Prefix:
+def run_prefix(blocks: Sequence[Block], x: Tensor) -> Prefix:
     """All blocks over a shared prefix `x` (1, length, width)."""
     kept: list[KeyValues] = []
     for block in blocks:
@@ -46,7 +46,7 @@ def run_prefix(blocks: Sequence[ResidualAttentionBlock], x: Tensor) -> Prefix:
 
 
 def run_blocks(
-    blocks: Sequence[ResidualAttentionBlock],
+    blocks: Sequence[Block],
     x: Tensor,
     *,
     position: int | None = None,
@@ -95,9 +95,7 @@ def _causal_mask(x: Tensor, before: int) -> Tensor:
     return mask.tril(diagonal=before)
 
 
-def _project(
-    block: ResidualAttentionBlock, x: Tensor, position: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _project(block: Block, x: Tensor, position: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Query, keys, values of normalised `x`, each (batch, heads, length, head width).
 
     With a `position` the query is that of this position alone.
@@ -115,8 +113,8 @@ def _project(
     return query, keys, values
 
 
-def _finish(block: ResidualAttentionBlock, x: Tensor, attended: Tensor) -> Tensor:
+def _finish(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     """Residual sums, output projection and MLP of a block after its attention."""
-    x = x + block.ls_1(block.attn.out_proj(attended.transpose(1, 2).flatten(2)))
-    done: Tensor = x + block.ls_2(block.mlp(block.ln_2(x)))
+    x = x + block.attn.out_proj(attended.transpose(1, 2).flatten(2))
+    done: Tensor = x + block.mlp(block.ln_2(x))
     return done

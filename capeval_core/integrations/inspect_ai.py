@@ -21,7 +21,6 @@ with needs("inspect_ai", "inspect"):
     from inspect_ai.solver import TaskState
 
 
-@scorer(metrics=[mean(), stderr()])  # type: ignore[untyped-decorator,unused-ignore]
 def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scorer:
     """Score each output as the caption of the last image of its sample's input.
 
@@ -29,7 +28,8 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
 
     The mean is that of `CaptionMetric.score` over all samples. References, for a metric that compares with
     some, are the sample's target: a list of texts, or one. Reasoning in `<think>...</think>` is left out. A
-    score has the caption as its answer, the parts of the metric and its signature as metadata.
+    score has the caption as its answer, the parts of the metric and its signature as metadata. The scorer has
+    the name of the metric.
 
     Args:
         metric: a name, or a dict such as `{"name": "pacs", "w": 2.5}`.
@@ -59,7 +59,8 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
             return Score.unscored(answer=caption, explanation=reason, metadata=metadata)
         return Score(value=result.scores[0], answer=caption, metadata=metadata)
 
-    return score
+    named = scorer(metrics=[mean(), stderr()], name=opened.name)(lambda metric, **options: score)
+    return named(metric, **options)
 
 
 def scored(metric: CaptionMetric, caption: str, given: Any, references: list[str]) -> Result:

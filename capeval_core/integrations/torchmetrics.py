@@ -67,10 +67,13 @@ class CaptionScore(torchmetrics.Metric):
     ) -> None:
         """Check and encode captions; arguments are those of `CaptionMetric.score`, tensors of any device too.
 
-        What the metric does not need is ignored, as in a `MetricCollection`; a wrong batch adds nothing.
+        What the metric does not need is ignored, as in a `MetricCollection`; a wrong batch adds nothing, and
+        so does one without captions and images.
         """
         argument = argument_of(self.metric.media)
         visuals = {"images": images, "videos": videos}.get(argument or "")
+        if len(captions) == 0 and (visuals is None or len(visuals) == 0):
+            return
         needed = references if self.metric.needs_references else None
         samples = self.metric.check(captions, in_memory(visuals, argument or ""), needed)
         packed = bytearray(pack_rows(self.metric.encode_all(samples)))
@@ -84,6 +87,9 @@ class CaptionScore(torchmetrics.Metric):
             raise ValueError("captions is empty: there is nothing to score, call update first")
         self.result = combine_tables(self.metric, tables)
         return torch.tensor(self.result.mean, device=self.device)
+
+    def extra_repr(self) -> str:
+        return repr(self.metric)
 
     def _sync_dist(self, *arguments: Any, **keywords: Any) -> None:
         # A process without captions takes part with no bytes: torchmetrics would send floats for it.

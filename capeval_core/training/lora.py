@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.clip_model import build_clip
+from capeval_core.encoders.clip_modules import VisionTransformer
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import wrong_option
 from capeval_core.project import install_command
@@ -102,7 +102,7 @@ class AdaptedClip(Temperature):
 
     def images(self, pixels: Tensor) -> Tensor:
         """(n, d) features of normalised pixels."""
-        features: Tensor = self._clip[0].encode_image(pixels)
+        features: Tensor = self._clip[0].visual(pixels)
         return features
 
     def texts(self, ids: Sequence[Ids]) -> Tensor:

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import torch
-from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
 from capeval_core.encoders.clip_model import build_clip
+from capeval_core.encoders.clip_modules import VisionTransformer
 from capeval_core.training.pacs import MOST_SCALE
 
 SCALE = "logit_scale"

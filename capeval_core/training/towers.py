@@ -10,12 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from open_clip.model import CLIP
-from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.clip_modules import Clip, VisionTransformer
 from capeval_core.encoders.encoding import Encoding
 from capeval_core.encoders.stream import encode_stream
 from capeval_core.encoders.tokenizers import Ids
@@ -52,7 +51,7 @@ class TowerEncoder(ClipEncoder):
         config = {name: value for name, value in cls.read_config(folder).items() if name != "canary"}
         return cls(config, folder.tensors(), checksum=folder.checksum, device=device)
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> CLIP:
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
         model = super().build(config, tensors)
         width = len(model.text_projection)
         model.text_projection = nn.Parameter(torch.eye(width), requires_grad=False)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -30,6 +37,57 @@ def test_weights_that_are_not_there_are_told_before_anything_is_served(
     ran = capeval("page", "pacs", "--weights", weights)
     assert (ran.status, ran.out) == (2, "")
     assert f"--weights {weights} is neither a folder, nor a Hub id" in ran.err
+
+
+def served(tmp_path: Path, *arguments: str) -> tuple[str, str, dict[str, object]]:
+    """The title that `capeval page` prints, what it opened in a browser, and Gradio's configuration."""
+    pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.part && mv {opened}.part {opened}\n')
+    browser.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "capeval_core", "page", "pacs", "--weights", "tiny", *arguments],
+        env={**os.environ, "BROWSER": str(browser)},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    title, _, url = process.stdout.readline().removesuffix(" (Ctrl-C ends it)\n").partition(" is served at ")
+    with urlopen(f"{url}config") as answer:
+        config = json.load(answer)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert not opened.exists() or opened.read_text() == f"{url}\n"
+    return title, "opened" if opened.exists() else "", config
+
+
+def test_it_opens_a_browser(tmp_path: Path) -> None:
+    assert served(tmp_path)[:2] == ("PAC-S", "opened")
+
+
+def test_it_opens_none_and_is_about_videos_if_asked(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="needs PyAV: pip install capeval[video]")
+    title, opened, config = served(tmp_path, "--no-browser", "--media", "video", "--host", "0.0.0.0")
+    assert (title, opened) == ("PAC-S for videos", "")
+    components = [component["props"] for component in config["components"]]  # type: ignore[attr-defined]
+    assert next(one["value"] for one in components if one.get("elem_id") == "about") == "video"
+
+
+@pytest.mark.parametrize(
+    ("metric", "flag", "value"),
+    [
+        ("bleu", "--weights", "tiny"),
+        ("bleu", "--media", "image"),
+        ("umic", "--media", "boxes"),
+        ("pacs", "--host", "nope.invalid"),
+    ],
+)
+def test_what_it_cannot_serve_is_refused_by_its_flag(
+    metric: str, flag: str, value: str, capeval: Callable[..., Ran]
+) -> None:
+    ran = capeval("page", metric, flag, value)
+    assert ran.status == 2 and ran.err.startswith(f"capeval: {flag} {value}")
 
 
 def test_a_port_that_is_taken(capeval: Callable[..., Ran]) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import shlex
 import signal
 import struct
 import subprocess
@@ -72,6 +73,34 @@ def test_what_needs_no_model_does_not_load_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_demo_imports_no_package_for_one_class_of_it_and_says_at_once_that_it_loads() -> None:
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-X", "importtime", "-m", "capeval_core", "demo"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=end)
+    os.close(end)
+    lines = read_all(terminal).splitlines()
+    assert process.wait() == 0
+    first = next(i for i, line in enumerate(lines) if line.startswith("capeval: "))
+    imported = [line.rpartition("|")[2].strip() for line in lines]
+    assert {"numpy", "pyarrow", "torch"} <= set(imported[first:])
+    assert not {"numpy", "pyarrow", "torch"} & set(imported[:first])
+    heavy = {"open_clip", "transformers", "torchvision", "timm", "ftfy", "torch._dynamo", "sympy", "datasets"}
+    assert not heavy & set(imported)
+
+
+def test_scores_are_printed_where_stderr_is_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    assert run("demo", "--out", folder, cwd=tmp_path).status == 0
+    files = f"--candidates {folder}/good.json --images {folder}/images"
+    command = f"{shlex.join(COMMAND)} score pacs --weights tiny {files}"
+    closed, plain = (
+        subprocess.run(["sh", "-c", command + end], env=environment(), capture_output=True, text=True)
+        for end in (" 2>&-", "")
+    )
+    assert (closed.returncode, closed.stdout) == (0, plain.stdout)
+    assert closed.stdout.startswith("PAC-S")
 
 
 @pytest.fixture

@@ -38,8 +38,12 @@ class Target(list[str]):
 
 def scorer(metrics: Any, name: str | None = None, **metadata: Any) -> Callable[[Any], Any]:
     def registered(function: Any) -> Any:
-        function.metrics = metrics
-        return function
+        def made(*arguments: Any, **options: Any) -> Any:
+            one = function(*arguments, **options)
+            one.registered = name or function.__name__, metrics
+            return one
+
+        return made
 
     return registered
 

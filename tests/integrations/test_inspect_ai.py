@@ -59,13 +59,14 @@ def test_samples_give_the_scores_of_the_whole(name: str, caption_score: Any, ima
     metric = capeval_core.load(name, empty="score", **options)
     references = REFERENCES if metric.needs_references else None
     expected = metric.score(CAPTIONS, images[:4] if metric.media else None, references)
-    found = scores(caption_score(name, **options), [str(path) for path in images[:4]])
+    scorer = caption_score(name, **options)
+    assert scorer.registered == (name, ["mean", "stderr"])
+    found = scores(scorer, [str(path) for path in images[:4]])
     assert [one.value for one in found] == pytest.approx(expected.scores, abs=1e-5)
     assert [one.answer for one in found] == CAPTIONS
     for one in found:
         assert one.metadata is not None and one.metadata.keys() == {*expected.parts, "signature"}
         assert one.metadata["signature"].split("|refs:")[0] == expected.signature.split("|refs:")[0]
-    assert caption_score.metrics == ["mean", "stderr"]
 
 
 def test_a_data_url_is_the_image_in_it(caption_score: Any, images: list[Path]) -> None:

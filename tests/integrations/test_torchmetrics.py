@@ -49,6 +49,21 @@ def shown(name: str, medium: str | None, images: list[Path]) -> dict[str, Any]:
     return {"images": images} if metric_class(name).media else {}
 
 
+@pytest.mark.parametrize(("name", "medium"), EACH)
+def test_an_empty_batch_adds_nothing(name: str, medium: str | None, images: list[Path]) -> None:
+    needed = {"references": REFERENCES} if metric_class(name, medium).needs_references else {}
+    given = {"captions": CAPTIONS, **shown(name, medium, images), **needed}
+    alone, among = (CaptionScore(name, **options(name, medium)) for _ in range(2))
+    for score, batches in ((alone, [range(2)]), (among, [(), range(2), ()])):
+        for rows in batches:
+            score.update(**batch(given, *rows))
+    assert among.compute() == alone.compute()
+    assert f"capeval:{name}|" in repr(among)
+    if medium or metric_class(name).media:
+        with pytest.raises(ValueError, match=re.escape("len(captions)=0")):
+            among.update([], **batch(shown(name, medium, images), 0), references=[])
+
+
 def batch(given: dict[str, Any], *rows: int) -> dict[str, Any]:
     return {name: [values[row] for row in rows] for name, values in given.items()}
 

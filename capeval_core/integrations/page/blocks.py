@@ -16,6 +16,7 @@ from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, DemoItem, demo_of
+from capeval_core.errors import wrong_option
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.media import media_on_page
 from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, published_marks
@@ -44,20 +45,25 @@ _FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "N
 _MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 
 
-def build(name: str, weights: str | os.PathLike[str] | None = None) -> gr.Blocks:
+def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: str | None = None) -> gr.Blocks:
     """The page of a metric. It opens no weights: the first Score does.
 
     Args:
         name: one of `list_metrics()`.
         weights: those that are chosen at first, as `load` takes them; None: the environment variable
             `CAPEVAL_WEIGHTS`, else the metric's published weights. `tiny` can always be chosen too.
+        media: what captions are about at first; None: the metric's first medium.
 
     Raises:
-        ValueError: unknown metric.
+        ValueError: unknown metric; a medium that the metric is not about, or that its page does not take.
     """
     chosen = weights or os.environ.get("CAPEVAL_WEIGHTS") or None
-    media = media_on_page(name)
-    scorers = {medium.name: Scorer(name, chosen, medium.name) for medium in media}
+    offered = [medium.name for medium in media_on_page(name)]
+    if media is not None and media not in offered:
+        fix = f"choose {' or '.join(map(repr, offered))}" if offered else "leave the option out"
+        raise wrong_option("media", media, f"not what a page of {name} takes here", fix)
+    offered.sort(key=lambda medium: medium != media)
+    scorers = {medium: Scorer(name, chosen, medium) for medium in offered}
     page = gr.Blocks(
         title=f"{metric_class(name).title} of a caption",
         analytics_enabled=False,
