@@ -7,7 +7,7 @@ https://aclanthology.org/P02-1040
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -116,6 +116,7 @@ class Bleu(NgramMetric):
   year      = {2002}
 }"""
     range = (0.0, 1.0)
+    part_titles: ClassVar = {f"bleu_{n}": f"BLEU-{n}" for n in (1, 2, 3)}
     formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), SUMS, bleu_of_sums)
     ROW = row_schema(
         column("matches", FOUR, "for 1 to 4 words, its n-grams that a reference has, clipped"),
