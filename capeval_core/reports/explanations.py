@@ -33,7 +33,7 @@ TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
 )
 Evidence = Mapping[str, Any]
-Draw = Callable[[Callable[[int], Image] | None, str], str]
+Draw = Callable[[Callable[[int], "Image"] | None, str], str]
 """An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 Panel = Callable[[Evidence, Draw], str]
 """Of the evidence of a score some HTML; every text of a user or a model in it is escaped."""
@@ -376,7 +376,7 @@ def _curve(cosines: Sequence[float], marked: Sequence[int]) -> str:
     )
     label = f"Cosines of the caption with {len(cosines)} frames, from {number(min(cosines))} to "
     return (
-        "<figcaption>Cosine of the whole caption with each frame</figcaption>"
+        '<p class="note">Cosine of the whole caption with each frame</p>'
         f'<div class="curve" role="img" aria-label="{label}{number(max(cosines))}">'
         f'<div class="levels">{levels}</div><div class="plotted">'
         f'<svg viewBox="0 0 100 100" preserveAspectRatio="none"><polyline points="{line}"/></svg>'

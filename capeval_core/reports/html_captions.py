@@ -37,12 +37,15 @@ def worst_and_best(system: System, column: Column, systems: Systems, pictures: P
 
 
 def _tied(scores: Sequence[float], shown: Sequence[int], systems: Systems) -> str:
-    """A note where the last of the captions that are shown is one of more with the same score."""
-    last = scores[shown[-1]]
-    tied, here = sum(score == last for score in scores), sum(scores[index] == last for index in shown)
-    if tied == here:
-        return ""
-    return f'<p class="note">{tied:,} captions tie at {systems.for_page(last)}; {here} of them are shown.</p>'
+    """A note where the last of the captions that are shown is one of more with the same number."""
+    numbers = [systems.for_page(score) for score in scores]
+    last = numbers[shown[-1]]
+    tied, here = numbers.count(last), sum(numbers[index] == last for index in shown)
+    return (
+        f'<p class="note">{tied:,} captions tie at {last}; {here} of them are shown.</p>'
+        if tied > here
+        else ""
+    )
 
 
 def ends(scores: Sequence[float], higher_is_better: bool = True) -> tuple[list[int], list[int]]:
@@ -61,8 +64,9 @@ def most_different(
 ) -> str:
     """The captions of the same visuals by which either system is furthest ahead of the other, and ties."""
     gains = sorted(differences(first, second, column), key=lambda gain: gain[2])
-    ahead = [gain for gain in gains if gain[2] > 0][::-1]
-    behind = [gain for gain in gains if gain[2] < 0]
+    ours, theirs = ([*map(systems.for_page, one.cells[column.name].scores)] for one in (first, second))
+    apart = [gain for gain in gains if ours[gain[0]] != theirs[gain[1]]]  # others tie
+    ahead, behind = [gain for gain in apart if gain[2] > 0][::-1], [gain for gain in apart if gain[2] < 0]
     shown = ""
     for name, chosen in ((first.name, ahead), (second.name, behind)):
         cards = "".join(
@@ -71,7 +75,7 @@ def most_different(
         title = f"Where <bdi>{escape(name)}</bdi> scores {'higher' if column.higher_is_better else 'better'}"
         title += f": {len(chosen):,} of {len(gains):,}"
         shown += f'<h4>{title}</h4><div class="cards">{cards}</div>' if cards else ""
-    ties = len(gains) - len(ahead) - len(behind)
+    ties = len(gains) - len(apart)
     verb = "tie: both captions have" if ties > 1 else "is a tie: both captions have"
     tied = f'<p class="note">{ties:,} of {len(gains):,} {verb} the same score.</p>' if ties else ""
     return shown + tied or '<p class="note">No two captions of one visual have scores.</p>'
