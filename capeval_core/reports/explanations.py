@@ -260,7 +260,7 @@ def boxes(evidence: Evidence, draw: Draw) -> str:
         figure = f'<figure><div class="outlined">{figure}{drawn}</div></figure>'
     sure = {f"{_numbered(index)}": notes[index]["confidence"] for index in shown}
     listed = "" if None in sure.values() else table("Confidence of the detector", sure)
-    folded = f"<details><summary>{len(shown)} boxes</summary>{listed}</details>" if listed else ""
+    folded = f"<details><summary>Confidence of each</summary>{listed}</details>" if listed else ""
     return f'{figure}<p class="note">{text}</p>{folded}'
 
 
@@ -330,7 +330,7 @@ def is_word(text: str) -> bool:
     >>> [text for text in ("star", ",", "<|endoftext|>", "[SEP]", "3", "\ufffd") if is_word(text)]
     ['star', '3']
     """
-    return any(map(str.isalnum, text)) and (text[:1] + text[-1:]) not in ("<>", "[]")
+    return any(map(str.isalnum, text)) and not text.startswith(("<|", "["))
 
 
 def frames(evidence: Evidence, draw: Draw) -> str:
