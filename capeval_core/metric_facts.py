@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import pyarrow as pa
@@ -41,6 +41,8 @@ class MetricFacts:
     """The medium that `load(name, media=...)` chooses this class by, where another class is the default."""
     crops: ClassVar[bool] = True
     """Whether it sees the square in an image's centre only."""
+    part_titles: ClassVar[Mapping[str, str]] = {}
+    """What papers call the parts of its scores, by their names in `Result.parts`, where it is another."""
     relative: ClassVar[str | None] = None
     """Why its scores can be compared within one set only; None if with those of other sets, too."""
     plots: ClassVar[bool] = False

@@ -119,9 +119,16 @@ def every_class() -> list[type[CaptionMetric]]:
     return [*metric_classes().values(), *variant_classes().values()]
 
 
-def titles_by_key() -> dict[str, str]:
-    """The metrics' titles by the keys of their values, by which other metrics name them as parts."""
-    return {metric.key: metric.title for metric in metric_classes().values()}
+def titles_of_parts() -> dict[str, str]:
+    """What readers know parts of scores by: those of metrics, and metrics that are parts of others.
+
+    >>> titles_of_parts()["bleu_1"], titles_of_parts()["pac_s"]
+    ('BLEU-1', 'PAC-S')
+    """
+    titles: dict[str, str] = {}
+    for metric in metric_classes().values():
+        titles |= {metric.key: metric.title, **metric.part_titles}
+    return titles
 
 
 def media_of(name: str) -> list[str]:

@@ -82,6 +82,15 @@ def signed(value: float, *digits: int) -> str:
     return next((text for text in texts if float(text) or not value), f"{value:+.1e}")
 
 
+def minus(text: str) -> str:
+    """Numbers as readers of a page expect them: with minus signs in place of hyphens.
+
+    >>> minus("-0.5 to 1")
+    '\u22120.5 to 1'
+    """
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
 def p_in_words(p_value: float, level: float) -> str:
     """`p < 0.001`, or `p = 0.012` with as many digits as show on which side of 1 - level it lies."""
     if p_value < 0.001:

@@ -24,6 +24,7 @@ from capeval_core.result import Result, not_comparable
 from capeval_core.statistics import NoTestError
 from capeval_core.values import p_in_words, signed
 
+_USUAL = {"digits": None, "times_100": False}
 _SYSTEMS = "systems"
 """The key of a file of `capeval score --json` that holds several systems or metrics."""
 
@@ -52,13 +53,15 @@ def run(arguments: list[str]) -> int:
     baseline = baseline_of(flags.baseline, names, flags.files if len(flags.files) == len(names) else ())
     _refuse_different(systems, next(system for system in systems if system.name == baseline), one_run)
     alone = len(systems) == 2 and all(len(system.results) == 1 for system in systems)
-    if alone and flags.format is None and flags.baseline is None:
+    readers = {"digits": flags.digits, "times_100": flags.times_100}
+    alone = alone and flags.format is None and flags.baseline is None and readers == _USUAL
+    if alone:
         first, second = (next(iter(system.results.values())) for system in systems)
         print(_summary(first, second, flags.files if len(flags.files) == 2 else names))
         if flags.report is None:
             return 0
-    compared = compare_systems(_with_visuals(systems, flags.visuals), baseline, one_run=one_run)
-    if not alone or flags.format is not None or flags.baseline is not None:
+    compared = compare_systems(_with_visuals(systems, flags.visuals), baseline, one_run=one_run, **readers)
+    if not alone:
         print(show(compared, flags.format or "text"))
     write_page(flags, compared, ["compare", *arguments])
     return 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
+from capeval_core.commands.terminal import Parser, paragraph, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import every_class, metric_classes
@@ -68,26 +67,22 @@ def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["METRIC", "RANGE", "WITH", "TITLE"]]
     for m in metrics:
         described = describe_metric(m)
-        extent = "-" if described.relative else described.range.replace(" to ", "-")
+        extent = "-" if described.relative else described.range
         needs = [*filter(None, [described.visual]), *["refs"] * m.needs_references]
         rows.append([m.name, extent, "+".join(needs), m.title])
-    return table(rows, width=_width())
+    return table(rows)
 
 
 def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
-    rows = [["WEIGHTS", "LICENCE / DESCRIPTION"]]  # two columns, since ids on the Hub are long
+    """Two lines each, since ids on the Hub are long."""
+    lines = ["WEIGHTS"]
     for entry in WEIGHTS:
         names = dict.fromkeys(m.name for m in metrics if m.default_weights == entry)
         default = f" (default of {', '.join(names)})" if names else ""
-        rows.append([entry.repository, f"{licence_in_words(entry)}: {entry.title}{default}"])
+        lines += [entry.repository, f"  {entry.title}; licence: {licence_in_words(entry)}{default}"]
     if any(_has_tiny(metric) for metric in metrics):
-        rows.append(["tiny", "Apache-2.0: packaged, needs no network, knows drawn scenes only"])
-    return table(rows, width=_width())
-
-
-def _width() -> int | None:
-    """The terminal's; elsewhere an entry is a line, for `grep` and its like."""
-    return None if sys.stdout.isatty() else WHOLE_LINES
+        lines += ["tiny", "  packaged, needs no network, knows drawn scenes only; licence: Apache-2.0"]
+    return "\n".join(lines)
 
 
 def _papers(metrics: list[type[CaptionMetric]]) -> str:

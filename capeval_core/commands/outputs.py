@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,16 +17,16 @@ from capeval_core.writing import write_whole
 _FAILURES_SHOWN = 20
 
 
-def summary(title: str, result: Result, interval: Interval | str) -> str:
-    """Mean, interval (or why there is none), counts and signature in four lines."""
+def summary(title: str, result: Result, interval: Interval | str, number: Callable[[float], str]) -> str:
+    """Mean, interval (or why there is none), counts and signature in four lines; `number` writes a score."""
     counts = result.counts
     special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
     bounds = f"none: {interval}"
     if isinstance(interval, Interval):
         extent = f"({interval.level:.0%}, {interval.images:,} images)"
-        bounds = f"{interval.low:.4f} to {interval.high:.4f} {extent}"
+        bounds = f"{number(interval.low)} to {number(interval.high)} {extent}"
     rows = [
-        [title, f"{result.mean:.4f}" if counts.failed < counts.captions else "n/a"],
+        [title, number(result.mean)],
         ["interval", bounds],
         ["captions", f"{counts.captions:,} ({special})"],
         ["signature", result.signature],

@@ -88,7 +88,9 @@ def _finish(
 ) -> int:
     """Write and print what is asked for; the exit status."""
     alone = systems[0] if len(metrics) == len(systems) == 1 else None
-    compared = compare_systems(systems, baseline, one_run=True)
+    compared = compare_systems(
+        systems, baseline, one_run=True, digits=flags.digits, times_100=flags.times_100
+    )
     outputs = Outputs()
     with outputs.next():
         if flags.json is not None:
@@ -96,7 +98,7 @@ def _finish(
             write("--json", flags.json, json_text(content))
     if alone is not None and flags.format is None:
         (result,) = alone.results.values()
-        print(summary(metrics[0].title, result, interval_of(result)), flush=True)
+        print(summary(metrics[0].title, result, interval_of(result), compared.number), flush=True)
     else:
         print(show(compared, flags.format or "text"), flush=True)  # whatever a full disk did to the file
     _tell_failures(systems)

@@ -14,7 +14,7 @@ from capeval_core.commands.outputs import interval_of
 from capeval_core.commands.systems import ScoredSystem
 from capeval_core.commands.terminal import complain
 from capeval_core.description import describe_metric
-from capeval_core.registry import metric_of, titles_by_key
+from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import check_report, write_report
 from capeval_core.reports.systems import Cell, Column, System, Systems, Test
 from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
@@ -42,6 +42,18 @@ def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--format", choices=FORMATS, metavar="{" + ",".join(FORMATS) + "}", help="format of the printed table"
     )
+    group.add_argument(
+        "--digits",
+        type=int,
+        choices=range(11),
+        metavar="N",
+        help="decimals of scores for readers (default: 4 in tables, 3 on the page)",
+    )
+    group.add_argument(
+        "--times-100",
+        action="store_true",
+        help="scores for readers times 100, as most papers print them; JSON and CSV stay as they are",
+    )
     add_report_flag(group)
 
 
@@ -64,13 +76,18 @@ def check_page(flags: argparse.Namespace) -> None:
 def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
     """Write the page that `--report` asks for, and print where it is; `command` repeats it."""
     if flags.report is not None:
-        shown = replace(systems, titles=titles_by_key(), command=shlex.join(["capeval", *command]))
+        shown = replace(systems, titles=titles_of_parts(), command=shlex.join(["capeval", *command]))
         say = complain if getattr(flags, "format", None) else print  # a table alone, for programs
         say(f"report  {write_report(flags.report, shown)}")
 
 
 def compare_systems(
-    systems: Sequence[ScoredSystem], baseline: str | None, *, one_run: bool = False
+    systems: Sequence[ScoredSystem],
+    baseline: str | None,
+    *,
+    one_run: bool = False,
+    digits: int | None = None,
+    times_100: bool = False,
 ) -> Systems:
     """The table of systems by metrics, with Holm's correction over the systems that a metric tests.
 
@@ -81,6 +98,7 @@ def compare_systems(
         baseline: the name of the one that the others are tested against; None: there is only one.
         one_run: they were scored together, so that signatures differ only in the number of references that
             the images of a system have.
+        digits, times_100: how scores are written for readers.
     """
     base = next((system for system in systems if system.name == baseline), systems[0])
     cells: list[dict[str, Cell]] = [{} for _ in systems]
@@ -97,7 +115,7 @@ def compare_systems(
                 cell = replace(cell, test=_plain(test, next(adjusted)))
             own[metric] = cell if not isinstance(test, str) else replace(cell, no_test=test)
     first = next(iter(systems[0].results.values()))
-    return Systems(
+    compared = Systems(
         systems=[
             System(s.name, s.ids, s.captions, s.images, s.references, own)
             for s, own in zip(systems, cells, strict=True)
@@ -108,8 +126,10 @@ def compare_systems(
         level=LEVEL,
         test=TEST.format(first.visual),
         correction=_correction(len(systems) - 1),
-        messages=_messages(systems, cells, base),
+        digits=digits,
+        times_100=times_100,
     )
+    return replace(compared, messages=_messages(systems, base, compared))
 
 
 def _correction(tested: int) -> str:
@@ -171,13 +191,11 @@ def _column(result: Result) -> Column:
     )
 
 
-def _messages(
-    systems: Sequence[ScoredSystem], cells: Sequence[dict[str, Cell]], base: ScoredSystem
-) -> list[str]:
+def _messages(systems: Sequence[ScoredSystem], base: ScoredSystem, compared: Systems) -> list[str]:
     """What failed, was truncated or left out, equal things once for all systems and metrics."""
     whose: dict[str, dict[str, list[str]]] = {}
-    for system, own in zip(systems, cells, strict=True):
-        for metric, cell in own.items():
+    for system, shown in zip(systems, compared.systems, strict=True):
+        for metric, cell in shown.cells.items():
             total = len(cell.scores)
             counts = {
                 "failed": len(cell.errors),
@@ -187,13 +205,15 @@ def _messages(
             counted = [f"{count:,} of {total:,} captions {name}" for name, count in counts.items() if count]
             reasons = [*counted, cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test.left_out:
-                reasons.append(_left_out(system, base, metric, cell.test))
+                difference = signed(compared.scaled(cell.test.difference), compared.decimals(4), 8)
+                reasons.append(_left_out(system, base, metric, cell.test, difference))
             for reason in filter(None, reasons):
                 whose.setdefault(reason, {}).setdefault(system.name, []).append(metric)
-    return [_prefix(owners, len(systems), len(cells[0])) + reason for reason, owners in whose.items()]
+    metrics = len(compared.columns)
+    return [_prefix(owners, len(systems), metrics) + reason for reason, owners in whose.items()]
 
 
-def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test) -> str:
+def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test, difference: str) -> str:
     """Which visuals a test leaves out, so that its difference is not that of the means in the table."""
     scored = [
         {name for name, score in zip(one.ids, one.results[metric].scores, strict=True) if isfinite(score)}
@@ -207,7 +227,7 @@ def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test)
         listed = f" ({', '.join(map(repr, names[:NAMED]))}{', ...' if count > NAMED else ''})"
     return (
         f"{have} a score in only one of system and baseline{listed}: the test is over the {test.count:,} "
-        f"that both have, where the difference is {signed(test.difference)}; the means are over all"
+        f"that both have, where the difference is {difference}; the means are over all"
     )
 
 

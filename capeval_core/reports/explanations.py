@@ -9,37 +9,48 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from html import escape
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capeval_core.phrases.spans import Span, wrong_words
+from capeval_core.regions.selection import THRESHOLD
+from capeval_core.reports.boxes import outlined
 from capeval_core.reports.canvas import region_colour
-from capeval_core.reports.frames import shown_word
+from capeval_core.reports.frames import best_frames
+from capeval_core.values import minus
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 STYLE = Path(__file__).with_name("explanations.css")
 """Of signs and marks; the page that holds explanations defines the colours."""
 DIGITS = 3
 """As papers report these metrics."""
+TINY_KNOWS = (
+    "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
+)
 Evidence = Mapping[str, Any]
-Draw = Callable[[Evidence, str], str]
-"""An `<img>` of what an explanation draws, with its description; "" where there is nothing to draw."""
+Draw = Callable[[Callable[[int], "Image"] | None, str], str]
+"""An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 Panel = Callable[[Evidence, Draw], str]
 """Of the evidence of a score some HTML; every text of a user or a model in it is escaped."""
 
 
-def number(value: float) -> str:
+def number(value: float, digits: int = DIGITS) -> str:
     """
-    >>> number(0.81849), number(float("nan"))
-    ('0.818', 'no score')
+    >>> number(0.81849), number(-0.5, 1), number(-0.0001), number(float("nan"))
+    ('0.818', '\u22120.5', '0.000', 'no score')
     """
-    return f"{value:.{DIGITS}f}" if math.isfinite(value) else "no score"
+    if not math.isfinite(value):
+        return "no score"
+    return minus(f"{round(value, digits) + 0.0:.{digits}f}")  # + 0.0: no sign where 0 is shown
 
 
 def parts(values: Mapping[str, Any], titles: Mapping[str, str]) -> str:
-    """The components of a score that the paper names, by their names; `titles` of some of these."""
-    titles = {**titles, **TERMS}
+    """The components of a score that the paper names; `titles` are what readers know some of them by."""
     rows = {
         titles.get(name, name.replace("_", " ")): int(value) if name in _COUNTS else value
         for name, value in values.items()
@@ -70,6 +81,8 @@ _NEAREST = 5
 _CHOSEN = " <small>chosen</small>"
 _OVERLAY = 1040
 """Pixels of the outlined image's width: twice what it has on a desk, for dense screens."""
+_FRAME = 320
+"""Pixels of a frame's width."""
 TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
 """The papers' names of parts that have others here."""
 _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
@@ -83,7 +96,8 @@ def regions(evidence: Evidence, draw: Draw) -> str:
         f"The image with {len(evidence['regions'])} regions outlined, {missed} of which no phrase mentions."
     )
     description += f" {outside}." if outside else ""
-    shown = f'{draw(evidence, description)}<figcaption dir="auto">{_marked(evidence)}</figcaption>'
+    picture = draw(getattr(evidence, "overlay", None), description)
+    shown = f'{picture}<figcaption dir="auto">{_marked(evidence)}</figcaption>'
     legend = f'<p class="note">{_sign("right")}{threshold_text(evidence)}</p>'
     if outside:
         legend += f'<p class="note">{_sign("unknown")}{outside}; phrases may be about them</p>'
@@ -107,20 +121,16 @@ def regions(evidence: Evidence, draw: Draw) -> str:
     )
 
 
-def drawing(evidence: Evidence, text: str, width: int = _OVERLAY, quality: int = 90) -> str:
-    """What an explanation draws as a JPEG of so many pixels; "" for evidence that came from a file."""
-    if not hasattr(evidence, "overlay"):
+def drawing(
+    picture: Callable[[int], Image] | None, text: str, width: int = _OVERLAY, quality: int = 90
+) -> str:
+    """A picture as a JPEG of so many pixels; "" without one, as for evidence that came from a file."""
+    if picture is None:
         return ""
     written = BytesIO()
-    evidence.overlay(width).save(written, "JPEG", quality=quality, subsampling=0)
+    picture(width).save(written, "JPEG", quality=quality, subsampling=0)
     data = base64.b64encode(written.getvalue()).decode()
     return f'<img src="data:image/jpeg;base64,{data}" alt="{escape(text)}">'
-
-
-def _figure(image: str, note: str = "") -> str:
-    """An image with a note below it; "" without one."""
-    shown = f'<p class="note">{note}</p>' if note else ""
-    return f"<figure>{image}</figure>{shown}" if image else ""
 
 
 def threshold_text(evidence: Evidence) -> str:
@@ -182,9 +192,18 @@ def _sign(kind: str) -> str:
 def _badge(evidence: Evidence, region: int | None) -> str:
     if region is None:
         return " <small>the whole image</small>"
-    red, green, blue = region_colour(region, evidence["regions"][region]["unmentioned"])
-    style = f"--region:rgb({red} {green} {blue})"
-    return f' <b class="badge" style="{style}" aria-label="region {region + 1}">{region + 1}</b> '
+    return f" {_numbered(region, evidence['regions'][region]['unmentioned'])} "
+
+
+def _numbered(index: int, unmentioned: bool = False) -> str:
+    """The number of a region, on its colour."""
+    style = _colour(index, unmentioned)
+    return f'<b class="badge" style="{style}" aria-label="region {index + 1}">{index + 1}</b>'
+
+
+def _colour(index: int, unmentioned: bool) -> str:
+    red, green, blue = region_colour(index, unmentioned)
+    return f"--region:rgb({red} {green} {blue})"
 
 
 def compared(evidence: Evidence, draw: Draw) -> str:
@@ -196,7 +215,8 @@ def compared(evidence: Evidence, draw: Draw) -> str:
         )
         for note in evidence["compared"]
     }
-    return table("How the caption fits each reference", rows, [TERMS["gttc"], TERMS["lttc"]])
+    title = "How the caption fits each reference: as a whole (gTTC), and phrase by phrase (lTTC)"
+    return table(title, rows, [TERMS["gttc"], TERMS["lttc"]])
 
 
 def candidates(evidence: Evidence, draw: Draw) -> str:
@@ -224,16 +244,39 @@ def candidates(evidence: Evidence, draw: Draw) -> str:
 
 
 def boxes(evidence: Evidence, draw: Draw) -> str:
-    """The image with the boxes that the network looked at."""
-    text = f"The image with the {len(evidence['boxes'])} boxes outlined whose features the score depends on."
-    return _figure(draw(evidence, text), text) or f'<p class="note">{len(evidence["boxes"])} boxes</p>'
+    """The image with the boxes that the network looked at, numbered, and how sure the detector is of each."""
+    notes = evidence["boxes"]
+    shown = outlined(notes)
+    text = f"The {len(shown)} boxes with the objects that the score depends on, best first."
+    if rest := len(notes) - len(shown):
+        text += (
+            f" {rest} more count too, which the detector is not sure of (confidence of at most {THRESHOLD}): "
+            "they are not outlined."
+        )
+    figure = draw(getattr(evidence, "picture", None), text)
+    if figure:
+        width, height = evidence.size  # type: ignore[attr-defined]  # what has a picture has its size
+        drawn = "".join(_box(index, notes[index]["box"], width, height) for index in reversed(shown))
+        figure = f'<figure><div class="outlined">{figure}{drawn}</div></figure>'
+    sure = {f"{_numbered(index)}": notes[index]["confidence"] for index in shown}
+    listed = "" if None in sure.values() else table("Confidence of the detector", sure)
+    folded = f"<details><summary>Confidence of each</summary>{listed}</details>" if listed else ""
+    return f'{figure}<p class="note">{text}</p>{folded}'
+
+
+def _box(index: int, box: Sequence[float], width: int, height: int) -> str:
+    x0, y0, x1, y1 = box
+    sides = (x0 / width, y0 / height, (x1 - x0) / width, (y1 - y0) / height)
+    names = ("left", "top", "width", "height")
+    place = ";".join(f"{name}:{100 * side:.2f}%" for name, side in zip(names, sides, strict=True))
+    return f'<i class="box" style="{place};{_colour(index, False)}">{_numbered(index)}</i>'
 
 
 def matches(evidence: Evidence, draw: Draw) -> str:
-    """Which word met which word of the best reference, and how each reference fits."""
+    """How the caption fits each reference, and which word met which word of the best one, both ways."""
     notes, best = evidence["matches"], evidence["best"]
     columns = ("precision", "recall", "F")
-    references = {
+    rows = {
         f"{number + 1}. {escape(note['reference'])}{_BEST if number == best else ''}": (
             note["precision"],
             note["recall"],
@@ -241,33 +284,104 @@ def matches(evidence: Evidence, draw: Draw) -> str:
         )
         for number, note in enumerate(notes)
     }
-    shown = table("How the caption fits each reference, words with words", references, columns)
+    if len(notes) > 1 and "f" in evidence:
+        rows["<b>Mean of the references</b>: F is the score"] = tuple(
+            evidence[name] for name in ("precision", "recall", "f")
+        )
+    shown = table("How the caption fits each reference, words with words", rows, columns)
     note = notes[best]
     if not note["words"] or not note["reference_words"]:
         return shown
-    text = "Cosines of the caption's words (down) with those of the best reference (across)."
-    figure = _figure(draw(evidence, text), text)
-    met = {
-        f"{number + 1}. {escape(match['word'])} <small>{escape(match['match'])}</small>": match["cosine"]
-        for number, match in enumerate(note["caption_matches"])
-    }
-    words = table("Each word of the caption, and the word of the best reference that it met", met)
-    return f"{figure}{shown}{words}"
+    of_reference = "reference" if len(notes) == 1 else "best reference"
+    return (
+        shown
+        + _met(
+            f"Precision: each word of the caption, and the nearest of the {of_reference}",
+            note["caption_matches"],
+        )
+        + _met(
+            f"Recall: each word of the {of_reference}, and the nearest of the caption",
+            note["reference_matches"],
+        )
+        + _MARKS
+    )
+
+
+def _met(title: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """A table of words, the word that each met, and their cosine, which shades its cell."""
+    body = "".join(
+        f'<tr><th scope="row">{escape(match["word"])}</th><td>{escape(match["match"])}</td>'
+        f'<td class="shaded" style="--share:{100 * min(max(match["cosine"], 0.0), 1.0):.0f}%">'
+        f"{_data(match['cosine'])}</td></tr>"
+        for match in found
+        if is_word(match["word"])
+    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("word", "nearest", "cosine"))
+    head = f"<thead><tr>{head}</tr></thead>"
+    return f'<table class="words"><caption>{escape(title)}</caption>{head}<tbody>{body}</tbody></table>'
+
+
+_MARKS = '<p class="note">Punctuation and the marks around a text count too; they are not listed.</p>'
+
+
+def is_word(text: str) -> bool:
+    """Whether a token is a word, or a part of one, for readers: no punctuation, no marker.
+
+    >>> [text for text in ("star", ",", "<|endoftext|>", "[SEP]", "3", "\ufffd") if is_word(text)]
+    ['star', '3']
+    """
+    return any(map(str.isalnum, text)) and not text.startswith(("<|", "["))
 
 
 def frames(evidence: Evidence, draw: Draw) -> str:
-    """The caption's cosine with each frame, and the frame that each word fits best."""
-    text = (
-        "Cosines of the whole caption with the frames of the video, and the frames that its words fit best."
-    )
-    figure = _figure(draw(evidence, text))
+    """The caption's cosine with each frame as a curve, the best frames, and the frame that each word fits."""
+    words = [match for match in evidence["words"] if is_word(match["word"])]
+    best = best_frames(words)
+    shown = f"<figure>{_curve(evidence['frame_cosines'], list(best))}</figure>"
+    read = cache(partial(evidence.frames, tuple(best))) if hasattr(evidence, "frames") else None
+    pictures = ""
+    for frame, own in best.items():
+        image = draw(read and (lambda _, frame=frame: read(_FRAME)[frame]), f"Frame {frame}")
+        texts = ", ".join(f"{escape(match['word'])} {number(match['cosine'], 2)}" for match in own)
+        pictures += f"<figure>{image}<figcaption><b>frame {frame}</b> {texts}</figcaption></figure>"
+    shown += f'<div class="frames">{pictures}</div>' if pictures else ""
     if evidence["incomplete"]:
-        figure += f'<p class="warning">{escape(evidence["incomplete"])}</p>'
-    words = {
-        f"{number + 1}. {escape(shown_word(match))} <small>frame {match['frame']}</small>": match["cosine"]
-        for number, match in enumerate(evidence["words"])
+        shown += f'<p class="warning">{escape(evidence["incomplete"])}</p>'
+    rows = {
+        f"{place}. {escape(match['word'])} <small>frame {match['frame']}</small>": match["cosine"]
+        for place, match in enumerate(words, 1)
     }
-    return f"{figure}{table('Each word of the caption, and the frame that it fits best', words)}"
+    listed = table("Each word of the caption, and the frame that it fits best", rows)
+    return f"{shown}<details><summary>All {len(rows)} words</summary>{listed}</details>{_MARKS}"
+
+
+def _curve(cosines: Sequence[float], marked: Sequence[int]) -> str:
+    """Cosines over frames as SVG; a point for each of the marked frames."""
+    low, high = min(0.0, *cosines), max(0.0, *cosines)
+    span, last = (high - low) or 1.0, max(len(cosines) - 1, 1)
+    places = [(100 * frame / last, 100 * (high - cosine) / span) for frame, cosine in enumerate(cosines)]
+    line = " ".join(f"{x:.2f},{y:.2f}" for x, y in places)
+    points = "".join(
+        f'<circle cx="{places[frame][0]:.2f}%" cy="{places[frame][1]:.2f}%" r="4"/>'
+        for frame in (marked if len(cosines) > 1 else [0])
+    )
+    levels = "".join(
+        f'<span style="top:{100 * part / 3:.2f}%">{number(high - span * part / 3, 2)}</span>'
+        for part in range(4)
+    )
+    step = math.ceil(last / 5)
+    numbers = "".join(
+        f'<span style="left:{100 * frame / last:.2f}%">{frame}</span>'
+        for frame in range(0, len(cosines), step)
+    )
+    label = f"Cosines of the caption with {len(cosines)} frames, from {number(min(cosines))} to "
+    return (
+        '<p class="note">Cosine of the whole caption with each frame</p>'
+        f'<div class="curve" role="img" aria-label="{label}{number(max(cosines))}">'
+        f'<div class="levels">{levels}</div><div class="plotted">'
+        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none"><polyline points="{line}"/></svg>'
+        f'<svg>{points}</svg><div class="numbers">{numbers}</div></div></div>'
+    )
 
 
 _BEST = " <small>best</small>"
@@ -305,6 +419,11 @@ def table(title: str, rows: Mapping[str, Any], columns: Sequence[str] = ()) -> s
 
 
 def _cell(value: float, column: str = "") -> str:
-    shown = value if isinstance(value, int) else number(value)
     title = f' data-title="{escape(column)}"' if column else ""  # where a narrow screen has no head
-    return f'<td{title}><data value="{value!r}">{shown}</data></td>'
+    return f"<td{title}>{_data(value)}</td>"
+
+
+def _data(value: float) -> str:
+    """A number for readers, with all its digits for programs."""
+    shown = value if isinstance(value, int) else number(value)
+    return f'<data value="{value!r}">{shown}</data>'

@@ -12,16 +12,14 @@ from PIL import Image
 from capeval_core.reports.canvas import FAINT, INK, LINE, PAPER, REGIONS, Canvas, check_width
 from capeval_core.reports.text import FINER, Piece, lines_of, shortened
 
-DESIGNED, NARROW = 720, 440
-"""Widths for which sizes are given: of a sheet by itself, and of one inside of a page."""
+DESIGNED = 720
+"""Width for which sizes are given."""
 _MARGIN, _LEFT = 24.0, 68.0
 _CURVE = 150.0
 _TITLE, _TEXT, _SMALL = 16.0, 12.0, 10.5
 _ROW = 15.0
 _GAP = 10.0
 _MOST_FRAMES = 6
-_LEAST_WIDTH = 90.0
-"""Of a frame, by which fewer are shown on a narrow sheet."""
 _MOST_LINES = 8
 """Of words below a frame."""
 
@@ -66,7 +64,6 @@ def draw_frames(
     words: Sequence[FrameMatch],
     frames: Mapping[int, Image.Image],
     width: int = 2 * DESIGNED,
-    designed: int = DESIGNED,
 ) -> Image.Image:
     """The cosine of a caption with each frame as a curve, and below it the best frames of its words.
 
@@ -76,7 +73,6 @@ def draw_frames(
         words: the best frame of each word.
         frames: the images of `best_frames(words)`; those that are not there are drawn empty.
         width: of the result, in pixels.
-        designed: the width in which texts have their usual size, `DESIGNED` or `NARROW`.
 
     Raises:
         ValueError: the width is below 320 pixels.
@@ -86,17 +82,16 @@ def draw_frames(
     720
     """
     check_width(width)
-    inner = designed - 2 * _MARGIN
-    across = min(_MOST_FRAMES, int((inner + _GAP) // (_LEAST_WIDTH + _GAP)))
+    inner = DESIGNED - 2 * _MARGIN
     title = shortened(lines_of(caption, _TITLE, inner), 2, _TITLE, inner)
-    best = best_frames(words, across)
-    cell = (inner - _GAP * (across - 1)) / across
+    best = best_frames(words)
+    cell = (inner - _GAP * (_MOST_FRAMES - 1)) / _MOST_FRAMES
     tallest = max((_height(frames.get(frame), cell) for frame in best), default=0.0)
     top = _MARGIN + 22 * len(title) + 12
     strip = top + 18 + _CURVE + 44
     texts = {frame: _words(own, cell) for frame, own in best.items()}
     below = tallest + _ROW * (1 + max(map(len, texts.values()))) if texts else 0.0
-    canvas = Canvas(designed, strip + below + _MARGIN, PAPER, FINER * width / designed)
+    canvas = Canvas(DESIGNED, strip + below + _MARGIN, PAPER, FINER * width / DESIGNED)
     for row, line in enumerate(title):
         canvas.line_of_text(_MARGIN, _MARGIN + 14 + 22 * row, line, _TITLE, INK)
     _draw_curve(canvas, top, cosines, best)

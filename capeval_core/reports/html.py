@@ -12,12 +12,12 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from capeval_core._version import __version__
-from capeval_core.reports.explanations import DIGITS, STYLE, number
+from capeval_core.reports.explanations import DIGITS, STYLE, TINY_KNOWS
 from capeval_core.reports.html_captions import most_different, worst_and_best
 from capeval_core.reports.html_charts import distributions, means
 from capeval_core.reports.html_pictures import FRAMES, Pictures
-from capeval_core.reports.systems import Cell, Column, System, Systems
-from capeval_core.values import p_in_words, signed
+from capeval_core.reports.systems import Column, System, Systems
+from capeval_core.values import minus, p_in_words, signed
 from capeval_core.writing import try_writing, write_whole
 
 FILE = "index.html"
@@ -26,7 +26,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-ur
 """What a browser may do for the page: nothing but show it, whatever a caption holds."""
 _REASONS = 12
 _SIGNS = {"better": "▲ ", "worse": "▼ ", "equal": ""}
-_VERDICTS = {"better": "better", "worse": "worse", "equal": "no difference shown"}
+_VERDICTS = {"better": "better", "worse": "worse", "tied": "tied", "equal": "no difference shown"}
 _LEFT_OUT = "Left out: {}s with a score in only one of system and baseline, which the test does not use."
 _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\ufffd")
 """Control characters, which HTML cannot hold."""
@@ -123,32 +123,39 @@ def _overview(systems: Systems) -> str:
     rows = "".join(_system_row(system, systems) for system in systems.systems)
     sentences = [*_verdicts(systems), *_conditions(systems)]
     return (
-        '<section><h2>Results</h2><div class="wide" tabindex="0" role="region" aria-label="Results">'
+        f"<section><h2>Results</h2>{_tiny(systems)}"
+        '<div class="wide" tabindex="0" role="region" aria-label="Results">'
         f'<table class="systems"><thead><tr><th scope="col">System</th>{headings}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>{''.join(sentences)}</section>"
     )
 
 
+def _tiny(systems: Systems) -> str:
+    """A warning of the metrics that were computed with the demonstration weights."""
+    titles = [
+        column.title
+        for column in systems.columns
+        if any(":tiny@" in system.cells[column.name].signature for system in systems.systems)
+    ]
+    return f'<p class="warning">{escape(f"{_listed(titles)}: {TINY_KNOWS}")}</p>' if titles else ""
+
+
 def _system_row(system: System, systems: Systems) -> str:
     base = " <small>baseline</small>" if system.name == systems.baseline else ""
-    cells = "".join(_cell(system.cells[column.name], column, systems) for column in systems.columns)
+    cells = "".join(_cell(system, column, systems) for column in systems.columns)
     return f'<tr><th scope="row"><bdi>{escape(system.name)}</bdi>{base}</th>{cells}</tr>'
 
 
-def _cell(cell: Cell, column: Column, systems: Systems) -> str:
-    means = [system.cells[column.name].mean for system in systems.systems]
-    finite = [mean for mean in means if math.isfinite(mean)]
-    is_best = (
-        len(finite) > 1
-        and cell.lack is None
-        and cell.mean == (max if column.higher_is_better else min)(finite)
-    )
+def _cell(system: System, column: Column, systems: Systems) -> str:
+    cell, number = system.cells[column.name], systems.for_page
+    is_best = system.name in systems.best(column, DIGITS)
     shown = f'<b class="value">{number(cell.mean)}</b>'
     if cell.interval is not None:
         shown += f'<span class="interval">{number(cell.interval[0])} to {number(cell.interval[1])}</span>'
     if cell.test is not None:
         kind = systems.verdict(cell, column)
-        words = f"{signed(cell.test.difference, DIGITS)}, {p_in_words(cell.test.adjusted, systems.level)}"
+        difference = minus(signed(systems.scaled(cell.test.difference), systems.decimals(DIGITS)))
+        words = f"{difference}, {p_in_words(cell.test.adjusted, systems.level)}"
         shown += f'<span class="test {kind}">{_SIGNS[kind]}{words}</span>'
     return f'<td class="{"best" if is_best else ""}" data-title="{escape(column.title)}">{shown}</td>'
 
@@ -158,7 +165,10 @@ def _verdicts(systems: Systems) -> Iterator[str]:
     for system in systems.systems:
         by_verdict: dict[str, list[str]] = {}
         for column in systems.columns:
-            if verdict := systems.verdict(system.cells[column.name], column):
+            cell = system.cells[column.name]
+            if verdict := systems.verdict(cell, column):
+                if cell.test is not None and not cell.test.difference:
+                    verdict = "tied"
                 title = f'<span class="name-of-metric">{escape(column.title)}</span>'
                 by_verdict.setdefault(_VERDICTS[verdict], []).append(title)
         if by_verdict:
@@ -187,6 +197,14 @@ def _conditions(systems: Systems) -> Iterator[str]:
             f"▲ better, ▼ worse than the baseline: {adjusted} below {1 - systems.level:.2g}. "
             f"{_sentence(systems.test)}{_sentence(systems.correction)}"
         )
+    for column in systems.columns:
+        if len(best := systems.best(column, DIGITS)) > 1:
+            value = systems.for_page(
+                next(s for s in systems.systems if s.name == best[0]).cells[column.name].mean
+            )
+            notes.append(f"{column.title}: {_listed(best)} tie at {value}, as far as digits are shown.")
+    if systems.times_100:
+        notes.append("Scores are times 100; parts and evidence of a score are as the metric gives them.")
     reasons: dict[str, dict[str, None]] = {}
     for _, column, cell in cells:
         relative = column.relative and f"no interval, as {column.relative}"
@@ -197,16 +215,19 @@ def _conditions(systems: Systems) -> Iterator[str]:
 
 
 def _metric(column: Column, systems: Systems, pictures: Pictures) -> str:
-    """The section of a metric: charts, worst and best captions, differences."""
+    """The section of a metric: charts, worst and best captions, differences; all but the first are folded."""
     summary = f"<p>{escape(column.summary)}</p>" if column.summary else ""
     frames = f"{FRAMES} frames of each video are shown, evenly spread." if systems.visual == "video" else ""
-    charts = means(column, systems.systems) if len(systems.systems) > 1 else ""
-    charts += distributions(column, systems.systems)
+    charts = means(column, systems) if len(systems.systems) > 1 else ""
+    charts += distributions(column, systems)
+    is_open = "open" if column is systems.columns[0] else ""
+    # The anchor is inside, so that a link to it unfolds the metric.
     return (
-        f'<section id="{_anchor(column)}"><h2>{escape(column.title)}</h2>{summary}'
-        f'<p class="note">{_range(column)}{_better(column)}. {frames}</p>'
+        f'<section><details class="metric" {is_open}><summary><h2>{escape(column.title)}</h2></summary>'
+        f'<div id="{_anchor(column)}">{summary}'
+        f'<p class="note">{_range(column, systems)}{_better(column)}. {frames}</p>'
         f'<div class="charts">{charts}</div>{_ends(column, systems, pictures)}'
-        f"{_differences(column, systems, pictures)}</section>"
+        f"{_differences(column, systems, pictures)}</div></details></section>"
     )
 
 
@@ -222,7 +243,8 @@ def _differences(column: Column, systems: Systems, pictures: Pictures) -> str:
     if not others or column.relative is not None:
         return ""
     shown = [
-        (f"{other.name} and {first.name}", most_different(other, first, column, pictures)) for other in others
+        (f"{other.name} and {first.name}", most_different(other, first, column, systems, pictures))
+        for other in others
     ]
     return "<h3>Where two systems differ most</h3>" + _folded(shown, first="open")
 
@@ -324,12 +346,13 @@ def _better(column: Column) -> str:
     return f"{'higher' if column.higher_is_better else 'lower'} is better"
 
 
-def _range(column: Column) -> str:
+def _range(column: Column, systems: Systems) -> str:
     if column.relative is not None:
         return f"{escape(column.relative[:1].upper() + column.relative[1:])}; "
     if not all(map(math.isfinite, column.range)):  # of a package that is not installed here
         return ""
-    return f"From {column.range[0]:.3g} to {column.range[1]:.3g}, "
+    low, high = map(systems.scaled, column.range)
+    return minus(f"From {low:.3g} to {high:.3g}, ")
 
 
 def _listed(names: Sequence[str]) -> str:

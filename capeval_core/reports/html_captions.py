@@ -9,7 +9,7 @@ from contextlib import suppress
 from html import escape
 from typing import Any
 
-from capeval_core.reports.explanations import number, panels, parts
+from capeval_core.reports.explanations import panels, parts
 from capeval_core.reports.html_pictures import Pictures
 from capeval_core.reports.systems import Cell, Column, System, Systems
 
@@ -32,7 +32,20 @@ def worst_and_best(system: System, column: Column, systems: Systems, pictures: P
     for title, indices in (("Worst", worst), ("Best", best)):
         cards = "".join(_card(system, column, systems, index, pictures) for index in indices)
         shown += f'<h4>{title}</h4><div class="cards">{cards}</div>' if cards else ""
+        shown += _tied(cell.scores, indices, systems) if cards else ""
     return shown
+
+
+def _tied(scores: Sequence[float], shown: Sequence[int], systems: Systems) -> str:
+    """A note where the last of the captions that are shown is one of more with the same number."""
+    numbers = [systems.for_page(score) for score in scores]
+    last = numbers[shown[-1]]
+    tied, here = numbers.count(last), sum(numbers[index] == last for index in shown)
+    return (
+        f'<p class="note">{tied:,} captions tie at {last}; {here} of them are shown.</p>'
+        if tied > here
+        else ""
+    )
 
 
 def ends(scores: Sequence[float], higher_is_better: bool = True) -> tuple[list[int], list[int]]:
@@ -46,17 +59,26 @@ def ends(scores: Sequence[float], higher_is_better: bool = True) -> tuple[list[i
     return best[::-1][: min(SHOWN, len(best) // 2)], best[: min(SHOWN, (len(best) + 1) // 2)]
 
 
-def most_different(first: System, second: System, column: Column, pictures: Pictures) -> str:
-    """The captions of the same visuals by which either system is furthest ahead of the other."""
+def most_different(
+    first: System, second: System, column: Column, systems: Systems, pictures: Pictures
+) -> str:
+    """The captions of the same visuals by which either system is furthest ahead of the other, and ties."""
     gains = sorted(differences(first, second, column), key=lambda gain: gain[2])
-    ahead = [gain for gain in gains if gain[2] > 0][-DIFFERENCES:][::-1]
-    behind = [gain for gain in gains if gain[2] < 0][:DIFFERENCES]
+    ours, theirs = ([*map(systems.for_page, one.cells[column.name].scores)] for one in (first, second))
+    apart = [gain for gain in gains if ours[gain[0]] != theirs[gain[1]]]  # others tie
+    ahead, behind = [gain for gain in apart if gain[2] > 0][::-1], [gain for gain in apart if gain[2] < 0]
     shown = ""
     for name, chosen in ((first.name, ahead), (second.name, behind)):
-        cards = "".join(_pair(first, second, column, gain, pictures) for gain in chosen)
+        cards = "".join(
+            _pair(first, second, column, gain, systems, pictures) for gain in chosen[:DIFFERENCES]
+        )
         title = f"Where <bdi>{escape(name)}</bdi> scores {'higher' if column.higher_is_better else 'better'}"
+        title += f": {len(chosen):,} of {len(gains):,}"
         shown += f'<h4>{title}</h4><div class="cards">{cards}</div>' if cards else ""
-    return shown or '<p class="note">No caption of one visual has different scores.</p>'
+    ties = len(gains) - len(apart)
+    verb = "tie: both captions have" if ties > 1 else "is a tie: both captions have"
+    tied = f'<p class="note">{ties:,} of {len(gains):,} {verb} the same score.</p>' if ties else ""
+    return shown + tied or '<p class="note">No two captions of one visual have scores.</p>'
 
 
 def differences(first: System, second: System, column: Column) -> Iterator[tuple[int, int, float]]:
@@ -84,16 +106,19 @@ def _numbered(ids: Sequence[str]) -> Iterator[tuple[str, int]]:
 def _card(system: System, column: Column, systems: Systems, index: int, pictures: Pictures) -> str:
     cell = system.cells[column.name]
     picture = _picture(system, index, pictures)
+    text = f'<p class="score">{systems.for_page(cell.scores[index])}</p>{quoted(system.captions[index])}'
+    why = _explanation(system, cell, index, systems, pictures)
+    # A box to check, as a folded block would open inside its column: what it shows has the row below.
+    press = '<label class="why-press"><input type="checkbox">Breakdown</label>' if why else ""
+    below = f'<div class="why">{text}<div class="evidence">{why}</div></div>' if why else ""
     return (
-        f'<article class="card">{picture}<div class="text">'
-        f'<p class="score">{number(cell.scores[index])}</p>{quoted(system.captions[index])}'
-        f'<p class="id" dir="auto">{escape(system.ids[index])}</p></div>'
-        f"{_explanation(system, cell, index, systems, pictures)}</article>"
+        f'<article class="card">{picture}<div class="text">{text}'
+        f'<p class="id" dir="auto">{escape(system.ids[index])}</p></div>{press}</article>{below}'
     )
 
 
 def _explanation(system: System, cell: Cell, index: int, systems: Systems, pictures: Pictures) -> str:
-    """Where a score comes from, to unfold: its evidence, its parts, the references."""
+    """Where a score comes from: its evidence, its parts, the references; "" where nothing is known."""
     evidence: Mapping[str, Any] = {}
     with suppress(OSError, ValueError):  # an image that is no longer there costs its explanation alone
         evidence = {} if cell.evidence is None else cell.evidence.get(index, {})
@@ -104,17 +129,21 @@ def _explanation(system: System, cell: Cell, index: int, systems: Systems, pictu
         items = "".join(f'<li dir="auto">{escape(_cut(text))}</li>' for text in texts[:_REFERENCES])
         more = f"<li>and {len(texts) - _REFERENCES:,} more</li>" if len(texts) > _REFERENCES else ""
         shown += f'<p class="note">References</p><ul>{items}{more}</ul>'
-    shown += parts(values, systems.titles)
-    return f"<details><summary>Breakdown</summary>{shown}</details>" if shown else ""
+    return shown + parts(values, systems.titles)
 
 
 def _pair(
-    first: System, second: System, column: Column, gain: tuple[int, int, float], pictures: Pictures
+    first: System,
+    second: System,
+    column: Column,
+    gain: tuple[int, int, float],
+    systems: Systems,
+    pictures: Pictures,
 ) -> str:
     index, other, _ = gain
     rows = ""
     for system, own in ((first, index), (second, other)):
-        score = number(system.cells[column.name].scores[own])
+        score = systems.for_page(system.cells[column.name].scores[own])
         rows += (
             f'<div class="side"><p class="name" dir="auto">{escape(system.name)}</p>'
             f'<p class="score">{score}</p>{quoted(system.captions[own])}</div>'

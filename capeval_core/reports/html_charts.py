@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 import numpy as np
 
 from capeval_core.reports.charts import round_axis
-from capeval_core.reports.explanations import number
-from capeval_core.reports.systems import Cell, Column, System
+from capeval_core.reports.systems import Cell, Column, Systems
+from capeval_core.values import minus
 
 _BINS = 8, 48
 """Fewest and most bars of a distribution."""
 
 
-def means(column: Column, systems: Sequence[System]) -> str:
+def means(column: Column, systems: Systems) -> str:
     """The number of each system and its interval, on an axis of what these take up."""
-    cells = [system.cells[column.name] for system in systems]
+    cells = [system.cells[column.name] for system in systems.systems]
+    number = systems.for_page
     extents = [x for cell in cells for x in (cell.mean, *(cell.interval or ())) if math.isfinite(x)]
     if not extents:
         return ""
@@ -28,24 +29,25 @@ def means(column: Column, systems: Sequence[System]) -> str:
         return f"{100 * (x - low) / (high - low):.2f}%"
 
     rows = []
-    for system, cell in zip(systems, cells, strict=True):
+    for system, cell in zip(systems.systems, cells, strict=True):
         marks = ""
         if cell.interval is not None:
             ends = f'x1="{at(cell.interval[0])}" x2="{at(cell.interval[1])}"'
             marks = f'<line {ends} y1="50%" y2="50%" class="whisker"/>'
         if math.isfinite(cell.mean):
             marks += f'<circle cx="{at(cell.mean)}" cy="50%" r="5" class="dot"/>'
-        rows.append(_row(system.name, marks, _in_words(cell), number(cell.mean), "means"))
+        rows.append(_row(system.name, marks, _in_words(cell, number), number(cell.mean), "means"))
     title = "Means" + (" with intervals" if any(cell.interval for cell in cells) else "")
-    return _chart(title, rows, low, high, step)
+    return _chart(title, rows, systems, low, high, step)
 
 
-def distributions(column: Column, systems: Sequence[System]) -> str:
+def distributions(column: Column, systems: Systems) -> str:
     """How many captions of each system have which score, on one axis, with the mean marked."""
     finite = {
         system.name: np.array([x for x in system.cells[column.name].scores if math.isfinite(x)])
-        for system in systems
+        for system in systems.systems
     }
+    number = systems.for_page
     values = np.concatenate([*finite.values(), np.empty(0)])
     if not len(values):
         return ""
@@ -53,7 +55,7 @@ def distributions(column: Column, systems: Sequence[System]) -> str:
     bins = min(max(int(2 * math.sqrt(max(map(len, finite.values())))), _BINS[0]), _BINS[1])
     width = 100 / bins
     rows = []
-    for system in systems:
+    for system in systems.systems:
         own = finite[system.name]
         count = np.histogram(own, bins, (low, high))[0]
         bars = "".join(
@@ -71,10 +73,10 @@ def distributions(column: Column, systems: Sequence[System]) -> str:
         deviation = number(float(own.std())) if len(own) else ""
         rows.append(_row(system.name, bars, spoken, deviation, "counts"))
     note = "line: mean of the captions; bars: each system's own share of captions; right: standard deviation"
-    return _chart("Distribution of the captions' scores", rows, low, high, step, note)
+    return _chart("Distribution of the captions' scores", rows, systems, low, high, step, note)
 
 
-def _in_words(cell: Cell) -> str:
+def _in_words(cell: Cell, number: Callable[[float], str]) -> str:
     if cell.interval is None:
         return number(cell.mean)
     return f"{number(cell.mean)}, interval {number(cell.interval[0])} to {number(cell.interval[1])}"
@@ -89,10 +91,14 @@ def _row(name: str, marks: str, spoken: str, value: str, kind: str) -> str:
     )
 
 
-def _chart(title: str, rows: Sequence[str], low: float, high: float, step: float, note: str = "") -> str:
+def _chart(
+    title: str, rows: Sequence[str], systems: Systems, low: float, high: float, step: float, note: str = ""
+) -> str:
     ticks = np.arange(low, high + step / 2, step).tolist()
+    shown = {tick: minus(f"{systems.scaled(tick):.4g}") for tick in ticks}
     axis = "".join(
-        f'<span style="left:{100 * (tick - low) / (high - low):.2f}%">{tick:.4g}</span>' for tick in ticks
+        f'<span style="left:{100 * (tick - low) / (high - low):.2f}%">{text}</span>'
+        for tick, text in shown.items()
     )
     below = f'<p class="note">{escape(note)}</p>' if note else ""
     return (

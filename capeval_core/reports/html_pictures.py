@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from html import escape
 from io import BytesIO
 from itertools import islice
@@ -50,13 +50,13 @@ class Pictures:
         label = f' role="img" aria-label="{escape(description)}"'
         return self._shown[key][0].replace("<svg", f"<svg{label}", 1)
 
-    def drawing(self, evidence: Mapping[str, Any], text: str) -> str:
-        """What an explanation draws; "" if there is nothing to draw, or no room."""
+    def drawing(self, picture: Callable[[int], Image.Image] | None, text: str) -> str:
+        """A picture of an explanation; "" if there is none, or no room."""
         if self._room["drawings"] < 0:
-            self.left_out += hasattr(evidence, "overlay")
+            self.left_out += picture is not None
             return ""
         try:
-            shown = drawing(evidence, text, _DRAWN, quality=80)
+            shown = drawing(picture, text, _DRAWN, quality=80)
         except (ImageError, ValueError):  # an image that is no longer there, boxes without an image
             return ""
         return shown if self._fits("drawings", shown) else ""

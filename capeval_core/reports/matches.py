@@ -130,8 +130,6 @@ class MatchExplanation(DrawnExplanation):
             raise ValueError("there are no words to draw: the caption or the reference is empty")
         return _heat_map(self["caption"], note, width)
 
-    overlay = plot
-
     def __reduce__(self) -> tuple[Any, ...]:
         return MatchExplanation, (dict(self),)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from capeval_core.reports.explanations import DIGITS, number
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ class Systems:
     test: name of the test. correction: how p-values are adjusted, in words, with the family of tests.
     messages: what failed or was truncated or left out, in words, for people to read.
     titles: of parts, by their names in `Cell.parts`, where they have any. command: what repeats all this.
+    digits: decimals of scores for readers; None: as many as the place has by itself.
+    times_100: whether scores for readers are times 100.
     """
 
     systems: Sequence[System]
@@ -110,6 +115,34 @@ class Systems:
     messages: Sequence[str] = ()
     titles: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
+    digits: int | None = None
+    times_100: bool = False
+
+    def scaled(self, value: float) -> float:
+        """A score, or a difference of scores, as readers want it."""
+        return 100 * value if self.times_100 else value
+
+    def decimals(self, usual: int) -> int:
+        """Decimals of scores; `usual`: where readers want none in particular, of scores as they are."""
+        return max(usual - 2 * self.times_100, 0) if self.digits is None else self.digits
+
+    def number(self, value: float, usual: int = 4) -> str:
+        """A score for readers; "n/a" where there is none."""
+        return f"{self.scaled(value):.{self.decimals(usual)}f}" if math.isfinite(value) else "n/a"
+
+    def for_page(self, value: float) -> str:
+        """A score on a page."""
+        return number(self.scaled(value), self.decimals(DIGITS))
+
+    def best(self, column: Column, usual: int = 4) -> list[str]:
+        """The systems with the best mean of several; more than one where they tie in the digits shown."""
+        cells = {system.name: system.cells[column.name] for system in self.systems}
+        finite = {name: cell for name, cell in cells.items() if math.isfinite(cell.mean)}
+        if len(finite) < 2:
+            return []
+        best = (max if column.higher_is_better else min)(cell.mean for cell in finite.values())
+        shown = self.number(best, usual)
+        return [n for n, cell in finite.items() if cell.lack is None and self.number(cell.mean, usual) == shown]
 
     def significant(self, cell: Cell) -> bool:
         """Whether a cell differs from the baseline after the correction."""

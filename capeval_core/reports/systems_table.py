@@ -24,7 +24,7 @@ def stacked_table(systems: Systems) -> Table:
         cells = [system.cells[column.name] for column in systems.columns]
         lines = [
             [_mean(systems, cell) for cell in cells],
-            [_interval(cell, " to ") for cell in cells],
+            [_interval(systems, cell, " to ") for cell in cells],
             [_p_value(systems, cell) for cell in cells],
         ]
         kept = [lines[0], *(line for line in lines[1:] if any(line))]
@@ -38,13 +38,20 @@ def cells_table(systems: Systems) -> Table:
         [
             system.name,
             *(
-                " ".join(filter(None, [_mean(systems, cell), _bracketed(cell)]))
+                " ".join(filter(None, [_mean(systems, cell), _bracketed(systems, cell)]))
                 for cell in (system.cells[column.name] for column in systems.columns)
             ),
         ]
         for system in systems.systems
     ]
-    return Table("Systems", _header(systems), rows, _notes(systems))
+    best = [systems.best(column) for column in systems.columns]
+    bold = {
+        (row, place)
+        for row, system in enumerate(systems.systems)
+        for place, names in enumerate(best, 1)
+        if system.name in names
+    }
+    return Table("Systems", _header(systems), rows, _notes(systems), bold)
 
 
 def long_table(systems: Systems) -> Table:
@@ -84,6 +91,7 @@ def _notes(systems: Systems) -> list[str]:
         corrected = f", {systems.correction}" if systems.correction else ""
         limit = f"p < {1 - systems.level:.2g}"
         notes.append(f"{MARK}: differs from {systems.baseline} ({limit}, {systems.test}{corrected})")
+    notes += ["means and intervals times 100"] if systems.times_100 else []
     notes += systems.messages
     for column in systems.columns:
         signatures = dict.fromkeys(system.cells[column.name].signature for system in systems.systems)
@@ -92,17 +100,15 @@ def _notes(systems: Systems) -> list[str]:
 
 
 def _mean(systems: Systems, cell: Cell) -> str:
-    if not math.isfinite(cell.mean):
-        return "n/a"
-    return f"{cell.mean:.4f}{MARK if systems.significant(cell) else ''}"
+    return f"{systems.number(cell.mean)}{MARK if systems.significant(cell) else ''}"
 
 
-def _interval(cell: Cell, between: str) -> str:
-    return "" if cell.interval is None else f"{cell.interval[0]:.4f}{between}{cell.interval[1]:.4f}"
+def _interval(systems: Systems, cell: Cell, between: str) -> str:
+    return "" if cell.interval is None else between.join(map(systems.number, cell.interval))
 
 
-def _bracketed(cell: Cell) -> str:
-    interval = _interval(cell, ", ")
+def _bracketed(systems: Systems, cell: Cell) -> str:
+    interval = _interval(systems, cell, ", ")
     return interval and f"[{interval}]"
 
 

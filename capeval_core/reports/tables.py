@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -19,6 +19,8 @@ _TAU = re.compile(r"\btau_([bc])\b")
 class Table:
     """A table: a header, rows of as many cells, a title and notes below it.
 
+    bold: row and column of the cells whose first word LaTeX prints in bold.
+
     >>> table = Table("Set", ["metric", "tau_b"], [["PAC-S", "53.92"]], ["17 rows"])
     >>> print(table.text())
     metric  tau_b
@@ -31,6 +33,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+    bold: Collection[tuple[int, int]] = ()
 
     def text(self) -> str:
         """Aligned columns, then the notes."""
@@ -61,12 +64,17 @@ class Table:
     def latex(self) -> str:
         r"""A `tabular` with booktabs' rules; the notes are comments.
 
-        >>> print(Table("Set", ["a", "b"], [["[1]", "2"]], ["50%"]).latex().splitlines()[-3])
-        {}[1] & 2 \\
+        >>> print(Table("Set", ["a", "b"], [["[1]", "2 [1, 3]"]], bold={(0, 1)}).latex().splitlines()[-3])
+        {}[1] & \textbf{2} [1, 3] \\
         """
         lines = [f"% {self.title}", *(f"% {note}" for note in self.notes)]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}", r"\toprule"]
-        lines += [_latex_row(self.header), r"\midrule", *map(_latex_row, self.rows)]
+        lines += [_latex_row(map(_latex, self.header)), r"\midrule"]
+        for place, row in enumerate(self.rows):
+            bold = [
+                _bold(_latex(cell)) if (place, i) in self.bold else _latex(cell) for i, cell in enumerate(row)
+            ]
+            lines.append(_latex_row(bold))
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def csv(self) -> str:
@@ -85,8 +93,13 @@ def _markdown(text: str) -> str:
     return _MARKED.sub(r"\\\g<0>", " ".join(text.split()))
 
 
-def _latex_row(cells: Sequence[str]) -> str:
-    row = " & ".join(map(_latex, cells)) + r" \\"
+def _bold(cell: str) -> str:
+    first, *rest = cell.split(" ", 1)
+    return " ".join([rf"\textbf{{{first}}}", *rest])
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    row = " & ".join(cells) + r" \\"
     return "{}" + row if row[0] in "[*" else row  # else an argument of the line break before it
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from capeval_core.inputs.frames import EVERY
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.matching.cosine import unit
 from capeval_core.reports.drawn import DrawnExplanation
-from capeval_core.reports.frames import DESIGNED, NARROW, FrameMatch, best_frames, draw_frames
+from capeval_core.reports.frames import DESIGNED, FrameMatch, best_frames, draw_frames
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,21 +52,24 @@ class VideoExplanation(DrawnExplanation):
             ValueError: there is no score, or the width is below 320 pixels.
             ImageError: the video can no longer be read.
         """
-        return self._drawn(width, DESIGNED)
-
-    def overlay(self, width: int = 2 * NARROW) -> Image:
-        """The same on a narrow sheet, with fewer frames; arguments and errors are those of `plot`."""
-        return self._drawn(width, NARROW)
-
-    def _drawn(self, width: int, designed: int) -> Image:
         if "error" in self:
             raise ValueError(f"there is no score to draw: {self['error']}")
-        frames = self._frames()
-        return draw_frames(self["caption"], self["frame_cosines"], self["words"], frames, width, designed)
+        frames = self._frames(best_frames(self["words"]))
+        return draw_frames(self["caption"], self["frame_cosines"], self["words"], frames, width)
 
-    def _frames(self) -> dict[int, Image]:
-        """The frames that are drawn, by their position among those that were compared."""
-        wanted = best_frames(self["words"])
+    def frames(self, wanted: Collection[int], width: int) -> dict[int, Image]:
+        """Some of the frames that were compared, by their positions, read again; at most `width` pixels wide.
+
+        Raises:
+            ImageError: the video can no longer be read.
+        """
+        found = {position: image.convert("RGB") for position, image in self._frames(wanted).items()}
+        for image in found.values():
+            image.thumbnail((width, width))
+        return found
+
+    def _frames(self, wanted: Collection[int]) -> dict[int, Image]:
+        """Frames by their position among those that were compared."""
         if self._video is None or not wanted:
             return {}
         video = self._video.load()

@@ -118,6 +118,7 @@ class VilbertScore(RegionMetric):
   url       = {https://aclanthology.org/2020.eval4nlp-1.4}
 }"""
     range = (0.0, 1.0)
+    part_titles: ClassVar = {"f": "F"}
     needs_references = True
     default_weights = VILBERT
     default_regions = X152_VG

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.cli.conftest import CAPTIONS, Ran
 
@@ -38,4 +41,17 @@ def test_a_page_that_cannot_be_written_is_refused_before_scoring(score: Score, f
 def test_where_a_score_comes_from_is_on_the_page(score: Score, files: Path) -> None:
     assert score("hices", "--weights", "tiny", "--report", files / "report").status == 0
     html = (files / "report" / "index.html").read_text(encoding="utf-8")
-    assert '</summary><figure><img src="data:image/jpeg' in html
+    panel = re.search('</label></article><div class="why">.*?<img src="data:image/jpeg', html)
+    assert panel is not None and "gITC: global image-text compatibility" in html
+    assert "HICE-S: tiny knows nothing but drawn scenes" in html
+
+
+def test_digits_and_times_100_are_for_readers_alone(score: Score, files: Path) -> None:
+    plain = score("pacs", "--json", files / "plain.json")
+    ran = score("pacs", "--digits", "1", "--times-100", "--json", files / "out.json", "--report", files / "r")
+    assert (files / "plain.json").read_text() == (files / "out.json").read_text()
+    first, percent = (float(one.out.split()[1]) for one in (plain, ran))
+    assert percent == pytest.approx(100 * first, abs=0.06) and ran.out.split()[1].partition(".")[2].isdigit()
+    html = (files / "r" / "index.html").read_text(encoding="utf-8")
+    assert f'<b class="value">{percent:.1f}</b>' in html
+    assert score("pacs", "--digits", "99").status == 2

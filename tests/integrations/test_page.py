@@ -393,6 +393,9 @@ def test_hice_shows_the_wrong_phrase_and_the_regions(
             assert [text.removesuffix(" chosen") for text in shown] == references[0]
         page.screenshot(path=screenshots / f"{name}.png", full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        place = page.locator("#caption").bounding_box()  # on a desk the inputs stay beside a long answer
+        assert (0 <= place["y"] < size[1]) is (size == WIDE)
         page.close()  # before the server, or the browser complains of the lost connection
     finally:
         demo.close(verbose=False)

@@ -138,7 +138,10 @@ def test_a_video_is_scored_in_a_browser(visit: Callable[..., Page], tmp_path: Pa
         page.locator("#caption textarea").fill("a red field")
         page.locator("#score").click()
         page.locator("#result .score").wait_for()
-        assert page.locator("#result figure img").count() == 1
+        assert page.locator("#result .curve polyline").is_visible()
+        assert (
+            page.locator("#result .frames img").count() == page.locator("#result .frames figure").count() > 0
+        )
         assert "media:video" in page.locator("#signature textarea").input_value()
         clip = demo_clips()[1]
         page.locator(".example").nth(1).click()

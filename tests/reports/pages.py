@@ -26,7 +26,7 @@ class Parsed(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "img", "circle", "line", "rect", "use", "image", "path"):
+        if tag not in ("meta", "img", "input", "circle", "line", "rect", "use", "image", "path"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

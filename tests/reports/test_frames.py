@@ -10,7 +10,7 @@ from PIL import Image
 
 from capeval_core.inputs.frames import EVERY, InputFrames
 from capeval_core.inputs.sampling import Sampling
-from capeval_core.reports.frames import DESIGNED, NARROW, FrameMatch, best_frames, draw_frames
+from capeval_core.reports.frames import FrameMatch, best_frames, draw_frames
 from capeval_core.scores.video_explanation import VideoExplanation
 
 COLOURS = ["red", "lime", "blue", "yellow", "fuchsia", "aqua", "white", "black"]
@@ -37,18 +37,21 @@ def explained(words: list[FrameMatch], sampling: Sampling = EVERY, frames: int =
 
 
 @pytest.mark.parametrize("width", [320, 720, 1440])
-@pytest.mark.parametrize("designed", [DESIGNED, NARROW])
 @pytest.mark.parametrize("cosines", [[0.3], [-0.5, -0.1], [0.0] * 300])
-def test_a_drawing_has_the_asked_width(width: int, designed: int, cosines: list[float]) -> None:
+def test_a_drawing_has_the_asked_width(width: int, cosines: list[float]) -> None:
     words = [match("a long word " * 30, 0), match("two", len(cosines) - 1)]
-    assert draw_frames("words " * 80, cosines, words, {0: FRAMES[0]}, width, designed).width == width
-    assert draw_frames("", cosines, [], {}, width, designed).width == width
+    assert draw_frames("words " * 80, cosines, words, {0: FRAMES[0]}, width).width == width
+    assert draw_frames("", cosines, [], {}, width).width == width
 
 
 def test_the_best_frames_of_words_are_read_and_drawn() -> None:
     drawn = explained([match("one", 0), match("two", 3), match("three", 3)]).plot(720)
     assert colours(drawn) == {"red", "yellow"}
-    assert colours(explained([match("one", 4)]).overlay()) == {"fuchsia"}
+    frames = explained([match("one", 4)]).frames([4, 0], 30)
+    assert {place: (one.width, *colours(one)) for place, one in frames.items()} == {
+        0: (30, "red"),
+        4: (30, "fuchsia"),
+    }
     assert colours(pickle.loads(pickle.dumps(explained([match("one", 4)]))).plot()) == {"fuchsia"}
 
 

@@ -14,7 +14,7 @@ from capeval_core.reports.html import check_report, page, without_folders, write
 from capeval_core.reports.html_captions import SHOWN, differences, ends
 from capeval_core.reports.systems import Column, Systems
 from capeval_core.reports.systems import Test as PairedTest
-from tests.reports.pages import NAN, Parsed, X, cell, system, two_systems
+from tests.reports.pages import NAN, Parsed, X, Y, cell, system, two_systems
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -53,6 +53,44 @@ def test_the_best_of_each_metric_is_marked_by_its_direction() -> None:
     assert best == [[("", "X-S"), ("best", "Y-S")], [("best", "X-S"), ("", "Y-S")]]
 
 
+def test_systems_that_read_alike_tie() -> None:
+    near = [system(name, "ab", {"x": cell(scores)}) for name, scores in zip("ABC", NEAR, strict=True)]
+    compared = Systems(near, [X], "A")
+    assert compared.best(X, 3) == ["A", "B"] and compared.best(X, 6) == ["B"]
+    html = page(compared)
+    assert html.count('<td class="best"') == 2 and "X-S: A and B tie at 0.500" in html
+    captions = html.partition("Where two systems differ most")[2]
+    assert "2 of 2 tie: both captions have the same score." in captions.partition("C and A")[0]
+    assert "Where <bdi>A</bdi> scores higher: 1 of 2" in captions.partition("C and A")[2]
+    many = page(Systems([system("A", "abcdefghij", {"x": cell([0.0] * 9 + [1.0])})], [X]))
+    assert "9 captions tie at 0.000; 4 of them are shown." in many
+
+
+NEAR = ([0.4, 0.6], [0.40001, 0.60001], [0.4, 0.1])
+
+
+def test_numbers_for_readers_have_minus_signs_and_the_digits_that_they_want() -> None:
+    lower = PairedTest(-0.2, -0.3, -0.1, 0.001, 0.004, 4)
+    cells = {"x": cell([-0.25, 0.0], interval=(-0.5, 0.25), test=lower)}
+    compared = Systems([system("A", "ab", {"x": cell([0.1, 0.2])}), system("B", "cd", cells)], [X], "A")
+    shown = Parsed(page(compared)).text
+    assert "−0.125 −0.500 to 0.250 ▼ −0.200" in shown and "-0." not in shown
+    percent = Parsed(page(replace(compared, times_100=True))).text
+    assert "−12.5 −50.0 to 25.0 ▼ −20.0" in percent and "From 0 to 100" in percent
+    assert "−12.50 −50.00 to 25.00" in Parsed(page(replace(compared, times_100=True, digits=2))).text
+
+
+def test_all_metrics_but_the_first_are_folded_and_tiny_is_warned_of() -> None:
+    def is_open(html: str) -> list[bool]:
+        return ["open" in one for one in Parsed(html).named("details") if one.get("class") == "metric"]
+
+    assert is_open(page(two_systems())) == [True, False]
+    assert "tiny" not in page(two_systems())
+    own = {"x": cell([0.5], signature="capeval:x|weights:tiny@1234|v:1"), "y": cell([0.5])}
+    (warning,) = re.findall('<p class="warning">(.*?)</p>', page(Systems([system("A", "a", own)], [X, Y])))
+    assert warning.startswith("X-S: tiny knows nothing but drawn scenes")
+
+
 def test_what_has_no_interval_or_test_says_why() -> None:
     few = cell([0.1, 0.2], no_interval="an interval needs 5 images", no_test="signatures differ")
     shown = Parsed(page(Systems([system("A", ["a", "b"], {"x": few})], [X]))).text
@@ -65,7 +103,7 @@ def test_worst_and_best_are_those_of_the_scores() -> None:
     assert ends(scores, higher_is_better=False) == ([3, 8, 9, 5], [2, 7, 6, 4])
     assert ends([NAN]) == ([], []) and ends([0.5]) == ([], [0])
     shown = page(Systems([system("A", [f"text{i}" for i in range(11)], {"x": cell(scores)})], [X]))
-    order = re.findall(r">(text\d+)<", shown)
+    order = re.findall(r">(text\d+)<", re.sub('<div class="why">.*?</blockquote>', "", shown))
     assert order == [f"text{i}" for i in (2, 7, 6, 4, 3, 8, 9, 5)] and len(order) == 2 * SHOWN
 
 
@@ -109,7 +147,7 @@ def test_no_text_becomes_a_tag_or_an_address(text: str) -> None:
         "html", "head", "meta", "title", "style", "body", "header", "main", "footer", "nav", "section",
         "h1", "h2", "h3", "h4", "p", "a", "div", "table", "thead", "tbody", "tr", "th", "td", "caption",
         "data", "b", "bdi", "small", "span", "figure", "figcaption", "svg", "line", "circle", "rect",
-        "details", "summary", "article", "blockquote", "ul", "li", "pre",
+        "details", "summary", "article", "blockquote", "ul", "li", "pre", "label", "input",
     }  # fmt: skip
     assert {tag for tag, _ in parsed.tags} <= known
     attributes = [(name, value) for _, found in parsed.tags for name, value in found.items()]

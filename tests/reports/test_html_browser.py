@@ -65,6 +65,9 @@ def test_nothing_is_fetched_or_run_and_nothing_is_wider_than_the_window(opened: 
     assert page.evaluate(wide) == []
     assert page.evaluate("document.documentElement.scrollWidth") == width
     inner = page.evaluate("[...document.querySelectorAll('.wide')].map(e => e.scrollWidth - e.clientWidth)")
+    assert page.evaluate("getComputedStyle(document.querySelector('.systems tbody th')).position") == (
+        "static" if width == 390 else "sticky"
+    )
     assert inner == [0] or width > 390  # a phone shows every number without scrolling in the table, either
 
 
@@ -80,6 +83,38 @@ def test_the_policy_stops_what_escaping_would_miss(opened: Any, tmp_path: Path, 
     assert page.title() == "2 systems by 2 metrics"
     assert failures == ["csp"]  # no connection was tried
     page.close()
+
+
+def test_where_a_score_comes_from_opens_below_its_row(opened: Any) -> None:
+    page, _ = opened(two_systems())
+    places = "[...document.querySelectorAll('.cards:has(.why-press)')][0].querySelectorAll('.card')"
+    places = f"[...{places}].map(e => [e.offsetLeft, e.offsetTop, e.offsetWidth, e.offsetHeight])"
+    before = page.evaluate(places)
+    assert len(before) == 2 and before[0][1] == before[1][1]
+    page.locator(".why-press").first.click()
+    assert page.evaluate(places) == before
+    panel, cards = page.locator(".why:visible"), page.locator(".cards").first
+    assert panel.count() == 1 and "Parts" in panel.inner_text()
+    below, row = panel.bounding_box(), cards.bounding_box()
+    assert below["width"] == row["width"]
+    assert below["y"] > page.locator(".card").nth(1).bounding_box()["y"] + before[1][3]
+    page.locator(".why-press input").first.press(" ")  # by the keyboard, too
+    assert panel.count() == 0
+
+
+def test_a_link_to_a_folded_metric_unfolds_it(opened: Any) -> None:
+    page, _ = opened(two_systems())
+    heading = page.locator(".metric", has_text="Y-S").get_by_text("Worst and best captions")
+    assert not heading.is_visible()
+    page.locator("nav a", has_text="Y-S").click()
+    assert heading.is_visible() and page.locator("h2", has_text="Y-S").is_visible()
+
+
+def test_distributions_of_systems_do_not_touch(opened: Any) -> None:
+    page, _ = opened(two_systems())
+    lanes = page.locator(".metric[open] .counts .lane")
+    first, second = (lanes.nth(place).bounding_box() for place in range(2))
+    assert second["y"] - first["y"] - first["height"] >= 8
 
 
 def test_on_a_phone_each_number_stands_with_the_name_of_its_metric(opened: Any) -> None:

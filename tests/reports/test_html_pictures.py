@@ -117,13 +117,13 @@ def test_pictures_stop_where_the_page_would_become_large() -> None:
 
 
 def test_drawings_have_room_of_their_own() -> None:
-    class Drawn(dict[str, Any]):
-        def overlay(self, width: int) -> Image.Image:
-            array = np.random.default_rng(0).integers(0, 256, (width, width, 3), dtype=np.uint8)
-            return Image.fromarray(array)
+    def drawn(width: int) -> Image.Image:
+        array = np.random.default_rng(0).integers(0, 256, (width, width, 3), dtype=np.uint8)
+        return Image.fromarray(array)
 
     pictures = Pictures("image", drawings=900_000)
-    assert pictures.drawing(Drawn(), 'with "quotes"').endswith('alt="with &quot;quotes&quot;">')
-    assert pictures.drawing(Drawn(), "second") == "" and pictures.drawing(Drawn(), "third") == ""
-    assert pictures.left_out == 2 and pictures.drawing({}, "nothing to draw") == "" and pictures.left_out == 2
+    assert pictures.drawing(drawn, 'with "quotes"').endswith('alt="with &quot;quotes&quot;">')
+    assert pictures.drawing(drawn, "second") == "" and pictures.drawing(drawn, "third") == ""
+    assert pictures.left_out == 2 and pictures.drawing(None, "nothing to draw") == ""
+    assert pictures.left_out == 2
     assert pictures.of(Image.new("RGB", (9, 9)), "still a picture")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 from capeval_core.reports.systems import Cell, Column, System, Systems
 from capeval_core.reports.systems import Test as PairedTest
-from capeval_core.reports.systems_table import long_table, stacked_table
+from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
 from capeval_core.reports.tables import Table
 
 
@@ -35,6 +36,19 @@ def test_programs_get_both_p_values_under_their_names() -> None:
     names = ["low", "high", "difference", "difference_low", "difference_high", "p", "p_holm"]
     assert [float(row[name]) for name in names] == [0.25, 0.75, -0.25, -0.5, -0.125, 0.02, 0.06]
     assert (row["significant"], row["compared"], row["left_out"]) == ("false", "7", "1")
+
+
+def test_latex_has_the_best_mean_in_bold_with_the_digits_that_readers_want() -> None:
+    own = replace(compared(), digits=1, times_100=True)
+    assert cells_table(own).latex().splitlines()[-4:-2] == [
+        r"A & 75.0 [50.0, 100.0] \\",
+        r"B & \textbf{50.0} [25.0, 75.0] \\",
+    ]
+    assert "**" not in cells_table(own).markdown() and "times 100" in cells_table(own).markdown()
+    assert cells_table(replace(compared(), digits=0)).latex().count(r"\textbf{0}") == 1
+    assert long_table(own).csv() == long_table(compared()).csv()
+    alone = Systems(own.systems[:1], own.columns)
+    assert "textbf" not in cells_table(alone).latex()
 
 
 def test_a_row_of_latex_is_no_argument_of_the_line_break_before_it() -> None:

@@ -41,6 +41,11 @@ _FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'b
 # `show` answers whatever goes wrong in it: what fails otherwise is a full queue or a lost connection.
 _BUSY = "() => { document.getElementById('answer').classList.add('busy'); }"
 _LOG = logging.getLogger(__name__)
+_BLUE = gr.themes.Color(
+    *["#eaf0fd", "#d4e0fb", "#b9cdf6", "#8db0ff", "#8db0ff", *["#2662d9"] * 3, *["#1d4ba6"] * 3]
+)
+"""That of the report, from light to dark."""
+_RADIUS = gr.themes.Size(*["8px"] * 7)
 _FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
 _MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 
@@ -77,7 +82,9 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
 def launch(page: gr.Blocks, **settings: Any) -> None:
     """Serve a page that `build` gave, until it is stopped; `settings` are those of Gradio's `launch`."""
     own = {
-        "theme": gr.themes.Base(primary_hue="indigo", neutral_hue="slate", font=_FONT, font_mono=_MONO),
+        "theme": gr.themes.Base(
+            primary_hue=_BLUE, neutral_hue="slate", radius_size=_RADIUS, font=_FONT, font_mono=_MONO
+        ),
         "css_paths": [Path(__file__).with_name("page.css"), STYLE],
         "max_file_size": LARGEST_UPLOAD,
         "footer_links": ["api"],
@@ -95,13 +102,14 @@ class _Page:
         self.words = words_of(self.scorer.metric)
         self.heading = gr.HTML(views.heading(self.scorer.metric), apply_default_css=False)
         with gr.Row(elem_id="bench"):
-            with gr.Column(elem_id="inputs"):
-                self._inputs()
+            with gr.Column(elem_id="left"):
+                with gr.Column(elem_id="inputs"):
+                    self._inputs()
+                with gr.Column(elem_id="more"):
+                    self._examples()
+                    self._weights()
             with gr.Column(elem_id="answer"):
                 self._outputs()
-            with gr.Column(elem_id="more"):
-                self._examples()
-                self._weights()
         self._events()
 
     def _inputs(self) -> None:

@@ -133,7 +133,8 @@ class Scorer:
             result = metric.combine(metric.encode_all(samples), samples=samples)
         words, messages = words_of(self.metric), [one.message for one in caught]
         notes += dict.fromkeys(words.of(message) for message in messages if isinstance(message, UserWarning))
-        notes += [RARE] if issubclass(self.metric.Options, CorpusOptions) else []
+        weighed = isinstance(metric.options, CorpusOptions) and metric.options.statistics is not None
+        notes += [RARE] if weighed else []
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(self.metric, scored, result, result.explain(0), marks, notes)
 

@@ -11,12 +11,9 @@ from capeval_core.integrations.page.scorer import Mark, Marks, Scored
 from capeval_core.integrations.page.words import PageWords, words_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import address
-from capeval_core.registry import titles_by_key
-from capeval_core.reports.explanations import number, panels, parts
-
-TINY_KNOWS = (
-    "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
-)
+from capeval_core.registry import titles_of_parts
+from capeval_core.reports.explanations import TINY_KNOWS, number, panels, parts
+from capeval_core.values import minus
 
 _STEPS = (0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _MOST = 5  # steps; more numbers would run into each other on a phone
@@ -33,7 +30,7 @@ def heading(metric: type[CaptionMetric]) -> str:
     )
     return (
         f'<header class="heading"><h1>{escape(described.title)}</h1><p>{escape(described.summary)}</p>'
-        f'<p class="facts"><span>{described.range}</span><span>{described.better}</span>'
+        f'<p class="facts"><span>{minus(described.range)}</span><span>{described.better}</span>'
         f"<span>{described.references}</span>{linked}</p></header>"
     )
 
@@ -71,17 +68,16 @@ def score(scored: Scored, weights: str) -> str:
     if scored.metric.relative:
         notes.append(f"Compare totals of these captions only: {scored.metric.relative}.")
     notes += scored.notes
-    if weights == "tiny":
-        notes.append(TINY_KNOWS)
+    tiny = f'<p class="warning">{escape(TINY_KNOWS)}</p>' if weights == "tiny" else ""
     return _section(
         f'<p class="what">{escape(scored.metric.title)} {words_of(scored.metric).verb}</p>'
         f'<blockquote title="{escape(scored.caption)}">{escape(scored.caption)}</blockquote>'
         f"{_truncated(scored)}"
-        f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>'
+        f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>{tiny}'
         f"{scale(scored.metric, scored.marks.values, scored.score)}"
         + _notes(notes)
         + panels(scored.evidence)
-        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles_by_key())
+        + parts({name: values[0] for name, values in scored.result.parts.items()}, titles_of_parts())
     )
 
 
@@ -132,9 +128,8 @@ def scale(metric: type[CaptionMetric], marks: Sequence[Mark], score: float | Non
     own = [_row(metric, "this caption", score, "bar")] if score is not None else []
     others = [_row(metric, mark.label, mark.value, "dot") for mark in marks]
     rows = "".join(own + others) or '<div class="track"></div>'
-    axis = "".join(
-        f'<span style="--at:{_position(metric, tick)}">{tick:.3g}</span>' for tick in ticks(*metric.range)
-    )
+    places = {tick: _position(metric, tick) for tick in ticks(*metric.range)}
+    axis = "".join(f'<span style="--at:{at}">{minus(f"{tick:.3g}")}</span>' for tick, at in places.items())
     label = escape(_spoken(metric, marks, score))
     here = "" if score is None else f' style="--here:{_position(metric, score)}"'
     return (
@@ -144,9 +139,12 @@ def scale(metric: type[CaptionMetric], marks: Sequence[Mark], score: float | Non
 
 
 def _row(metric: type[CaptionMetric], label: str, value: float, shape: str) -> str:
+    start, at = (_position(metric, x) for x in (min(value, 0.0), max(value, 0.0)))
+    if shape == "dot":
+        start = at = _position(metric, value)
     return (
         f'<div class="row {shape}s"><span class="label">{escape(label)}</span>'
-        f'<span class="lane" style="--at:{_position(metric, value)}"><i class="{shape}"></i></span>'
+        f'<span class="lane" style="--from:{start};--at:{at}"><i class="{shape}"></i></span>'
         f'<span class="value">{number(value)}</span></div>'
     )
 
@@ -156,7 +154,7 @@ def _spoken(metric: type[CaptionMetric], marks: Sequence[Mark], score: float | N
     own = "" if score is None else f"{described.title} of this caption: {number(score)}. "
     others = ", ".join(f"{mark.label} {number(mark.value)}" for mark in marks)
     typical = f" What typical captions get: {others}." if marks else ""
-    return f"{own}The scale goes from {described.range}, {described.better}.{typical}"
+    return f"{own}The scale goes from {minus(described.range)}, {described.better}.{typical}"
 
 
 def _position(metric: type[CaptionMetric], value: float) -> str:

@@ -98,6 +98,7 @@ class Eco(Reranker):
   year      = {2024}
 }"""
     range = (-float("inf"), float("inf"))
+    part_titles: ClassVar = {"itm": "ITM: the probability that caption and image match"}
     relative = "its totals are z-scores within one set"
     default_weights = BLIP2[0]
     network = "blip2"

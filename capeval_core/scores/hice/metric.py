@@ -136,6 +136,10 @@ class HiceS(CaptionMetric):
   doi       = {10.1145/3664647.3681358}
 }"""
     range = (0.0, 2.5)
+    part_titles: ClassVar[Mapping[str, str]] = {
+        "gitc": "gITC: global image-text compatibility, of caption and image",
+        "litc": "lITC: local image-text compatibility, of phrases and regions",
+    }
     default_weights = ALPHA_L14
     network = "alpha_clip"
     tiny = "hices"
@@ -269,6 +273,11 @@ class RefHiceS(HiceS):
     title = "RefHICE-S"
     key = "refhice_s"
     summary = "Harmonic mean of HICE-S's terms and of those of the caption with its references."
+    part_titles: ClassVar[Mapping[str, str]] = {
+        **HiceS.part_titles,
+        "gttc": "gTTC: global text-text compatibility, of caption and reference",
+        "lttc": "lTTC: local text-text compatibility, of their phrases",
+    }
     range = (0.0, 10 / 7)  # image-text terms of 2.5 and text-text terms of 1: 4 / (2 / 2.5 + 2 / 1)
     needs_references = True
     Options: ClassVar[type[CommonOptions]] = RefHiceOptions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -118,6 +118,7 @@ class Bleu(NgramMetric):
   year      = {2002}
 }"""
     range = (0.0, 1.0)
+    part_titles: ClassVar = {f"bleu_{n}": f"BLEU-{n}" for n in (1, 2, 3)}
     formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), SUMS, bleu_of_sums, NEEDS)
     ROW = row_schema(
         column("matches", FOUR, "for 1 to 4 words, its n-grams that a reference has, clipped"),

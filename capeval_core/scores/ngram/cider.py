@@ -62,6 +62,9 @@ def document_frequencies(documents: Sequence[Sequence[Tokens]]) -> DocumentFrequ
     return DocumentFrequencies.of_documents(documents)
 
 
+_NUMBERS = range(1, LONGEST + 1)
+
+
 class Cider(NgramMetric):
     """CIDEr, eq. 3: ten times the mean cosine of n-grams, over n from 1 to 4 and the references.
 
@@ -89,6 +92,7 @@ class Cider(NgramMetric):
   year      = {2015}
 }"""
     range = (0.0, 10.0)
+    part_titles: ClassVar = {f"cider_{n}": f"CIDEr of {n}-grams" for n in _NUMBERS}
     corpus_texts = "references"
     clipped: ClassVar[bool] = False
     Options: ClassVar[type[CommonOptions]] = NgramCorpusOptions
@@ -156,4 +160,5 @@ class CiderD(Cider):
     title = "CIDEr-D"
     key = "cider_d"
     summary = "Cosine of rare n-grams, clipped, with a length penalty: what papers print as CIDEr."
+    part_titles: ClassVar = {f"cider_d_{n}": f"CIDEr-D of {n}-grams" for n in _NUMBERS}
     clipped = True
