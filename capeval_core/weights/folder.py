@@ -126,7 +126,7 @@ class WeightsFolder:
             tensors = load_file(self.tensor_file)
             check_finite(tensors, f"download or convert {self.tensor_file.name} again")
         # Not where the file happens to put them: by where a tensor begins, last bits of products differ.
-        return {name: tensor.clone() if tensor.data_ptr() % 64 else tensor for name, tensor in tensors.items()}
+        return {name: own.clone() if own.data_ptr() % 64 else own for name, own in tensors.items()}
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
