@@ -167,7 +167,7 @@ def test_pools_and_pairs_have_tables_too(capeval: Capeval, own: Path, tmp_path: 
         (["judge", "own"], "nothing to judge: name --metrics, or a file of --scores"),
         (["judge", "own", "--metrics", "pasc"], "unknown metric 'pasc': did you mean 'pacs'"),
         (["judge", "own", "--metrics", "bleu,rougel,bleu"], "--metrics bleu,rougel,bleu: bleu comes twice"),
-        (["judge", "own", "--metrics", "bleu"], "--data is missing: Own set comes from you. Put it into"),
+        (["judge", "own", "--metrics", "bleu"], "--data is missing"),
         (["judge", "own", "--metrics", "bleu", "--data", "OWN/x"], "x: there is no such folder"),
         (
             ["judge", "own", "--metrics", "pacs", "--weights", "tiny", "--data", "OWN"],

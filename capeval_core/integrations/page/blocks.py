@@ -164,7 +164,7 @@ class _Page:
         self.kind = gr.Radio(
             list(KINDS),
             value=next(iter(KINDS)),
-            label=f"Example captions: {', '.join(KINDS)}",
+            label="Example captions",
             visible=self.words.has_kinds,
             elem_id="kind",
         )
