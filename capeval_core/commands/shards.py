@@ -50,7 +50,8 @@ _SILENCE = 60.0
 FILES = (
     "A shard is Parquet (images as bytes or paths), a tar of webdataset, or JSON lines with --images "
     "FOLDER. Paths may be addresses of fsspec, such as s3://bucket/in/*.parquet. A shard that is finished "
-    "is skipped, so an interrupted run goes on where it stopped."
+    "is skipped, so an interrupted run goes on where it stopped; other settings, such as another folder of "
+    "--images, need another --output."
 )
 
 
@@ -131,6 +132,8 @@ def _run(
     manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"  # as the user names it
     print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
     tell_reasons(_reasons(failures), len(shards), "shards")
+    if before := sum(result.failed for result in results if result.skipped):
+        complain(f"{before:,} rows failed in shards that were finished before: --retry-failed scores them")
     pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
     return 1 if failures or (pairs and failed == pairs) else 0
 

@@ -23,7 +23,7 @@ REFERENCE_FIELDS = ("references", "captions", "caption")
 LIST_FIELDS = ("references", "captions")
 FOREIGN_FIELDS = ("text", "comment", "sentence", "sentences", "raw")
 """What datasets call texts; they count where none of the names before is there, and only one of these."""
-SPLIT, FILE_NAME = "split", "file_name"
+SPLIT = "split"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class FileOptions(Settings):
 class Texts:
     """The texts of a file by image id, in the file's order.
 
-    entries: for each text, what its row calls the image, by column; texts of one row share it. file_names:
-    that the file gives to ids. columns: names of columns or keys. splits: how many rows are in each part.
-    left_out: the part of each id that is in none to be read.
+    entries: for each text, what its row calls the image, by column where it has several; texts of one row
+    share it. file_names: that the file gives to ids. columns: names of columns or keys. splits: how many rows
+    are in each part. left_out: the part of each id that is in none to be read.
     """
 
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -92,7 +92,8 @@ class Texts:
         if differing:
             one = {name: things[0] for name, things in differing[0].items()}
             names, images = (" and ".join(map(repr, of)) for of in (one, one.values()))
-            wrong = f"{names} name different images in {len(differing):,} rows, such as {images}"
+            rows = f"{len(differing):,} row{'s' if len(differing) > 1 else ''}"
+            wrong = f"{names} name different images in {rows}, such as {images}"
             best = next(name for name in one if name != "id")
             fix = ("choose the column of image ids with ", Setting("id_column", best))
             problems.add(file_problem(path, wrong, fix))
@@ -222,7 +223,7 @@ class Gatherer:
                 return
             value = value if texts is None else texts
         repeats = text_field == "references"  # rows that carry their image's whole list each
-        self.add(image_id, value, name, repeats, ids)
+        self.add(image_id, value, name, repeats, ids if len(ids) > 1 else None)
 
     def id_field(self, names: Collection[str]) -> str | None:
         """The name of a row's id."""

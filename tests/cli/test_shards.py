@@ -217,7 +217,7 @@ def test_rows_without_their_image_are_scored_again_when_it_is_there(
     for path in (pictures / "late").iterdir():
         path.rename(pictures / "a" / path.name)
     ran = shards(*given)
-    assert "(2 finished before)" in ran.out and "8 (2 failed" in ran.out
+    assert "(2 finished before)" in ran.out and "8 (2 failed" in ran.out and "--retry-failed" in ran.err
     with count_forwards() as count:
         ran = shards(*given, "--retry-failed")
     assert ran.status == 0 and "8 (0 failed" in ran.out and "(2 pairs in" in ran.out

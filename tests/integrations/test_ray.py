@@ -199,6 +199,10 @@ def test_metrics_on_texts_take_statistics_made_before() -> None:
         (lambda: ImageDecoder("cider"), "prepare|leave this stage out"),
         (lambda: ImageDecoder("pacs", weights="tiny")({"picture": [b""]}), "no column for image"),
         (lambda: CaptionScorer("pacs", weights="tiny")({"image": [b""]}), "no column for caption"),
+        (
+            lambda: CaptionScorer("pacs", weights="tiny")({"image": [b""], "text": ["a"], "caption": ["b"]}),
+            "several columns for caption .'text' and 'caption'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(make: Any, message: str) -> None:

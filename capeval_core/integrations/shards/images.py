@@ -13,7 +13,7 @@ from capeval_core.integrations.shards.places import Place, reason_of
 class ImageFolder:
     """The folder that paths of images are relative to.
 
-    used: whether a path was looked up in it.
+    used: whether a relative path was looked up in it.
     """
 
     def __init__(self, place: Place) -> None:
@@ -34,7 +34,7 @@ class ImageFolder:
                 path = value.get("path") if value.get("bytes") is None else None
             if not isinstance(path, str) or not path or URL.match(path):
                 continue
-            self.used = True
+            self.used |= not (self._place.is_local and os.path.isabs(path))  # noqa: PTH117
             if self._place.is_local:
                 visuals[i] = os.path.join(self._place.path, path)  # noqa: PTH118  (absolute ones stay)
             else:

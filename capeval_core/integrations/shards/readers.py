@@ -191,13 +191,13 @@ class RecordReader(Reader):
 
     def _differing(self, record: Mapping[str, Any]) -> list[str]:
         """What is wrong where a record has several texts, and they differ: a caption may be in two places."""
-        several = several_columns(record, self.needed, self.columns)
-        there = {role: [n for n in names if record[n] is not None] for role, names in several.items()}
-        return [
-            how_several(role, names)
-            for role, names in there.items()
-            if any(record[name] != record[names[0]] for name in names)
-        ]
+        problems = []
+        for role, names in several_columns(record, self.needed, self.columns).items():
+            values = [record[name] for name in names if isinstance(record[name], (str, list))]
+            texts = [value.strip() if isinstance(value, str) else value for value in values]
+            if any(text != texts[0] for text in texts):
+                problems.append(how_several(role, names))
+        return problems
 
     def _empty(self) -> Rows:
         return {name: [] for name in ("uid", *self.needed, "error")}
