@@ -1,4 +1,4 @@
-"""Two-Crop-S: the mean cosine of a caption with the whole image and with its central half, in CLIP's space."""
+"""Two-Crop-S: the mean cosine of a caption with the whole image and with its central half, by CLIP."""
 
 from collections.abc import Iterator, Sequence
 
