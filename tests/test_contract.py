@@ -75,13 +75,21 @@ def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
     if class_of(name).default_weights is not None:
         common["weights"] = weights
     of_case = dict(zip(("name", "media"), name.split(":"), strict=False))
-    return capeval_core.load(**of_case, **{**common, **options})
+    return capeval_core.load(**of_case, **{**taken(name, common), **options})
+
+
+def taken(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Those options that a metric takes."""
+    return {
+        option: value for option, value in options.items() if option not in class_of(name).Options.without
+    }
 
 
 def contract(name: str, weights: str, images: list[Path], folder: Path) -> Contract:
     """The checks of a metric with the weights, if it has any."""
     own = {} if class_of(name).default_weights is None else {"weights": weights}
-    return Contract(class_of(name), images, folder, device=device(), **own, **NEEDED.get(name, {}))
+    own = taken(name, {"device": device(), **own, **NEEDED.get(name, {})})
+    return Contract(class_of(name), images, folder, **own)
 
 
 def cost(name: str, weights: str, images: list[Path], only: list[int]) -> int:
@@ -141,7 +149,7 @@ def test_every_option_is_described(name: str) -> None:
     options = class_of(name).Options
     described = describe_options(options)
     fields = [field.name for field in dataclasses.fields(options)]
-    assert [d.name for d in described] == [field for field in fields if field not in options.unused]
+    assert [d.name for d in described] == [field for field in fields if field not in options.without]
     for d in described:
         assert d.help and d.type and not d.help.endswith(".")
         assert d.default is None or not d.choices or d.default in d.choices
@@ -197,7 +205,7 @@ def test_an_unneeded_reference_is_ignored_with_a_warning(name: str, weights: str
 def test_narrow_types_run_on_the_cpu_and_agree(
     name: str, dtype: str, weights: str, images: list[Path]
 ) -> None:
-    if not {spec.name: spec.metadata["sign"] for spec in dataclasses.fields(class_of(name).Options)}["dtype"]:
+    if not {spec.name: spec.metadata["sign"] for spec in class_of(name).Options.taken()}.get("dtype"):
         pytest.skip("without a numeric type of its own")
     wide = score(opened(name, weights), images)
     narrow = score(opened(name, weights, dtype=dtype), images)
@@ -381,7 +389,7 @@ def test_the_signature_differs_where_scores_may(
     assert usual.signature.startswith(metric.signature().rpartition("|")[0])
     assert "\n" not in usual.signature and usual.signature.startswith(f"capeval:{metric.name}|")
     changes = {**alternatives(name), "cache": tmp_path / "cache", "rows": tmp_path / "rows"}
-    signs = {spec.name: spec.metadata["sign"] for spec in dataclasses.fields(metric.Options)}
+    signs = {spec.name: spec.metadata["sign"] for spec in metric.Options.taken()}
     assert signs.keys() - {"weights"} <= changes.keys(), "give the new option a value in ALTERNATIVES"
     for option in signs.keys() & changes.keys():
         changed = score(
@@ -439,9 +447,9 @@ def test_options_of_the_formula_need_no_new_run(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     score(opened(name, weights), images, rows=tmp_path)
-    fields = dataclasses.fields(class_of(name).Options)
+    fields = class_of(name).Options.taken()
     formula = [spec.name for spec in fields if spec.metadata["sign"] and not spec.metadata["encodes"]]
-    assert "compat" in formula
+    assert "compat" in formula or "compat" in class_of(name).Options.without
     options = {option: alternatives(name)[option] for option in formula}
     options |= WITH["idf"] if options.get("idf") is False else {}
     other = opened(name, weights, **options)
@@ -508,7 +516,7 @@ def test_rows_of_other_settings_are_refused(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     score(opened(name, weights), images, rows=tmp_path)
-    for spec in dataclasses.fields(class_of(name).Options):
+    for spec in class_of(name).Options.taken():
         if spec.metadata["encodes"]:
             value = alternatives(name)[spec.name]
             with pytest.raises(ValueError, match=f"other settings.*{spec.name}") as caught:

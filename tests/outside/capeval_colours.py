@@ -35,7 +35,7 @@ AT_ONCE = 64
 class ColourOptions(Options):
     """Options of Colour-S, which has no network."""
 
-    unused = ("weights", "device", "dtype", "compat")
+    without = ("weights", "device", "dtype", "compat")
 
 
 class ColourS(CaptionMetric):
