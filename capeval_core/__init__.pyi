@@ -12,6 +12,7 @@ from typing_extensions import Unpack, deprecated
 from capeval_core._version import __version__ as __version__
 from capeval_core.cache import FeatureCache
 from capeval_core.installed import module_path as module_path
+from capeval_core.integrations.evaluate_module import module as module
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusStatistics
 from capeval_core.phrases.source import PhraseSource
@@ -30,7 +31,7 @@ from capeval_core.scores.umic import Umic
 from capeval_core.scores.video import VideoPacS, VideoRefPacS
 from capeval_core.scores.vilbert import VilbertScore
 
-__all__ = ["Result", "__version__", "list_metrics", "load", "module_path"]
+__all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path"]
 
 _T = TypeVar("_T")
 
@@ -60,7 +61,7 @@ class _PacOptions(_Options, total=False):
     w: float
     """scale of the score, w of eq. 1"""
     prompt: str | None
-    """put before captions and references; None: the weights' own, else 'A photo depicts '"""
+    """put before captions and references; None: the weights' own, else the paper's"""
     decoders: int | None
     """processes that decode image files, for many cores and a fast GPU; None: threads of this process"""
     resize: Literal["cpu", "device"]

@@ -85,7 +85,7 @@ class CaptionMetric(MetricFacts, ABC):
         return None
 
     def corpus(self, samples: Samples) -> list[Any]:
-        """The documents that `prepare` takes: captions, then references, or those that `corpus_texts` names."""
+        """The documents that `prepare` takes: captions, then references, as `corpus_texts` names them."""
         captions = samples.captions if "captions" in self.corpus_texts else []
         references = samples.references if "references" in self.corpus_texts else None
         return [*captions, *(text for row in references or [] for text in row)]

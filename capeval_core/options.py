@@ -66,7 +66,7 @@ class Settings:
         TypeError, ValueError: a value of the wrong type or out of its range, named with what is expected.
     """
 
-    unused: ClassVar[tuple[str, ...]] = ()
+    without: ClassVar[tuple[str, ...]] = ()
     """Options of the class's bases that it does not take: no door offers, signs or stamps them."""
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Settings:
     @classmethod
     def taken(cls) -> list[dataclasses.Field[Any]]:
         """The fields that are options of the class."""
-        return [spec for spec in fields(cls) if spec.name not in cls.unused]
+        return [spec for spec in fields(cls) if spec.name not in cls.without]
 
     @classmethod
     def of(cls: type[Self], whose: str, keywords: dict[str, Any]) -> Self:

@@ -78,24 +78,9 @@ def weights(seeded_weights: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Six different images of several sizes, modes and formats; not to be changed."""
-    folder = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(7)
-    sizes = [
-        ("RGB", 90, 60),
-        ("L", 50, 80),
-        ("RGBA", 70, 70),
-        ("P", 64, 48),
-        ("RGB", 200, 31),
-        ("RGB", 33, 99),
-    ]
-    paths = []
-    for i, (mode, width, height) in enumerate(sizes):
-        blocks = rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)
-        drawn = Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST)
-        path = folder / f"{i}.{'jpg' if i == 0 else 'png'}"
-        drawn.convert(mode).save(path)
-        paths.append(path)
-    return paths
+    from capeval_core.testing import write_images
+
+    return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ import capeval_core
 from capeval_core.commands.arguments import add_flags
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.visual import InputImage
 from capeval_core.integrations import CaptionMetrics, reward
 from capeval_core.integrations.evaluate_module import MetricModule
 from capeval_core.metric import CaptionMetric, Model
@@ -237,6 +238,59 @@ def test_training_needs_statistics_made_before(door: str, encoded: list[int]) ->
         labels = np.zeros((3, 1), dtype=int)
         evaluation = SimpleNamespace(predictions=np.array([[0], [1], [2]]), label_ids=labels)
         assert opened_door(evaluation) == {"rare_words": expected.mean}
+
+
+class Brightness(CorpusStatistics):
+    """Mean brightness of the images of a corpus, and how many pairs it has."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.mean, self.pairs = float(np.mean(values)), len(values)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.mean:.3f}-{self.pairs}"
+
+
+class Brighter(RareWords):
+    """How much brighter an image is than those of the corpus."""
+
+    corpus_texts = "[(image, reference), ...]"
+
+    def corpus(self, samples: Samples) -> list[tuple[InputImage, str]]:
+        pairs = zip(samples.images, samples.references or [], strict=True)
+        return [(image, text) for image, texts in pairs for text in texts]
+
+    def prepare(self, pairs: Sequence[tuple[Any, str]]) -> Brightness:  # type: ignore[override]
+        return Brightness([np.asarray(InputImage.of(image).load()).mean() for image, _ in pairs])
+
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
+        assert isinstance(self.options.statistics, Brightness)
+        mean = self.options.statistics.mean
+        brighter = [float(np.asarray(image.load()).mean()) - mean for image in batch.images]
+        common = common_columns(
+            batch,
+            slice(None),
+            groups=[image.key for image in batch.images],
+            errors=[None] * len(batch),
+            truncated=np.zeros(len(batch), np.int32),
+        )
+        yield pa.table({**common, "share": pa.array(brighter, pa.float32())}, schema=self.ROW)
+
+
+def test_statistics_of_images_are_made_of_pairs() -> None:
+    metric = Brighter(CorpusOptions())
+    images = [np.full((8, 8, 3), value, "uint8") for value in (10, 40, 100)]
+    # The references are 1, 2 and 1: (10 + 2 * 40 + 100) / 4.
+    assert metric.score(CAPTIONS, images, REFERENCES).scores == [10 - 47.5, 40 - 47.5, 100 - 47.5]
+    pairs = [(image, text) for image, texts in zip(images, REFERENCES, strict=True) for text in texts]
+    assert metric.prepare(pairs).fingerprint == "47.500-4"
+    systems = [metric.check(captions, images, REFERENCES) for captions in (CAPTIONS, CAPTIONS[::-1])]
+    shared = metric.prepared(*systems).options.statistics
+    assert str(shared) == "47.500-4"  # references that systems share count once
+    other = metric.check(CAPTIONS, images[::-1], REFERENCES)
+    assert (
+        str(metric.prepared(systems[0], other).options.statistics) == "50.000-6"
+    )  # the middle image's are equal
 
 
 def test_statistics_are_no_text_and_no_flag() -> None:

@@ -193,7 +193,7 @@ def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
 
 
 def _key_of(part: Any) -> Any:
-    """What equal parts of a document share: a text itself, a visual's content, or its name if it is broken."""
+    """What equal parts of a document share: a text itself, a visual's content or, if broken, its name."""
     try:
         return part if isinstance(part, str) else (part.key,)
     except ValueError:

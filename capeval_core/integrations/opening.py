@@ -118,7 +118,7 @@ def _chosen(
         own = {"name": metric} if isinstance(metric, str) else dict(metric)
         class_, name = _class_of(metric, media), own.pop("name")
         own.pop("media", None)
-        has_none = {*class_.Options.unused, *(["weights"] if class_.default_weights is None else [])}
+        has_none = {*class_.Options.without, *(["weights"] if class_.default_weights is None else [])}
         shared = {option: value for option, value in options.items() if option not in has_none}
         chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
     defaults = {"cache": cache, "device": own_device()}

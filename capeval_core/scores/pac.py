@@ -165,7 +165,7 @@ class PacS(CaptionMetric):
 
     def image_features(self, images: Sequence[InputImage]) -> Iterator[ImageFeatures]:
         """Features (n, ...) of images, in order, some at a time: what `columns` takes of them."""
-        more = {"decoders": self.options.decoders, "resize": self.options.resize}
+        more: dict[str, Any] = {"decoders": self.options.decoders, "resize": self.options.resize}
         return self.encoder.encode_images(images, **self.run, **more)
 
     def columns(self, images: Floats, captions: Floats) -> dict[str, Any]:

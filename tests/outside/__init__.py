@@ -11,6 +11,7 @@ from pathlib import Path
 
 NAME = "colours"
 """The name of the metric that the contract test runs."""
+MODULES = ("capeval_colours", "capeval_twocrops")
 _SOURCE = Path(__file__).parent
 
 
@@ -22,7 +23,7 @@ def installed(folder: Path, *changes: tuple[str, str]) -> Iterator[Path]:
     """
     source, target = folder / "source", folder / "target"
     source.mkdir(parents=True)
-    for name in ("pyproject.toml", "capeval_colours.py"):
+    for name in ("pyproject.toml", *(f"{module}.py" for module in MODULES)):
         text = (_SOURCE / name).read_text()
         for old, new in changes:
             text = text.replace(old, new)
@@ -38,18 +39,20 @@ def installed(folder: Path, *changes: tuple[str, str]) -> Iterator[Path]:
         target,
     ]
     subprocess.run([*command, source], check=True, capture_output=True)
-    sys.modules.pop("capeval_colours", None)
     with on_path(target):
         yield target
-    sys.modules.pop("capeval_colours", None)
 
 
 @contextmanager
 def on_path(folder: Path) -> Iterator[None]:
     """A folder of installed packages that is on `sys.path` meanwhile."""
+    for module in MODULES:
+        sys.modules.pop(module, None)
     sys.path.insert(0, str(folder))
     invalidate_caches()
     try:
         yield
     finally:
         sys.path.remove(str(folder))
+        for module in MODULES:
+            sys.modules.pop(module, None)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.inputs.decoding import ImageError
-from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.visual import InputImage
-from capeval_core.metric import CaptionMetric, Values
-from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.authoring import (
+    CaptionMetric,
+    ImageError,
+    InputImage,
+    Options,
+    Samples,
+    Values,
+    column,
+    common_columns,
+    row_schema,
+)
 
 COLOURS = {
     "red": (216, 38, 38),
@@ -24,6 +31,13 @@ COLOURS = {
 AT_ONCE = 64
 
 
+@dataclass(frozen=True, kw_only=True)
+class ColourOptions(Options):
+    """Options of Colour-S, which has no network."""
+
+    without = ("weights", "device", "dtype", "compat")
+
+
 class ColourS(CaptionMetric):
     """Colour-S: max(0, cosine) of the image's mean colour and the nearest colour in the caption."""
 
@@ -33,6 +47,7 @@ class ColourS(CaptionMetric):
     summary = "Cosine of the image's mean colour and the nearest colour word of the caption."
     paper = "Nobody, A metric of another package, https://example.org/colours"
     range = (0.0, 1.0)
+    Options = ColourOptions
     ROW = row_schema(
         column("likeness", pa.float32(), "cosine of mean colour and colour word, null if failed")
     )

@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import capeval_core
 from capeval_core.cli import main
 from capeval_core.demo import demo_set
 from capeval_core.integrations.shards import score_shard
-from capeval_core.registry import METRICS, list_metrics, metric_classes
+from capeval_core.registry import METRICS, list_metrics, metric_class, metric_classes
+from capeval_core.testing import check_metric
 from tests.outside import NAME, installed
 
 
@@ -27,8 +30,8 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) -> None:
-    assert list_metrics() == capeval_core.list_metrics() == [*METRICS, NAME]
-    assert list(metric_classes()) == [*METRICS, NAME]
+    assert list_metrics() == capeval_core.list_metrics() == [*METRICS, NAME, "twocrops"]
+    assert list(metric_classes()) == [*METRICS, NAME, "twocrops"]
     metric = capeval_core.load(NAME)
     items = demo_set()
     result = metric.score([item.good for item in items], [item.image for item in items])
@@ -39,16 +42,16 @@ def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) 
     )
     with pytest.raises(ValueError, match=f"unknown metric 'colour': did you mean '{NAME}'"):
         capeval_core.load("colour")
-    with pytest.raises(ValueError, match="weights='tiny': colours has no weights: leave the option out"):
-        capeval_core.load(NAME, weights="tiny")
-    with pytest.raises(TypeError, match="colours has no option 'w'"):
-        capeval_core.load(NAME, w=2)
+    for option in ("w", "weights", "dtype"):
+        with pytest.raises(
+            TypeError, match=f"colours has no option '{option}'.*options: batch_size, cache, rows"
+        ):
+            capeval_core.load(NAME, **{option: "tiny"})
 
 
 def test_rows_and_scores_of_another_version_are_not_reused(
     outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "capeval_colours", raising=False)
     item = demo_set()[0]
     given: Any = (["a red dog"], [item.image])
     first = capeval_core.load(NAME).score(*given, rows=tmp_path / "rows")
@@ -84,7 +87,10 @@ def test_the_command_line_knows_it(outside: Path, tmp_path: Path, capsys: pytest
     (listed,) = [row for row in json.loads(capsys.readouterr().out)["metrics"] if row["name"] == NAME]
     assert listed["default_weights"] is None and listed["licence"] is None
     assert main(["score", NAME, "--help"]) == 0
-    assert "Colour-S" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Colour-S" in shown and "--batch-size" in shown
+    assert not any(flag in shown for flag in ("--weights", "--device", "--dtype", "--compat"))
+    assert main(["score", f"{NAME},pacs", *files, "--weights", "tiny", "--dtype", "bfloat16"]) == 0
     assert main(["convert", NAME, "x.pth", "--out", str(tmp_path / "w")]) == 2
     assert "colours has no weights" in capsys.readouterr().err
 
@@ -103,6 +109,47 @@ def test_its_page_offers_no_weights_and_scores(outside: Path) -> None:
     scored = scorer.score(str(item.image), "a red dog", [])
     expected = capeval_core.load(NAME).score(["a red dog"], [item.image])
     assert (scored.score, scored.result.parts) == (expected.mean, expected.parts)
+
+
+def test_the_page_of_a_relative_metric_is_refused_with_its_reason(
+    outside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gradio")
+    monkeypatch.setattr(metric_class(NAME), "relative", "its scores are ranks within one set")
+    assert main(["page", NAME]) == 2
+    assert "its scores are ranks within one set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "options"), [(NAME, {}), ("twocrops", {"weights": "tiny"})])
+def test_evaluate_has_its_module(outside: Path, name: str, options: dict[str, Any]) -> None:
+    items = demo_set()
+    captions, images = [item.good for item in items], [item.image for item in items]
+    module, metric = capeval_core.module(name, **options), capeval_core.load(name, **options)
+    expected = metric.score(captions, images)
+    module.add_batch(predictions=captions[:1], images=images[:1])
+    assert module.compute(predictions=captions[1:], images=images[1:]) == {metric.key: expected.mean}
+    assert f"capeval_core.module({name!r}".replace("'", '"') in module.inputs_description
+
+
+def test_check_metric_passes_and_names_every_broken_promise(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_metric(metric_class(NAME))
+    check_metric(metric_class("twocrops"), weights="tiny")
+    monkeypatch.setattr(metric_class(NAME), "range", (0.0, 0.5))
+    monkeypatch.setattr("capeval_colours.likeness_of", lambda caption, mean: np.random.rand())
+    with pytest.raises(AssertionError, match=r"(?s)colours breaks.*check_order.*check_pickling.*check_range"):
+        check_metric(metric_class(NAME))
+
+
+def test_two_crops_are_the_mean_cosine_of_whole_and_centre(outside: Path) -> None:
+    item = demo_set()[0]
+    whole = Image.open(item.image)
+    centre = metric_class("twocrops").__module__
+    crops = [whole, sys.modules[centre].centre(whole)]
+    alone = capeval_core.load("clips", weights="tiny").score([item.good] * 2, crops).parts["cosine"]
+    found = capeval_core.load("twocrops", weights="tiny").score([item.good], [item.image])
+    assert found.parts["cosine"] == [pytest.approx(sum(alone) / 2, abs=1e-6)]
 
 
 def test_it_is_imported_only_when_it_is_used(outside: Path) -> None:
