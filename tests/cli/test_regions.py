@@ -132,7 +132,7 @@ def test_a_fault_inside_an_array_is_told_with_its_image_and_its_place(
     given = ["--candidates", tmp_path / "captions.json", "--regions", tmp_path / "boxes"]
     ran = capeval("score", "umic", *given, "--weights", "tiny")
     assert ran.status == 2
-    assert f"image of 'dog': {where} " in ran.err
+    assert f"image of 'dog': {where}" in ran.err
 
 
 def test_images_that_have_their_file_are_skipped(

@@ -195,6 +195,34 @@ def test_with_nan_a_broken_image_costs_its_captions_alone(score: Score, scored: 
     assert list(content["errors"]) == ["0", "1"]
 
 
+def test_all_that_is_wrong_with_captions_and_images_is_one_list(score: Score, files: Path) -> None:
+    captions = {"dog.1": ["a dog", ""], "dog.2": "a cat", "42": None, "bird": "a bird"}
+    (files / "images" / "dog.2.png").write_bytes(b"no image")
+    ran = score("pacs", "--candidates", write_json(files / "c.json", captions))
+    assert (ran.status, ran.out) == (2, "")
+    title, *lines = ran.err.splitlines()
+    assert title == "capeval: 4 problems with the input:"
+    for found in ("id '42' is null", "ids ('bird') has no image", "caption 2 of 'dog.1'", "image of 'dog.2': "):
+        assert sum(found in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("missing", ["bird", "birds/1.jpg", "../captions", "/etc/hosts"])
+def test_with_nan_a_missing_image_costs_its_captions_alone(
+    missing: str, score: Score, scored: Scored, files: Path
+) -> None:
+    whole = scored("pacs")
+    given = write_json(files / "c.json", {**CAPTIONS, missing: "a bird"})
+    ran = score("pacs", "--on-error", "nan", "--candidates", given)
+    assert ran.status == 0
+    assert ran.err.startswith(f"capeval: 1 of 5 captions failed:\n  image of '{missing}': there is no file ")
+    content = scored("pacs", "--on-error", "nan", "--candidates", given)
+    assert content["scores"] == [*whole["scores"], None]
+
+    none_there = write_json(files / "n.json", {missing: "a bird"})
+    ran = score("pacs", "--on-error", "nan", "--candidates", none_there)
+    assert ran.status == 2 and "1 of 1 ids" in ran.err
+
+
 def test_status_1_when_no_caption_has_a_score(score: Score, files: Path) -> None:
     for image in (files / "images").iterdir():
         image.write_bytes(b"no image")
