@@ -57,7 +57,9 @@ def run(arguments: list[str]) -> int:
     file = _read(flags, problems, absent_too=options.on_error == "nan")
     with resumable(options), in_words_of_the_user([FileOptions, metric.Options], file.ids):
         with beside(problems):
-            samples = with_ids(metric.check_input(options, file.captions, file.images), file.ids)
+            samples = with_ids(
+                metric.check_input(options, file.captions, file.images, progress=True), file.ids
+            )
         opened = metric(options)
         rows = opened.prepared(samples).encode_all(samples, progress=True)
         result = opened.combine(rows, samples=samples)

@@ -295,15 +295,13 @@ def _checked(
     checked = []
     for metric, own in zip(metrics, options, strict=True):
         by_id = metric.images_are_ids(own)
-        if metric.media and not by_id and visuals is None:
-            argument = str(argument_of(metric.media))
-            announce(f"checking {len(set(paths)):,} {argument} ...")
         shared = bool(metric.media) and not by_id and visuals is not None
         samples = metric.check_input(
             replace(own, on_error="nan") if shared else own,
             captions,
             visuals if shared else paths,
             references,
+            progress=True,
         )
         samples = with_ids(samples, ids, metric.media, entries)
         if metric.media and not by_id:
