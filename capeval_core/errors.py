@@ -258,6 +258,16 @@ class ProblemsError(Exception):
         self.problems, self.args = changed, (changed,)
 
 
+@contextmanager
+def beside(problems: Problems) -> Iterator[None]:
+    """Raise these problems together with those of the block, which is run whatever they are."""
+    try:
+        yield
+    except ProblemsError as error:
+        problems.extend(error.problems)
+    problems.raise_if_any()
+
+
 class InputError(ProblemsError, ValueError):
     """What a user handed in cannot be used."""
 

@@ -26,7 +26,7 @@ from capeval_core.metric_facts import MetricFacts
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Result, Values
-from capeval_core.row_store import RowStore, check_folder
+from capeval_core.row_store import RowStore, check_folder, kept_rows
 from capeval_core.rows import RowCollector, canonical
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
@@ -142,7 +142,7 @@ class CaptionMetric(MetricFacts, ABC):
             references: per caption a list of texts, or one text; any number each.
             videos: n videos instead of images, for a metric on videos: paths, lists of frames, arrays.
             rows: folder that keeps rows on disk; a run that finds rows of the same content there reuses them.
-            progress: show a progress bar, on a terminal only.
+            progress: show progress bars, on a terminal only: of images that are checked, of captions.
 
         Returns:
             A `Result` with one score per caption, in input order, each within `self.range` at the
@@ -169,7 +169,8 @@ class CaptionMetric(MetricFacts, ABC):
             references = None
         if rows is not None:
             check_folder(rows)
-        samples = self.check(captions, visuals, references)
+        options = self.options if rows is None else replace(self.options, rows=rows)
+        samples = self.check_input(options, captions, visuals, references, progress=progress)
         prepared = self.prepared(samples)  # combines, too: its signature names the corpus
         table = prepared.encode_all(samples, rows=rows, progress=progress)
         return prepared.combine(table, samples=samples)
@@ -223,8 +224,12 @@ class CaptionMetric(MetricFacts, ABC):
             check_folder(options.rows)
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
-        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`."""
+    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
+        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`.
+
+        An image that the options' `rows` have a row of is not decoded again. `progress`: show a bar.
+        """
+        kept = kept_rows(options.rows) if options.rows is not None and options.on_error == "raise" else None
         return check_samples(
             *inputs,
             needs_references=cls.needs_references,
@@ -232,6 +237,8 @@ class CaptionMetric(MetricFacts, ABC):
             empty=options.empty,
             media=cls.media,
             decoders=cls.decoders(options),
+            kept=kept,
+            progress=progress,
         )
 
     @classmethod

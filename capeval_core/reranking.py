@@ -40,9 +40,16 @@ class Reranker(CaptionMetric):
     crops = False
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
+    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
         captions, images = inputs[:2]
-        return check_pools(captions, images, on_error=options.on_error, empty=options.empty, media=cls.media)
+        return check_pools(
+            captions,
+            images,
+            on_error=options.on_error,
+            empty=options.empty,
+            media=cls.media,
+            progress=progress,
+        )
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from capeval_core.errors import folder_path, wrong_option
-from capeval_core.rows import COMMON, canonical
+from capeval_core.rows import COMMON, canonical, content_key
 from capeval_core.writing import PARTIAL, try_writing, write_whole
 
 STAMP = "stamp.json"
@@ -58,6 +58,16 @@ def check_folder(path: str | PathLike[str]) -> Path:
         found = f"{problem} ({error.strerror})"
         raise wrong_option("rows", rows, found, "pass another folder", verb="") from error
     return folder
+
+
+def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]], bool]:
+    """Whether a folder of rows, or one below it, has a row of a caption, its image and references."""
+    kept: set[str] = set()
+    for path in Path(folder).rglob("*.parquet"):
+        with contextlib.suppress(DamagedError, KeyError):
+            rows, _ = read_shard(path)
+            kept.update(rows.filter(pc.is_null(rows["error"]))[_CONTENT].to_pylist())
+    return lambda *parts: content_key(*parts) in kept
 
 
 class RowStore:

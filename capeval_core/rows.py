@@ -6,8 +6,8 @@ import ctypes
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -105,14 +105,13 @@ def of_fixed_lists(column: pa.FixedSizeListArray | pa.ChunkedArray) -> NDArray[A
     return values.reshape(-1, column.type.list_size)
 
 
-def content_key(samples: Samples, row: int) -> str:
-    """Key of the caption, image and references of row `row`."""
-    references = samples.references[row] if samples.references else []
+def content_key(caption: str, visual: Any, references: Sequence[str]) -> str:
+    """Key of a caption, its image and references."""
     try:
-        image = samples.images[row].key
+        image = visual.key
     except ImageError:
         image = ""  # its row will hold the error, and is computed again in the next run
-    parts = json.dumps([samples.captions[row], image, references])
+    parts = json.dumps([caption, image, references])
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
@@ -156,11 +155,11 @@ class RowCollector:
         self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
         self._memory = FreedMemory()
         if store is not None:
-            reused, missing = store.reuse(samples.indices, lambda row: content_key(samples, row))
+            reused, missing = store.reuse(samples.indices, partial(_key_of_row, samples))
             self._tables.append(reused)
             self._missing, self.texts = samples.select(missing), _TEXTS_BETWEEN_SHARDS
             self.reused = len(reused)
-            bar.update(len(reused))
+            _start_at(bar, len(reused))
 
     @property
     def missing(self) -> Samples:
@@ -179,7 +178,7 @@ class RowCollector:
         """
         if self._store is not None:
             positions = range(self._added, self._added + len(table))
-            self._store.append(table, [content_key(self._missing, row) for row in positions])
+            self._store.append(table, [_key_of_row(self._missing, row) for row in positions])
         if self._refuse_errors and table["error"].null_count < len(table):
             Problems(table["error"].drop_null().to_pylist()).raise_if_any()
         self._tables.append(table)
@@ -199,6 +198,20 @@ class RowCollector:
     ) -> None:
         if error is not None and self._store is not None:
             self._store.flush()  # on Ctrl-C too: nothing that was computed is lost
+
+
+def _key_of_row(samples: Samples, row: int) -> str:
+    references = samples.references[row] if samples.references else []
+    return content_key(samples.captions[row], samples.images[row], references)
+
+
+def _start_at(bar: tqdm[Any], rows: int) -> None:
+    """Count rows that an earlier run made: they say nothing of how fast this one is."""
+    if not bar.disable:
+        bar.initial += rows
+        bar.n += rows
+        bar.last_print_n += rows
+        bar.refresh()
 
 
 class FreedMemory:

@@ -239,9 +239,13 @@ class FlagWords(Words):
             return flag_of(argument)
         if not isinstance(position, int) or position >= len(self.ids):
             return super().argument(argument, index)
-        image_id, number = self.ids[position], int(inner[0]) + 1 if inner else 0
+        image_id = self.ids[position]
         if argument in ARGUMENTS:
-            return visual_of(image_id, argument)
+            visual = visual_of(image_id, argument)
+            if inner and isinstance(inner[0], str):  # one of the arrays of features
+                return f"{visual}: {super().argument(inner[0], tuple(inner[1:]) or None)}"
+            return visual
+        number = int(inner[0]) + 1 if inner else 0
         if argument == "references":
             return f"{f'reference {number}' if inner else 'references'} of {image_id!r}"
         system = self.systems[position]

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.errors import Problems
 from capeval_core.inputs.collection import Collection, read_collection
 from capeval_core.inputs.file_texts import FileOptions
 
@@ -29,13 +30,25 @@ def read_files(
     candidates: str | os.PathLike[str] | None = None,
     wide: bool = False,
     medium: str = "image",
+    problems: Problems | None = None,
+    absent_too: bool = False,
 ) -> Collection:
     """The collection of --candidates, or of this file, and --references, where there is such a flag.
 
-    images, wide, medium: those of `read_collection`, and so are the errors, in the words of flags.
+    images, wide, medium, problems, absent_too: those of `read_collection`, and so are the errors, in the
+    words of flags.
     """
     file = flags.candidates if candidates is None else candidates
     references = getattr(flags, "references", None)
     with in_words_of_the_user(FileOptions):
         options = FileOptions(**chosen(flags, FileOptions))
-        return read_collection(file, images, references, options=options, wide=wide, medium=medium)
+        return read_collection(
+            file,
+            images,
+            references,
+            options=options,
+            wide=wide,
+            medium=medium,
+            problems=problems,
+            absent_too=absent_too,
+        )

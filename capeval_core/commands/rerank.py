@@ -20,7 +20,9 @@ from capeval_core.commands.systems_output import (
     write_page,
 )
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.errors import Problems, beside
 from capeval_core.evidence import Evidence
+from capeval_core.inputs.file_texts import FileOptions
 from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
@@ -51,9 +53,13 @@ def run(arguments: list[str]) -> int:
     with in_words_of_the_user(metric.Options):
         options = metric.Options.of(METRIC, chosen(flags, metric.Options))
         metric.check_options(options)
-    file = _read(flags)
-    with resumable(options), in_words_of_the_user(metric.Options, file.ids):
-        samples = with_ids(metric.check_input(options, file.captions, file.images), file.ids)
+    problems = Problems()
+    file = _read(flags, problems, absent_too=options.on_error == "nan")
+    with resumable(options), in_words_of_the_user([FileOptions, metric.Options], file.ids):
+        with beside(problems):
+            samples = with_ids(
+                metric.check_input(options, file.captions, file.images, progress=True), file.ids
+            )
         opened = metric(options)
         rows = opened.prepared(samples).encode_all(samples, progress=True)
         result = opened.combine(rows, samples=samples)
@@ -85,17 +91,18 @@ def submission(file: CandidateFile, result: Result) -> str:
     return text.getvalue()
 
 
-def _read(flags: argparse.Namespace) -> CandidateFile:
+def _read(flags: argparse.Namespace, problems: Problems, *, absent_too: bool) -> CandidateFile:
     candidates, images = flags.candidates, flags.images
-    collection = read_files(flags, images, wide=True)
+    collection = read_files(flags, images, wide=True, problems=problems, absent_too=absent_too)
     captions: dict[str, list[str]] = {}
     paths: dict[str, Path] = {}
     for image_id, caption, image in zip(collection.ids, collection.captions, collection.images, strict=True):
         captions.setdefault(image_id, []).append(caption)
         paths[image_id] = image
-    unused = sum(bare(name) != name for name in names_in(images)) - len(
-        {image for image in paths.values() if image.parent == images}
-    )
+    if len(problems):
+        return CandidateFile(list(captions), list(paths.values()), list(captions.values()))
+    used = {image.name for image in paths.values() if image.parent == images}
+    unused = sum(bare(name) != name and name not in used for name in names_in(images))
     if unused > 0:
         subject = f"{unused:,} images of {images} have" if unused > 1 else f"one image of {images} has"
         complain(f"warning: {subject} no candidates in {candidates}")

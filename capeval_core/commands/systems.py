@@ -22,14 +22,15 @@ from capeval_core.commands.files import read_files
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.metrics import Metrics, about, command_of, folder_of, title_of
 from capeval_core.commands.terminal import announce, complain
-from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, did_you_mean
+from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, beside, did_you_mean
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.collection import Collection
+from capeval_core.inputs.file_texts import FileOptions
 from capeval_core.inputs.folder import KINDS, bare, names_in
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric
-from capeval_core.options import Options
+from capeval_core.options import Options, Settings
 from capeval_core.result import Result
 from capeval_core.row_store import check_folder
 from capeval_core.several import Task, encode_tasks
@@ -143,7 +144,9 @@ def score_systems(
 
     folder: of images or videos, from `folder_of_run`.
     """
-    collections = _read(names, flags, folder, about(metrics))
+    problems = Problems()
+    absent_too = all(own.on_error == "nan" for own in options)
+    collections = _read(names, flags, folder, about(metrics), problems, absent_too=absent_too)
     how = "with --rows FOLDER a run can be resumed"
     if options[0].rows is not None:
         how = f"rows are kept in {options[0].rows}: run the same command again to resume"
@@ -153,9 +156,10 @@ def score_systems(
         for name, collection in zip(names, collections, strict=True)
         for _ in collection.ids
     ]
-    words = ([metric.Options for metric in metrics], ids, owners)
-    with interruptible(how), in_words_of_the_user(*words):
-        checked = _checked(metrics, options, collections, ids)
+    kinds: list[type[Settings]] = [FileOptions, *(metric.Options for metric in metrics)]
+    with interruptible(how), in_words_of_the_user(kinds, ids, owners):
+        with beside(problems):
+            checked = _checked(metrics, options, collections, ids) if ids else []
         tasks = [
             Task(
                 metric.prepared(*systems),
@@ -232,21 +236,31 @@ def folders_of_rows(
 
 
 def _read(
-    names: Sequence[str], flags: argparse.Namespace, folder: str | None, metric: type[CaptionMetric]
+    names: Sequence[str],
+    flags: argparse.Namespace,
+    folder: str | None,
+    metric: type[CaptionMetric],
+    problems: Problems,
+    *,
+    absent_too: bool,
 ) -> list[Collection]:
-    """The collections of all systems; one error has what is wrong with any of them."""
-    problems, collections = Problems(), []
+    """The collections of all systems; `problems` with their rows are noted, others are one error."""
+    collections = []
     medium = (metric.media or ("image",))[0]
     for path in flags.candidates:
         announce(f"reading {path} ...")
         try:
-            collections.append(read_files(flags, folder, candidates=path, medium=medium))
+            collection = read_files(
+                flags, folder, candidates=path, medium=medium, problems=problems, absent_too=absent_too
+            )
+            collections.append(collection)
         except ProblemsError as error:
             if len(names) == 1:
                 raise
             problems.add(str(error))
-    problems.raise_if_any()
-    if folder is not None:
+    if len(collections) < len(names):
+        problems.raise_if_any()
+    if folder is not None and not len(problems):
         _tell_without_caption(folder, medium, collections)
     return collections
 
@@ -281,15 +295,13 @@ def _checked(
     checked = []
     for metric, own in zip(metrics, options, strict=True):
         by_id = metric.images_are_ids(own)
-        if metric.media and not by_id and visuals is None:
-            argument = str(argument_of(metric.media))
-            announce(f"checking {len(set(paths)):,} {argument} ...")
         shared = bool(metric.media) and not by_id and visuals is not None
         samples = metric.check_input(
             replace(own, on_error="nan") if shared else own,
             captions,
             visuals if shared else paths,
             references,
+            progress=True,
         )
         samples = with_ids(samples, ids, metric.media, entries)
         if metric.media and not by_id:

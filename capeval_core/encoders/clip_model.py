@@ -96,7 +96,7 @@ def empty_clip(config: dict[str, Any], *, mask_channel: bool = False) -> Clip:
     return model
 
 
-def add_mask_channel(visual: nn.Module) -> None:
+def add_mask_channel(visual: Any) -> None:
     """Give an image tower, a ViT, the patch embedding of masks."""
     if isinstance(visual, ResNet):
         raise WeightsError("the image tower is a ResNet, but only a ViT can have a mask channel")

@@ -54,6 +54,8 @@ def read_collection(
     options: FileOptions | None = None,
     wide: bool = False,
     medium: str = "image",
+    problems: Problems | None = None,
+    absent_too: bool = False,
 ) -> Collection:
     """Join a file of candidates with a folder of images, or of videos, and a file of references.
 
@@ -65,7 +67,9 @@ def read_collection(
     in a folder whose images were renamed to their ids, a warning says so and the ids are used; if only some
     are, the others are an error. `images` None: there is no folder, ids alone name images. `options`: columns
     and splits to read. `wide`: a table may have one row per image, its candidates side by side. `medium`:
-    "image", or "video": a video is a file, or a folder of its frames.
+    "image", or "video": a video is a file, or a folder of its frames. `problems`: if all files can be
+    read, where problems with rows are noted, which are then left out. `absent_too`: unless no image is there,
+    one that is missing is a path where nothing is.
 
     All captions of an image count, equal ones too; a warning says how many repeat, and how many images have
     different ones in several rows, as where a run was appended to another.
@@ -80,7 +84,7 @@ def read_collection(
     >>> joined.ids, joined.captions, joined.images[0].name, joined.references
     (['42'], ['a dog'], 'COCO_val2014_000000000042.jpg', None)
     """
-    problems = Problems()
+    noted, problems = problems, Problems()
     options = options or FileOptions()
     if references is not None and os.fspath(candidates) == os.fspath(references) == STANDARD_INPUT:
         fix = "name a file for one of them"
@@ -106,6 +110,10 @@ def read_collection(
         read = [(candidates, texts), (references, reference_texts)]
         refuse_unused(options, {Path(path): one for path, one in read if path and one}, problems)
 
+    if texts is None or (names is None and images is not None):
+        problems.raise_if_any()
+    if reference_texts is None and references is not None:
+        problems.raise_if_any()
     texts = texts or Texts()
     if folder is not None and names is not None:
         find = file_finder(folder, names, kind)
@@ -120,7 +128,9 @@ def read_collection(
     matched: dict[str, str] = {}
     if folder is not None and names is not None:
         file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
-        paths = matched_paths = match_images(folder, names, ids, problems, file_names=file_names, kind=kind)
+        paths = matched_paths = match_images(
+            folder, names, ids, problems, file_names=file_names, kind=kind, absent_too=absent_too
+        )
         _refuse_two_ids(Path(candidates), matched_paths, problems)
     if references is not None and reference_texts is not None:
         entries = reference_texts.by_id()
@@ -133,16 +143,23 @@ def read_collection(
         lacking, advice = _lacking(reference_texts, entries, matches, options)
         matched = only_matches(Path(references), matches, lacking, problems, advice)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
-    problems.raise_if_any()
-    _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)
+    if noted is None:
+        problems.raise_if_any()
+    else:
+        noted.extend(problems)
+    if not len(problems):
+        _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)
+    rows = [
+        (image_id, caption)
+        for image_id, caption in texts.rows
+        if image_id in paths and (reference_texts is None or image_id in matched)
+    ]
     return Collection(
-        ids=[image_id for image_id, _ in texts.rows],
-        captions=[caption for _, caption in texts.rows],
-        images=[paths[image_id] for image_id, _ in texts.rows],
-        references=None
-        if reference_texts is None
-        else [references_of[image_id] for image_id, _ in texts.rows],
-        entries=None if reference_texts is None else [matched[image_id] for image_id, _ in texts.rows],
+        ids=[image_id for image_id, _ in rows],
+        captions=[caption for _, caption in rows],
+        images=[paths[image_id] for image_id, _ in rows],
+        references=None if reference_texts is None else [references_of[image_id] for image_id, _ in rows],
+        entries=None if reference_texts is None else [matched[image_id] for image_id, _ in rows],
     )
 
 

@@ -136,8 +136,12 @@ def match_images(
     problems: Problems,
     file_names: Mapping[str, str] | None = None,
     kind: Kind = KINDS["image"],
+    *,
+    absent_too: bool = False,
 ) -> dict[str, Path]:
     """The image, or video, of every id; note what is missing or ambiguous.
+
+    absent_too: unless all are missing, give those that are a path where nothing is.
 
     file_names: the file that an id, of these or others, means by an annotation. It counts and not the id,
         unless none of these files is there: then the images were renamed, and a warning says so.
@@ -146,9 +150,13 @@ def match_images(
     by_file = {image_id: find_file(name) for image_id, name in (file_names or {}).items()}
     used = [image_id for image_id in ids if image_id in by_file]
     renamed = bool(used) and not any(by_file.values())
+    nowhere: dict[str, Path] = {}
     if not renamed:
         absent = [image_id for image_id in used if not by_file[image_id]]
-        _refuse_absent(folder, names, absent, len(used), file_names or {}, problems)
+        if absent_too:
+            nowhere = {image_id: _nowhere(folder, (file_names or {})[image_id]) for image_id in absent}
+        else:
+            _refuse_absent(folder, names, absent, len(used), file_names or {}, problems)
         ids = [image_id for image_id in ids if by_file.get(image_id) != []]
     matches = {
         image_id: by_file[image_id]
@@ -157,6 +165,9 @@ def match_images(
         for image_id in ids
     }
     absent = [image_id for image_id, entries in matches.items() if not entries]
+    if absent_too and (nowhere or len(absent) < len(matches)):
+        nowhere |= {image_id: _nowhere(folder, image_id) for image_id in absent}
+        matches = {image_id: entries for image_id, entries in matches.items() if entries}
     lacking = (
         f"no {kind.noun}{_examples(names.entries)}{_subfolder_of(folder, kind, absent)}. "
         f"An id is {kind.article} {kind.noun}'s file name, with or without its extension, its path from that "
@@ -173,7 +184,12 @@ def match_images(
     for name in matched.values():
         if not valid_unicode(name):  # it could not be written into any file of results
             problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
-    return {image_id: folder / name for image_id, name in matched.items()}
+    return {image_id: folder / name for image_id, name in matched.items()} | nowhere
+
+
+def _nowhere(folder: Path, name: str) -> Path:
+    """A path in a folder where nothing is, be the name that of a file elsewhere."""
+    return folder / name.replace("/", "\N{DIVISION SLASH}")
 
 
 def file_finder(folder: Path, names: Names, kind: Kind = KINDS["image"]) -> Callable[[str], list[str]]:

@@ -64,13 +64,13 @@ def _is_text_or_list(value: Any) -> bool:
 
 
 def _read_mapping(content: dict[str, Any], gatherer: Gatherer) -> None:
-    """Captions by image id. Values of another kind are reported first, and alone."""
-    unfit = {image_id: value for image_id, value in content.items() if not _is_text_or_list(value)}
-    for image_id, value in unfit.items():
-        found = described(value, none="null")
-        gatherer.complain(f"id {image_id!r}", found, "expected a caption or a list of them")
-    for image_id, value in content.items() if not unfit else ():
-        if gatherer.image_id(image_id, "an image id") is not None:
+    """Captions by image id. Values of another kind, but null, are reported alone."""
+    unfit = any(value is not None and not _is_text_or_list(value) for value in content.values())
+    for image_id, value in content.items():
+        if not _is_text_or_list(value):
+            found = described(value, none="null")
+            gatherer.complain(f"id {image_id!r}", found, "expected a caption or a list of them")
+        elif not unfit and gatherer.image_id(image_id, "an image id") is not None:
             gatherer.add(image_id, value, f"id {image_id!r}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from tqdm import tqdm
 
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.box_arrays import REQUIRED
@@ -225,10 +226,14 @@ def check_decodable(
     problems: Problems,
     media: Sequence[str] = ("image",),
     decoders: int | None = None,
+    *,
+    kept: Callable[[int], bool] | None = None,
+    progress: bool = False,
 ) -> None:
     """Decode every distinct visual once, in threads (Pillow decodes outside the interpreter lock).
 
-    decoders: processes that decode image files, None for these threads.
+    decoders: processes that decode image files, None for these threads. kept: whether the visual at an index
+    was decoded by an earlier run, as its rows show. progress: show a bar, on a terminal only.
     """
     indices: dict[Source[Any], list[int]] = {}
     for i, visual in enumerate(visuals):
@@ -248,13 +253,18 @@ def check_decodable(
         return None
 
     def failures(group: list[Source[Any]]) -> list[Refused | None]:
-        done = shared_decoders(decoders).check(group) if decoders else [False] * len(group)
-        return [None if ok else failure(source) for ok, source in zip(done, group, strict=True)]
+        known = {source for source in group if kept is not None and any(map(kept, indices[source]))}
+        rest = [source for source in group if source not in known]
+        done = shared_decoders(decoders).check(rest) if decoders and rest else [False] * len(rest)
+        known.update(source for ok, source in zip(done, rest, strict=True) if ok)
+        return [None if source in known else failure(source) for source in group]
 
-    with ThreadPoolExecutor(min(CHECKING, os.cpu_count() or 1)) as pool:
+    bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
+    with bar, ThreadPoolExecutor(min(CHECKING, os.cpu_count() or 1)) as pool:
         for start in range(0, len(distinct), CHECKED_AT_ONCE):
             window = distinct[start : start + CHECKED_AT_ONCE]
             groups = [window[k : k + CHECKED_TOGETHER] for k in range(0, len(window), CHECKED_TOGETHER)]
             for source, refused in zip(window, chain.from_iterable(pool.map(failures, groups)), strict=True):
+                bar.update()
                 for index in indices[source] if refused is not None else ():
                     problems.add(refused.problem(_ARGUMENTS[media[0]], index))  # type: ignore[union-attr]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -98,6 +98,8 @@ def check_samples(
     empty: Empty = "error",
     media: Sequence[str] = ("image",),
     decoders: int | None = None,
+    kept: Callable[[str, Any, Sequence[str]], bool] | None = None,
+    progress: bool = False,
 ) -> Samples:
     """Check everything that a user hands in, and raise all problems at once.
 
@@ -113,6 +115,8 @@ def check_samples(
     empty: "error" refuses empty and whitespace-only captions and references; "score" lets them through.
     media: the kinds of visuals that the metric takes: "image", "video", "boxes"; none for texts alone, whose
         references then stand for the image.
+    kept: whether an earlier run has a row of a caption, its visual and references: it is not decoded again.
+    progress: show a bar of the visuals that are decoded, on a terminal only.
 
     Raises InputError or InputTypeError, which are ValueError and TypeError, with all problems.
 
@@ -134,7 +138,14 @@ def check_samples(
     visuals = _check_visuals(images, rows, fix, media, problems) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
-        check_decodable(visuals, problems, media, decoders)
+
+        def row_kept(row: int) -> bool:
+            assert kept is not None and texts is not None
+            return kept(str(texts[row]), visuals[row], compared[row] if compared else [])
+
+        # Where a text is missing, its row is not complete.
+        known = row_kept if kept is not None and not len(problems) else None
+        check_decodable(visuals, problems, media, decoders, kept=known, progress=progress)
     problems.raise_if_any()
     if not media:
         visuals = [InputReferences.of(row, f"references[{i}]") for i, row in enumerate(compared or [])]
@@ -150,11 +161,12 @@ def check_pools(
     on_error: OnError = "raise",
     empty: Empty = "error",
     media: Sequence[str] = ("image",),
+    progress: bool = False,
 ) -> Pools:
     """Check pools of candidates and their images, and raise all problems at once.
 
     captions: per image a list of candidates, one or more, each pool of any size.
-    images, on_error, empty, media, and errors: as for `check_samples`.
+    images, on_error, empty, media, progress, and errors: as for `check_samples`.
 
     Returns:
         One row per candidate, pool after pool, with its position in the pool in `candidates`.
@@ -176,7 +188,7 @@ def check_pools(
     fix = "give each {} one pool, a list of its candidates"
     visuals = _check_visuals(images, rows, fix, media, problems)
     if on_error == "raise":
-        check_decodable(visuals, problems, media)
+        check_decodable(visuals, problems, media, progress=progress)
     problems.raise_if_any()
     texts = [text for pool in pools or [] for text in pool]
     warn_of_written_lists(texts)

@@ -63,11 +63,11 @@ class RegionMetric(CaptionMetric):
         return isinstance(options, RegionOptions) and store_of(options.regions) is not None
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
+    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
         captions, images, *references = inputs
         if isinstance(options, RegionOptions) and (store := store_of(options.regions)) is not None:
             images = boxes_by_id(store, images)
-        return super().check_input(options, captions, images, *references)
+        return super().check_input(options, captions, images, *references, progress=progress)
 
     def open_regions(
         self, folder: WeightsFolder, selection: Selection | None, device: Mapping[str, Any]

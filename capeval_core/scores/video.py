@@ -126,8 +126,8 @@ class VideoPacS(CaptionMetric):
             raise wrong_option("statistics", given, "given, but idf=False", "leave one of them out")
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
-        samples = super().check_input(options, *inputs)
+    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
+        samples = super().check_input(options, *inputs, progress=progress)
         if options.on_error == "raise" and isinstance(options, VideoOptions) and options.fps is not None:
             check_samplings(samples.images, Sampling(options.fps))
         return samples

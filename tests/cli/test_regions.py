@@ -113,6 +113,28 @@ def test_features_alone_cannot_be_drawn(regions: Capeval, capeval: Capeval, tmp_
     assert not (tmp_path / "drawn").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "where"),
+    [("features", np.nan, "features"), ("scores", 2.0, "scores[1]"), ("boxes", -50.0, "boxes[1]")],
+)
+def test_a_fault_inside_an_array_is_told_with_its_image_and_its_place(
+    name: str, value: float, where: str, capeval: Capeval, tmp_path: Path
+) -> None:
+    arrays = {
+        "boxes": np.tile(np.float32([2, 2, 30, 30]), (3, 1)),
+        "features": np.ones((3, 2048), np.float32),
+        "scores": np.full(3, 0.5, np.float32),
+    }
+    arrays[name][1] = value
+    (tmp_path / "boxes").mkdir()
+    np.savez(tmp_path / "boxes" / "dog.npz", **arrays)
+    (tmp_path / "captions.json").write_text('{"dog": "a dog"}')
+    given = ["--candidates", tmp_path / "captions.json", "--regions", tmp_path / "boxes"]
+    ran = capeval("score", "umic", *given, "--weights", "tiny")
+    assert ran.status == 2
+    assert f"image of 'dog': {where}" in ran.err
+
+
 def test_images_that_have_their_file_are_skipped(
     regions: Capeval, folder: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

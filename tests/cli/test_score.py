@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import capeval_core
 from capeval_core.commands.arguments import FlagWords, add_flags, chosen, in_words_of_the_user
 from capeval_core.commands.terminal import Parser
 from capeval_core.errors import Argument, InputError, Problem, Setting, Text
+from capeval_core.inputs.sources import OnDisk
 from capeval_core.options import Options, describe_options, option
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.result import Result
@@ -193,6 +195,68 @@ def test_with_nan_a_broken_image_costs_its_captions_alone(score: Score, scored: 
     content = scored("pacs", "--on-error", "nan")
     assert content["scores"] == [None, None, *whole["scores"][2:]]
     assert list(content["errors"]) == ["0", "1"]
+
+
+def test_a_resumed_run_checks_and_counts_what_is_new_alone(
+    score: Score, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+    decode = OnDisk.decode
+
+    def record(self: OnDisk, reduced: bool = False) -> Any:
+        decoded.append(Path(self.path).name)
+        return decode(self, reduced)
+
+    monkeypatch.setattr(OnDisk, "decode", record)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    fewer = write_json(files / "fewer.json", {"dog.1": CAPTIONS["dog.1"]})
+    rows = ["--rows", files / "rows", "--references", files / "references.json"]
+    assert score("refpacs", *rows, "--candidates", fewer).status == 0
+    assert set(decoded) == {"dog.1.jpg"}
+    decoded.clear()
+    ran = score("refpacs", *rows)
+    assert ran.status == 0 and set(decoded) == {"dog.2.png", "COCO_val2014_000000000042.png"}
+    assert re.search(r"checking: 100%.* 3/3 ", ran.err)
+    decoded.clear()
+    ran = score("refpacs", *rows)
+    assert ran.status == 0 and decoded == []
+    assert re.search(r"refpacs: 100%.* 4/4 \[00:0\d<\?, \? ?caption/s\]", ran.err)  # no speed: none was made
+    (files / "images" / "dog.2.png").write_bytes(b"no image")
+    ran = score("refpacs", *rows)
+    assert ran.status == 2 and "image of 'dog.2': " in ran.err
+
+
+def test_all_that_is_wrong_with_captions_and_images_is_one_list(score: Score, files: Path) -> None:
+    captions = {"dog.1": ["a dog", ""], "dog.2": "a cat", "42": None, "bird": "a bird"}
+    (files / "images" / "dog.2.png").write_bytes(b"no image")
+    ran = score("pacs", "--candidates", write_json(files / "c.json", captions))
+    assert (ran.status, ran.out) == (2, "")
+    title, *lines = ran.err.splitlines()
+    assert title == "capeval: 4 problems with the input:"
+    for found in (
+        "id '42' is null",
+        "ids ('bird') has no image",
+        "caption 2 of 'dog.1'",
+        "image of 'dog.2': ",
+    ):
+        assert sum(found in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("missing", ["bird", "birds/1.jpg", "../captions", "/etc/hosts"])
+def test_with_nan_a_missing_image_costs_its_captions_alone(
+    missing: str, score: Score, scored: Scored, files: Path
+) -> None:
+    whole = scored("pacs")
+    given = write_json(files / "c.json", {**CAPTIONS, missing: "a bird"})
+    ran = score("pacs", "--on-error", "nan", "--candidates", given)
+    assert ran.status == 0
+    assert ran.err.startswith(f"capeval: 1 of 5 captions failed:\n  image of '{missing}': there is no file ")
+    content = scored("pacs", "--on-error", "nan", "--candidates", given)
+    assert content["scores"] == [*whole["scores"], None]
+
+    none_there = write_json(files / "n.json", {missing: "a bird"})
+    ran = score("pacs", "--on-error", "nan", "--candidates", none_there)
+    assert ran.status == 2 and "1 of 1 ids" in ran.err
 
 
 def test_status_1_when_no_caption_has_a_score(score: Score, files: Path) -> None:

@@ -120,8 +120,8 @@ class Eco(Reranker):
             check_members(options.members)
 
     @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any) -> Samples:
-        samples = super().check_input(options, *inputs)
+    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
+        samples = super().check_input(options, *inputs, progress=progress)
         return in_rgb(samples) if options.compat == "released" else samples
 
     def open_models(self) -> dict[str, Model]:
