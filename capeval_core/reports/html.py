@@ -203,7 +203,8 @@ def _metric(column: Column, systems: Systems, pictures: Pictures) -> dict[str, A
 
 def _failures(systems: Systems, pictures: Pictures) -> dict[str, Any]:
     """What failed, was truncated, empty or left out, with reasons."""
-    rows, reasons = [], {}
+    rows: list[tuple[str, str, tuple[int, ...]]] = []
+    reasons: dict[str, None] = {}
     for system in systems.systems:
         for column in systems.columns:
             cell = system.cells[column.name]

@@ -36,7 +36,7 @@ def means(column: Column, systems: Systems) -> dict[str, Any] | None:
         return None
     axis, rows = _Axis(extents, systems), []
     for name, cell in cells.items():
-        row = {"name": name, "value": number(cell.mean), "spoken": number(cell.mean)}
+        row: dict[str, Any] = {"name": name, "value": number(cell.mean), "spoken": number(cell.mean)}
         if cell.interval is not None:
             row["spoken"] += f", interval {' to '.join(map(number, cell.interval))}"
             row["interval"] = [*map(axis.at, cell.interval)]
@@ -62,7 +62,7 @@ def distributions(column: Column, systems: Systems) -> dict[str, Any] | None:
         count = np.histogram(own, bins, (axis.low, axis.high))[0]
         shares = (100 * count / max(count.max(), 1)).tolist()
         bars = [(f"{100 / bins * place:.2f}", share) for place, share in enumerate(shares) if share]
-        row = {"name": name, "value": "", "spoken": f"{len(own):,} scores", "bars": bars}
+        row: dict[str, Any] = {"name": name, "value": "", "spoken": f"{len(own):,} scores", "bars": bars}
         if len(own):
             below = ", ".join(map(number, np.quantile(own, [0.05, 0.5, 0.95]).tolist()))
             row["spoken"] += f"; 5%, 50% and 95% lie below {below}"
