@@ -1,1 +1,1 @@
-"""Reports: explanations drawn as images with Pillow, from plain values that belong to no metric."""
+"""Reports from plain values that belong to no metric: pages with Jinja2, images with Pillow."""

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from html import escape
 from typing import Any
 
 from capeval_core.reports.explanations import panels, parts
@@ -17,35 +16,32 @@ SHOWN = 4
 """Captions at either end."""
 DIFFERENCES = 4
 """Captions by which each of two systems is ahead."""
-_REFERENCES = 5
 _LONGEST = 600
 """Characters of a text that are shown."""
 
 
-def worst_and_best(system: System, column: Column, systems: Systems, pictures: Pictures) -> str:
+def worst_and_best(
+    system: System, column: Column, systems: Systems, pictures: Pictures
+) -> list[dict[str, Any]]:
     """The captions of a system with the lowest and the highest scores, and where these come from."""
     cell = system.cells[column.name]
-    worst, best = ends(cell.scores, column.higher_is_better)
-    if not best:
-        return '<p class="note">No caption has a score.</p>'
-    shown = ""
-    for title, indices in (("Worst", worst), ("Best", best)):
-        cards = "".join(_card(system, column, systems, index, pictures) for index in indices)
-        shown += f'<h4>{title}</h4><div class="cards">{cards}</div>' if cards else ""
-        shown += _tied(cell.scores, indices, systems) if cards else ""
-    return shown
+    numbers = [systems.for_page(score) for score in cell.scores]
+    return [
+        {
+            "title": title,
+            "cards": [_card(system, cell, index, numbers, systems, pictures) for index in indices],
+            "tied": _tied(numbers, indices),
+        }
+        for title, indices in zip(("Worst", "Best"), ends(cell.scores, column.higher_is_better), strict=True)
+        if indices
+    ]
 
 
-def _tied(scores: Sequence[float], shown: Sequence[int], systems: Systems) -> str:
+def _tied(numbers: Sequence[str], shown: Sequence[int]) -> str:
     """A note where the last of the captions that are shown is one of more with the same number."""
-    numbers = [systems.for_page(score) for score in scores]
     last = numbers[shown[-1]]
     tied, here = numbers.count(last), sum(numbers[index] == last for index in shown)
-    return (
-        f'<p class="note">{tied:,} captions tie at {last}; {here} of them are shown.</p>'
-        if tied > here
-        else ""
-    )
+    return f"{tied:,} captions tie at {last}; {here} of them are shown." if tied > here else ""
 
 
 def ends(scores: Sequence[float], higher_is_better: bool = True) -> tuple[list[int], list[int]]:
@@ -61,24 +57,30 @@ def ends(scores: Sequence[float], higher_is_better: bool = True) -> tuple[list[i
 
 def most_different(
     first: System, second: System, column: Column, systems: Systems, pictures: Pictures
-) -> str:
+) -> dict[str, Any]:
     """The captions of the same visuals by which either system is furthest ahead of the other, and ties."""
     gains = sorted(differences(first, second, column), key=lambda gain: gain[2])
-    ours, theirs = ([*map(systems.for_page, one.cells[column.name].scores)] for one in (first, second))
-    apart = [gain for gain in gains if ours[gain[0]] != theirs[gain[1]]]  # others tie
+    numbers = [[*map(systems.for_page, one.cells[column.name].scores)] for one in (first, second)]
+    apart = [gain for gain in gains if numbers[0][gain[0]] != numbers[1][gain[1]]]  # others tie
+
+    def pair(index: int, other: int, _: float) -> dict[str, Any]:
+        sides = [
+            {"name": one.name, "score": scores[own], "caption": one.captions[own]}
+            for one, scores, own in zip((first, second), numbers, (index, other), strict=True)
+        ]
+        shown = _picture(first, index, pictures) or _picture(second, other, pictures)
+        return {"picture": shown, "sides": sides, "id": first.ids[index]}
+
     ahead, behind = [gain for gain in apart if gain[2] > 0][::-1], [gain for gain in apart if gain[2] < 0]
-    shown = ""
-    for name, chosen in ((first.name, ahead), (second.name, behind)):
-        cards = "".join(
-            _pair(first, second, column, gain, systems, pictures) for gain in chosen[:DIFFERENCES]
-        )
-        title = f"Where <bdi>{escape(name)}</bdi> scores {'higher' if column.higher_is_better else 'better'}"
-        title += f": {len(chosen):,} of {len(gains):,}"
-        shown += f'<h4>{title}</h4><div class="cards">{cards}</div>' if cards else ""
-    ties = len(gains) - len(apart)
-    verb = "tie: both captions have" if ties > 1 else "is a tie: both captions have"
-    tied = f'<p class="note">{ties:,} of {len(gains):,} {verb} the same score.</p>' if ties else ""
-    return shown + tied or '<p class="note">No two captions of one visual have scores.</p>'
+    return {
+        "word": "higher" if column.higher_is_better else "better",
+        "compared": len(gains),
+        "ties": len(gains) - len(apart),
+        "sides": [
+            {"name": name, "ahead": len(chosen), "pairs": [pair(*gain) for gain in chosen[:DIFFERENCES]]}
+            for name, chosen in ((first.name, ahead), (second.name, behind))
+        ],
+    }
 
 
 def differences(first: System, second: System, column: Column) -> Iterator[tuple[int, int, float]]:
@@ -103,69 +105,39 @@ def _numbered(ids: Sequence[str]) -> Iterator[tuple[str, int]]:
         counts[name] += 1
 
 
-def _card(system: System, column: Column, systems: Systems, index: int, pictures: Pictures) -> str:
-    cell = system.cells[column.name]
-    picture = _picture(system, index, pictures)
-    text = f'<p class="score">{systems.for_page(cell.scores[index])}</p>{quoted(system.captions[index])}'
-    why = _explanation(system, cell, index, systems, pictures)
-    # A box to check, as a folded block would open inside its column: what it shows has the row below.
-    press = '<label class="why-press"><input type="checkbox">Breakdown</label>' if why else ""
-    below = f'<div class="why">{text}<div class="evidence">{why}</div></div>' if why else ""
-    return (
-        f'<article class="card">{picture}<div class="text">{text}'
-        f'<p class="id" dir="auto">{escape(system.ids[index])}</p></div>{press}</article>{below}'
-    )
+def _card(
+    system: System, cell: Cell, index: int, numbers: Sequence[str], systems: Systems, pictures: Pictures
+) -> dict[str, Any]:
+    """A caption with its evidence, its parts and its references."""
+    from markupsafe import Markup
 
-
-def _explanation(system: System, cell: Cell, index: int, systems: Systems, pictures: Pictures) -> str:
-    """Where a score comes from: its evidence, its parts, the references; "" where nothing is known."""
     evidence: Mapping[str, Any] = {}
     with suppress(OSError, ValueError):  # an image that is no longer there costs its explanation alone
         evidence = {} if cell.evidence is None else cell.evidence.get(index, {})
-    values = {name: values[index] for name, values in cell.parts.items()}
+    compared = "references" in evidence or "compared" in evidence
+    references = [] if system.references is None or compared else system.references[index]
     shown = panels(evidence, pictures.drawing)
-    if system.references is not None and "references" not in evidence and "compared" not in evidence:
-        texts = system.references[index]
-        items = "".join(f'<li dir="auto">{escape(_cut(text))}</li>' for text in texts[:_REFERENCES])
-        more = f"<li>and {len(texts) - _REFERENCES:,} more</li>" if len(texts) > _REFERENCES else ""
-        shown += f'<p class="note">References</p><ul>{items}{more}</ul>'
-    return shown + parts(values, systems.titles)
-
-
-def _pair(
-    first: System,
-    second: System,
-    column: Column,
-    gain: tuple[int, int, float],
-    systems: Systems,
-    pictures: Pictures,
-) -> str:
-    index, other, _ = gain
-    rows = ""
-    for system, own in ((first, index), (second, other)):
-        score = systems.for_page(system.cells[column.name].scores[own])
-        rows += (
-            f'<div class="side"><p class="name" dir="auto">{escape(system.name)}</p>'
-            f'<p class="score">{score}</p>{quoted(system.captions[own])}</div>'
-        )
-    picture = _picture(first, index, pictures) or _picture(second, other, pictures)
-    return (
-        f'<article class="card pair">{picture}<div class="text">{rows}'
-        f'<p class="id" dir="auto">{escape(first.ids[index])}</p></div></article>'
-    )
+    named = parts({name: values[index] for name, values in cell.parts.items()}, systems.titles)
+    return {
+        "picture": _picture(system, index, pictures),
+        "score": numbers[index],
+        "caption": system.captions[index],
+        "id": system.ids[index],
+        "panels": Markup(shown),
+        "parts": Markup(named),
+        "references": references,
+        "why": bool(shown or named or references),
+    }
 
 
 def _picture(system: System, index: int, pictures: Pictures) -> str:
+    from markupsafe import Markup
+
     if system.images is None:
         return ""
-    shown = pictures.of(system.images[index], f"{pictures.visual} {system.ids[index]}")
-    return f'<div class="picture {escape(pictures.visual)}">{shown}</div>' if shown else ""
+    return Markup(pictures.of(system.images[index], f"{pictures.visual} {system.ids[index]}"))
 
 
-def quoted(caption: str) -> str:
-    """A caption; in its own direction, and cut where it is very long."""
-    return f'<blockquote dir="auto">{escape(_cut(caption))}</blockquote>' if caption else "<p>(empty)</p>"
-
-
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """A text, cut where it is very long."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"

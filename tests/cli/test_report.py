@@ -41,7 +41,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_scoring(score: Score, f
 def test_where_a_score_comes_from_is_on_the_page(score: Score, files: Path) -> None:
     assert score("hices", "--weights", "tiny", "--report", files / "report").status == 0
     html = (files / "report" / "index.html").read_text(encoding="utf-8")
-    panel = re.search('</label></article><div class="why">.*?<img src="data:image/jpeg', html)
+    panel = re.search(r'</label>\s*</article><div class="why">.*?<img src="data:image/jpeg', html, re.S)
     assert panel is not None and "gITC: global image-text compatibility" in html
     assert "HICE-S: tiny knows nothing but drawn scenes" in html
 
