@@ -1,0 +1,33 @@
+"""What every metric gives is what is stored: its first cases; `python -m tests.behaviour compare` has all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import capeval_core
+from tests.behaviour.__main__ import STORED, differences, read
+from tests.behaviour.record import OPTIONS, Case, cases
+
+FIRST = 3
+"""Cases of each metric: the defaults, everything odd, and 16 bits from the same cache."""
+
+
+@pytest.fixture(scope="session")
+def stored() -> tuple[dict[str, Case], float]:
+    return read(STORED)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("metric", OPTIONS["metrics"])
+def test_it_gives_what_is_stored(metric: str, stored: tuple[dict[str, Case], float], tmp_path: Path) -> None:
+    found = dict(cases(metric, tmp_path / "files", FIRST))
+    known = {title: stored[0].get(title, {}) for title in found}
+    assert list(differences(known, found, stored[1])) == []
+
+
+def test_every_metric_is_stored(stored: tuple[dict[str, Case], float]) -> None:
+    names = {title.partition("[")[0] for title in stored[0]}
+    assert names == set(OPTIONS["metrics"])
+    assert {name.partition(":")[0] for name in names} == set(capeval_core.list_metrics())
