@@ -142,7 +142,9 @@ class Systems:
             return []
         best = (max if column.higher_is_better else min)(cell.mean for cell in finite.values())
         shown = self.number(best, usual)
-        return [n for n, cell in finite.items() if cell.lack is None and self.number(cell.mean, usual) == shown]
+        return [
+            n for n, cell in finite.items() if cell.lack is None and self.number(cell.mean, usual) == shown
+        ]
 
     def significant(self, cell: Cell) -> bool:
         """Whether a cell differs from the baseline after the correction."""
