@@ -133,7 +133,8 @@ def _run(
     print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
     tell_reasons(_reasons(failures), len(shards), "shards")
     if before := sum(result.failed for result in results if result.skipped):
-        complain(f"{before:,} rows failed in shards that were finished before: --retry-failed scores them")
+        rows = "row" if before == 1 else "rows"
+        complain(f"{before:,} {rows} failed in shards that were finished before: --retry-failed scores again")
     pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
     return 1 if failures or (pairs and failed == pairs) else 0
 

@@ -97,3 +97,17 @@ def test_files_give_all_captions_of_each_image(tmp_path: Path) -> None:
     (tmp_path / "captions.json").write_text(json.dumps({"b": "z"}))
     with pytest.raises(FileError, match=r"\('b'\) has no image"):
         read_captioned(tmp_path / "captions.json", tmp_path / "images")
+
+
+def test_rows_with_a_number_go_by_the_column_that_names_images(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name, shade in (("1", 10), ("2", 20)):
+        picture(shade).save(tmp_path / "images" / f"{name}.png")
+    rows = [{"id": n, "image_path": f"{3 - n}.png", "caption": f"shade {n}"} for n in (1, 2)]
+    path = tmp_path / "c.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(FileError, match='id_column="image_path"'):
+        read_captioned(path, tmp_path / "images")
+    path.write_text("\n".join(json.dumps({**row, "id": row["id"] + 5}) for row in rows))
+    found = read_captioned(path, tmp_path / "images")
+    assert found.captions == ["shade 1", "shade 2"] and shades(found) == [20, 10]
