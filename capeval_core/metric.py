@@ -25,7 +25,7 @@ from capeval_core.inputs.texts import united
 from capeval_core.metric_facts import MetricFacts
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
-from capeval_core.result import Result, Values
+from capeval_core.result import Result, Values, stands_for_zero
 from capeval_core.row_store import RowStore, check_folder, kept_rows
 from capeval_core.rows import RowCollector, canonical
 from capeval_core.weights.folder import WeightsFolder, open_weights
@@ -173,7 +173,10 @@ class CaptionMetric(MetricFacts, ABC):
         samples = self.check_input(options, captions, visuals, references, progress=progress)
         prepared = self.prepared(samples)  # combines, too: its signature names the corpus
         table = prepared.encode_all(samples, rows=rows, progress=progress)
-        return prepared.combine(table, samples=samples)
+        result = prepared.combine(table, samples=samples)
+        if message := stands_for_zero(result):
+            warnings.warn(message, stacklevel=2)
+        return result
 
     @classmethod
     def visuals_among(cls, *, images: Any, videos: Any) -> Any:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from capeval_core.result_files import fields_of, json_text, plain
 from capeval_core.statistics import (
+    LEAST_IMAGES,
     UNBOUNDED,
     Clusters,
     Comparison,
@@ -337,6 +338,19 @@ class Result:
     def _clusters(self) -> Clusters:
         summands = None if self.formula is None else np.asarray(self.summands, dtype=np.float64)
         return Clusters.of(self.scores, self.groups, self.formula, summands, self.visual, self.range)
+
+
+def stands_for_zero(result: Result) -> str | None:
+    """The warning about a number that is not 0 only by what keeps its formula from dividing by 0.
+
+    None where none is due: of any other number, and of fewer captions than could have an interval.
+    """
+    if result.lack is None or len(result) < LEAST_IMAGES:
+        return None
+    return (
+        f"{result.metric}: {result.lack}, so {result.key}={result.mean:.2g} stands for 0, and has neither "
+        "interval nor test"
+    )
 
 
 def not_comparable(first: str, second: str, fix_of_statistics: str) -> ValueError:

@@ -30,7 +30,7 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.project import LICENCE, address
 from capeval_core.registry import MEDIA_VARIANTS, media_of, metric_class
-from capeval_core.result import Result
+from capeval_core.result import Result, stands_for_zero
 
 ONE_DAY = 86_400.0
 """Seconds that processes wait for each other. evaluate's own 100 are gone while the last shard is encoded."""
@@ -253,6 +253,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         result = self._prepared.combine(pa.Table.from_struct_array(predictions))
         if result.counts.failed:
             _warn_of_failures(result)
+        if message := stands_for_zero(result):
+            _warn(message)
         output: dict[str, Any] = dict(result.numbers)
         if per_caption:
             errors = [result.errors.get(i) for i in range(len(result.scores))]

@@ -297,7 +297,7 @@ def test_bleu_without_a_match_is_neither_tested_nor_marked_as_best(
 ) -> None:
     """No caption has four words in a row of a reference: what differs is what COCO adds to counts."""
     ran = score("bleu,cider", "A B C", "--json", folder / "out.json", "--report", folder / "report")
-    assert ran.status == 0 and ran.err.count("no caption has four words in a row of a reference") == 1
+    assert ran.status == 0 and "bleu_4 has no interval: no caption has four words in a row" in ran.out
     content = written(folder / "out.json")
     for system in content["systems"]:
         bleu, cider = system["results"]

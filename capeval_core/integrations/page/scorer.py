@@ -159,7 +159,8 @@ def marks_of(metric: CaptionMetric) -> Marks:
     if published.values:
         return published
     items = demo_of(type(metric))
-    with warnings.catch_warnings(action="ignore"):  # of the examples, which are not what a visitor scores
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is odd about the examples is no news of a visitor's caption
         values = [Mark(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
     noun = (metric.media or ("image",))[0]
     weighed = ", with these weights" if metric.default_weights else ""

@@ -6,7 +6,6 @@ https://aclanthology.org/P02-1040
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from capeval_core.result import Values
 from capeval_core.rows import column, fixed_lists, of_fixed_lists, row_schema
 from capeval_core.scores.ngram.compared import Compared
 from capeval_core.scores.ngram.metric import NgramMetric
-from capeval_core.statistics import LEAST_IMAGES, CorpusFormula
+from capeval_core.statistics import CorpusFormula
 
 SUMS = (
     *(f"{name}_{n}" for name in ("matches", "totals") for n in range(1, LONGEST + 1)),
@@ -141,11 +140,5 @@ class Bleu(NgramMetric):
         lengths = [rows[name].to_numpy()[:, None] for name in ("length", "reference_length")]
         summands = np.concatenate([*four, *lengths], axis=-1).astype(np.float64)
         scores = bleu_of_sums(summands)
-        if len(rows) >= LEAST_IMAGES and (lack := self.formula.lack(summands.sum(axis=0))):
-            warnings.warn(
-                f"{lack}: BLEU-4 is what COCO's evaluation adds so that nothing is divided by 0, and it has "
-                "neither interval nor test; BLEU-1 to BLEU-3 may tell systems apart",
-                stacklevel=4,
-            )
         parts = {name: scores[:, i] for i, name in enumerate(self.formula.names)}
         return Values(parts.pop(self.key), parts, summands=summands)
