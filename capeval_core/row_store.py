@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from capeval_core.errors import folder_path, wrong_option
-from capeval_core.rows import COMMON, canonical, content_key
+from capeval_core.rows import COMMON, canonical, key_of
 from capeval_core.writing import PARTIAL, try_writing, write_whole
 
 STAMP = "stamp.json"
@@ -67,7 +67,7 @@ def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]]
         with contextlib.suppress(DamagedError, KeyError):
             rows, _ = read_shard(path)
             kept.update(rows.filter(pc.is_null(rows["error"]))[_CONTENT].to_pylist())
-    return lambda *parts: content_key(*parts) in kept
+    return lambda *parts: key_of(*parts) in kept
 
 
 class RowStore:

@@ -105,7 +105,13 @@ def of_fixed_lists(column: pa.FixedSizeListArray | pa.ChunkedArray) -> NDArray[A
     return values.reshape(-1, column.type.list_size)
 
 
-def content_key(caption: str, visual: Any, references: Sequence[str]) -> str:
+def content_key(samples: Samples, row: int) -> str:
+    """Key of the caption, image and references of row `row`."""
+    references = samples.references[row] if samples.references else []
+    return key_of(samples.captions[row], samples.images[row], references)
+
+
+def key_of(caption: str, visual: Any, references: Sequence[str]) -> str:
     """Key of a caption, its image and references."""
     try:
         image = visual.key
@@ -155,7 +161,7 @@ class RowCollector:
         self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
         self._memory = FreedMemory()
         if store is not None:
-            reused, missing = store.reuse(samples.indices, partial(_key_of_row, samples))
+            reused, missing = store.reuse(samples.indices, partial(content_key, samples))
             self._tables.append(reused)
             self._missing, self.texts = samples.select(missing), _TEXTS_BETWEEN_SHARDS
             self.reused = len(reused)
@@ -178,7 +184,7 @@ class RowCollector:
         """
         if self._store is not None:
             positions = range(self._added, self._added + len(table))
-            self._store.append(table, [_key_of_row(self._missing, row) for row in positions])
+            self._store.append(table, [content_key(self._missing, row) for row in positions])
         if self._refuse_errors and table["error"].null_count < len(table):
             Problems(table["error"].drop_null().to_pylist()).raise_if_any()
         self._tables.append(table)
@@ -198,11 +204,6 @@ class RowCollector:
     ) -> None:
         if error is not None and self._store is not None:
             self._store.flush()  # on Ctrl-C too: nothing that was computed is lost
-
-
-def _key_of_row(samples: Samples, row: int) -> str:
-    references = samples.references[row] if samples.references else []
-    return content_key(samples.captions[row], samples.images[row], references)
 
 
 def _start_at(bar: tqdm[Any], rows: int) -> None:
