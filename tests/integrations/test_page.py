@@ -188,7 +188,7 @@ def test_published_marks_of_hices_name_their_regions() -> None:
 def test_the_scale_says_in_words_what_it_draws() -> None:
     drawn = scale(metric_class("pacs"), [Mark("people & friends", 0.818)], 0.5)
     assert 'style="--here:25.00%"' in drawn
-    assert 'style="--at:40.90%"' in drawn
+    assert '--at:40.90%"' in drawn
     assert (
         'aria-label="PAC-S of this caption: 0.500. The scale goes from 0 to 2, higher is better. '
         'What typical captions get: people &amp; friends 0.818."'
@@ -277,7 +277,7 @@ def test_many_references_are_folded_and_a_cut_text_is_told(image: Path, weights:
     nearest, _, folded = shown.partition("<details><summary>3 more</summary>")
     assert [len(re.findall(r">reference \d", half)) for half in (nearest, folded)] == [5, 3]
     assert 'class="warning">The caption or a reference is longer than the text encoder reads' in shown
-    assert 'class="warning"' not in views.score(
+    assert "its end was cut off" not in views.score(
         Scorer("refpacs", weights).score(str(image), "short", given[:1]), weights
     )
 

@@ -94,7 +94,7 @@ def test_what_is_shown_of_a_video(uploads: Path, weights: str) -> None:
         scorer.score(str(uploads / "a.mp4"), "a <b>red</b> field", ["red", "a <i>field"]), weights
     )
     assert "Each word of the caption, and the frame that it fits best" in shown
-    assert shown.count("data:image/jpeg;base64,") == 1 and "<small>frame " in shown
+    assert 1 <= shown.count("data:image/jpeg;base64,") <= 4 and "<small>frame " in shown
     assert "1. red" in shown and "2. a &lt;i&gt;field" in shown
     assert "<b>red" not in shown and "<i>" not in shown and "<|" not in shown
 
