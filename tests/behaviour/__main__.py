@@ -29,22 +29,19 @@ SAME, OTHER = 1e-7, 1e-6
 """How much numbers may differ with the versions that the file was made with, and with others."""
 DERIVED = ("interval", "compare")
 """Quantities that may differ ten times as much with other versions: they divide by small deviations."""
+VERSIONS = {
+    "torch": torch.__version__,
+    "numpy": np.__version__,
+    "cpu": torch.backends.cpu.get_cpu_capability(),
+}
 LIKE = "= "
 """Before the title of an earlier case that has the same value."""
-
-
-def versions() -> dict[str, str]:
-    return {
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }
 
 
 def write(file: Path, found: Mapping[str, Case]) -> None:
     """One line a quantity."""
     first: dict[str, str] = {}
-    blocks = [f'"versions": {json.dumps(versions())}']
+    blocks = [f'"versions": {json.dumps(VERSIONS)}']
     for title, case in found.items():
         lines = []
         for quantity, value in case.items():
@@ -59,7 +56,7 @@ def write(file: Path, found: Mapping[str, Case]) -> None:
 def read(file: Path) -> tuple[dict[str, Case], float]:
     """The stored cases, and how much numbers may differ from them here."""
     stored = json.loads(file.read_text(encoding="utf-8"))
-    tolerance = SAME if stored.pop("versions") == versions() else OTHER
+    tolerance = SAME if stored.pop("versions") == VERSIONS else OTHER
     for case in stored.values():
         for quantity, value in case.items():
             if isinstance(value, str) and value.startswith(LIKE):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,13 +63,8 @@ def _texts(count: int) -> list[tuple[str, Any]]:
 
 
 def _images(folder: Path) -> tuple[list[Any], list[Any]]:
-    def saved(image: Image.Image, form: str, **options: Any) -> bytes:
-        data = io.BytesIO()
-        image.save(data, form, **options)
-        return data.getvalue()
-
-    def file(name: str, data: bytes) -> Path:
-        (folder / name).write_bytes(data)
+    def saved(image: Image.Image, name: str, **options: Any) -> Path:
+        image.save(folder / name, **options)
         return folder / name
 
     scenes, *_ = _drawn()
@@ -82,24 +75,25 @@ def _images(folder: Path) -> tuple[list[Any], list[Any]]:
     huge = scenes[8].resize((1800, 1400), Image.Resampling.NEAREST)
     whole = [
         scenes[0],
-        {"bytes": saved(scenes[0], "PNG"), "path": None},
-        file("turned.jpg", saved(scenes[2].crop((0, 0, 96, 70)), "JPEG", exif=turned)),
-        file("clear.png", saved(clear, "PNG")),
+        {"bytes": saved(scenes[0], "0.png").read_bytes(), "path": None},
+        saved(scenes[2].crop((0, 0, 96, 70)), "turned.jpg", exif=turned),
+        saved(clear, "clear.png"),
         np.asarray(scenes[4]),
         torch.from_numpy(np.array(scenes[5])).permute(2, 0, 1),
         scenes[6].resize((2, 2)),
         scenes[7].resize((3, 40)),
-        str(file("huge.png", saved(huge, "PNG"))),
-        saved(wide, "PNG", exif=mirrored),
+        str(saved(huge, "huge.png")),
+        saved(wide, "wide.png", exif=mirrored).read_bytes(),
         scenes[10].resize((400, 24)),
         Image.fromarray(np.asarray(scenes[11].convert("L"), dtype=np.uint16) * 257),
-        saved(scenes[12].convert("P"), "GIF"),
-        saved(scenes[13].convert("CMYK"), "JPEG"),
+        saved(scenes[12].convert("P"), "12.gif").read_bytes(),
+        saved(scenes[13].convert("CMYK"), "13.jpg").read_bytes(),
         clear.convert("LA"),
         scenes[0].copy(),
         scenes[2],
     ]
-    cut = file("cut.png", saved(wide, "PNG")[:-40])
+    cut = saved(wide, "cut.png")
+    cut.write_bytes(cut.read_bytes()[:-40])
     return whole, [b"broken", cut, scenes[6].resize((1, 1)), folder / "missing.png"]
 
 
@@ -160,12 +154,7 @@ def _ids(folder: Path) -> tuple[list[str], list[str]]:
     return ids[: len(made[0])], ids[len(made[0]) :]
 
 
-def half(folder: Path, given: list[Row], prepare: Callable[[Sequence[str]], Any]) -> Any:
-    """Statistics of every second row."""
-    return prepare(_every_text(given[::2]))
-
-
-def masks(folder: Path, *_: Any) -> dict[str, list[Any]]:
+def masks(given: list[Row]) -> dict[str, list[Any]]:
     """Two masks of each image that is a file."""
     mask = np.array([[True, False, False], [True, True, False]])
     sizes = {"turned": (70, 96), "clear": (96, 96), "huge": (1400, 1800)}
@@ -173,20 +162,12 @@ def masks(folder: Path, *_: Any) -> dict[str, list[Any]]:
     return {name: [one, ~one] for name, one in each.items()}
 
 
-def halves(folder: Path, given: list[Row], *_: Any) -> dict[str, list[str]]:
+def halves(given: list[Row]) -> dict[str, list[str]]:
     """Phrases of every text: what stands before and behind "and"."""
-    return {text: [part for part in text.split(" and ") if part.strip()] for text in _every_text(given)}
+    return {text: [part for part in text.split(" and ") if part.strip()] for text in every_text(given)}
 
 
-def features(folder: Path, *_: Any) -> Path:
-    return folder / "features"
-
-
-def fresh(folder: Path, *_: Any) -> Path:
-    """A cache of its own; the other cases of a metric share one."""
-    return folder / "fresh"
-
-
-def _every_text(given: list[Row]) -> list[str]:
+def every_text(given: list[Row]) -> list[str]:
+    """Captions, then references."""
     references = [[own] if isinstance(own, str) else own for _, _, own in given]
     return [*(caption for caption, _, _ in given), *(text for own in references for text in own)]

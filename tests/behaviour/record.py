@@ -20,7 +20,7 @@ from tests.behaviour import inputs
 Case = dict[str, Any]
 """Quantity -> plain value."""
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
-"""Metrics and options; `@half` is a function of `inputs`."""
+"""Metrics and options. `@half`: statistics of half of the input; another `@`: of `inputs`, or a folder."""
 TEXTS = ("bleu", "rougel", "cider", "ciderd")
 PLACE = re.compile(r"\b[a-z]\w*(?:\[['\"\w-]+\])+|\bexplain\(\w+\)")
 ARGUMENT = r"\b(?:captions|images|videos|references|rows|explain|result|level|compare{})\b"
@@ -63,11 +63,13 @@ def _opened(metric: str, options: Mapping[str, Any], folder: Path, given: list[A
     name, _, media = metric.partition(":")
     common = {"cache": folder / "cache", "device": "cpu"} | ({"media": media} if media else {})
     common |= {} if name in TEXTS else {"weights": "tiny"}
-    made = {}
+    made: dict[str, Any] = {}
     for option, value in options.items():
-        if isinstance(value, str) and value.startswith("@"):
-            prepare = capeval_core.load(name, **common).prepare if value == "@half" else None
-            made[option] = getattr(inputs, value[1:])(folder, given, prepare)
+        if value == "@half":
+            made[option] = capeval_core.load(name, **common).prepare(inputs.every_text(given[::2]))
+        elif str(value).startswith("@"):
+            make = getattr(inputs, value[1:], None)
+            made[option] = make(given) if make else folder / value[1:]
     return capeval_core.load(name, **{**common, **options, **made})
 
 
@@ -95,8 +97,7 @@ def _of_rows(folder: Path) -> Case:
 
 def _of_result(result: Result) -> Case:
     saved, last = result.to_dict(), result[-1]
-    own = {name: value for name, value in saved.items() if isinstance(value, (str, float, list, dict))}
-    same = [name for name in own if hasattr(result, name) and own[name] == plain(getattr(result, name), 17)]
+    same = [name for name in saved if saved[name] == plain(getattr(result, name), 17)]
     found = {
         "signature": re.sub(r"\|v:[^|]*$", "", result.signature),
         "counts": vars(result.counts),
