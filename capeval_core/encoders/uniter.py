@@ -88,6 +88,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     """
 
     kind = "uniter"
+    revision = 2  # texts are split as by `str.split`
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase")
     Conversion = UniterConversion
     splits = True

@@ -96,6 +96,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     """
 
     kind = "vilbert"
+    revision = 2  # rows with released idf weights of unseen words
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase", "task")
     Conversion = VilbertConversion
     keeps_end = False
