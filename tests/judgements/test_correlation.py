@@ -104,7 +104,7 @@ def test_paragraphs_and_votes() -> None:
 
 
 def test_average_precision_is_that_of_another_program() -> None:
-    metrics = pytest.importorskip("sklearn.metrics")
+    metrics = pytest.importorskip("sklearn.metrics", reason='needs scikit-learn: pip install "capeval[dev]"')
     rng = np.random.default_rng(1)
     for levels in (3, 1000):
         scores, positive = rng.integers(0, levels, 60) / levels, rng.random(60) < 0.3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mypy")
+pytest.importorskip("mypy", reason='needs mypy: pip install "capeval[dev]"')
 
 ROOT = Path(__file__).parents[2]
 CALLS = """
