@@ -96,7 +96,8 @@ def _of_rows(folder: Path) -> Case:
 
 
 def _of_result(result: Result) -> Case:
-    saved, last = result.to_dict(), result[-1]
+    saved, index = result.to_dict(), min(result.errors, default=len(result) - 1)
+    row = result[index - len(result)]
     same = [name for name in saved if saved[name] == plain(getattr(result, name), 17)]
     found = {
         "signature": re.sub(r"\|v:[^|]*$", "", result.signature),
@@ -110,7 +111,7 @@ def _of_result(result: Result) -> Case:
         "errors": {index: where(reason) for index, reason in result.errors.items()},
         "worst": [row["index"] for row in result.worst(3)],
         "best": [row["index"] for row in result.best(3)],
-        "last": [sorted(last), last["index"], last[result.key], where(last["error"])],
+        "one row": [sorted(row), row["index"], row[result.key], where(row["error"])],
         "to_dict": {name: "as the result" if name in same else type(saved[name]).__name__ for name in saved},
         "from_dict": Result.from_dict(saved).to_dict() == saved,
     }
