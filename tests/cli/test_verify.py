@@ -17,8 +17,10 @@ from tests.judgements.data import SHARED, needs_shared
 Capeval = Callable[..., Ran]
 
 
-def test_tiny_weights_have_checksum_and_canary_but_no_published_values(capeval: Capeval) -> None:
-    ran = capeval("verify", "pacs", "--weights", "tiny", "--data", SHARED)
+def test_tiny_weights_have_checksum_and_canary_but_no_published_values(
+    capeval: Capeval, tmp_path: Path
+) -> None:
+    ran = capeval("verify", "pacs", "--weights", "tiny", "--data", tmp_path)
     assert (ran.status, ran.err) == (0, "")
     assert [line.split("  ")[0].strip() for line in ran.out.splitlines()[2:5]] == ["ok", "ok", "not checked"]
     assert "they are for the published weights, and these are others" in ran.out
