@@ -176,6 +176,9 @@ def test_texts_alone_need_no_folder(name: str, capeval: Callable[..., Ran], file
     assert content["scores"] == pytest.approx(expected.scores) and content["mean"] == pytest.approx(
         expected.mean
     )
-    assert content["interval"]["images"] == 5
+    if name == "bleu":  # no caption here shares four words in a row with a reference
+        assert content["interval"] is None
+    else:
+        assert content["interval"]["images"] == 5
     ran = capeval("score", name, *given, "--images", files / "nowhere")
     assert ran.status == 0 and f"warning: {name} compares texts alone: --images is ignored" in ran.err
