@@ -84,11 +84,15 @@ class VisionTransformer(nn.Module):
         self.transformer = Transformer(layers, width, width // head_width, mlp_ratio, activation)
         self.proj = nn.Parameter(torch.empty(width, embed_dim))
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def embed(self, pixels: Tensor) -> Tensor:
+        """(n, 1 + patches, width) states before the first block, the class token's first."""
         x = self.conv1(pixels).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
-        x = self.transformer(self.ln_pre(x + self.positional_embedding.to(x.dtype)))
-        features: Tensor = self.ln_post(x[:, 0]) @ self.proj
+        states: Tensor = self.ln_pre(x + self.positional_embedding.to(x.dtype))
+        return states
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self.ln_post(self.transformer(self.embed(pixels))[:, 0]) @ self.proj
         return features
 
 

@@ -82,7 +82,7 @@ def test_the_command_line_knows_it(outside: Path, tmp_path: Path, capsys: pytest
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "out.json"), str(tmp_path / "out.json")]) in (0, 1, 2)
     assert main(["list"]) == 0
-    assert re.search(rf"^{NAME} +0-1 +image +Colour-S$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^{NAME} +0 to 1 +image +Colour-S$", capsys.readouterr().out, re.MULTILINE)
     assert main(["list", "--json"]) == 0
     (listed,) = [row for row in json.loads(capsys.readouterr().out)["metrics"] if row["name"] == NAME]
     assert listed["default_weights"] is None and listed["licence"] is None

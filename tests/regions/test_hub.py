@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from capeval_core.regions.owlv2 import DETECTOR
 from capeval_core.regions.sam import SEGMENTER
 from tests.hub import Repository, ask, commit, serving
+
+pytestmark = pytest.mark.system
 
 OPEN = """
 import json
 from PIL import Image
 from capeval_core.regions.opening import region_opener
 
-pytestmark = pytest.mark.system
 results = []
 for spec in ("objects", "objects:org/sam@v1", "rectangles:org/owl", "objects:org/none", "rectangles:org/sam"):
     try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,11 @@ def lessons() -> RegionLessons:
     return make_region_lessons(40, np.random.default_rng(9), CaptionCodec(prompt=""), SIDE)
 
 
+tokenizer = cache(SimpleTokenizer)
+
+
 def words(ids: np.ndarray, length: int) -> str:
-    return SimpleTokenizer().decode(ids[1 : length - 1].tolist()).strip()
+    return tokenizer().decode(ids[1 : length - 1].tolist()).strip()
 
 
 def test_the_shipped_model_reads_regions_of_new_seeds(tiny: AlphaClipEncoder) -> None:

@@ -91,7 +91,7 @@ def test_the_image_tower_starts_as_that_of_tiny() -> None:
     drawn = np.stack([shrink(draw(sample_scene(rng), 128), SIDE) for _ in range(20)])
     visual = clip.model.visual
     with torch.inference_mode():
-        expected = visual._embeds(normalised(drawn))
+        expected = visual.embed(normalised(drawn))
         for block in list(visual.transformer.resblocks)[:VISION_LAYERS]:
             expected = block(expected)
         states = image_states(build(vocabulary(), 0), normalised(drawn))
