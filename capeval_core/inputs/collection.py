@@ -142,6 +142,8 @@ def read_collection(
             matches[image_id] += [entry for entry in found if entry not in matches[image_id]]
         lacking, advice = _lacking(reference_texts, entries, matches, options)
         matched = only_matches(Path(references), matches, lacking, problems, advice)
+        if len({*paths.values()}) == len(paths):  # else they are refused already
+            _refuse_two_ids(Path(candidates), matched, problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     if noted is None:
         problems.raise_if_any()
@@ -174,7 +176,7 @@ def _finder_of_candidates(texts: Texts) -> Callable[[str], list[str]]:
 
 
 def _finder(texts: Texts, entries: Mapping[str, Any]) -> Callable[[str], list[str]]:
-    """Finds the entries that an image id can mean, by their ids, or by the file names that they are given."""
+    """Finds the entries that an image id, or its path, can mean, by their ids or the file names they have."""
     named: dict[str, list[str]] = {}
     for entry, name in texts.file_names.items():
         for written in {name, PurePosixPath(name).name} if entry in entries else ():
@@ -185,7 +187,7 @@ def _finder(texts: Texts, entries: Mapping[str, Any]) -> Callable[[str], list[st
         exact = [image_id] if image_id in entries else named.get(image_id)
         return exact or by_id.find(image_id) or [e for name in by_name.find(image_id) for e in named[name]]
 
-    return find
+    return lambda image_id: find(image_id) or find(PurePosixPath(image_id).name)
 
 
 def _lacking(
@@ -217,12 +219,13 @@ def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:
         return None
 
 
-def _refuse_two_ids(path: Path, images: dict[str, Path], problems: Problems) -> None:
-    """Note images that have several ids: each id would get a pool and a line of its own."""
-    first: dict[Path, str] = {}
-    for image_id, image in images.items():
-        if first.setdefault(image, image_id) != image_id:
-            found = f"the ids {first[image]!r} and {image_id!r} both mean {image.name!r}"
+def _refuse_two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) -> None:
+    """Note images, or references, that have several ids: each would get a pool and a line of its own."""
+    first: dict[Path | str, str] = {}
+    for image_id, one in meant.items():
+        if first.setdefault(one, image_id) != image_id:
+            name = PurePosixPath(one).name
+            found = f"the ids {first[one]!r} and {image_id!r} both mean {name!r}"
             problems.add(file_problem(path, found, "write its id in one way"))
 
 

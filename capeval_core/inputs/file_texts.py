@@ -202,14 +202,15 @@ class Gatherer:
             return
         # An image in a table of Hugging Face is an object, and another column has its name.
         usable = [key for key, value in row.items() if not isinstance(value, (dict, NoneType))]
-        id_field = self.id_field(usable)
+        chosen = self.options.id_column  # counts in every row: where it is empty, no other takes its place
+        id_field = chosen if chosen in self.texts.columns else self.id_field(usable)
         text_fields = self.text_fields(row)
         if id_field is None or len(text_fields) != 1:
             found, fix = self._unclear(row, id_field)
             self.complain(name, f"{_listed(row)}, {found}", fix, verb="has")
             return
         (text_field,) = text_fields
-        image_id = self.image_id(row[id_field], f"{name}: {id_field}")
+        image_id = self.image_id(row.get(id_field), f"{name}: {id_field}")
         if image_id is None:
             return
         ids = {key: one for key in self.id_fields(usable) if (one := _as_id(row[key]))}

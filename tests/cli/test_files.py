@@ -190,6 +190,38 @@ def test_references_of_another_column_are_refused_without_images_too(
         assert json.loads(out.read_text())["scores"] == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("name", ["data/val/{}.png", "http://x.org/{}.png", "/mnt/{}.png"])
+def test_paths_name_references_too(name: str, files: Path, capeval: Callable[..., Ran]) -> None:
+    names = [name.format(number) for number in ORDER]
+    rows = write_rows(files / "c.csv", "path", names, [*ORDER.values()])
+    (files / "r.json").write_text(json.dumps({f"{number}.png": text for number, text in ORDER.items()}))
+    given = ("score", "rougel", "--candidates", rows, "--references", files / "r.json")
+    ran = capeval(*given)
+    assert ran.status == 2 and "--id-column path" in ran.err
+    out = files / "scores.json"
+    assert capeval(*given, "--id-column", "path", "--json", out).status == 0
+    assert json.loads(out.read_text())["scores"] == [1.0, 1.0, 1.0]
+
+
+def test_references_of_two_images_are_refused(files: Path, capeval: Callable[..., Ran]) -> None:
+    (files / "c.json").write_text(json.dumps({"train/1.png": "a dog", "val/1.png": "a cat"}))
+    (files / "r.json").write_text(json.dumps({"1.png": ["a dog"]}))
+    ran = capeval("score", "rougel", "--candidates", files / "c.json", "--references", files / "r.json")
+    assert ran.status == 2 and "'train/1.png' and 'val/1.png'" in ran.err
+
+
+@pytest.mark.parametrize("gap", [{}, {"filename": None}])
+def test_a_chosen_column_counts_in_every_row(
+    gap: dict[str, None], files: Path, capeval: Callable[..., Ran]
+) -> None:
+    rows = [{"id": 9, "filename": "2.png", "caption": "a dog"}, {"id": 1, "caption": "a cat", **gap}]
+    (files / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = ("--candidates", files / "c.jsonl", "--references", files / "r.json", "--id-column", "filename")
+    (files / "r.json").write_text(json.dumps(ORDER))
+    ran = capeval("score", "rougel", *given)
+    assert ran.status == 2 and "line 2: filename" in ran.err
+
+
 def appended(first: Mapping[str, str], second: Mapping[str, str]) -> str:
     """The lines of a run and of its continuation."""
     rows = [{"image_id": i, "caption": text} for run in (first, second) for i, text in run.items()]

@@ -245,6 +245,14 @@ def test_a_folder_that_was_mistyped_is_not_for_ever(
     assert "org/none" not in ran.err
 
 
+def test_links_are_shards_too(shards: Shards, folder: Path) -> None:
+    (folder / "links").mkdir()
+    for name in ("00000.parquet", "00001.parquet"):
+        (folder / "links" / name).symlink_to(folder / "in" / name)
+    assert shards("--input", "links/*.parquet").status == 0
+    assert len([*(folder / "out").glob("*.parquet")]) == 2
+
+
 def test_columns_of_a_run_are_printed_and_recorded(shards: Shards, folder: Path) -> None:
     table = pq.read_table(folder / "in" / "00000.parquet").rename_columns(["uid", "text", "image"])
     (folder / "other").mkdir()

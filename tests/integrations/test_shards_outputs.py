@@ -17,7 +17,7 @@ from capeval_core.commands.shards_output import run_check, run_histogram, run_me
 from capeval_core.errors import FileError
 from capeval_core.integrations.shards import check_shards, merge_shards, score_histogram, score_shard
 from capeval_core.integrations.shards.distribution import order_statistics
-from capeval_core.integrations.shards.outputs import COUNTS, NOTE, whole_table
+from capeval_core.integrations.shards.outputs import COUNTS, NOTE, sealed, whole_table
 from capeval_core.integrations.shards.places import Place
 from capeval_core.reports.canvas import REGIONS
 from tests.integrations.shard_files import rows_of, write_parquet
@@ -31,10 +31,12 @@ def write_output(
     none = [None] * len(uids)
     columns = {"uid": list(uids), "score": list(scores), "parts": none, "truncated": none, "error": none}
     table = pa.table({**columns, "score": pa.array(scores, pa.float64())})
-    table = table.replace_schema_metadata({NOTE: json.dumps({"signature": signature})})
+    note = {"signature": signature}
+    table = table.replace_schema_metadata({NOTE: json.dumps(note)})
     with whole_table(Place.of("target", path), table.schema) as writer:
         writer.write(table)
-        writer.add_note(COUNTS, {"rows": len(uids), "failed": list(scores).count(None), "truncated": 0})
+        counts = {"rows": len(uids), "failed": list(scores).count(None), "truncated": 0}
+        writer.add_note(COUNTS, sealed(note, counts))
 
 
 @pytest.fixture

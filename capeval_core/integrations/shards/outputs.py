@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,6 +91,15 @@ def _reading(place: Place) -> Iterator[pq.ParquetFile]:
         raise place.unreadable(error) from error
 
 
+def sealed(note: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
+    """The counts with a digest of note and counts: Parquet has none of its metadata."""
+    return {**counts, "digest": _digest({**note, **counts})}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
 def read_note(place: Place) -> dict[str, Any]:
     """What an output says of itself: signature, checksum of the source, rows, failed, truncated, ...
 
@@ -98,10 +108,13 @@ def read_note(place: Place) -> dict[str, Any]:
     """
     metadata = metadata_of(place)
     try:
-        return {**json.loads(metadata[NOTE]), **json.loads(metadata[COUNTS])}
+        note = {**json.loads(metadata[NOTE]), **json.loads(metadata[COUNTS])}
     except (KeyError, ValueError, TypeError) as error:
         found = "is Parquet of something else, not the scores of a shard"
         raise FileError(file_problem(place.address, found, "choose another file")) from error
+    if note.pop("digest", None) != _digest(note):
+        raise _damaged(place, "has a damaged note")
+    return note
 
 
 def metadata_of(place: Place) -> Mapping[bytes, bytes]:

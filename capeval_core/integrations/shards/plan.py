@@ -148,7 +148,8 @@ def _files(pattern: Place) -> list[Place]:
     paths = [
         path
         for path, one in found.items()
-        if one["type"] == "file" and not path.rpartition("/")[2].startswith(".")
+        if (one["type"] == "file" or (one.get("islink") and filesystem.isfile(path)))
+        and not path.rpartition("/")[2].startswith(".")
     ]
     whole = str if pattern.is_local else filesystem.unstrip_protocol
     return [Place(whole(path), filesystem, path) for path in sorted(paths)]

@@ -21,6 +21,7 @@ from capeval_core.integrations.shards.outputs import (
     DamagedError,
     check_whole,
     read_batches,
+    sealed,
     whole_table,
 )
 from capeval_core.integrations.shards.places import Place, checksum
@@ -251,7 +252,7 @@ def _write(
             raise FileError(file_problem(source.address, "changed while it was read", "score it again"))
         counts["looked_up"] = reader.images.used
         counts["read"] = {role: list(names) for role, names in reader.used.items()}
-        writer.add_note(COUNTS, counts)
+        writer.add_note(COUNTS, sealed(note, counts))
     if not counts["rows"]:
         warnings.warn(f"{reader.address} has no rows: its output has none either", stacklevel=3)
     return {**counts, "scored": scored}
