@@ -53,6 +53,11 @@ def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) 
             capeval_core.load(NAME, **{option: "tiny"})
 
 
+def test_another_metric_of_its_name_is_not_of_its_package(outside: Path) -> None:
+    mine = type("Mine", (metric_class("rougel"),), {"name": NAME, "__module__": "mine"})
+    assert "package:" not in mine(mine.Options()).signature()
+
+
 def test_rows_and_scores_of_another_version_are_not_reused(
     outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
