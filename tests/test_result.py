@@ -61,6 +61,12 @@ def test_the_range_comes_back(extent: tuple[float, float]) -> None:
     assert Result.from_dict(json.loads(saved)).range == extent
 
 
+def test_an_interval_lies_within_the_range() -> None:
+    near_0, near_1 = [0.0, 0.0, 0.0, 0.0, 0.0, 0.01], [1.0, 1.0, 1.0, 1.0, 1.0, 0.99]
+    assert result(near_0).interval().low < 0 == result(near_0, range=(0.0, 1.0)).interval().low
+    assert result(near_1).interval().high > 1 == result(near_1, range=(0.0, 1.0)).interval().high
+
+
 def test_parts_of_any_kind_come_back() -> None:
     parts = {"token": ["a", "ß"], "matches": [[1, 2.5], []], "member": [3, 4], "value": [NAN, 1.0]}
     first = result([0.5, 0.6], parts=parts)
