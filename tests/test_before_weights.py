@@ -54,9 +54,9 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_weights_are_opened(tmp_p
 
 
 @EVERY
-def test_input_is_checked_without_weights(name: str, images: list[Path]) -> None:
+def test_input_is_checked_without_weights(name: str, images: list[Path], tmp_path: Path) -> None:
     metric = metric_class(name)
-    options = metric.Options.of(name, absent(name))
+    options = metric.Options.of(name, {**absent(name), "rows": tmp_path})
     texts = [["a dog", ""]] if issubclass(metric, Reranker) else [""]
     message = refusal(lambda: metric.check_input(options, texts, [*images[:1], "no-such.png"]))
     assert "captions[0]" in message and "weights" not in message

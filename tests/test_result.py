@@ -55,6 +55,18 @@ def test_comes_back_from_json_as_it_was(scores: list[float]) -> None:
     assert {type(score) for score in again.scores} <= {float}
 
 
+@pytest.mark.parametrize("extent", [(0.0, 1.5), (-math.inf, 1.0), (0.0, math.inf)])
+def test_the_range_comes_back(extent: tuple[float, float]) -> None:
+    saved = json.dumps(result([0.5], range=extent).to_dict(), allow_nan=False)
+    assert Result.from_dict(json.loads(saved)).range == extent
+
+
+def test_an_interval_lies_within_the_range() -> None:
+    near_0, near_1 = [0.0, 0.0, 0.0, 0.0, 0.0, 0.01], [1.0, 1.0, 1.0, 1.0, 1.0, 0.99]
+    assert result(near_0).interval().low < 0 == result(near_0, range=(0.0, 1.0)).interval().low
+    assert result(near_1).interval().high > 1 == result(near_1, range=(0.0, 1.0)).interval().high
+
+
 def test_parts_of_any_kind_come_back() -> None:
     parts = {"token": ["a", "ß"], "matches": [[1, 2.5], []], "member": [3, 4], "value": [NAN, 1.0]}
     first = result([0.5, 0.6], parts=parts)

@@ -319,15 +319,17 @@ def test_no_p_value_is_zero(images: int) -> None:
         assert all(p > 0 for p in holm([test.p_value, 0.5]))
 
 
-def test_the_interval_of_a_difference_lies_within_the_width_of_the_range() -> None:
-    first, second = [2.0, 2.0, 2.0, 2.0, 1.9], [0.0, 0.1, 0.0, 0.0, 0.0]
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_interval_of_a_difference_lies_within_the_width_of_the_range(sign: int) -> None:
+    high, low = np.array([2.0, 2.0, 2.0, 2.0, 1.9]), np.array([0.0, 0.1, 0.0, 0.0, 0.0])
+    first, second = (high, low) if sign > 0 else (-low, -high)
     bounded, open_ = (
         paired_comparison(
-            Clusters.of(first, names(5), range=extent),
-            Clusters.of(second, names(5), range=extent),
+            Clusters.of(first, names(5), range=(min(0, sign * most), max(0, sign * most))),
+            Clusters.of(second, names(5), range=(min(0, sign * most), max(0, sign * most))),
             level=0.95,
         )
-        for extent in ((0.0, 2.0), (0.0, 1.5))  # the second does not hold: options moved scores beyond it
+        for most in (2.0, 1.5)  # the second does not hold: options moved scores beyond it
     )
     assert open_.interval.high > 2 == bounded.interval.high
     assert bounded.interval.low == open_.interval.low and bounded.p_value == open_.p_value

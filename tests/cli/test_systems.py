@@ -499,6 +499,8 @@ def test_systems_of_images_with_other_numbers_of_references_are_tested(score: Ru
     )
     common = np.subtract(second.scores, first.scores[1:])
     assert test["difference"] == pytest.approx(common.mean(), abs=1e-6)
+    percent = f"the difference is {signed(100 * test['difference'], 2, 8)};"
+    assert percent in " ".join(score("refpacs", "A rest", "--times-100").out.split())
 
 
 def test_images_without_a_caption_are_counted(score: Run, folder: Path) -> None:

@@ -22,7 +22,7 @@ from capeval_core.registry import network_of
 from capeval_core.weights.folder import WeightsError, open_weights
 
 TEXTS = ["a dog runs on grass", "two red circles", "dog " * 90, "a dog"]
-TEXT = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2}
+TEXT = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2, "mlp_ratio": 3.0}
 TOWER = {
     "timm_model_name": "test_vit",
     "timm_model_pretrained": False,
@@ -39,9 +39,10 @@ PREPROCESS = {
 }
 
 
-def repository(folder: Path, *, custom: bool = True, **vision: Any) -> Path:
+def repository(folder: Path, *, custom: bool = True, quick: bool = False, **vision: Any) -> Path:
     """A seeded model in open_clip's format."""
     model_cfg = {"embed_dim": 24, "vision_cfg": {**TOWER, **vision}, "text_cfg": TEXT, "custom_text": custom}
+    model_cfg |= {"quick_gelu": True} if quick else {}
     torch.manual_seed(5)
     kind = CustomTextCLIP if custom else CLIP
     model = kind(24, TOWER, TEXT)
@@ -77,8 +78,10 @@ def features(encoder: OpenClipEncoder) -> tuple[Any, Any]:
     return np.concatenate(of_images), encoder.encode_texts(TEXTS, cache=FeatureCache(0)).features
 
 
+@pytest.mark.parametrize("quick", [False, True])
 @torch.inference_mode()
-def test_features_are_those_of_open_clip(folder: Path) -> None:
+def test_features_are_those_of_open_clip(tmp_path: Path, quick: bool) -> None:
+    folder = repository(tmp_path / "mobile", quick=quick)
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     model.eval()
     image_features, text_features = features(opened(folder))

@@ -45,6 +45,7 @@ def test_known_ids(text: str, expected: list[int]) -> None:
         ("schÃ¶n", "schön"),  # mojibake
         ("salt &amp; pepper", "salt & pepper"),
         ("salt &amp;amp; pepper", "salt & pepper"),  # escaped twice
+        ("1 < 2 &amp;amp; 3", "1 < 2 & 3"),
         ("ﬁne", "fine"),
         ("“quoted”", '"quoted"'),
         ("DON'T", "don't"),

@@ -375,3 +375,12 @@ def test_a_small_file_does_not_become_any_size(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(sys, "stdin", endless)
         with pytest.raises(FileError, match="standard input: is longer than"):
             read_candidates("-")
+
+
+def test_the_id_of_an_annotation_names_no_image(tmp_path: Path) -> None:
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / name).touch()
+    annotations = [{"image_id": 1, "id": 2, "caption": "a"}, {"image_id": 2, "id": 1, "caption": "b"}]
+    (tmp_path / "c.json").write_text(json.dumps(annotations))
+    found = read_collection(tmp_path / "c.json", tmp_path)
+    assert [Path(image).name for image in found.images] == ["1.jpg", "2.jpg"]

@@ -6,20 +6,24 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 import capeval_core
+from capeval_core import authoring
 from capeval_core.cli import main
 from capeval_core.demo import demo_set
 from capeval_core.integrations.shards import score_shard
 from capeval_core.registry import METRICS, list_metrics, metric_class, metric_classes
-from capeval_core.testing import check_metric
+from capeval_core.testing import Contract, check_metric
 from tests.outside import NAME, installed
 
 
@@ -47,6 +51,11 @@ def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) 
             TypeError, match=f"colours has no option '{option}'.*options: batch_size, cache, rows"
         ):
             capeval_core.load(NAME, **{option: "tiny"})
+
+
+def test_another_metric_of_its_name_is_not_of_its_package(outside: Path) -> None:
+    mine = type("Mine", (metric_class("rougel"),), {"name": NAME, "__module__": "mine"})
+    assert "package:" not in mine(mine.Options()).signature()
 
 
 def test_rows_and_scores_of_another_version_are_not_reused(
@@ -131,15 +140,86 @@ def test_evaluate_has_its_module(outside: Path, name: str, options: dict[str, An
     assert f"capeval_core.module({name!r}".replace("'", '"') in module.inputs_description
 
 
-def test_check_metric_passes_and_names_every_broken_promise(
-    outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_metric_passes_what_keeps_its_promises(outside: Path) -> None:
     check_metric(metric_class(NAME))
     check_metric(metric_class("twocrops"), weights="tiny")
-    monkeypatch.setattr(metric_class(NAME), "range", (0.0, 0.5))
-    monkeypatch.setattr("capeval_colours.likeness_of", lambda caption, mean: np.random.rand())
-    with pytest.raises(AssertionError, match=r"(?s)colours breaks.*check_order.*check_pickling.*check_range"):
-        check_metric(metric_class(NAME))
+
+
+FACTS = {
+    "title": " ",
+    "key": "colour s",
+    "paper": "Nobody, 2024",
+    "range": (1.0, 1.0),
+    "tiny": "x",
+    "ROW": pa.schema([]),
+}
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_check_metric_names_a_wrong_fact(outside: Path, monkeypatch: pytest.MonkeyPatch, fact: str) -> None:
+    metric = metric_class(NAME)
+    contract = Contract(metric, [], outside)
+    monkeypatch.setattr(metric, fact, FACTS[fact])
+    with pytest.raises(AssertionError, match=fact):
+        contract.run("check_facts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shifted(authoring.Options):
+    """Options, one of which neither rows nor signature know."""
+
+    without = ("weights", "device", "dtype", "compat")
+    shift: float = authoring.option(0.0, "added to scores")
+
+
+RUNS = count()
+TERMS: dict[str, Callable[[Any, pa.Table], Any]] = {
+    "check_order: score": lambda metric, rows: np.arange(len(rows)),
+    "check_batch_size: batch_size=3": lambda metric, rows: metric.options.batch_size == 3,
+    "check_one_caption": lambda metric, rows: len(rows),
+    "check_repeats: score": lambda metric, rows: np.arange(len(rows)),
+    "check_pickling": lambda metric, rows: next(RUNS),
+    "check_rows: scores": lambda metric, rows: next(RUNS),
+    "check_range": lambda metric, rows: -2,
+    "check_broken_images: the score of row 0": lambda metric, rows: len(rows) > rows["error"].null_count,
+    "check_empty_captions": lambda metric, rows: np.where(rows["empty"], np.nan, 0),
+    "check_options: shift moves scores": lambda metric, rows: metric.options.shift,
+}
+"""What scores have more, and the promise that they break by it."""
+
+
+@pytest.mark.parametrize("promise", TERMS)
+def test_check_metric_names_the_broken_promise(
+    outside: Path, monkeypatch: pytest.MonkeyPatch, promise: str
+) -> None:
+    metric = metric_class(NAME)
+    usual: Any = metric.aggregate
+
+    def changed(metric: Any, rows: pa.Table) -> authoring.Values:
+        return authoring.Values(usual(metric, rows).scores + TERMS[promise](metric, rows), {})
+
+    monkeypatch.setattr(metric, "aggregate", changed)
+    monkeypatch.setattr(metric, "Options", Shifted)
+    with pytest.raises(AssertionError, match=promise):
+        check_metric(metric)
+
+
+TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
+    "other columns": lambda rows: rows.append_column("more", rows["index"]),
+    "another order": lambda rows: rows.take([*range(len(rows))][::-1]),
+    "two processes": lambda rows: rows.slice(0, 1) if len(rows) < 8 else rows,
+}
+
+
+@pytest.mark.parametrize("wrong", TABLES)
+def test_check_metric_names_what_is_wrong_with_rows(
+    outside: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    metric = metric_class(NAME)
+    usual: Any = metric.encode
+    monkeypatch.setattr(metric, "encode", lambda *given: map(TABLES[wrong], usual(*given)))
+    with pytest.raises(AssertionError, match=wrong):
+        Contract(metric, images, outside).run("check_rows")
 
 
 def test_two_crops_are_the_mean_cosine_of_whole_and_centre(outside: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import replace
 
 from capeval_core.reports.systems import Cell, Column, System, Systems
@@ -46,9 +47,12 @@ def test_latex_has_the_best_mean_in_bold_with_the_digits_that_readers_want() -> 
     ]
     assert "**" not in cells_table(own).markdown() and "times 100" in cells_table(own).markdown()
     assert cells_table(replace(compared(), digits=0)).latex().count(r"\textbf{0}") == 1
+    assert r"\textbf{50.00} [25.00, 75.00]" in cells_table(replace(own, digits=None)).latex()
     assert long_table(own).csv() == long_table(compared()).csv()
     alone = Systems(own.systems[:1], own.columns)
     assert "textbf" not in cells_table(alone).latex()
+    failed = replace(own.systems[0], name="C", cells={"x": Cell(math.nan, None, [], {}, {}, "capeval:x")})
+    assert r"\textbf{50.0}" in cells_table(replace(own, systems=[failed, *own.systems])).latex()
 
 
 def test_a_row_of_latex_is_no_argument_of_the_line_break_before_it() -> None:
