@@ -14,7 +14,7 @@ from PIL import Image
 
 from capeval_core.judgements.sets import SETS
 from tests.cli.conftest import Ran
-from tests.judgements.data import SHARED, needs_shared, write_foil, write_json, write_lines
+from tests.judgements.data import SHARED, needs_shared, write_foil, write_json, write_lines, write_pascal
 from tools.scenes import COLOURS, Scene, SceneObject, draw
 
 Capeval = Callable[..., Ran]
@@ -113,6 +113,19 @@ def test_nothing_but_undefined_cells_is_a_failure(capeval: Capeval, own: Path, t
     (tmp_path / "flat.json").write_text(json.dumps([0.5] * 12))
     ran = capeval("judge", "own", "--data", own, "--scores", tmp_path / "flat.json")
     assert ran.status == 1 and "flat: undefined where n/a: all 18 scores are equal" in ran.out
+
+
+def test_the_mean_of_categories_is_not_that_of_their_pairs(capeval: Capeval, tmp_path: Path) -> None:
+    data = write_pascal(tmp_path / "pascal")
+    pairs = [("HC", "a"), ("HC", "a"), ("HC", "a"), ("HI", "b")]
+    row = {"image": "a.png", "caption_a": "a red circle", "caption_b": "two stars"}
+    write_lines(data / "pairs.jsonl", [{**row, "category": name, "label": label} for name, label in pairs])
+    (data / "draws.json").unlink()
+    run = ["judge", "pascal50s", "--data", data, "--metrics", "rougel", "--out", tmp_path / "out"]
+    assert capeval(*run, "--resamples", 0).status == 0
+    with (tmp_path / "out" / "pascal50s.csv").open(newline="") as file:
+        values = {cell["column"]: float(cell["value"]) for cell in csv.DictReader(file)}
+    assert values == {"HC": 100.0, "HI": 0.0, "mean": 50.0}
 
 
 def test_ratings_that_are_all_missing_leave_nothing_to_compare(capeval: Capeval, own: Path) -> None:

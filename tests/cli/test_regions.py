@@ -97,6 +97,7 @@ def test_the_folder_scores_as_its_images(regions: Capeval, folder: Path, tmp_pat
     found = load("umic", **settings, cache=FeatureCache(0), regions=str(tmp_path / "out"))
     assert found.score(captions, paths).scores == expected.scores
     assert found.score(captions, IDS).scores == expected.scores
+    settings["weights"] = str(tmp_path / "absent")  # refused before weights are opened
     with pytest.raises(ValueError) as caught:
         load("umic", **settings, regions=str(tmp_path / "out"), selection="lxmert36")
     assert "has boxes that were chosen as 'bua10_100': pass selection=\"bua10_100\"" in str(caught.value)

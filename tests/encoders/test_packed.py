@@ -96,6 +96,16 @@ def test_all_ways_agree_with_one_sequence_at_a_time(
     assert kernels == ([] if kernel is None else [kernel])
 
 
+def test_attention_drops_weights_out() -> None:
+    """With values of one, attention gives one: dropped weights take from it, the others are scaled up."""
+    own = packing(LENGTHS)
+    query, keys = rows(LENGTHS, 0), rows(LENGTHS, 1)
+    torch.manual_seed(0)
+    drawn = [attend(query, keys, torch.ones_like(keys), HEADS, own, own, dropout=0.5) for _ in range(200)]
+    assert (drawn[0] != drawn[1]).any()
+    assert torch.stack(drawn).mean() == pytest.approx(1, abs=0.02)
+
+
 @pytest.mark.parametrize("kernel", ["flash", "efficient"])
 def test_a_kernel_that_does_something_else_is_not_taken(
     kernel: Any, kernels: list[str], monkeypatch: pytest.MonkeyPatch

@@ -234,6 +234,10 @@ def test_splits(tmp_path: Path) -> None:
     references = "id,caption,split\n7,r,test\n8,s,val\n9,t,train\n"
     assert joined(tmp_path, table, references, split="test").ids == ["7"]
     assert joined(tmp_path, table, references, split="val, train").ids == ["8", "9"]
+    pd.read_csv(io.StringIO(table), dtype=str).to_parquet(tmp_path / "c.parquet")
+    (tmp_path / "r.csv").write_text(references)
+    options = FileOptions(split="test")
+    assert read_collection(tmp_path / "c.parquet", None, tmp_path / "r.csv", options=options).ids == ["7"]
     # References of other splits are left out by their ids anyway.
     assert joined(tmp_path, "id,caption\n8,y\n", references).references == [["s"]]
 

@@ -116,8 +116,11 @@ def test_reasoning_is_no_part_of_a_caption(drawn: list[Image.Image], weights: st
         f"a star, so </think>{CAPTIONS[1]} ",  # the beginning is in the prompt
         [{"role": "assistant", "content": f"{thought}<think>Again.</think>{CAPTIONS[2]}"}],
         "<think>hearts, I am sure that these are",  # cut off
+        f"{thought}a star?</think>{CAPTIONS[3]}",  # ended twice: what comes last is the caption
     ]
-    assert rewards(reasoned, drawn) == pytest.approx(rewards([*CAPTIONS[:3], ""], drawn), abs=1e-6)
+    captions, images = [*CAPTIONS[:3], "", CAPTIONS[3]], [*drawn, drawn[0]]
+    expected = rewards(captions, images)
+    assert expected[4] and rewards(reasoned, images) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_row_without_an_image_has_no_reward(drawn: list[Image.Image], weights: str) -> None:

@@ -1,0 +1,79 @@
+"""Every door with every metric that it takes gives what `metric.score` gives."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.doors.doors import DOORS, RATINGS, Answer, Door, two_processes
+from tests.doors.given import EVERY, METRICS, ODD, OF_A_RUN, OPTIONS, Given, expected, given, names_of_options
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+MATRIX = [(name, metric) for name, door in DOORS.items() for metric in door.takes]
+ODDLY = [(name, metric) for name, metric in MATRIX if DOORS[name].empty]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("doors")
+
+
+def ids(cases: list[tuple[str, str]]) -> list[str]:
+    return ["-".join(case) for case in cases]
+
+
+def check(found: Answer, asked: Given, *, alone: bool = False) -> None:
+    """The answer is that of `metric.score`, as far as the door says it."""
+    result = expected(asked)
+    scores = np.array(result.scores)
+    if alone:
+        scores = np.array([expected(asked.row(row)).scores[0] for row in range(len(scores))])
+    if found.number is not None:
+        assert found.number == pytest.approx(result.mean, abs=1e-6)
+    if found.scores is not None:
+        own = [math.nan if score is None else score for score in found.scores]
+        np.testing.assert_allclose(own, scores, rtol=0, atol=1e-6)
+    if found.agreement is not None:
+        whole = np.isfinite(scores)
+        agreement = np.corrcoef(scores[whole], np.array(RATINGS[: len(scores)])[whole])[0, 1]
+        assert found.agreement == pytest.approx(agreement, abs=1e-6)
+    if found.signature is not None:
+        signatures = (re.sub(r"\|refs:[^|]*", "", one) for one in (found.signature, result.signature))
+        assert len(set(signatures)) == 1
+
+
+@pytest.mark.parametrize(("name", "metric"), MATRIX, ids=ids(MATRIX))
+def test_the_number_is_that_of_score(name: str, metric: str, base: Path, tmp_path: Path) -> None:
+    door = DOORS[name]
+    asked = given(metric, base, stream=door.stream)
+    check(door.call(asked, tmp_path), asked, alone=door.alone)
+
+
+@pytest.mark.parametrize(("name", "metric"), ODDLY, ids=ids(ODDLY))
+def test_an_empty_caption_a_broken_image_and_every_option_arrive(
+    name: str, metric: str, base: Path, tmp_path: Path
+) -> None:
+    door = DOORS[name]
+    takes = {"broken": door.broken, "options": door.options, "takes_statistics": door.takes_statistics}
+    asked = given(metric, base, odd=True, stream=door.stream, **takes)
+    counts = expected(asked).counts
+    assert counts.failed == (door.broken and asked.medium is not None)
+    assert counts.empty == (metric != "eco")
+    check(door.call(asked, tmp_path), asked, alone=door.alone)
+
+
+@pytest.mark.system
+def test_two_processes_give_the_number_of_one(base: Path, tmp_path: Path) -> None:
+    inputs = [given(metric, base, odd=odd, stream=True) for metric in METRICS for odd in (False, True)]
+    for found, asked in zip(two_processes(inputs, tmp_path), inputs, strict=True):
+        check(found, asked)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_option_has_another_value_here(metric: str) -> None:
+    either = {"fps", "max_frames"} if ":" in metric else set()
+    assert names_of_options(metric) == {*EVERY, *ODD, *OF_A_RUN, *OPTIONS.get(metric, ()), *either}
