@@ -62,6 +62,7 @@ OTHER_NAMES = {
     "bertscore": _NO_BERT,
     "clipscore": "CLIP-S is called clips",
     "refclipscore": "RefCLIP-S is called refclips",
+    "cider": "what papers print as CIDEr is called ciderd, its unclipped form cider",
     "pacscore": "PAC-S is called pacs",
     "refpacscore": "RefPAC-S is called refpacs",
 }

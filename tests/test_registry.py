@@ -204,6 +204,7 @@ def test_every_metric_of_this_package_has_a_module(name: str) -> None:
     [
         ("spice", "METEOR and SPICE are in CocoScores only"),
         ("METEOR", "METEOR and SPICE are in CocoScores only"),
+        ("CIDEr", "what papers print as CIDEr is called ciderd"),
         ("bert_score", "BERTScore is not part of capeval"),
         ("clip-score", "CLIP-S is called clips"),
     ],

@@ -136,6 +136,8 @@ def _run(
         rows = "row" if before == 1 else "rows"
         complain(f"{before:,} {rows} failed in shards that were finished before: --retry-failed scores again")
     pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
+    for result in [result for result in results if result.error][:1]:
+        complain(f"the first row that failed, in {result.source}: {result.error} (others: column `error`)")
     return 1 if failures or (pairs and failed == pairs) else 0
 
 

@@ -218,6 +218,7 @@ def test_rows_without_their_image_are_scored_again_when_it_is_there(
         path.rename(pictures / "a" / path.name)
     ran = shards(*given)
     assert "(2 finished before)" in ran.out and "8 (2 failed" in ran.out and "--retry-failed" in ran.err
+    assert "there is no file" in ran.err  # why the first row failed
     with count_forwards() as count:
         ran = shards(*given, "--retry-failed")
     assert ran.status == 0 and "8 (0 failed" in ran.out and "(2 pairs in" in ran.out

@@ -71,7 +71,8 @@ def test_what_cannot_be_merged_is_refused(outputs: Path, tmp_path: Path) -> None
     for where, message in (
         (outputs / "all.parquet", "in the folder of the shards, where it would count as one"),
         (tmp_path / "link.parquet", "in the folder of the shards, where it would count as one"),
-        (tmp_path / "scores.txt", "is there, and no merged table"),
+        (tmp_path / "scores.txt", "no table by its name"),
+        (tmp_path / "new.csv", "no table by its name"),
         (tmp_path / "0.parquet", "is there, and no merged table"),
     ):
         with pytest.raises(ValueError, match=message):

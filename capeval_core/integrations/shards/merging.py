@@ -62,13 +62,15 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
 
     Raises:
         ValueError: no outputs, one that is damaged or of another signature than the first, or a target that
-            is something else.
+            is something else or no `.parquet` file by its name.
         OSError: the target cannot be written.
     """
     outputs, end = outputs_in(folder), Place.of("target", target)
     if end.real.parent.is_same(outputs[0].parent):
         found = "in the folder of the shards, where it would count as one"
         raise wrong_option("target", end.address, found, "name a file elsewhere")
+    if not end.name.endswith(".parquet"):
+        raise wrong_option("target", end.address, "no table by its name", "end it in .parquet")
     if end.exists() and not _is_merged(end):
         raise wrong_option("target", end.address, "there, and no merged table", "name another file")
     problems = Problems()

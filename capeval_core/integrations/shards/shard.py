@@ -46,8 +46,8 @@ class ShardResult:
     """What a shard came to.
 
     source, target: their addresses.
-    rows: all. failed: without a score, see the column `error`. truncated: with a text longer than the encoder
-        reads.
+    rows: all. failed: without a score, see the column `error`. error: the first of these; None: there is none.
+    truncated: rows with a text longer than the encoder reads.
     signature: what the scores depend on.
     checksum: SHA-256 of the source.
     skipped: whether the target was there already, so that nothing was encoded.
@@ -59,6 +59,7 @@ class ShardResult:
     target: str
     rows: int
     failed: int
+    error: str | None
     truncated: int
     signature: str
     checksum: str
@@ -223,7 +224,7 @@ def _write(
     """
     uid = pa.field("uid", pa.string(), nullable=False)
     schema = pa.schema([uid, *scorer.schema()], metadata={NOTE: json.dumps(note)})
-    counts: dict[str, Any] = {"rows": 0, "failed": 0, "truncated": 0}
+    counts: dict[str, Any] = {"rows": 0, "failed": 0, "truncated": 0, "error": None}
     scored = 0
     memory = FreedMemory()
     scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
@@ -243,6 +244,7 @@ def _write(
             writer.write(table)
             counts["rows"] += len(table)
             counts["failed"] += table["score"].null_count
+            counts["error"] = counts["error"] or next(filter(None, table["error"].to_pylist()), None)
             counts["truncated"] += sum(cut > 0 for cut in table["truncated"].to_pylist())
             scored += len(again)
             memory.add(len(table))
@@ -292,7 +294,7 @@ def _checksum_of(path: Path) -> str:
 def _result(
     source: Place, target: Place, note: Mapping[str, Any], *, skipped: bool = False, scored: int = 0
 ) -> ShardResult:
-    names = ("rows", "failed", "truncated", "signature", "checksum")
+    names = ("rows", "failed", "error", "truncated", "signature", "checksum")
     counts = {name: note[name] for name in names}
     return ShardResult(
         source.address, target.address, **counts, skipped=skipped, scored=scored, columns=note["read"]
