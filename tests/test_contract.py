@@ -340,7 +340,6 @@ ALTERNATIVES: dict[str, Any] = {
     "consensus_documents": "doc_image_all_pools",
     "prompt": "An image that shows ",
     "decoders": 1,
-    "resize": "device",
     "regions": "colours",
     "max_regions": 1,
     "phrases": "chunks",
