@@ -75,7 +75,7 @@ def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
     if class_of(name).default_weights is not None:
         common["weights"] = weights
     of_case = dict(zip(("name", "media"), name.split(":"), strict=False))
-    return capeval_core.load(**of_case, **{**taken(name, common), **options})
+    return capeval_core.load(**of_case, **taken(name, {**common, **options}))
 
 
 def taken(name: str, options: dict[str, Any]) -> dict[str, Any]:

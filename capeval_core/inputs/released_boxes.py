@@ -70,10 +70,11 @@ class _Array(np.ndarray[Any, Any]):
 
 
 def _filled(data: bytes, type_: _Type, shape: Any, order: Any) -> NDArray[Any]:
-    return np.frombuffer(data, type_.dtype).reshape(shape, order=order)
+    array: NDArray[Any] = np.frombuffer(data, type_.dtype).reshape(shape, order=order)
+    return array
 
 
-_MULTIARRAY = {
+_MULTIARRAY: dict[str, Callable[..., Any]] = {
     "_reconstruct": lambda *_: _Array(0),
     "scalar": lambda type_, data: _filled(data, type_, (), "C").item(),
     "_frombuffer": _filled,

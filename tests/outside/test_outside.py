@@ -42,10 +42,8 @@ def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) 
     )
     with pytest.raises(ValueError, match=f"unknown metric 'colour': did you mean '{NAME}'"):
         capeval_core.load("colour")
-    for option in ("w", "weights", "dtype"):
-        with pytest.raises(
-            TypeError, match=f"colours has no option '{option}'.*options: batch_size, cache, rows"
-        ):
+    for option in ("w", "weights", "dtype", "batch_size"):
+        with pytest.raises(TypeError, match=f"colours has no option '{option}'.*options: rows"):
             capeval_core.load(NAME, **{option: "tiny"})
 
 
@@ -82,14 +80,14 @@ def test_the_command_line_knows_it(outside: Path, tmp_path: Path, capsys: pytest
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "out.json"), str(tmp_path / "out.json")]) in (0, 1, 2)
     assert main(["list"]) == 0
-    assert re.search(rf"^{NAME} +0-1 +image +Colour-S$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^{NAME} +0 to 1 +image +Colour-S$", capsys.readouterr().out, re.MULTILINE)
     assert main(["list", "--json"]) == 0
     (listed,) = [row for row in json.loads(capsys.readouterr().out)["metrics"] if row["name"] == NAME]
     assert listed["default_weights"] is None and listed["licence"] is None
     assert main(["score", NAME, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "Colour-S" in shown and "--batch-size" in shown
-    assert not any(flag in shown for flag in ("--weights", "--device", "--dtype", "--compat"))
+    assert "Colour-S" in shown and "--rows" in shown
+    assert not any(flag in shown for flag in ("--weights", "--device", "--dtype", "--batch-size", "--compat"))
     assert main(["score", f"{NAME},pacs", *files, "--weights", "tiny", "--dtype", "bfloat16"]) == 0
     assert main(["convert", NAME, "x.pth", "--out", str(tmp_path / "w")]) == 2
     assert "colours has no weights" in capsys.readouterr().err
