@@ -64,8 +64,6 @@ class _PacOptions(_Options, total=False):
     """put before captions and references; None: the weights' own, else the paper's"""
     decoders: int | None
     """processes that decode image files, for many cores and a fast GPU; None: threads of this process"""
-    resize: Literal["cpu", "device"]
-    """where images are resized; `device`: on a CUDA GPU, which relieves the CPU and gives equal pixels"""
 
 class _ClipsOptions(_PacOptions, total=False): ...
 

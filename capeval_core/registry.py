@@ -299,11 +299,7 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
-    """The class of a metric in another package.
-
-    Raises:
-        ValueError: names the distribution and the fault of its entry point.
-    """
+    """The class of a metric in another package."""
     declared = f"metric {entry.name!r} ({GROUP}: {entry.value}) of {_distribution(entry)}"
     try:
         class_ = entry.load()

@@ -63,11 +63,7 @@ def _range_of(low: float | None, high: float | None) -> tuple[float, float]:
 
 
 def _formula_of(saved: Mapping[str, Any]) -> CorpusFormula | None:
-    """The formula of a corpus metric, by which the sums in a file are read; None for any other metric.
-
-    Raises:
-        ValueError: the file has sums of another metric, or none of a corpus metric.
-    """
+    """The formula of a corpus metric, by which the sums in a file are read; None for any other metric."""
     from capeval_core.registry import METRICS, metric_class
 
     metric, summands = saved["metric"], saved.get("summands")

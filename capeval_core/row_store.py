@@ -222,11 +222,7 @@ class RowStore:
 
 
 def _as_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A shard's table as rows of a schema.
-
-    Raises:
-        DamagedError: a column is missing or of another type, or a row belongs to no caption.
-    """
+    """A shard's table as rows of a schema."""
     try:
         rows = table.select(schema.names).cast(schema)
     except (pa.ArrowException, KeyError, ValueError) as error:

@@ -75,7 +75,7 @@ def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
     if class_of(name).default_weights is not None:
         common["weights"] = weights
     of_case = dict(zip(("name", "media"), name.split(":"), strict=False))
-    return capeval_core.load(**of_case, **{**taken(name, common), **options})
+    return capeval_core.load(**of_case, **taken(name, {**common, **options}))
 
 
 def taken(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -340,7 +340,6 @@ ALTERNATIVES: dict[str, Any] = {
     "consensus_documents": "doc_image_all_pools",
     "prompt": "An image that shows ",
     "decoders": 1,
-    "resize": "device",
     "regions": "colours",
     "max_regions": 1,
     "phrases": "chunks",

@@ -38,7 +38,6 @@ def measure(gpu: Gpu) -> Iterator[Row]:
     import torch
 
     from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-    from capeval_core.encoders.cuda_blocks import Kernels
 
     architecture = SMALL if gpu.small else ARCHITECTURES["ViT-L-14"]
     images, masks = (4, 5) if gpu.small else (IMAGES, MASKS)
@@ -82,11 +81,6 @@ def measure(gpu: Gpu) -> Iterator[Row]:
         )
         yield from or_failure("memory by masks", partial(memory, gpu, metric))
         yield from or_failure("agreement", partial(agreements, gpu, metric, workload.captions, files))
-        if gpu.is_cuda:
-            low.encoder.kernels = Kernels(products=True)
-            encoding = gpu.seconds(lambda: _regions(low, workload.images), repeats=3, warm_up=1)
-            share = f"{flops / encoding / peak:.2f}"
-            yield Row("region encoder, the MLP's first product with its activation: share of the peak", share)
 
 
 def memory(gpu: Gpu, metric: Callable[..., Any]) -> Iterator[Row]:

@@ -2,8 +2,7 @@
 
 One ceiling is decoding alone: a process on each core that reads, decodes and resizes, and does nothing else.
 The other is the image tower alone, on pixels that are on the device. Every file has another content, nothing
-is cached, and `score` checks each file before anything is encoded, which counts here. With `resize="device"`
-the ceiling of decoding is that without resizing.
+is cached, and `score` checks each file before anything is encoded, which counts here.
 """
 
 from __future__ import annotations
@@ -34,22 +33,18 @@ def measure(gpu: Gpu) -> Iterator[Row]:
         files = make_files(
             Path(folder), 24 if gpu.small else max(FILES.values()), 8 if gpu.small else DISTINCT
         )
-        alone = {"cpu": decoding_rate(files, cores), "device": decoding_rate(files, cores, resized=False)}
-        yield Row(f"decoding and resizing alone, {cores} cores", f"{alone['cpu']:,.0f} pictures/s")
-        yield Row(f"decoding alone, {cores} cores", f"{alone['device']:,.0f} pictures/s")
+        alone = decoding_rate(files, cores)
+        yield Row(f"decoding and resizing alone, {cores} cores", f"{alone:,.0f} pictures/s")
         for name, count in FILES.items():
             yield from or_failure(name, partial(_from_files, gpu, name, files[:count], alone, cores))
 
 
-def _from_files(
-    gpu: Gpu, name: str, files: Sequence[str], alone: dict[str, float], cores: int
-) -> Iterator[Row]:
+def _from_files(gpu: Gpu, name: str, files: Sequence[str], alone: float, cores: int) -> Iterator[Row]:
     import torch
 
     import capeval_core
     from benchmarks.cuda.towers import random_pixels, seeded_clip
     from capeval_core.cache import FeatureCache
-    from capeval_core.inputs.resampling import Resize
     from capeval_core.inputs.visual import InputImage
     from capeval_core.models.copies import stacked_on_device
 
@@ -59,24 +54,17 @@ def _from_files(
     pixels = random_pixels(gpu, clip, size)
     tower = size / gpu.device_seconds(partial(torch.inference_mode()(clip.run_images), pixels))
     yield Row(f"{name}: image tower alone, batches of {size}", f"{tower:,.0f} pictures/s")
-    for where, rate in alone.items():
-        bound = "decoding" if rate < tower else "tower"
-        yield Row(f"{name}: ceiling, resized on the {where}", f"{min(rate, tower):,.0f} pictures/s, {bound}")
+    ceiling, bound = min((alone, "decoding"), (tower, "tower"))
+    yield Row(f"{name}: ceiling", f"{ceiling:,.0f} pictures/s, {bound}")
     host = list(pixels.cpu().numpy())
     copied = size / gpu.seconds(lambda: stacked_on_device(gpu.device, host))
     yield Row(f"{name}: pixels collated in pinned memory and copied", f"{copied:,.0f} pictures/s")
 
     captions = sentences(len(files))
     scores: dict[str, list[float]] = {}
-    ways: list[tuple[str, int | None, Resize]] = [
-        ("threads", None, "cpu"),
-        (f"{cores} processes", cores, "cpu"),
-        (f"{cores} processes, resized on the device", cores, "device"),
-        ("threads, resized on the device", None, "device"),
-    ]
-    for way, decoders, resize in ways:
-        ceiling = min(alone[resize], tower)
-        options: dict[str, Any] = {"decoders": decoders, "resize": resize}
+    ways: list[tuple[str, int | None]] = [("threads", None), (f"{cores} processes", cores)]
+    for way, decoders in ways:
+        options: dict[str, Any] = {"decoders": decoders}
         metric: Any = capeval_core.load(
             "pacs", weights="tiny", device=str(gpu.device), cache=FeatureCache(0), **options
         )
@@ -108,31 +96,9 @@ def _from_files(
                     f"{name}, {way}: {what}, which come before the images",
                     f"{1e6 * each:.0f} us each, {each * rate:.1%} of the time",
                 )
-    yield from _resized(gpu, name, clip, files[:size])
     first, *others = (np.array(each) for each in scores.values())
     off = max(float(np.abs(first - other).max()) for other in others)
     yield Row.at_most(f"{name}: scores of all ways from those with threads", off, 0.0)
-
-
-def _resized(gpu: Gpu, name: str, clip: Any, files: Sequence[str]) -> Iterator[Row]:
-    """The pixels of one batch that is resized on the device, against Pillow's, and its time."""
-    import torch
-
-    from capeval_core.inputs.resampling import Unresized
-    from capeval_core.inputs.visual import InputImage
-
-    own = clip.preprocessing
-    images = [InputImage.of(file).load() for file in files]
-    pixels = [own.unresized(image, 1 << 40 if gpu.is_cuda else 0) for image in images]
-    there = clip._squares(pixels).cpu()
-    off = (there.int() - torch.from_numpy(np.stack([own.pixels(image) for image in images])).int()).abs()
-    yield Row.at_most(f"{name}, resized on the device: levels from Pillow's pixels", float(off.max()), 0.0)
-    sent = sum((each.part if isinstance(each, Unresized) else each).nbytes for each in pixels) / len(pixels)
-    rate = len(pixels) / gpu.seconds(lambda: clip._squares(pixels))
-    yield Row(
-        f"{name}, resized on the device: packed, copied and resized",
-        f"{rate:,.0f} pictures/s of {sent / 1000:.0f} kB, which processes send through a pipe",
-    )
 
 
 def make_files(folder: Path, count: int, distinct: int) -> list[str]:
@@ -148,9 +114,9 @@ def make_files(folder: Path, count: int, distinct: int) -> list[str]:
     return paths
 
 
-def decoding_rate(files: Sequence[str], cores: int, *, resized: bool = True) -> float:
+def decoding_rate(files: Sequence[str], cores: int) -> float:
     """Pictures a second that processes on all cores decode and resize, without their start and their end."""
-    command = [sys.executable, "-m", "benchmarks.cuda.jpeg", files[0], *(["--resize"] if resized else [])]
+    command = [sys.executable, "-m", "benchmarks.cuda.jpeg", files[0]]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(cores)
@@ -176,16 +142,14 @@ def decoding_rate(files: Sequence[str], cores: int, *, resized: bool = True) -> 
 
 
 def main() -> None:
-    """Decode the file that is named, say so, then those named on stdin; `--resize` resizes them."""
+    """Decode the file that is named, say so, then those named on stdin, and resize them."""
     from PIL import Image
 
     from capeval_core.inputs.decoding import square_pixels
     from capeval_core.inputs.visual import InputImage
 
     def decode(path: str) -> None:
-        image = InputImage.of(path).load()
-        if "--resize" in sys.argv:
-            square_pixels(image, 224, Image.Resampling.BICUBIC)
+        square_pixels(InputImage.of(path).load(), 224, Image.Resampling.BICUBIC)
 
     decode(sys.argv[1])  # what is imported late, and a first time
     print("ready", flush=True)

@@ -35,7 +35,6 @@ WAYS: dict[str, Kernels | None] = {
     "PyTorch's steps, packed": PYTORCH,
     "our passes": Kernels(attention=False),
     "our passes and attention": Kernels(),
-    "our passes, attention and product": Kernels(products=True),
 }
 
 
@@ -147,7 +146,7 @@ def texts(gpu: Gpu, clip: ClipEncoder, name: str, goal: float) -> Iterator[Row]:
 
 
 def candidates(gpu: Gpu, clip: ClipEncoder, name: str) -> Iterator[Row]:
-    """Backends of attention, tiles of our product, a graph, small batches: what could become a default."""
+    """Backends of attention, a graph, small batches: what could become a default."""
     batch = 2 if gpu.small else BATCHES[name][0]
     pixels = random_pixels(gpu, clip, batch)
     best = PYTORCH if gpu.small else Kernels()
@@ -156,30 +155,6 @@ def candidates(gpu: Gpu, clip: ClipEncoder, name: str) -> Iterator[Row]:
             yield from timed_way(
                 gpu, clip, f"{name} images, {backend.name}", pixels, best, sdpa_kernel(backend)
             )
-    if gpu.is_cuda:
-        from capeval_core.encoders.cuda_gemm import TILES, linear_activated
-
-        mlp = clip.model.visual.transformer.resblocks[0].mlp
-        rows = batch * len(clip.model.visual.positional_embedding)
-        x = gpu.random(rows, mlp.c_fc.in_features, dtype=torch.bfloat16)
-        flops = 2 * x.numel() * mlp.c_fc.out_features
-        apart = gpu.device_seconds(lambda: mlp.gelu(mlp.c_fc(x)))
-        alone = gpu.device_seconds(lambda: mlp.c_fc(x))
-        yield Row(
-            f"{name}, c_fc of {rows} rows",
-            f"cuBLAS alone {flops / alone / 1e12:.0f} TFLOP/s, with the activation after it "
-            f"{flops / apart / 1e12:.0f}",
-        )
-        for tiles in TILES:
-            what = f"{name}, our c_fc with its activation, {tuple(tiles)}"
-            try:
-                product = partial(linear_activated, x, mlp.c_fc.weight, mlp.c_fc.bias, True, tiles)
-                off = relative(product().float(), mlp.gelu(mlp.c_fc(x)).float())
-                rate = flops / gpu.device_seconds(product) / 1e12
-            except Exception as error:
-                yield failure(what, error)
-                continue
-            yield Row(what, f"{rate:.0f} TFLOP/s, {off:.1e} from PyTorch's")
     few = random_pixels(gpu, clip, 2 if gpu.small else 8)
     yield from timed_way(gpu, clip, f"{name} images, batch {len(few)}", few, best)
     if gpu.is_cuda:

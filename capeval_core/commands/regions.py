@@ -180,11 +180,7 @@ def _open(options: RegionOptions) -> tuple[str, RegionEncoder, str]:
 
 
 def _images_in(folder: Path) -> dict[str, InputImage]:
-    """The images of a folder by their ids, which name the files of their box features.
-
-    Raises:
-        FileError: there are none; two would share a file.
-    """
+    """The images of a folder by their ids, which name the files of their box features."""
     problems = Problems()
     paths = paths_by_id(folder, problems, ".npz")
     problems.raise_if_any()

@@ -40,7 +40,6 @@ from capeval_core.encoders.transformer import Prefix, run_blocks, run_prefix, ru
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
 from capeval_core.inputs.decoders import Decoders, shared_decoders
 from capeval_core.inputs.frames import EVERY, InputFrames
-from capeval_core.inputs.resampling import Pixels, Resize, Unresized
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
@@ -53,8 +52,6 @@ from capeval_core.weights.conversion import Conversion
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 
 Floats = NDArray[np.float32]
-WAITING = 400_000_000
-"""Bytes of images that wait to be resized on a device, in a batch; some five batches are in memory."""
 
 
 class ClipTowers(CheckedModel):
@@ -270,7 +267,6 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
         decoders: int | None = None,
-        resize: Resize = "cpu",
     ) -> Iterator[ImageFeatures]:
         """Features of any number of images, in order, some at a time.
 
@@ -279,18 +275,13 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
 
         Args:
             decoders: processes that decode image files instead, and give the same pixels.
-            resize: "device" gives the same pixels, too. Images of other modes than RGB and L, and those that
-                would take too much memory while they wait, are resized on the CPU, as all are without CUDA.
         """
-        size = self.images_per_batch(batch_size)
-        kernels = self.kernels if resize == "device" else None
-        most = WAITING // size.size if kernels is not None and kernels.passes else 0
         encoding = Encoding(
-            size=size,
+            size=self.images_per_batch(batch_size),
             keys=lambda content, _: (self._key("image", content.encode()),),
-            prepare=partial(self.preprocessing.unresized, most=most) if most else self.preprocessing.pixels,
+            prepare=self.preprocessing.pixels,
             forward=self.run_images,
-            elsewhere=None if decoders is None else partial(self._decoded, shared_decoders(decoders), most),
+            elsewhere=None if decoders is None else partial(self._decoded, shared_decoders(decoders)),
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
@@ -335,9 +326,9 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
         return np.asarray(self._scale([self.preprocessing.pixels(image)])[0].cpu())
 
-    def _decoded(self, decoders: Decoders, most: int, images: Sequence[InputImage]) -> list[Pixels | None]:
+    def _decoded(self, decoders: Decoders, images: Sequence[InputImage]) -> list[NDArray[np.uint8] | None]:
         own = self.preprocessing
-        return decoders.pixels([image.source for image in images], own.image_size, own.method, most)
+        return decoders.pixels([image.source for image in images], own.image_size, own.method)
 
     def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         return self.normalised(stacked_on_device(self.device, pixels).float() / 255)
@@ -345,23 +336,15 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     def _image_forward(self, pixels: Sequence[NDArray[np.uint8]]) -> Floats:
         return on_host(self.run_images(pixels))
 
-    def _squares(self, pixels: Sequence[Pixels]) -> Tensor:
-        resized = [each for each in pixels if not isinstance(each, Unresized)]
-        if len(resized) == len(pixels):
-            return stacked_on_device(self.device, resized)
-        from capeval_core.encoders.cuda_resizing import squares  # which needs Triton
-
-        return squares(pixels, self.preprocessing.image_size, self.device, self.preprocessing.method)
-
     @torch.inference_mode()
-    def run_images(self, pixels: Sequence[Pixels] | Tensor) -> Tensor:
+    def run_images(self, pixels: Sequence[NDArray[np.uint8]] | Tensor) -> Tensor:
         """(n, d) features, on the device, of uint8 pixels (n, 3, s, s); nothing waits for it."""
         visual, dtype = self.model.visual, DTYPES[self.dtype]
         is_vit, kernels = isinstance(visual, VisionTransformer), self.kernels
         mean, std = self.preprocessing.mean, self.preprocessing.std
         with exact_float32(self.device):
             if not isinstance(pixels, Tensor):
-                pixels = self._squares(pixels)
+                pixels = stacked_on_device(self.device, pixels)
             if is_vit and kernels is not None and kernels.passes:
                 patches = embedded_patches(visual, pixels, mean, std, dtype)
                 return run_vision_packed(visual, patches, len(pixels), kernels)

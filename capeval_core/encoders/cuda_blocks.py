@@ -34,12 +34,10 @@ class Kernels:
 
     passes: norms, activations, patches of images. attention: that of short causal sequences in 16 bits; the
     full products of float32 do not fit into registers.
-    products: the MLP's first product together with its activation, on GPUs from Hopper on.
     """
 
     passes: bool = True
     attention: bool = True
-    products: bool = False
 
 
 PYTORCH = Kernels(passes=False, attention=False)
@@ -247,17 +245,7 @@ def _hidden(mlp: Any, normed: Tensor, kernels: Kernels) -> Tensor:
     from capeval_core.encoders import cuda_kernels
 
     quick = isinstance(mlp.gelu, QuickGELU)
-    if kernels.products and cuda_gemm_fits(normed):
-        from capeval_core.encoders.cuda_gemm import linear_activated
-
-        return linear_activated(normed, mlp.c_fc.weight, mlp.c_fc.bias, quick)
     return cuda_kernels.activate(functional.linear(normed, mlp.c_fc.weight, mlp.c_fc.bias), quick)
-
-
-def cuda_gemm_fits(x: Tensor) -> bool:
-    """Whether our product can take these rows: 16 bits, and enough of them to fill a GPU from Hopper on."""
-    large = x.dtype in (torch.bfloat16, torch.float16) and len(x) >= 4096
-    return large and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
 
 
 def run_vision_packed(visual: VisionTransformer, patches: Tensor, images: int, kernels: Kernels) -> Tensor:

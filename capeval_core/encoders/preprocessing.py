@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.inputs.decoding import square_pixels
-from capeval_core.inputs.resampling import Pixels, unresized_pixels
 from capeval_core.models.copies import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
@@ -55,10 +54,6 @@ class Preprocessing:
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, image_size, image_size) uint8, before scaling."""
         return square_pixels(image, self.image_size, self.method)
-
-    def unresized(self, image: Image.Image, most: int) -> Pixels:
-        """The part of an image that a device resizes; `pixels` if these are more than `most` bytes."""
-        return unresized_pixels(image, self.image_size, self.method, most)
 
     @property
     def method(self) -> Image.Resampling:

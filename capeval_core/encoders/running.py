@@ -28,12 +28,12 @@ class Running:
         keep: Callable[[list[Any], Iterable[Any]], None],
     ) -> None:
         self._size, self._forward, self._keep = size, forward, keep
-        self._batches: deque[tuple[list[Any], list[Any], Arriving]] = deque()
+        self._batches: deque[tuple[list[Any], Arriving]] = deque()
 
     @property
     def units(self) -> int:
         """How many units run."""
-        return sum(len(batch) for batch, _, _ in self._batches)
+        return sum(len(batch) for batch, _ in self._batches)
 
     def launch(self, batch: list[Any], units: list[Any]) -> None:
         """Start a batch, of one unit per element, and keep what has arrived meanwhile.
@@ -42,31 +42,17 @@ class Running:
             MemoryError: a batch of a given size, or a single unit, does not fit into memory.
         """
         for part, values in self._size.run(units, self._forward, after=arriving):
-            self._batches.append((batch[part], units[part], values))
-            while self._batches and (len(self._batches) > RUNNING or self._batches[0][2].arrived()):
+            self._batches.append((batch[part], values))
+            while self._batches and (len(self._batches) > RUNNING or self._batches[0][1].arrived()):
                 self._keep_first()
-        while self._batches and self._batches[0][2].arrived():
+        while self._batches and self._batches[0][1].arrived():
             self._keep_first()
 
     def wait(self) -> None:
-        """Keep the values of all that runs.
-
-        Raises:
-            MemoryError: as for `launch`.
-        """
+        """Keep the values of all that runs."""
         while self._batches:
             self._keep_first()
 
     def _keep_first(self) -> None:
-        self._keep_values(*self._batches.popleft())
-
-    def _keep_values(self, batch: list[Any], units: list[Any], rows: Arriving) -> None:
-        try:
-            values = rows.values()
-        except RuntimeError as error:
-            self._size.back_off(len(units), error)
-        else:
-            self._keep(batch, values)
-            return
-        for part, again in self._size.run(units, self._forward, after=arriving):
-            self._keep_values(batch[part], units[part], again)
+        batch, rows = self._batches.popleft()
+        self._keep(batch, rows.values())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ from capeval_core.inputs.box_arrays import EXTENSION, MOST_BOXES, MOST_BYTES, NA
 from capeval_core.inputs.box_stores import BoxFeatureStore, digest, refuse_repeated
 from capeval_core.inputs.decoding import Refused, within
 from capeval_core.inputs.json_files import load_json
-from capeval_core.inputs.lmdb_pages import HEADER, MAGIC, check_pages
 from capeval_core.project import install_command
 from capeval_core.values import described
 
@@ -42,6 +42,9 @@ _KEYS = b"__keys__"
 _COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
 _FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
 _NUMBERS = re.compile(rb"[<>|=]?(?:f[248]|[iu][1248])")
+_META = struct.Struct("<16xI20xI92xQQ")
+"""Of the first two pages of an LMDB: magic number, size of a page, number of the last one, commit."""
+_MAGIC = 0xBEEFC0DE
 _ZIP, _LZ4, _PICKLE = b"PK\x03\x04", b"\x04\x22\x4d\x18", b"\x80"
 _MOST_UNPACKED = 4 * MOST_BYTES
 _OPENED: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -58,8 +61,7 @@ def databases_in(folder: Path) -> list[Path]:
 def is_lmdb(path: Path) -> bool:
     """Whether a file is the data file of an LMDB."""
     with path.open("rb") as file:
-        start = file.read(HEADER + 4)
-    return start[HEADER:] == MAGIC.to_bytes(4, "little")
+        return file.read(20)[16:] == _MAGIC.to_bytes(4, "little")
 
 
 class BoxLmdb(BoxFeatureStore):
@@ -145,7 +147,7 @@ def opened(data: Path) -> Any:
     with _OPENING:
         environment = _OPENED.get(real)
         if environment is None:
-            check_pages(data)
+            _refuse_cut(data)
             try:
                 environment = lmdb.open(
                     real, subdir=False, readonly=True, lock=False, create=False, readahead=False
@@ -154,6 +156,23 @@ def opened(data: Path) -> Any:
                 raise FileError(file_problem(data, f"cannot be opened ({error})")) from None
             _OPENED[real] = environment
     return environment
+
+
+def _refuse_cut(data: Path) -> None:
+    """Refuse a data file that is cut off, behind whose end LMDB would read, which kills the process."""
+    size = data.stat().st_size
+    with data.open("rb") as file:
+        pages = [file.read(_META.size)]
+        if len(pages[0]) == _META.size:
+            file.seek(_META.unpack(pages[0])[1])
+            pages.append(file.read(_META.size))
+    metas = [_META.unpack(page) for page in pages if len(page) == _META.size]
+    whole = [(commit, (last + 1) * page) for magic, page, last, commit in metas if magic == _MAGIC]
+    if not whole:
+        raise FileError(file_problem(data, "is not an LMDB", "write or download it again"))
+    if size < max(whole)[1]:
+        found = f"has {size:,} of {max(whole)[1]:,} bytes"
+        raise FileError(file_problem(data, found, "it is cut off: write or download it again"))
 
 
 def state_of(environment: Any) -> tuple[int, int, int]:

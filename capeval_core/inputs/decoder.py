@@ -16,8 +16,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image, ImageFile
 
-from capeval_core.inputs.decoding import Refused
-from capeval_core.inputs.resampling import packed_pixels, unresized_pixels
+from capeval_core.inputs.decoding import Refused, square_pixels
 from capeval_core.inputs.sources import Encoded, InMemory, OnDisk
 
 READY = b"capeval decodes\n"
@@ -34,9 +33,7 @@ def answer(request: dict[str, Any], contents: list[Encoded]) -> bytes:
                 part = bytes.fromhex(source.key.removeprefix("file:"))
             else:
                 method = Image.Resampling[request["method"]]
-                part = packed_pixels(
-                    unresized_pixels(source.decode(), request["size"], method, request["unresized"])
-                )
+                part = square_pixels(source.decode(), request["size"], method).tobytes()
         except (Refused, ValueError, OSError, MemoryError):
             part = b""
         parts.append(part)

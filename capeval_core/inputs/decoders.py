@@ -22,10 +22,10 @@ from queue import LifoQueue
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from capeval_core.inputs.decoder import READY
-from capeval_core.inputs.resampling import Pixels, unpacked_pixels
 from capeval_core.inputs.sources import Encoded, InMemory, OnDisk, Source
 
 _Process = subprocess.Popen[bytes]
@@ -59,11 +59,13 @@ class Decoders:
         self.processes: list[_Process] = []
 
     def pixels(
-        self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling, unresized: int = 0
-    ) -> list[Pixels | None]:
-        """What `unresized_pixels` gives of each image, with `unresized` bytes at most; None: not decoded."""
-        what = {"check": False, "size": size, "method": method.name, "unresized": unresized}
-        return [None if each is None else unpacked_pixels(each) for each in self._ask(sources, what)]
+        self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling
+    ) -> list[NDArray[np.uint8] | None]:
+        """What `square_pixels` gives of each image; None: not decoded."""
+        answers = self._ask(sources, {"check": False, "size": size, "method": method.name})
+        return [
+            None if each is None else np.frombuffer(each, np.uint8).reshape(3, size, size) for each in answers
+        ]
 
     def check(self, sources: Sequence[Source[Any]]) -> list[bool]:
         """Whether each image was found to be sound; its key is known then."""

@@ -1,4 +1,4 @@
-"""Box features as 12-in-1 releases them, in pickles, which are read as plain data.
+"""Box features as 12-in-1 releases them, in pickles, whose names stand for functions of this file alone.
 
 https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an `.npy` per image,
 which is a dict, and `convert_to_lmdb.py` an LMDB whose values are pickled dicts. Older ones hold base64.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -26,7 +28,6 @@ from capeval_core.inputs.box_lmdb import databases_in, entry, is_lmdb, opened, s
 from capeval_core.inputs.box_stores import digest
 from capeval_core.inputs.boxes import BoxFeatures, checked
 from capeval_core.inputs.decoding import Refused, within
-from capeval_core.inputs.plain_pickle import load_plain
 from capeval_core.inputs.sources import read_file
 from capeval_core.inputs.texts import valid_unicode
 from capeval_core.values import described
@@ -43,8 +44,82 @@ _NAMES = {
 }
 """Names here -> those in the dicts."""
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_NUMBERS = re.compile(r"[<>|=]?(?:f[248]|[iu][1248]|b1)|O8?")
 _LONGEST_NAME = 200
 """Bytes of an id, which becomes the name of a file."""
+
+
+class _Type:
+    """A dtype of numbers, or "O" for the object that `numpy.save` wraps."""
+
+    def __init__(self, code: str, *_: Any) -> None:
+        if not _NUMBERS.fullmatch(code):
+            raise Refused(f"an array of the pickle is of type {code[:40]!a}", "expected numbers")
+        self.dtype: np.dtype[Any] = np.dtype(code)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array(np.ndarray[Any, Any]):
+    """An array that the pickle's next instruction fills."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        version, shape, type_, *content = state
+        super().__setstate__((version, shape, type_.dtype, *content))
+
+
+def _filled(data: bytes, type_: _Type, shape: Any, order: Any) -> NDArray[Any]:
+    array: NDArray[Any] = np.frombuffer(data, type_.dtype).reshape(shape, order=order)
+    return array
+
+
+_MULTIARRAY: dict[str, Callable[..., Any]] = {
+    "_reconstruct": lambda *_: _Array(0),
+    "scalar": lambda type_, data: _filled(data, type_, (), "C").item(),
+    "_frombuffer": _filled,
+}
+_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("dtype", "numpy"): _Type,
+    ("ndarray", "numpy"): tuple,
+    ("encode", "_codecs"): lambda text, _: text.encode("latin-1"),
+    **{("bytes", module): bytes for module in ("__builtin__", "builtins")},
+    **{
+        (name, f"numpy.{core}.{module}"): function
+        for core in ("core", "_core")
+        for module in ("multiarray", "numeric")
+        for name, function in _MULTIARRAY.items()
+    },
+}
+"""What stands for each name that a pickle of arrays, dicts, texts and numbers uses."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (name, module) not in _FUNCTIONS:
+            shown = ascii(f"{module[:60]}.{name[:60]}")[1:-1]  # without control characters of a terminal
+            raise Refused(f"the pickle names {shown}", "expected NumPy arrays, dicts, texts and numbers only")
+        return _FUNCTIONS[name, module]
+
+
+def load_plain(data: bytes) -> Any:
+    """What a pickle of plain data holds, or Refused; nothing that it names is imported or called.
+
+    >>> load_plain(pickle.dumps({"boxes": np.ones((1, 4), np.float32), "image_id": 42}))["image_id"]
+    42
+    >>> load_plain(pickle.dumps(len))
+    Traceback (most recent call last):
+    capeval_core.inputs.decoding.Refused: the pickle names builtins.len: expected NumPy arrays, dicts, texts
+    and numbers only
+    """
+    try:
+        value = _Unpickler(BytesIO(data), encoding="latin-1").load()
+        return value.item() if isinstance(value, np.ndarray) and value.dtype == object else value
+    except Refused:
+        raise
+    except Exception as error:  # a damaged file may trip over anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise Refused(f"the pickle is damaged ({reason})", "write or download it again") from None
 
 
 @dataclass(frozen=True)
@@ -168,7 +243,6 @@ def features_of(content: Mapping[Any, Any]) -> BoxFeatures:
 
 
 def _size(width: Any, height: Any) -> tuple[Real, Real]:
-    """Two numbers; a pickle of a few bytes can hold nested tuples of billions."""
     for name, value in (("width", width), ("height", height)):
         if not isinstance(value, Real):
             with within(name):
@@ -188,8 +262,7 @@ def _numbers(name: str, value: Any) -> NDArray[Any]:
                 raise Refused(f"the base64 is damaged ({error})", "write it again") from None
         if not isinstance(value, np.ndarray):
             raise Refused(described(value), "expected an array, or base64 of one", verb="is")
-        array: NDArray[Any] = value
-        return array
+        return np.asarray(value)
 
 
 def checked_id(image_id: str) -> str:

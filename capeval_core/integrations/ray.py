@@ -158,11 +158,7 @@ class ImageDecoder:
 
 
 def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """Columns of a batch by what they hold.
-
-    Raises:
-        ValueError: one is missing, or several may hold the same texts.
-    """
+    """Columns of a batch by what they hold."""
     present = list(batch)
     names, missing = find_columns(present, needed, chosen)
     problems = [how_missing(role, present, chosen) for role in missing]

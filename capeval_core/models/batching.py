@@ -90,17 +90,6 @@ class BatchSize:
             yield part, output
             start = part.stop
 
-    def back_off(self, failed: int, error: RuntimeError) -> None:
-        """Halve the size because a batch of so many items failed after its launch.
-
-        Raises:
-            RuntimeError: the error, where it is none of memory.
-            MemoryError: as for `run`.
-        """
-        if not _out_of_memory(error):
-            raise error
-        self._shrink(slice(0, failed), 1, error.with_traceback(None))
-
     def _stop(self, start: int, count: int, cost: int | Sequence[int]) -> int:
         """Where the batch ends that begins at an item: it holds one at least."""
         if isinstance(cost, int):
@@ -123,7 +112,7 @@ class BatchSize:
             ) from error
         half = max(1, failed // 2)
         smaller = half * cost if isinstance(cost, int) else sum(cost[part.start : part.start + half])
-        self.size = min(self.size, smaller)  # a batch may fail that was launched before others were halved
+        self.size = smaller
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

@@ -54,20 +54,6 @@ def stacked_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> T
     return _copied(host, device)
 
 
-def packed_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> Tensor:
-    """All numbers of arrays of one type, one after another, on a device; it does not wait for the device.
-
-    >>> packed_on_device(torch.device("cpu"), [np.eye(2), np.ones(1)]).tolist()
-    [1.0, 0.0, 0.0, 1.0, 1.0]
-    """
-    host = _host_memory((sum(array.size for array in arrays),), arrays[0].dtype, device)
-    rest = host.numpy()
-    for array in arrays:
-        np.copyto(rest[: array.size].reshape(array.shape), array)
-        rest = rest[array.size :]
-    return _copied(host, device)
-
-
 def _copied(host: Tensor, device: torch.device) -> Tensor:
     """Pinned memory copied to a device, while what was launched there before runs."""
     if device.type != "cuda":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -72,10 +72,6 @@ class PacOptions(CommonOptions):
         None,
         "processes that decode image files, for many cores and a fast GPU; None: threads of this process",
         minimum=1,
-    )
-    resize: Literal["cpu", "device"] = option(
-        "cpu",
-        "where images are resized; `device`: on a CUDA GPU, which relieves the CPU and gives equal pixels",
     )
 
 
@@ -165,8 +161,7 @@ class PacS(CaptionMetric):
 
     def image_features(self, images: Sequence[InputImage]) -> Iterator[ImageFeatures]:
         """Features (n, ...) of images, in order, some at a time: what `columns` takes of them."""
-        more: dict[str, Any] = {"decoders": self.options.decoders, "resize": self.options.resize}
-        return self.encoder.encode_images(images, **self.run, **more)
+        return self.encoder.encode_images(images, decoders=self.options.decoders, **self.run)
 
     def columns(self, images: Floats, captions: Floats) -> dict[str, Any]:
         """The metric's columns of n captions (n, d) beside their images (n, ...), NaN where an image failed.

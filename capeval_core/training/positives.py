@@ -183,11 +183,7 @@ def open_shard(file: Path | pa.NativeFile) -> pq.ParquetFile:
 
 
 def _content_digest(path: Path) -> str:
-    """Digest of the content of a shard: the one that it carries, else that of its images.
-
-    Raises:
-        FileError: it is damaged.
-    """
+    """Digest of the content of a shard: the one that it carries, else that of its images."""
     with _as_file_error(path):
         note = (open_shard(path).schema_arrow.metadata or {}).get(NOTE)
         if note is not None:
@@ -199,11 +195,7 @@ def _content_digest(path: Path) -> str:
 
 
 def _images(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Image id and content of each generated image of a shard.
-
-    Raises:
-        FileError: it is damaged, or an image is missing.
-    """
+    """Image id and content of each generated image of a shard."""
     number = 0
     with _as_file_error(path):
         file = open_shard(path)
@@ -217,11 +209,7 @@ def _images(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _rows(path: Path) -> list[Positive]:
-    """The positives of a shard without their images.
-
-    Raises:
-        FileError: it is damaged, or holds something else.
-    """
+    """The positives of a shard without their images."""
     with _as_file_error(path):
         rows = [Positive(**row) for row in open_shard(path).read(_TEXTS).to_pylist()]
     for number, row in enumerate(rows):

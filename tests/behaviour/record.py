@@ -33,6 +33,8 @@ def cases(metric: str, folder: Path, most: int | None = None) -> Iterator[tuple[
     for number, options in enumerate(
         [*OPTIONS["every metric"], *(one for own in sets for one in own)][:most]
     ):
+        if metric in TEXTS and options.keys() & {"dtype", "compat", "batch_size"}:
+            continue
         title = " ".join(f"{name}={value}" for name, value in options.items()) or "defaults"
         yield f"{metric}[{title}]", _scored(metric, options, folder, folder / f"rows{number}")
     yield f"{metric}[refused]", _refused(metric, folder)

@@ -102,6 +102,21 @@ def test_an_lmdb_becomes_a_folder_that_metrics_read(capeval: Capeval, released: 
     assert (out / "COCO_1.npz").stat().st_mtime_ns == before
 
 
+def test_pickles_of_every_protocol_and_order_of_bytes(capeval: Capeval, tmp_path: Path) -> None:
+    entries = {f"COCO_{protocol}": pickle.dumps(info(protocol), protocol) for protocol in (2, 3, 4, 5)}
+    big = {
+        name: v.astype(v.dtype.newbyteorder(">"))
+        for name, v in info(1).items()
+        if name in ("bbox", "features")
+    }
+    fortran = {name: np.asfortranarray(value) for name, value in big.items()}
+    entries["COCO_1"] = pickle.dumps({**info(1), **fortran})
+    entries["COCO_6"] = pickle.dumps(info(6), 2).replace(b"numpy._core", b"numpy.core")  # of numpy 1
+    path = write_lmdb(tmp_path / "x", entries)
+    assert capeval("convert", "box-features", path, "--out", tmp_path / "out").status == 0
+    check(tmp_path / "out", 1, 2, 3, 4, 5, 6)
+
+
 def test_npy_files_one_or_a_folder(capeval: Capeval, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()

@@ -172,20 +172,6 @@ def test_attention_of_short_sequences(prefix: int, last: bool) -> None:
 
 
 @WITH_TRITON
-@pytest.mark.parametrize("quick", [True, False])
-def test_a_product_with_its_activation(quick: bool) -> None:
-    from capeval_core.encoders.cuda_gemm import Tiles, linear_activated
-
-    draw = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, 48, generator=draw).half() / 4 for n in (70, 56))
-    bias = torch.randn(56, generator=draw).half()
-    h = functional.linear(x.float(), weight.float(), bias.float())
-    expected = h * torch.sigmoid(1.702 * h) if quick else functional.gelu(h)
-    found = linear_activated(x, weight, bias, quick, Tiles(32, 32, 16, 4, 3, persistent=False))
-    assert off(found, expected) <= 1e-3
-
-
-@WITH_TRITON
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_kernels_are_tried_before_they_are_used(dtype: torch.dtype) -> None:
     with like_a_gpu():

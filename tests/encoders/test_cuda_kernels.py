@@ -17,7 +17,6 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from capeval_core.encoders.cuda_gemm import TILES, product_kernel
 from capeval_core.encoders.cuda_kernels import (
     activation_kernel, attention_kernel, attention_options, embed_kernel, norm_kernel, norm_options,
     patch_kernel,
@@ -27,17 +26,12 @@ TENSORS = dict.fromkeys(("x", "out", "patches", "query", "keys", "values"), "*bf
 TENSORS |= dict.fromkeys(("shift", "weight", "bias", "first", "positions"), "*fp32")
 TENSORS |= dict.fromkeys(("firsts", "lengths"), "*i64") | {"pixels": "*u8"}
 FLOATS = {"epsilon", "scale", "mean_r", "mean_g", "mean_b", "std_r", "std_g", "std_b"}
-tiles = TILES[0]
 constants = {
     norm_kernel: norm_options(1664),
     embed_kernel: norm_options(1024),
     activation_kernel: {"QUICK": False, "BLOCK": 4096, "num_warps": 8},
     patch_kernel: {"SIZE": 224, "PATCH": 14, "PADDED": 592, "BLOCK": 1024, "num_warps": 4},
     attention_kernel: attention_options(64, 64, 4, False, torch.bfloat16),
-    product_kernel: {
-        "ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth, "QUICK": True,
-        "PERSISTENT": tiles.persistent, "num_warps": tiles.warps, "num_stages": tiles.stages,
-    },
 }
 found = {}
 for architecture in (80, 90, 100):
@@ -45,16 +39,10 @@ for architecture in (80, 90, 100):
         options = {name: value for name, value in given.items() if name.islower()}
         fixed = {name: value for name, value in given.items() if not name.islower()}
         types = {name: TENSORS.get(name, "fp32" if name in FLOATS else "i32") for name in kernel.arg_names}
-        if kernel is product_kernel:
-            if architecture < 90:
-                continue
-            sizes = {"x": (tiles.rows, tiles.depth), "weight": (tiles.columns, tiles.depth)}
-            sizes["out"] = (tiles.rows, tiles.columns)
-            types |= {name: f"tensordesc<bf16[{a}, {b}]>" for name, (a, b) in sizes.items()}
         types |= dict.fromkeys(fixed, "constexpr")
         source = ASTSource(kernel, signature=types, constexprs=fixed)
         compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-        words = ("mma.sync", "wgmma", "tcgen05.mma", "cp.async.bulk.tensor", ".local")
+        words = ("mma.sync", "wgmma", "tcgen05.mma", ".local")
         ptx = compiled.asm["ptx"]
         name = f"{architecture} {kernel.fn.__name__}"
         found[name] = [len(compiled.asm["cubin"]) > 0, *(word for word in words if word in ptx)]
@@ -77,8 +65,4 @@ def test_kernels_compile_without_a_gpu(tmp_path: object) -> None:
     assert found == {
         **{f"{architecture} {name}": [True] for architecture in products for name in passes},
         **{f"{architecture} attention_kernel": [True, word] for architecture, word in products.items()},
-        **{
-            f"{architecture} product_kernel": [True, products[architecture], "cp.async.bulk.tensor"]
-            for architecture in ("90", "100")
-        },
     }

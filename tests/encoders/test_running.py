@@ -1,4 +1,4 @@
-"""Batches whose values arrive late: in order, a few at a time, and repeated where memory runs out."""
+"""Batches whose values arrive late: in order, a few at a time, and smaller where memory runs out."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ Floats = NDArray[np.float32]
 class Device:
     """A device that computes in the order of the launches, and only when it is waited for.
 
-    Until then the values of a batch are NaN. `memory`: the units that fit at the launch; `late`: of which a
-    batch fails when it runs.
+    Until then the values of a batch are NaN. `memory`: the units that fit at the launch.
     """
 
-    def __init__(self, *, memory: int = 10**6, late: int = 10**6) -> None:
-        self.memory, self.late = memory, late
+    def __init__(self, *, memory: int = 10**6) -> None:
+        self.memory = memory
         self.queue: list[Callable[[], None]] = []
         self.batches: list[int] = []
         self.most = 0
@@ -41,13 +40,10 @@ class Device:
         rows, place = np.full((len(units), 1), np.nan, dtype=np.float32), len(self.batches)
 
         def run() -> None:
-            if len(units) <= self.late:
-                rows[:] = np.array([units], dtype=np.float32).T
+            rows[:] = np.array([units], dtype=np.float32).T
 
         def values() -> Floats:
             self.finish(place)
-            if len(units) > self.late:
-                raise RuntimeError("CUDA out of memory while it ran")
             return np.array(rows)
 
         self.batches.append(len(units))
@@ -89,20 +85,16 @@ def test_values_that_arrive_late_keep_their_order() -> None:
     assert device.most == module.RUNNING + 1
 
 
-@pytest.mark.parametrize("limit", ["memory", "late"])
-def test_a_batch_that_does_not_fit_is_repeated_smaller(limit: str) -> None:
-    device, size = Device(**{limit: 5}), BatchSize(16, automatic=True)
+def test_a_batch_that_does_not_fit_is_repeated_smaller() -> None:
+    device, size = Device(memory=5), BatchSize(16, automatic=True)
     values = list(range(300))
     assert encoded(device, values, size) == values
     assert size.size == 4 and device.batches[-1] <= 4
-    # No size that failed is tried again for those that ran meanwhile and fail as well.
-    assert max(device.batches[device.batches.index(4) :]) == 4
 
 
-@pytest.mark.parametrize("limit", ["memory", "late"])
-def test_a_size_that_was_given_is_kept(limit: str) -> None:
+def test_a_size_that_was_given_is_kept() -> None:
     with pytest.raises(MemoryError, match="batch_size=16 does not fit"):
-        encoded(Device(**{limit: 5}), range(300), BatchSize(16, automatic=False))
+        encoded(Device(memory=5), range(300), BatchSize(16, automatic=False))
 
 
 def test_a_batch_whose_copy_does_not_fit_is_repeated_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

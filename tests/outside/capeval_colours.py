@@ -35,7 +35,7 @@ AT_ONCE = 64
 class ColourOptions(Options):
     """Options of Colour-S, which has no network."""
 
-    without = ("weights", "device", "dtype", "compat")
+    without = ("weights", "device", "dtype", "batch_size", "cache", "compat")
 
 
 class ColourS(CaptionMetric):

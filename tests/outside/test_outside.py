@@ -46,10 +46,8 @@ def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) 
     )
     with pytest.raises(ValueError, match=f"unknown metric 'colour': did you mean '{NAME}'"):
         capeval_core.load("colour")
-    for option in ("w", "weights", "dtype"):
-        with pytest.raises(
-            TypeError, match=f"colours has no option '{option}'.*options: batch_size, cache, rows"
-        ):
+    for option in ("w", "weights", "dtype", "batch_size"):
+        with pytest.raises(TypeError, match=f"colours has no option '{option}'.*options: rows"):
             capeval_core.load(NAME, **{option: "tiny"})
 
 
@@ -97,8 +95,8 @@ def test_the_command_line_knows_it(outside: Path, tmp_path: Path, capsys: pytest
     assert listed["default_weights"] is None and listed["licence"] is None
     assert main(["score", NAME, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "Colour-S" in shown and "--batch-size" in shown
-    assert not any(flag in shown for flag in ("--weights", "--device", "--dtype", "--compat"))
+    assert "Colour-S" in shown and "--rows" in shown
+    assert not any(flag in shown for flag in ("--weights", "--device", "--dtype", "--batch-size", "--compat"))
     assert main(["score", f"{NAME},pacs", *files, "--weights", "tiny", "--dtype", "bfloat16"]) == 0
     assert main(["convert", NAME, "x.pth", "--out", str(tmp_path / "w")]) == 2
     assert "colours has no weights" in capsys.readouterr().err

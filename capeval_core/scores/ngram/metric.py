@@ -21,11 +21,9 @@ from capeval_core.scores.ngram.compared import Compared, words_of
 
 @dataclass(frozen=True, kw_only=True)
 class NgramOptions(CommonOptions):
-    """Options of metrics of n-grams: the common ones, of which those about networks have no effect."""
+    """Options of metrics of n-grams: the common ones but for those of networks."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = option(
-        "float32", "no effect: words are counted exactly, and the rest is float64"
-    )
+    without = ("weights", "dtype", "batch_size", "compat")
     empty: Literal["error", "score"] = option(
         "error", "how to treat an empty caption: as an `error`, or `score` it 0 (and count it)"
     )
