@@ -23,6 +23,7 @@ from PIL import Image
 
 from capeval_core.inputs.container_sizes import ends_early
 from capeval_core.inputs.decoding import Refused, image_format, refuse_size
+from capeval_core.inputs.mp4_tables import Tables, read_tables, refuse_tables
 from capeval_core.project import install_command
 
 FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")
@@ -56,20 +57,29 @@ def pyav() -> ModuleType:
 
 
 class _Watched:
-    """A file that remembers why reading it failed: FFmpeg may tell that as damage, or as the file's end."""
+    """A file that remembers why reading it failed: FFmpeg may tell that as damage, or as the file's end.
+
+    end: what is behind it is not read; None: all is.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        self.end: int | None = None
         self.error: OSError | None = None
 
     def read(self, size: int = -1) -> bytes:
         try:
+            if self.end is not None:
+                left = max(0, self.end - self._file.tell())
+                size = left if size < 0 else min(size, left)
             return self._file.read(size)
         except OSError as error:
             self.error = error
             raise
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END and self.end is not None:
+            return self._file.seek(self.end + place)
         return self._file.seek(place, whence)
 
     def tell(self) -> int:
@@ -100,6 +110,7 @@ class OpenVideo:
         self._size: tuple[int, int] | None = None
         self._end = Fraction(0)  # of the last packet, in seconds
         self._packets = 0
+        self._tables = Tables()
         try:
             try:
                 self._container = self._opened()
@@ -132,6 +143,11 @@ class OpenVideo:
         if form := image_format(start):
             fix = "pass a list of images, or the path of their folder; a GIF is read as a video"
             raise Refused(f"{self.name} is an image ({form})", fix)
+        self._tables = read_tables(cast(IO[bytes], self._file))
+        size = self._file.seek(0, io.SEEK_END)
+        self._file.seek(0)
+        refuse_tables(self._tables, size, self.name)
+        self._file.end = self._tables.cut  # FFmpeg opens no file that ends within tables
         allowed = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
         try:
             return self._av.open(
@@ -248,9 +264,11 @@ class OpenVideo:
         if self._container.format.name == "gif":
             self._file.seek(max(0, self._file.seek(0, io.SEEK_END) - 16))
             return None if self._file.read().rstrip(b"\0").endswith(b";") else "the file has no end of a GIF"
-        entries = len(self._stream.index_entries)
-        if self._container.format.name.startswith("mov") and self._packets < entries:
-            return f"the file states {entries:,}"
+        if self._container.format.name.startswith("mov"):
+            if self._tables.cut is not None:
+                return "the file ends within a fragment"
+            if self._packets < (entries := len(self._stream.index_entries)):
+                return f"the file states {entries:,}"
         cut = ends_early(cast(IO[bytes], self._file))
         if cut and self._packets < self._stream.frames:  # by an AVI's header; its length is guessed then
             return _CUT
