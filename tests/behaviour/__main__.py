@@ -33,6 +33,7 @@ VERSIONS = {
     "torch": torch.__version__,
     "numpy": np.__version__,
     "cpu": torch.backends.cpu.get_cpu_capability(),
+    "mkl": os.environ.get("MKL_CBWR", ""),
 }
 LIKE = "= "
 """Before the title of an earlier case that has the same value."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import capeval_core
 from tests.behaviour.__main__ import STORED, differences, read
@@ -12,6 +14,15 @@ from tests.behaviour.record import OPTIONS, Case, cases
 
 FIRST = 3
 """Cases of each metric: the defaults, everything odd, and 16 bits from the same cache."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the file was made: the last bits depend on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
