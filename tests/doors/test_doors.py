@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.doors.doors import DOORS, RATINGS, Answer, Door, two_processes
-from tests.doors.given import EVERY, METRICS, ODD, OF_A_RUN, OPTIONS, Given, expected, given, names_of_options
+from tests.doors.doors import DOORS, RATINGS, Answer, two_processes
+from tests.doors.given import EVERY, METRICS, ODD, OF_A_RUN, OPTIONS, Given, expected, given, opened
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MATRIX = [(name, metric) for name, door in DOORS.items() for metric in door.takes]
-ODDLY = [(name, metric) for name, metric in MATRIX if DOORS[name].empty]
+ODDLY = [(name, metric) for name, metric in MATRIX if "empty" not in DOORS[name].lacks]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def check(found: Answer, asked: Given, *, alone: bool = False) -> None:
     result = expected(asked)
     scores = np.array(result.scores)
     if alone:
-        scores = np.array([expected(asked.row(row)).scores[0] for row in range(len(scores))])
+        scores = np.array([expected(one).scores[0] for one in asked.alone])
     if found.number is not None:
         assert found.number == pytest.approx(result.mean, abs=1e-6)
     if found.scores is not None:
@@ -58,10 +59,9 @@ def test_an_empty_caption_a_broken_image_and_every_option_arrive(
     name: str, metric: str, base: Path, tmp_path: Path
 ) -> None:
     door = DOORS[name]
-    takes = {"broken": door.broken, "options": door.options, "takes_statistics": door.takes_statistics}
-    asked = given(metric, base, odd=True, stream=door.stream, **takes)
+    asked = given(metric, base, odd=True, stream=door.stream, lacks=door.lacks)
     counts = expected(asked).counts
-    assert counts.failed == (door.broken and asked.medium is not None)
+    assert counts.failed == ("broken" not in door.lacks and asked.medium is not None)
     assert counts.empty == (metric != "eco")
     check(door.call(asked, tmp_path), asked, alone=door.alone)
 
@@ -74,6 +74,16 @@ def test_two_processes_give_the_number_of_one(base: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_every_option_has_another_value_here(metric: str) -> None:
+def test_every_option_has_another_value_here(metric: str, base: Path) -> None:
+    names = {one.name for one in fields(opened(given(metric, base)).options)}
     either = {"fps", "max_frames"} if ":" in metric else set()
-    assert names_of_options(metric) == {*EVERY, *ODD, *OF_A_RUN, *OPTIONS.get(metric, ()), *either}
+    assert names == {*EVERY, *ODD, *OF_A_RUN, *OPTIONS.get(metric, ()), *either}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, door in DOORS.items() if name != "page" and "options" not in door.lacks]
+)
+def test_a_type_of_numbers_arrives(name: str, base: Path, tmp_path: Path) -> None:
+    asked = given("pacs", base)
+    found = DOORS[name].call(replace(asked, options=asked.options | {"dtype": "bfloat16"}), tmp_path)
+    assert "|dtype:bfloat16|" in str(found.signature)
