@@ -30,7 +30,7 @@ from capeval_core.integrations import CaptionMetrics, CocoScores, reward
 from capeval_core.integrations import lmms_eval as tasks
 from capeval_core.integrations.ray import CaptionScorer
 from capeval_core.integrations.shards import score_shard
-from tests.doors.given import CORPUS, METRICS, VIDEOS, Given
+from tests.doors.given import CORPUS, HALVES, METRICS, VIDEOS, Given
 from tests.integrations.recorded_inspect import Target, modules, state
 
 RATINGS = [5, 1, 2, 4, 3, 1]
@@ -50,9 +50,6 @@ class Answer:
     agreement: float | None = None
 
 
-# evaluate
-
-
 def module(given: Given, folder: Path, **keywords: Any) -> Any:
     media, path = given.options.get("media"), capeval_core.module_path(given.name)
     return evaluate.load(path, media, cache_dir=str(folder), **given.plain, **keywords)
@@ -70,7 +67,7 @@ def compute(given: Given, folder: Path) -> Answer:
 
 def add_batch(given: Given, folder: Path) -> Answer:
     opened = module(given, folder)
-    for rows in given.halves:
+    for rows in HALVES:
         opened.add_batch(**given.arguments(rows, "predictions"))
     return answer(opened.compute(per_caption=True))
 
@@ -80,9 +77,7 @@ def combined(given: Given, folder: Path) -> Answer:
     both = [module(given, folder), capeval_core.module(partner, cache_dir=str(folder), empty="score")]
     arguments = {**given.arguments(captions="predictions"), "references": given.references}
     found = evaluate.combine(both).compute(**arguments, per_caption=True)
-    of_one = {name.removeprefix(f"{given.name}_"): value for name, value in found.items()}
-    key = next(iter(of_one["per_caption"]))
-    return Answer(found[key], of_one["per_caption"][key], of_one["signature"])
+    return answer({name.removeprefix(f"{given.name}_"): value for name, value in found.items()})
 
 
 def one_of_two(inputs: list[Given], folder: Path, rank: int, results: Any) -> None:
@@ -90,7 +85,7 @@ def one_of_two(inputs: list[Given], folder: Path, rank: int, results: Any) -> No
     found = []
     for number, given in enumerate(inputs):
         opened = module(given, folder, num_process=2, process_id=rank, experiment_id=str(number))
-        opened.add_batch(**given.arguments(given.halves[rank], "predictions"))
+        opened.add_batch(**given.arguments(HALVES[rank], "predictions"))
         found.append(opened.compute(per_caption=True))
     if rank == 0:
         results.put([answer(output) for output in found])
@@ -100,18 +95,16 @@ def two_processes(inputs: list[Given], folder: Path) -> list[Answer]:
     """All inputs in the same two processes: starting them is what takes time."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    ranks = [context.Process(target=one_of_two, args=(inputs, folder, rank, results)) for rank in (0, 1)]
+    ranks = [
+        context.Process(target=one_of_two, args=(inputs, folder, rank, results), daemon=True)
+        for rank in (0, 1)
+    ]
     for process in ranks:
         process.start()
-    try:
-        return list(results.get(timeout=600))
-    finally:
-        for process in ranks:
-            process.join(timeout=60)
-            process.kill()
-
-
-# Commands
+    found: list[Answer] = results.get(timeout=600)
+    for process in ranks:
+        process.join(timeout=60)
+    return found
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
@@ -154,9 +147,6 @@ def judge(given: Given, folder: Path) -> Answer:
     return Answer(agreement=float(cell["value"]) / 100, signature=cell["signature"])
 
 
-# Collections
-
-
 def shard(given: Given, folder: Path) -> Answer:
     columns = {**given.columns, "uid": [path.stem for path in given.visuals]}
     if given.medium:
@@ -178,14 +168,11 @@ def dataset(given: Given, folder: Path) -> Answer:
     return Answer(None, list(found["score"]), scorer.signature)
 
 
-# Other libraries
-
-
 def torchmetrics(given: Given, folder: Path) -> Answer:
     from capeval_core.integrations.torchmetrics import CaptionScore
 
     score: Any = CaptionScore(given.name, **given.options)
-    for rows in given.halves:
+    for rows in HALVES:
         score.update(**given.arguments(rows))
     number = float(score.compute().double())
     return Answer(number, score.result.scores, score.result.signature)
@@ -271,7 +258,7 @@ class Door:
     """A way in.
 
     takes: its metrics. stream: whether it sees a few captions at a time, so statistics are made before.
-    alone: whether each caption is a set of its own. lacks: what it does not take, as in `given`, or "empty".
+    alone: whether each caption is a set of its own. lacks: what it does not take, as in `given`.
     """
 
     call: Callable[[Given, Path], Answer]
@@ -301,5 +288,5 @@ DOORS = {
     "CocoScores": Door(coco, ("bleu", "rougel", "ciderd"), lacks=("options",)),
     "reward": Door(rewards, ALONE, stream=True),
     "CaptionMetrics": Door(trainer, ALONE, stream=True),
-    "page": Door(page, without(*CORPUS), alone=True, lacks=("empty",)),
+    "page": Door(page, without(*CORPUS), alone=True),
 }

@@ -19,6 +19,7 @@ METRICS = (*capeval_core.list_metrics(), *VIDEOS)
 Lacks = tuple[str, ...]
 CORPUS = ("cider", "ciderd", *VIDEOS)
 """Their scores depend on statistics of all captions, or references."""
+HALVES = slice(0, 2), slice(2, None)
 
 _CLIP = {"w": 0.7, "prompt": "a drawing of ", "decoders": 1, "resize": "device"}
 _HICE = {"w": 1.5, "max_regions": 2, "phrase_style": "soft-spice", "mask_transform": "released"}
@@ -90,10 +91,6 @@ class Given:
         """Each caption by itself."""
         rows = zip(self.captions, self.visuals, self.references, strict=True)
         return [Given(self.metric, [text], [path], [own], self.options) for text, path, own in rows]
-
-    @property
-    def halves(self) -> tuple[slice, slice]:
-        return slice(0, 2), slice(2, None)
 
 
 @cache
