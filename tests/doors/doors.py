@@ -77,7 +77,8 @@ def combined(given: Given, folder: Path) -> Answer:
     both = [module(given, folder), capeval_core.module(partner, cache_dir=str(folder), empty="score")]
     arguments = {**given.arguments(captions="predictions"), "references": given.references}
     found = evaluate.combine(both).compute(**arguments, per_caption=True)
-    return answer({name.removeprefix(f"{given.name}_"): value for name, value in found.items()})
+    of_one = {name.removeprefix(f"{given.name}_"): value for name, value in found.items()}
+    return answer({**of_one, **found})
 
 
 def one_of_two(inputs: list[Given], folder: Path, rank: int, results: Any) -> None:
