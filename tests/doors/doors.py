@@ -237,6 +237,7 @@ def trainer(given: Given, folder: Path) -> Answer:
 
 
 def page(given: Given, folder: Path) -> Answer:
+    pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
     from gradio.processing_utils import save_file_to_cache
     from gradio.utils import get_upload_folder
 
