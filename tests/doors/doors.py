@@ -1,8 +1,10 @@
-"""The doors: each takes what `metric.score` takes, in its own shape, and gives its number, scores, signature."""
+"""The doors: each takes what `metric.score` takes, in its own shape, and gives numbers and signature."""
 
 from __future__ import annotations
 
 import asyncio
+import csv
+import inspect
 import json
 import multiprocessing
 import sys
@@ -14,13 +16,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
+import evaluate
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import capeval_core
-from tests.doors.given import CORPUS, METRICS, TEXTS, VIDEOS, Given
+from capeval_core.cli import main
+from capeval_core.integrations import CaptionMetrics, CocoScores, reward
+from capeval_core.integrations import lmms_eval as tasks
+from capeval_core.integrations.ray import CaptionScorer
+from capeval_core.integrations.shards import score_shard
+from tests.doors.given import CORPUS, HALVES, METRICS, VIDEOS, Given
 from tests.integrations.recorded_inspect import Target, modules, state
-
 
 RATINGS = [5, 1, 2, 4, 3, 1]
 """Of the captions, for `judge`."""
@@ -39,12 +50,7 @@ class Answer:
     agreement: float | None = None
 
 
-# evaluate
-
-
 def module(given: Given, folder: Path, **keywords: Any) -> Any:
-    import evaluate
-
     media, path = given.options.get("media"), capeval_core.module_path(given.name)
     return evaluate.load(path, media, cache_dir=str(folder), **given.plain, **keywords)
 
@@ -61,21 +67,18 @@ def compute(given: Given, folder: Path) -> Answer:
 
 def add_batch(given: Given, folder: Path) -> Answer:
     opened = module(given, folder)
-    for rows in given.halves:
+    for rows in HALVES:
         opened.add_batch(**given.arguments(rows, "predictions"))
     return answer(opened.compute(per_caption=True))
 
 
 def combined(given: Given, folder: Path) -> Answer:
-    import evaluate
-
     partner = "bleu" if given.name == "rougel" else "rougel"
     both = [module(given, folder), capeval_core.module(partner, cache_dir=str(folder), empty="score")]
     arguments = {**given.arguments(captions="predictions"), "references": given.references}
     found = evaluate.combine(both).compute(**arguments, per_caption=True)
     of_one = {name.removeprefix(f"{given.name}_"): value for name, value in found.items()}
-    key = next(iter(of_one["per_caption"]))
-    return Answer(found[key], of_one["per_caption"][key], of_one["signature"])
+    return answer({**of_one, **found})
 
 
 def one_of_two(inputs: list[Given], folder: Path, rank: int, results: Any) -> None:
@@ -83,7 +86,7 @@ def one_of_two(inputs: list[Given], folder: Path, rank: int, results: Any) -> No
     found = []
     for number, given in enumerate(inputs):
         opened = module(given, folder, num_process=2, process_id=rank, experiment_id=str(number))
-        opened.add_batch(**given.arguments(given.halves[rank], "predictions"))
+        opened.add_batch(**given.arguments(HALVES[rank], "predictions"))
         found.append(opened.compute(per_caption=True))
     if rank == 0:
         results.put([answer(output) for output in found])
@@ -93,18 +96,16 @@ def two_processes(inputs: list[Given], folder: Path) -> list[Answer]:
     """All inputs in the same two processes: starting them is what takes time."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    ranks = [context.Process(target=one_of_two, args=(inputs, folder, rank, results)) for rank in (0, 1)]
+    ranks = [
+        context.Process(target=one_of_two, args=(inputs, folder, rank, results), daemon=True)
+        for rank in (0, 1)
+    ]
     for process in ranks:
         process.start()
-    try:
-        return list(results.get(timeout=600))
-    finally:
-        for process in ranks:
-            process.join(timeout=60)
-            process.kill()
-
-
-# Commands
+    found: list[Answer] = results.get(timeout=600)
+    for process in ranks:
+        process.join(timeout=60)
+    return found
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
@@ -116,8 +117,6 @@ def flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def command(given: Given, folder: Path) -> Answer:
-    from capeval_core.cli import main
-
     ids = [path.stem for path in given.visuals]
     (folder / "c.json").write_text(json.dumps(dict(zip(ids, given.captions, strict=True))))
     (folder / "r.json").write_text(json.dumps(dict(zip(ids, given.references, strict=True))))
@@ -131,10 +130,6 @@ def command(given: Given, folder: Path) -> Answer:
 
 
 def judge(given: Given, folder: Path) -> Answer:
-    import csv
-
-    from capeval_core.cli import main
-
     rows = [
         {"image": path.name, "candidate": text, "ratings": [rating]}
         for path, text, rating in zip(given.visuals, given.captions, RATINGS, strict=False)
@@ -153,15 +148,7 @@ def judge(given: Given, folder: Path) -> Answer:
     return Answer(agreement=float(cell["value"]) / 100, signature=cell["signature"])
 
 
-# Collections
-
-
 def shard(given: Given, folder: Path) -> Answer:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from capeval_core.integrations.shards import score_shard
-
     columns = {**given.columns, "uid": [path.stem for path in given.visuals]}
     if given.medium:
         columns[given.medium] = [path.read_bytes() for path in given.visuals]
@@ -172,40 +159,27 @@ def shard(given: Given, folder: Path) -> Answer:
 
 
 def batch(given: Given, folder: Path) -> Answer:
-    from capeval_core.integrations.ray import CaptionScorer
-
     scorer = CaptionScorer(given.name, **given.options)
     return Answer(None, list(scorer(given.columns)["score"]), scorer.signature)
 
 
 def dataset(given: Given, folder: Path) -> Answer:
-    import datasets
-
-    from capeval_core.integrations.ray import CaptionScorer
-
     scorer = CaptionScorer(given.name, **given.options)
     found = datasets.Dataset.from_dict(given.columns).map(scorer, batched=True, batch_size=2)
     return Answer(None, list(found["score"]), scorer.signature)
-
-
-# Other libraries
 
 
 def torchmetrics(given: Given, folder: Path) -> Answer:
     from capeval_core.integrations.torchmetrics import CaptionScore
 
     score: Any = CaptionScore(given.name, **given.options)
-    for rows in given.halves:
+    for rows in HALVES:
         score.update(**given.arguments(rows))
     number = float(score.compute().double())
     return Answer(number, score.result.scores, score.result.signature)
 
 
 def lmms_eval(given: Given, folder: Path) -> Answer:
-    from PIL import Image
-
-    from capeval_core.integrations import lmms_eval as tasks
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPEVAL_METRICS", given.name if given.medium else "")
         patch.setenv("CAPEVAL_WEIGHTS", "tiny")
@@ -237,26 +211,19 @@ def inspect_ai(given: Given, folder: Path) -> Answer:
 
 
 def coco(given: Given, folder: Path) -> Answer:
-    from capeval_core.integrations import CocoScores
-
     name = {"bleu": "Bleu_4", "rougel": "ROUGE_L", "ciderd": "CIDEr"}[given.name]
-    found = CocoScores(
-        dict(enumerate(given.references)), {i: [text] for i, text in enumerate(given.captions)}
-    )
+    captions = {i: [text] for i, text in enumerate(given.captions)}
+    found = CocoScores(dict(enumerate(given.references)), captions)
     return Answer(found.eval[name], list(found.arrays[name]))
 
 
 def rewards(given: Given, folder: Path) -> Answer:
-    from capeval_core.integrations import reward
-
     rewards = reward(given.name, **given.options)
     scores = rewards(**given.arguments(captions="completions"))
     return Answer(None, scores, rewards.metric.signature())
 
 
 def trainer(given: Given, folder: Path) -> Answer:
-    from capeval_core.integrations import CaptionMetrics
-
     class Words:
         def batch_decode(self, ids: Any, skip_special_tokens: bool) -> list[str]:
             return [given.captions[int(row[0])] for row in ids]
@@ -270,6 +237,7 @@ def trainer(given: Given, folder: Path) -> Answer:
 
 
 def page(given: Given, folder: Path) -> Answer:
+    pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
     from gradio.processing_utils import save_file_to_cache
     from gradio.utils import get_upload_folder
 
@@ -281,30 +249,25 @@ def page(given: Given, folder: Path) -> Answer:
     for text, path, references in zip(given.captions, given.visuals, given.references, strict=True):
         upload = {"path": save_file_to_cache(path, get_upload_folder()), "meta": {"_type": "gradio.FileData"}}
         values = {given.medium: upload, "about": given.medium, "references": "\n".join(references)}
-        values |= {"caption": text if isinstance(text, str) else "\n".join(text), "weights": "tiny"}
-        if given.metric in TEXTS:
-            values["weights"] = "none"
-        import inspect
-
+        values |= {"caption": text if isinstance(text, str) else "\n".join(text)}
+        values |= {"weights": given.options.get("weights", "none")}
         found.append(score(*(values.get(name) for name in inspect.signature(score).parameters)))
     return Answer(None, [one["scores"][0] for one in found], found[0]["signature"])
 
 
 @dataclass(frozen=True)
 class Door:
-    """A way in. takes: its metrics. stream: it sees a few captions at a time, so that statistics of all are
-    made before. options: whether it takes any. broken: whether it takes images that are not whole.
-    alone: whether each caption is scored as a set of its own. empty: whether it takes an empty caption.
-    takes_statistics: whether statistics are among its options."""
+    """A way in.
+
+    takes: its metrics. stream: whether it sees a few captions at a time, so statistics are made before.
+    alone: whether each caption is a set of its own. lacks: what it does not take, as in `given`.
+    """
 
     call: Callable[[Given, Path], Answer]
     takes: tuple[str, ...]
     stream: bool = False
-    options: bool = True
-    broken: bool = True
     alone: bool = False
-    empty: bool = True
-    takes_statistics: bool = True
+    lacks: tuple[str, ...] = ()
 
 
 def without(*names: str) -> tuple[str, ...]:
@@ -316,16 +279,16 @@ DOORS = {
     "compute": Door(compute, METRICS),
     "add_batch": Door(add_batch, METRICS, stream=True),
     "combine": Door(combined, ALONE),
-    "command": Door(command, ALONE, takes_statistics=False),
-    "judge": Door(judge, without("eco", *VIDEOS), takes_statistics=False),
+    "command": Door(command, ALONE, lacks=("statistics",)),
+    "judge": Door(judge, without("eco", *VIDEOS), lacks=("statistics",)),
     "shard": Door(shard, ALONE, stream=True),
     "CaptionScorer": Door(batch, ALONE, stream=True),
     "datasets": Door(dataset, ALONE, stream=True),
     "torchmetrics": Door(torchmetrics, ALONE, stream=True),
-    "lmms_eval": Door(lmms_eval, without("eco", "cider", *VIDEOS), options=False, broken=False),
+    "lmms_eval": Door(lmms_eval, without("eco", "cider", *VIDEOS), lacks=("options", "broken")),
     "inspect": Door(inspect_ai, without("eco", "bleu", *VIDEOS), stream=True),
-    "CocoScores": Door(coco, ("bleu", "rougel", "ciderd"), options=False),
+    "CocoScores": Door(coco, ("bleu", "rougel", "ciderd"), lacks=("options",)),
     "reward": Door(rewards, ALONE, stream=True),
     "CaptionMetrics": Door(trainer, ALONE, stream=True),
-    "page": Door(page, without(*CORPUS), options=False, alone=True, empty=False),
+    "page": Door(page, without(*CORPUS), alone=True),
 }

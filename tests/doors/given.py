@@ -1,12 +1,11 @@
-"""What the doors are given: a few captions of packaged drawings and clips, whole and odd, and every option."""
+"""What the doors get: a few captions of packaged drawings and clips, whole and odd, and every option."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,10 @@ from capeval_core.demo import demo_clips, demo_set
 TEXTS = ("bleu", "rougel", "cider", "ciderd")
 VIDEOS = ("pacs:video", "refpacs:video")
 METRICS = (*capeval_core.list_metrics(), *VIDEOS)
+Lacks = tuple[str, ...]
 CORPUS = ("cider", "ciderd", *VIDEOS)
 """Their scores depend on statistics of all captions, or references."""
+HALVES = slice(0, 2), slice(2, None)
 
 _CLIP = {"w": 0.7, "prompt": "a drawing of ", "decoders": 1, "resize": "device"}
 _HICE = {"w": 1.5, "max_regions": 2, "phrase_style": "soft-spice", "mask_transform": "released"}
@@ -31,7 +32,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "umic": {"selection": "lxmert36", "regions": "tiny"},
     "vilbertscore": {"layer": 0, "idf": "corpus", "regions": "tiny", "statistics": "@half"},
     "eco": {**_ECO, "consensus_documents": "doc_image_all_pools", "members": "tiny"},
-    **dict.fromkeys(("cider", "ciderd"), {"statistics": "@half"}),
+    "cider": {"statistics": "@half"},
+    "ciderd": {"statistics": "@half"},
     "pacs:video": {"max_frames": 2, "idf": True, "statistics": "@half"},
     "refpacs:video": {"fps": 2.0, "idf": True, "statistics": "@half"},
 }
@@ -43,7 +45,7 @@ OF_A_RUN = {"weights", "cache", "rows", "evidence", "dtype"}
 """Options that are tested by themselves, or keep something that the next door would find."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Given:
     """Captions (of eco pools) beside their images or videos and references, and options as for `load`."""
 
@@ -84,38 +86,23 @@ class Given:
         names = {"captions": "caption", "images": "image", "videos": "video"}
         return {names.get(name, name): values for name, values in self.arguments().items()}
 
-    def row(self, number: int) -> Given:
-        """One caption by itself."""
-        one = slice(number, number + 1)
-        return replace(
-            self, captions=self.captions[one], visuals=self.visuals[one], references=self.references[one]
-        )
-
-    @property
-    def halves(self) -> tuple[slice, slice]:
-        return slice(0, 2), slice(2, None)
+    @cached_property
+    def alone(self) -> list[Given]:
+        """Each caption by itself."""
+        rows = zip(self.captions, self.visuals, self.references, strict=True)
+        return [Given(self.metric, [text], [path], [own], self.options) for text, path, own in rows]
 
 
-_OPENED: dict[str, Any] = {}
-
-
+@cache
 def opened(given: Given) -> Any:
     """The metric; what is open stays open, since a test of each door would open its weights anew."""
-    key = f"{given.metric} {sorted((name, repr(value)) for name, value in given.options.items())}"
-    if key not in _OPENED:
-        _OPENED[key] = capeval_core.load(given.name, **given.options)
-    return _OPENED[key]
+    return capeval_core.load(given.name, **given.options)
 
 
-_SCORED: dict[str, Result] = {}
-
-
+@cache
 def expected(given: Given) -> Result:
     """What every door must give."""
-    key = f"{given.metric} {given.captions} {given.visuals} {sorted((n, repr(v)) for n, v in given.options.items())}"
-    if key not in _SCORED:
-        _SCORED[key] = opened(given).score(**given.arguments())
-    return _SCORED[key]
+    return capeval_core.load(given.name, **given.options).score(**given.arguments())
 
 
 @cache
@@ -130,21 +117,12 @@ def folder(base: Path, video: bool) -> list[Path]:
     return [*paths, empty, broken]
 
 
-def given(
-    metric: str,
-    base: Path,
-    *,
-    odd: bool = False,
-    stream: bool = False,
-    broken: bool = True,
-    options: bool = True,
-    takes_statistics: bool = True,
-) -> Given:
-    """The input of a metric.
+@cache
+def given(metric: str, base: Path, odd: bool = False, stream: bool = False, lacks: Lacks = ()) -> Given:
+    """The input of a metric, the same object each time.
 
     odd: with every option, an empty caption and a broken image. stream: for a door that sees a few captions
-    at a time. broken, options: whether the door takes images that are not whole, and options;
-    takes_statistics: whether statistics are among them.
+    at a time. lacks: what the door does not take: "options", or "statistics" among them, a "broken" image.
     """
     video = metric in VIDEOS
     items = (demo_clips() if video else demo_set())[:4]
@@ -152,40 +130,18 @@ def given(
     rows = [(item.good, path, list(item.references)) for item, path in zip(items, paths, strict=False)]
     if odd:
         rows.insert(1, ("", paths[4], ["two stars"]))
-        rows[3:3] = [("a red star", paths[5], ["a star", "stars"])] if broken else []
+        rows[3:3] = [("a red star", paths[5], ["a star", "stars"])] if "broken" not in lacks else []
     captions, visuals, references = map(list, zip(*rows, strict=True))
     if metric == "eco":
         captions = [[text, f"{text} here", items[1].unrelated] for text in captions]
     chosen: dict[str, Any] = {} if metric in TEXTS else {"weights": "tiny"}
     chosen |= {"media": "video"} if video else {}
+    made = Given(metric, captions, visuals, references, chosen)
+    half = opened(made).prepare([list(item.references) for item in demo_set()[::2]])
     if odd:
-        chosen |= {**EVERY, **ODD, **OPTIONS.get(metric, {})} if options else ODD
-    if not takes_statistics and chosen.pop("statistics", None) and video:
+        chosen = chosen | ODD | ({} if "options" in lacks else {**EVERY, **OPTIONS.get(metric, {})})
+    if "statistics" in lacks and chosen.pop("statistics", None) and video:
         chosen["idf"] = False
     if (stream and metric in CORPUS) or "statistics" in chosen:
-        chosen["statistics"] = statistics(metric)
-    return Given(metric, captions, visuals, references, chosen)
-
-
-@cache
-def statistics(metric: str) -> Any:
-    """Of the references, or of all texts, of half of the packaged drawings."""
-    name, _, media = metric.partition(":")
-    items = demo_set()[::2]
-    settings = {"weights": "tiny"} if name not in TEXTS else {}
-    if media:
-        settings["media"] = media
-    texts = [list(item.references) for item in items]
-    return capeval_core.load(name, **settings).prepare(texts)
-
-
-def names_of_options(metric: str) -> set[str]:
-    """Every option that `load` takes for a metric."""
-    name, _, media = metric.partition(":")
-    settings: dict[str, Any] = {"weights": "tiny"} if name not in TEXTS else {}
-    return {
-        one.name
-        for one in dataclasses.fields(
-            capeval_core.load(name, **settings, **({"media": media} if media else {})).options
-        )
-    }
+        chosen["statistics"] = half
+    return replace(made, options=chosen)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.doors.doors import DOORS, RATINGS, Answer, Door, two_processes
-from tests.doors.given import EVERY, METRICS, ODD, OF_A_RUN, OPTIONS, Given, expected, given, names_of_options
+from tests.doors.doors import DOORS, RATINGS, Answer, two_processes
+from tests.doors.given import EVERY, METRICS, ODD, OF_A_RUN, OPTIONS, Given, expected, given, opened
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-MATRIX = [(name, metric) for name, door in DOORS.items() for metric in door.takes]
-ODDLY = [(name, metric) for name, metric in MATRIX if DOORS[name].empty]
+MATRIX = [f"{name}-{metric}" for name, door in DOORS.items() for metric in door.takes]
 
 
 @pytest.fixture(scope="module")
@@ -22,16 +22,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("doors")
 
 
-def ids(cases: list[tuple[str, str]]) -> list[str]:
-    return ["-".join(case) for case in cases]
-
-
 def check(found: Answer, asked: Given, *, alone: bool = False) -> None:
     """The answer is that of `metric.score`, as far as the door says it."""
     result = expected(asked)
     scores = np.array(result.scores)
     if alone:
-        scores = np.array([expected(asked.row(row)).scores[0] for row in range(len(scores))])
+        scores = np.array([expected(one).scores[0] for one in asked.alone])
     if found.number is not None:
         assert found.number == pytest.approx(result.mean, abs=1e-6)
     if found.scores is not None:
@@ -46,24 +42,33 @@ def check(found: Answer, asked: Given, *, alone: bool = False) -> None:
         assert len(set(signatures)) == 1
 
 
-@pytest.mark.parametrize(("name", "metric"), MATRIX, ids=ids(MATRIX))
-def test_the_number_is_that_of_score(name: str, metric: str, base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", MATRIX)
+def test_the_number_is_that_of_score(case: str, base: Path, tmp_path: Path) -> None:
+    name, metric = case.split("-")
     door = DOORS[name]
     asked = given(metric, base, stream=door.stream)
     check(door.call(asked, tmp_path), asked, alone=door.alone)
 
 
-@pytest.mark.parametrize(("name", "metric"), ODDLY, ids=ids(ODDLY))
+@pytest.mark.parametrize("case", [case for case in MATRIX if not case.startswith("page")])
 def test_an_empty_caption_a_broken_image_and_every_option_arrive(
-    name: str, metric: str, base: Path, tmp_path: Path
+    case: str, base: Path, tmp_path: Path
 ) -> None:
+    name, metric = case.split("-")
     door = DOORS[name]
-    takes = {"broken": door.broken, "options": door.options, "takes_statistics": door.takes_statistics}
-    asked = given(metric, base, odd=True, stream=door.stream, **takes)
+    asked = given(metric, base, odd=True, stream=door.stream, lacks=door.lacks)
     counts = expected(asked).counts
-    assert counts.failed == (door.broken and asked.medium is not None)
+    assert counts.failed == ("broken" not in door.lacks and asked.medium is not None)
     assert counts.empty == (metric != "eco")
-    check(door.call(asked, tmp_path), asked, alone=door.alone)
+    check(door.call(asked, tmp_path), asked)
+
+
+@pytest.mark.parametrize(("row", "found"), [(1, "caption"), (3, "image")])
+def test_an_empty_caption_and_a_broken_image_are_refused_by_the_page(
+    row: int, found: str, base: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(pytest.importorskip("gradio").Error, match=f"(?i)the {found}"):
+        DOORS["page"].call(given("pacs", base, odd=True, lacks=("options",)).alone[row], tmp_path)
 
 
 @pytest.mark.system
@@ -74,6 +79,14 @@ def test_two_processes_give_the_number_of_one(base: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_every_option_has_another_value_here(metric: str) -> None:
+def test_every_option_has_another_value_here(metric: str, base: Path) -> None:
+    names = {one.name for one in fields(opened(given(metric, base)).options)}
     either = {"fps", "max_frames"} if ":" in metric else set()
-    assert names_of_options(metric) == {*EVERY, *ODD, *OF_A_RUN, *OPTIONS.get(metric, ()), *either}
+    assert names == {*EVERY, *ODD, *OF_A_RUN, *OPTIONS.get(metric, ()), *either}
+
+
+@pytest.mark.parametrize("name", [name for name in DOORS if name not in ("lmms_eval", "CocoScores", "page")])
+def test_a_type_of_numbers_arrives(name: str, base: Path, tmp_path: Path) -> None:
+    asked = given("pacs", base)
+    found = DOORS[name].call(replace(asked, options=asked.options | {"dtype": "bfloat16"}), tmp_path)
+    assert "|dtype:bfloat16|" in str(found.signature)

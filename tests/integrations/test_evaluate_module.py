@@ -301,16 +301,6 @@ def test_combined_metrics_share_their_input(load: Load, weights: str, images: li
 # Options
 
 
-def test_options_reach_the_metric(load: Load, weights: str, images: list[Path]) -> None:
-    options = {"w": 1.5, "prompt": "A drawing of ", "batch_size": 2, "empty": "score"}
-    captions = ["", *CAPTIONS[1:]]
-    output = load("pacs", **options).compute(predictions=captions, images=images, per_caption=True)
-    expected = capeval_core.load("pacs", weights=weights, **options).score(captions, images)
-    assert same(output["per_caption"]["pac_s"], expected.scores)
-    assert output["signature"] == expected.signature
-    assert "w:1.5" in output["signature"]
-
-
 def test_rows_on_disk_are_used_again(load: Load, images: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     copies = [tmp_path / path.name for path in images]
