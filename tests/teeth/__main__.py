@@ -1,0 +1,182 @@
+"""Put one fault after the other into a copy of the package, and see which tests fail.
+
+    python -m tests.teeth [--room ROOM] [--only ID] [--jobs N] [--rest] [PYTEST PATHS]
+
+Runs the net, or the parts that are named, and adds what it found to `report.md`. With `--rest` the room's own
+folder of tests runs, too, where a fault lives. Exits with 1 if a fault lives or has no place any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import multiprocessing
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+PATHS = ("tests/golden", "tests/behaviour", "tests/adversarial", "tests/test_contract.py", "tests/doors")
+NET = dict(zip(PATHS, ("golden", "behaviour", "hostile", "contract", "doors"), strict=True))
+REST, LIVES, MOVED, NOT_RUN = "rest", "lives", "moved", "not run"
+REPORT = Path(__file__).with_name("report.md")
+FAILS = {0: False, 1: True, 2: True, 5: False}  # by pytest's exit status: 2 cannot collect, 5 has no test
+IMPORTED = "open_clip timm datasets evaluate scipy.stats transformers.models.bert.modeling_bert"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, and where.
+
+    where: qualified name of a function, class or variable in any module. old, new: source within it; `old`
+    is there once, with any white space. near: what else the module contains, where two have such a name and
+    source. by: pytest arguments of the tests that kill it soonest.
+    """
+
+    id: str
+    room: str
+    what: str
+    where: str
+    old: str
+    new: str
+    near: str = ""
+    by: str = ""
+
+    def put(self, sources: dict[Path, str]) -> tuple[Path, str]:
+        """The module with the fault, and its text. Raises LookupError: it has no place, or several."""
+        pattern = re.compile(r"\s*".join(map(re.escape, "".join(self.old.split()))))
+        found = []
+        for path, text in sources.items():
+            lines = text.splitlines(keepends=True)
+            for name, start, stop in names(text) if self.near in text else []:
+                own = "".join(lines[start:stop])
+                if name == self.where and len(pattern.findall(own)) == 1:
+                    own = pattern.sub(lambda _: self.new, own)
+                    found.append((path, "".join([*lines[:start], own, *lines[stop:]])))
+        if len(found) != 1:
+            raise LookupError(f"{self.id}: {self.where} has {len(found)} places for {self.old!r}")
+        ast.parse(found[0][1])
+        return found[0]
+
+
+@cache
+def names(text: str) -> list[tuple[str, int, int]]:
+    """The qualified names in a module, each with the lines of what has it, from and up to."""
+    return list(_named(ast.parse(text), ""))
+
+
+def _named(tree: ast.AST, before: str) -> Iterator[tuple[str, int, int]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield before + node.name, node.lineno - 1, node.end_lineno or 0
+            yield from _named(node, f"{before}{node.name}.")
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield before + node.targets[0].id, node.lineno - 1, node.end_lineno or 0
+
+
+def read_faults() -> list[Fault]:
+    text = Path(__file__).with_name("faults.toml").read_text(encoding="utf-8")
+    return [Fault(**fault) for fault in tomllib.loads(text)["fault"]]
+
+
+def read_sources() -> dict[Path, str]:
+    return {p.relative_to(ROOT): p.read_text(encoding="utf-8") for p in ROOT.glob("capeval_core/**/*.py")}
+
+
+def part_of(argument: str) -> str:
+    return next((part for path, part in NET.items() if argument.startswith(path)), REST)
+
+
+def fails(tree: Path, arguments: Sequence[str]) -> bool:
+    process = multiprocessing.get_context("fork").Process(target=_test, args=(tree, arguments))
+    process.start()
+    process.join(1800)  # whatever hangs is killed
+    process.kill()
+    status = process.exitcode
+    return status is None or status < 0 or FAILS[status]
+
+
+def _test(tree: Path, arguments: Sequence[str]) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = sys.path[0] = str(tree)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "capeval_core")]:
+        del sys.modules[name]
+    sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *arguments]))
+
+
+def killer(fault: Fault, sources: dict[Path, str], net: Sequence[str], rest: bool) -> str:
+    """The part that kills a fault; tests of the rest come after the net."""
+    try:
+        path, text = fault.put(sources)
+    except LookupError:
+        return MOVED
+    first, in_net = [shlex.split(fault.by)] if fault.by else [], part_of(fault.by) != REST
+    with TemporaryDirectory(prefix="teeth-") as folder:
+        tree = shutil.copytree(ROOT, Path(folder, "tree"), ignore=shutil.ignore_patterns(".git", ".*_cache"))
+        (tree / path).write_text(text, encoding="utf-8")
+        steps = first * in_net + [[part] for part in net if (tree / part).exists()]
+        if rest:
+            room = f"tests/{fault.room}" if (tree / "tests" / fault.room).is_dir() else "tests"
+            steps += first * (not in_net) + [[room, *(f"--ignore={part}" for part in net)]]
+        return next((part_of(step[0]) for step in steps if fails(tree, step)), LIVES)
+
+
+def report(faults: Sequence[Fault], new: dict[str, str]) -> None:
+    """Write what was found, and what earlier runs found."""
+    text = REPORT.read_text(encoding="utf-8") if REPORT.exists() else ""
+    old = re.findall(r"^\| `(\S+)` \| \w+ \| ([\w ]+) \|", text, re.M)
+    found, kinds = dict(old) | new, [*NET.values(), REST, LIVES, MOVED, NOT_RUN]
+    lines = ["# Seeded faults, and what kills them\n\nWritten by `python -m tests.teeth`.\n"]
+    lines += [f"| room | faults | {' | '.join(kinds)} |", "|---|---:|" + "---:|" * len(kinds)]
+    for room in [*dict.fromkeys(fault.room for fault in faults), "all"]:
+        own = [found.get(fault.id, NOT_RUN) for fault in faults if room in (fault.room, "all")]
+        lines.append(f"| {room} | {len(own)} | {' | '.join(str(own.count(kind)) for kind in kinds)} |")
+    lines += ["", "| fault | room | killed by | what is wrong |", "|---|---|---|---|"]
+    lines += [f"| `{f.id}` | {f.room} | {found.get(f.id, NOT_RUN)} | {f.what} |" for f in faults]
+    REPORT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.teeth")
+    parser.add_argument("--room", action="append")
+    parser.add_argument("--only", action="append", metavar="ID")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--rest", action="store_true")
+    parser.add_argument("net", nargs="*", default=PATHS)
+    options = parser.parse_args(arguments)
+    os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+    for name in IMPORTED.split():
+        importlib.import_module(name)
+    faults, sources, bad, runs = read_faults(), read_sources(), 0, {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for fault in faults:
+            if fault.room in (options.room or [fault.room]) and fault.id in (options.only or [fault.id]):
+                runs[pool.submit(killer, fault, sources, options.net, options.rest)] = fault
+        for done in as_completed(runs):
+            fault, part = runs[done], done.result()
+            print(f"{part:10} {fault.id}: {fault.what}", flush=True)
+            bad += part in (LIVES, MOVED)
+            if part != LIVES or {*PATHS} <= {*options.net}:
+                report(faults, {fault.id: part})
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
