@@ -28,7 +28,8 @@ STORED = Path(__file__).with_name("stored.json")
 SAME, OTHER = 1e-7, 1e-6
 """How much numbers may differ with the versions that the file was made with, and with others."""
 DERIVED = ("interval", "compare")
-"""Quantities that may differ ten times as much with other versions: they divide by small deviations."""
+"""Quantities that may differ ten times as much with other versions, as ECO's z-scores may: they divide by small
+deviations."""
 VERSIONS = {
     "torch": torch.__version__,
     "numpy": np.__version__,
@@ -75,7 +76,8 @@ def differences(old: Mapping[str, Case], new: Mapping[str, Case], tolerance: flo
             continue
         before, after = old.get(title, {}), new.get(title, {})
         for quantity in {**before, **after}:
-            allowed = tolerance * (10 if tolerance == OTHER and quantity.startswith(DERIVED) else 1)
+            divided = quantity.startswith(DERIVED) or title.startswith("eco")
+            allowed = tolerance * (10 if tolerance == OTHER and divided else 1)
             known = quantity in before and quantity in after
             most = unlike(before[quantity], after[quantity]) if known else math.inf
             if most > allowed:

@@ -46,7 +46,7 @@ class ShardResult:
     """What a shard came to.
 
     source, target: their addresses.
-    rows: all. failed: without a score, see the column `error`. error: the first of these; None: there is none.
+    rows: all. failed: without a score, see the column `error`. error: the first of these, or None.
     truncated: rows with a text longer than the encoder reads.
     signature: what the scores depend on.
     checksum: SHA-256 of the source.
