@@ -28,7 +28,7 @@ STORED = Path(__file__).with_name("stored.json")
 SAME, OTHER = 1e-7, 1e-6
 """How much numbers may differ with the versions that the file was made with, and with others."""
 DERIVED = ("interval", "compare")
-"""What may differ ten times as much with other versions, as ECO's z-scores may: it divides by small numbers."""
+"""May differ ten times as much with other versions, as ECO's z-scores may: they divide by small numbers."""
 VERSIONS = {
     "torch": torch.__version__,
     "numpy": np.__version__,
