@@ -14,6 +14,7 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.texts import united
 from capeval_core.metric import CaptionMetric
+from capeval_core.registry import metric_class
 from capeval_core.result import Result
 from capeval_core.scores.pac import PacS
 from capeval_core.several import Task, encode_tasks
@@ -35,8 +36,8 @@ def pictures() -> Pictures:
 
 
 def opened(name: str, **options: Any) -> CaptionMetric:
-    given = {"cache": FeatureCache(), "device": "cpu", "weights": "tiny"} | options
-    return capeval_core.load(name, **given)
+    weights = {"weights": "tiny"} if metric_class(name).tiny else {}
+    return capeval_core.load(name, **{"cache": FeatureCache(), "device": "cpu"} | weights | options)
 
 
 def task_of(metric: CaptionMetric, pictures: Pictures, systems: str = "AB", rows: Path | None = None) -> Task:
@@ -67,9 +68,7 @@ def test_each_system_gets_the_numbers_that_it_gets_alone(
 ) -> None:
     monkeypatch.setattr("capeval_core.several.TEXTS_TOGETHER", together)
     names = ["pacs", "refpacs", "hices", "umic", "rougel"]
-    tasks = [
-        task_of(opened(name, **({"weights": None} if name == "rougel" else {})), pictures) for name in names
-    ]
+    tasks = [task_of(opened(name), pictures) for name in names]
     encode_tasks(tasks)
     for name, task in zip(names, tasks, strict=True):
         for system, result in zip("AB", outcome(task), strict=True):

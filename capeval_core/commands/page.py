@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from capeval_core.commands.arguments import in_words_of_the_user
 from capeval_core.commands.interrupts import CURRENT
 from capeval_core.commands.terminal import Parser
-from capeval_core.options import Settings
+from capeval_core.options import Options, Settings
 from capeval_core.project import install_command
 from capeval_core.registry import list_metrics, metric_class
 from capeval_core.weights.folder import open_unless_on_the_hub
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
         parser.error(f"--host {flags.host}: expected an address of this machine")
     if find_spec("gradio") is None:
         raise ValueError(f"the page needs gradio: {install_command('page')}")
-    with in_words_of_the_user(metric.Options):
+    with in_words_of_the_user([metric.Options, Options]):  # a metric on texts has no --weights
         if flags.weights is not None and metric.tiny is not None:
             open_unless_on_the_hub(flags.weights, metric=metric.name, tiny=metric.tiny)
         from capeval_core.integrations import page

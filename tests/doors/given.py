@@ -21,7 +21,7 @@ CORPUS = ("cider", "ciderd", *VIDEOS)
 """Their scores depend on statistics of all captions, or references."""
 HALVES = slice(0, 2), slice(2, None)
 
-_CLIP = {"w": 0.7, "prompt": "a drawing of ", "decoders": 1, "resize": "device"}
+_CLIP = {"w": 0.7, "prompt": "a drawing of ", "decoders": 1}
 _HICE = {"w": 1.5, "max_regions": 2, "phrase_style": "soft-spice", "mask_transform": "released"}
 _HICE |= {"include_whole_image": True, "regions": "colours", "phrases": "chunks"}
 _ECO = {"ensemble_weight": 1.0, "consensus_weight": 0.5, "threshold": 2.0, "consensus": "cider_d"}
@@ -39,10 +39,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Another value for every option of a metric; `@half`: statistics of half of the texts. Without statistics
 videos are scored without idf; frames are chosen by their number or by their times, not by both."""
-EVERY = {"compat": "released", "batch_size": 3, "device": "cpu"}
+EVERY = {"device": "cpu", "compat": "released", "batch_size": 3}
+"""Of metrics on texts the first alone."""
 ODD = {"on_error": "nan", "empty": "score"}
 OF_A_RUN = {"weights", "cache", "rows", "evidence", "dtype"}
 """Options that are tested by themselves, or keep something that the next door would find."""
+
+
+def every(metric: str) -> dict[str, Any]:
+    """Another value for the options that metrics share."""
+    return {"device": "cpu"} if metric in TEXTS else EVERY
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +145,7 @@ def given(metric: str, base: Path, odd: bool = False, stream: bool = False, lack
     made = Given(metric, captions, visuals, references, chosen)
     half = opened(made).prepare([list(item.references) for item in demo_set()[::2]])
     if odd:
-        chosen = chosen | ODD | ({} if "options" in lacks else {**EVERY, **OPTIONS.get(metric, {})})
+        chosen = chosen | ODD | ({} if "options" in lacks else {**every(metric), **OPTIONS.get(metric, {})})
     if "statistics" in lacks and chosen.pop("statistics", None) and video:
         chosen["idf"] = False
     if (stream and metric in CORPUS) or "statistics" in chosen:
