@@ -247,8 +247,7 @@ def test_a_broken_image_costs_its_own_pool(matcher: str, scenes: Any, tmp_path: 
         assert opened(matcher, on_error="nan").score(pools[3:4], broken[3:4]).parts["choice"] == [-1]
     without = opened(matcher).score(pools[:3] + pools[4:], images[:3] + images[4:])
     assert [score for i, score in enumerate(result.scores) if i != 3] == pytest.approx(
-        without.scores,
-        abs=1e-4,  # z-scores of cosines that agree to 1e-6
+        without.scores, abs=1e-6
     )
     assert Result.from_dict(json.loads(json.dumps(result.to_dict()))).parts["choice"][3] == -1
 
