@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from capeval_core.errors import folder_path, wrong_option
+from capeval_core.limits import LIMITS
 from capeval_core.rows import COMMON, canonical, key_of
 from capeval_core.writing import PARTIAL, try_writing, write_whole
 
@@ -88,8 +89,6 @@ class RowStore:
     Raises:
         TypeError, ValueError: the folder holds rows of other settings, or `check_folder` refuses it.
     """
-
-    _SECONDS, _ROWS = 5.0, 65_536  # a shard is written after this long or this many rows
 
     def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
         self.path = check_folder(path)
@@ -172,7 +171,7 @@ class RowStore:
                 keys[index] = key
         self._waiting.append(rows.append_column(_CONTENT, pa.array(content, pa.string())))
         waited = time.monotonic() - self._written_at
-        if waited > self._SECONDS or sum(map(len, self._waiting)) >= self._ROWS:
+        if waited > LIMITS.shard_seconds or sum(map(len, self._waiting)) >= LIMITS.shard_rows:
             self.flush()
 
     def flush(self) -> None:

@@ -19,13 +19,10 @@ from tqdm import tqdm
 from capeval_core.errors import Problems
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.visual import ImageError
+from capeval_core.limits import LIMITS
 
 if TYPE_CHECKING:
     from capeval_core.row_store import RowStore
-
-TEXTS_AT_ONCE = 65_536
-"""Captions and references that are encoded together, which bounds memory for any number of captions."""
-_TEXTS_BETWEEN_SHARDS = 8_192  # where rows are stored on disk, so that a kill loses less
 
 
 def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
@@ -156,14 +153,14 @@ class RowCollector:
         refuse_errors: bool,
     ) -> None:
         self._tables = [schema.empty_table()]
-        self._missing, self.texts = samples, TEXTS_AT_ONCE
+        self._missing, self.texts = samples, LIMITS.texts
         self._added = self.reused = 0
         self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
         self._memory = FreedMemory()
         if store is not None:
             reused, missing = store.reuse(samples.indices, partial(content_key, samples))
             self._tables.append(reused)
-            self._missing, self.texts = samples.select(missing), _TEXTS_BETWEEN_SHARDS
+            self._missing, self.texts = samples.select(missing), LIMITS.texts_between_shards
             self.reused = len(reused)
             _start_at(bar, len(reused))
 

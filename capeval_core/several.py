@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from capeval_core.inputs.samples import Samples, parts, text_counts
+from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric
 from capeval_core.rows import RowCollector
 
-TEXTS_TOGETHER = 8_192
-"""Captions and references that a metric encodes before the next one does, which then finds the features of
-their pictures in the cache."""
 Integers = NDArray[np.int64]
 
 
@@ -56,7 +54,7 @@ def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
     with bar, ExitStack() as stack:
         turns = [_Turn(task, order, bar, stack) for task in tasks]
         texts = np.max([turn.texts for turn in turns], axis=0)
-        limit = turns[0].collectors[0].texts if len(turns) == 1 else TEXTS_TOGETHER
+        limit = turns[0].collectors[0].texts if len(turns) == 1 else LIMITS.texts_together
         for part in parts(texts.tolist(), limit):
             for turn in turns:
                 turn.encode(part)

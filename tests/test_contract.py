@@ -43,6 +43,7 @@ from capeval_core.testing import (
 from tests.device import device
 from tests.outside import NAME as OUTSIDE
 from tests.outside import installed
+from tests.support.seams import LIMITS
 
 
 def class_of(case: str) -> type[CaptionMetric]:
@@ -558,7 +559,7 @@ def test_what_was_computed_before_an_error_is_kept(
     name: str, weights: str, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two captions at a time; the third window dies.
-    monkeypatch.setattr("capeval_core.rows._TEXTS_BETWEEN_SHARDS", 2)
+    monkeypatch.setattr(LIMITS, "texts_between_shards", 2)
     metric = opened(name, weights)
     windows = 0
 

@@ -31,6 +31,7 @@ from capeval_core.registry import METRICS, metric_class
 from capeval_core.row_store import RowStore, check_folder, read_shard, write_shard
 from capeval_core.rows import COMMON, RowCollector, canonical, content_key, row_schema
 from tests.small_disk import fill
+from tests.support.seams import LIMITS
 
 SCHEMA = row_schema(pa.field("cosine", pa.float32()), pa.field("near", pa.list_(pa.float32())))
 WITHOUT_DOWNLOADS = {name: {"regions": "colours", "phrases": "chunks"} for name in ("hices", "refhices")}
@@ -144,7 +145,7 @@ def test_rows_are_reused_for_the_same_content_only(tmp_path: Path) -> None:
 
 
 def test_many_rows_are_written_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RowStore, "_ROWS", 4)
+    monkeypatch.setattr(LIMITS, "shard_rows", 4)
     store = opened(tmp_path)
     for i in range(10):
         store.append(rows(i), [f"c{i}"])
@@ -155,7 +156,7 @@ def test_rows_are_written_after_a_time(tmp_path: Path, monkeypatch: pytest.Monke
     store = opened(tmp_path)
     store.append(rows(0), ["c0"])
     assert not list(tmp_path.glob("*.parquet"))  # the time is not over
-    monkeypatch.setattr(store, "_written_at", time.monotonic() - 2 * RowStore._SECONDS)
+    monkeypatch.setattr(store, "_written_at", time.monotonic() - 2 * LIMITS.shard_seconds)
     store.append(rows(1), ["c1"])
     (shard,) = tmp_path.glob("*.parquet")
     assert pq.read_table(shard)["index"].to_pylist() == [0, 1]
@@ -571,7 +572,7 @@ def test_a_row_that_waited_long_enough_is_written_at_once(
 ) -> None:
     """The clock runs from the last shard, not from the last look for rows."""
     store = opened(tmp_path)
-    monkeypatch.setattr(store, "_written_at", time.monotonic() - 2 * RowStore._SECONDS)
+    monkeypatch.setattr(store, "_written_at", time.monotonic() - 2 * LIMITS.shard_seconds)
     store.reuse([0], str)
     store.append(rows(0), ["c0"])
     assert len(list(tmp_path.glob("*.parquet"))) == 1

@@ -19,6 +19,7 @@ from capeval_core.result import Result
 from capeval_core.scores.pac import PacS
 from capeval_core.several import Task, encode_tasks
 from tests.counting import counted
+from tests.support.seams import LIMITS
 
 Pictures = list[NDArray[np.uint8]]
 CAPTIONS = {
@@ -66,7 +67,7 @@ def alone(name: str, pictures: Pictures, system: str) -> Result:
 def test_each_system_gets_the_numbers_that_it_gets_alone(
     together: int, pictures: Pictures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.several.TEXTS_TOGETHER", together)
+    monkeypatch.setattr(LIMITS, "texts_together", together)
     names = ["pacs", "refpacs", "hices", "umic", "rougel"]
     tasks = [task_of(opened(name), pictures) for name in names]
     encode_tasks(tasks)
@@ -98,7 +99,7 @@ def test_without_room_for_features_systems_still_share_their_pictures(
 ) -> None:
     nothing_kept = FeatureCache(max_bytes=0)
     for together, expected in ((8192, 3), (4, 4)):  # of 8 captions, and then 4 about two pictures twice
-        monkeypatch.setattr("capeval_core.rows.TEXTS_AT_ONCE", together)
+        monkeypatch.setattr(LIMITS, "texts", together)
         pacs = opened("pacs", cache=nothing_kept)
         with counted(pacs.encoder) as through:  # type: ignore[attr-defined]
             encode_tasks([task_of(pacs, pictures)])
@@ -108,7 +109,7 @@ def test_without_room_for_features_systems_still_share_their_pictures(
 def test_a_stopped_run_goes_on_and_a_further_system_costs_itself_alone(
     pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.several.TEXTS_TOGETHER", 2)
+    monkeypatch.setattr(LIMITS, "texts_together", 2)
     calls, encode = 0, PacS.encode
 
     def stopped(self: Any, batch: Any) -> Any:

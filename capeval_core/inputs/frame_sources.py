@@ -19,9 +19,10 @@ from PIL import Image
 
 from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.folder import bare
-from capeval_core.inputs.sampling import MOST_FRAMES, Sampling
+from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.sources import OnDisk, Source, file_key, open_file
 from capeval_core.inputs.video_file import OpenVideo
+from capeval_core.limits import LIMITS
 
 
 @dataclass
@@ -261,8 +262,8 @@ def _state(file: IO[bytes]) -> tuple[int, int]:
 
 
 def _refuse_count(frames: int) -> None:
-    if frames > MOST_FRAMES:
-        found = f"a video of more than {MOST_FRAMES:,} frames"
+    if frames > LIMITS.frames:
+        found = f"a video of more than {LIMITS.frames:,} frames"
         raise Refused(found, "take fewer of them, by fps or max_frames", verb="is")
 
 

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from capeval_core.errors import InputError, ProblemsError, wrong_option
+from capeval_core.limits import LIMITS
 from capeval_core.values import described
-
-MOST_FRAMES = 2**19
-"""Of a video that are used, at most, since their vectors are in memory: four hours at 30 frames a second."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +79,10 @@ def _positive(value: Any) -> float:
 
 
 def _at_least_one(value: Any) -> int:
-    expected = f"expected an integer from 1 to {MOST_FRAMES:,}"
+    expected = f"expected an integer from 1 to {LIMITS.frames:,}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise _refused("max_frames", value, expected)
-    if not 1 <= int(value) <= MOST_FRAMES:
+    if not 1 <= int(value) <= LIMITS.frames:
         raise wrong_option("max_frames", value, "", expected, verb="")
     return int(value)
 

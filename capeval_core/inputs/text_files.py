@@ -33,6 +33,7 @@ from capeval_core.errors import FileError, Problems, Setting, did_you_mean, file
 from capeval_core.inputs.file_texts import FileOptions, Gatherer, Texts
 from capeval_core.inputs.json_files import contents, read_json, read_json_lines
 from capeval_core.inputs.tables import read_parquet, read_table
+from capeval_core.limits import LIMITS
 
 Reader = Callable[[bytes, Gatherer], None]
 """Hands the values of a file to the gatherer; raises FileError for a file that is something else."""
@@ -46,8 +47,6 @@ READERS: Mapping[str, Reader] = {
     ".parquet": read_parquet,
 }
 STANDARD_INPUT = "-"
-LIMIT = 2 << 30
-"""Bytes of standard input, and of a file after decompression: a small file can become any size."""
 
 
 def read_texts(
@@ -73,7 +72,7 @@ def read_texts(
     options = options or FileOptions()
     if os.fspath(path) == STANDARD_INPUT:
         name = Path("standard input")
-        data = _limited(sys.stdin.buffer.read(LIMIT + 1), name)
+        data = _limited(sys.stdin.buffer.read(LIMITS.file_bytes + 1), name)
     else:
         data = contents(path)
     if data.startswith(b"\x1f\x8b"):
@@ -112,12 +111,14 @@ def _reader_of(data: bytes) -> Reader:
 def _decompressed(data: bytes, name: Path) -> bytes:
     try:
         with gzip.open(io.BytesIO(data)) as file:
-            return _limited(file.read(LIMIT + 1), name)
+            return _limited(file.read(LIMITS.file_bytes + 1), name)
     except (OSError, EOFError, zlib.error) as error:
         raise FileError(file_problem(name, f"is damaged ({error})", "compress it again")) from None
 
 
 def _limited(data: bytes, name: Path) -> bytes:
-    if len(data) > LIMIT:
-        raise FileError(file_problem(name, f"is longer than {LIMIT >> 30} GiB", "give it in parts"))
+    if len(data) > LIMITS.file_bytes:
+        raise FileError(
+            file_problem(name, f"is longer than {LIMITS.file_bytes >> 30} GiB", "give it in parts")
+        )
     return data

@@ -9,6 +9,7 @@ from typing import Any
 from capeval_core.errors import Problem, Problems, ProblemsError
 from capeval_core.inputs.media import argument_of, medium_of
 from capeval_core.integrations.opening import open_one
+from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric
 
 
@@ -37,10 +38,6 @@ def reward(metric: Any, **options: Any) -> Reward:
     [<class 'float'>, <class 'float'>]
     """
     return Reward(metric, options)
-
-
-_PACKED = 64 << 20
-"""Bytes of tensors that are copied from a device together, for which it needs as much memory again."""
 
 
 class Reward:
@@ -230,12 +227,12 @@ def _on_the_host(values: Sequence[Any]) -> list[Any]:
 
 
 def _of_bounded_bytes(places: list[int], tensors: Sequence[Any]) -> list[list[int]]:
-    """Places in runs whose tensors have at most `_PACKED` bytes, or of one place."""
+    """Places in runs whose tensors have at most `LIMITS.packed_bytes` bytes, or of one place."""
     runs: list[list[int]] = []
-    size = _PACKED + 1
+    size = LIMITS.packed_bytes + 1
     for i in places:
         size += tensors[i].numel() * tensors[i].element_size()
-        if size > _PACKED:
+        if size > LIMITS.packed_bytes:
             runs.append([])
             size = tensors[i].numel() * tensors[i].element_size()
         runs[-1].append(i)

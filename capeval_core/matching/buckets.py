@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from capeval_core.limits import LIMITS
 from capeval_core.matching.sets import Best, Pairs, Sets, expand, starts_of
 
 Integers = NDArray[np.int64]
 
 # A bucket's rows, of both sides, and its pairs: a space of a few megabytes, and small for small sets.
-ROWS, PAIRS = 1536, 32
 
 
 def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, Best]:
@@ -56,7 +56,7 @@ def _buckets(widths: Integers, heights: Integers) -> tuple[Integers, Integers]:
     order = np.argsort(widths, kind="stable")
     rows = np.cumsum((widths + heights)[order])
     total = int(rows[-1]) if len(rows) else 0
-    strata = max(1, round(max(total / ROWS, len(rows) / PAIRS) ** 0.5))
+    strata = max(1, round(max(total / LIMITS.bucket_rows, len(rows) / LIMITS.bucket_pairs) ** 0.5))
     stratum = rows * strata // (total + 1)
     inner = np.lexsort((heights[order], stratum))
     order = order[inner]
@@ -72,12 +72,12 @@ def _cuts(widths: Integers, heights: Integers, stratum: Integers) -> Iterator[in
     for bound in bounds.tolist():
         width = int(widths[start:bound].max())
         while start < bound:
-            first, most = start, min(start + PAIRS, bound)
+            first, most = start, min(start + LIMITS.bucket_pairs, bound)
 
             def rows(stop: int, first: int = first, width: int = width) -> int:
                 return (stop - first) * (width + int(heights[stop - 1]))
 
-            count = bisect_right(range(most + 1), ROWS, lo=first + 2, key=rows) - 1 - first
+            count = bisect_right(range(most + 1), LIMITS.bucket_rows, lo=first + 2, key=rows) - 1 - first
             if threads < count < bound - first:
                 count -= count % threads  # so that no thread waits for the last pairs of another
             start += count

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from capeval_core.limits import LIMITS
 from capeval_core.matching.checks import Checks
 from capeval_core.matching.cosine import harmonic_mean
 from capeval_core.matching.paths import PathName, find_path, gain_by_own_norms, matching_device
@@ -30,7 +31,6 @@ Flags = bool | Sequence[bool] | NDArray[np.bool_] | Tensor
 
 # Rows of both sides of all pairs matched at once, which bounds what is held besides the result; on a GPU the
 # next part is prepared while it works.
-ROWS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def greedy_match(
     def matched(x_sets: Sets, y_sets: Sets) -> GreedyMatch:
         x_side = _Side(x_sets, pairs.x, x_weight, x_floor, weighted_similarity)
         y_side = _Side(y_sets, pairs.y, y_weight, y_floor, weighted_similarity)
-        for part in _parts(x_side.lengths + y_side.lengths, ROWS_AT_ONCE[device.type]):
+        for part in _parts(x_side.lengths + y_side.lengths, LIMITS.matched_rows[device.type]):
             chosen = Pairs(x_side.of_pair[part], y_side.of_pair[part])
             with exact_float32(device):
                 of_x, of_y = best_matches(x_side.sets, y_side.sets, chosen, return_indices)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.errors import Problems, did_you_mean
+from capeval_core.limits import LIMITS
 from capeval_core.matching import buckets, slices
 from capeval_core.matching.sets import Best, Pairs, Path, Sets, all_met
 from capeval_core.models.device import triton_version
@@ -82,7 +83,7 @@ def gain_by_own_norms(path: Path, x_lengths: Integers, y_lengths: Integers, pair
 
 def _on_cpu(pair_rows: float) -> PathName:
     threads = torch.get_num_threads()
-    alone = pair_rows > buckets.ROWS / 2  # a pair has a bucket to itself, and is not even gathered
+    alone = pair_rows > LIMITS.bucket_rows / 2  # a pair has a bucket to itself, and is not even gathered
     gain = threads > 2 or (threads == 2 and pair_rows >= GATHERED_FROM)
     return "buckets" if gain or alone else "slices"
 

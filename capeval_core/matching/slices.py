@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped, unused-ignore]
 from torch import Tensor
 
+from capeval_core.limits import LIMITS
 from capeval_core.matching.sets import Best, OddRowError, Pairs, Sets, expand, ordinary, starts_of
 
 Integers = NDArray[np.int64]
 
 # Similarities held at once: they stay in a core's cache. A row counts as NARROWEST at least, which bounds the
 # rows as well.
-GRID, NARROWEST = (1 << 15) - 1, 16
+NARROWEST = 16
 
 _ALONE = Lock()  # the number of threads of a product is a setting of the whole process
 
@@ -69,10 +70,6 @@ class Plan:
         return cls(there[order], run_starts[: len(order)])
 
 
-NORMS_FROM = 48
-"""Rows of a pair, both sides, from which their memory costs more than finding norms set by set."""
-
-
 def gain_by_own_norms(x_lengths: Integers, y_lengths: Integers, pairs: Pairs) -> bool:
     """Whether norms found beside the products, rather than before, spare time.
 
@@ -87,7 +84,7 @@ def gain_by_own_norms(x_lengths: Integers, y_lengths: Integers, pairs: Pairs) ->
         if (met * lengths).sum() > 1.5 * lengths.sum():
             return False
         rows += float(lengths.mean())
-    return rows >= NORMS_FROM
+    return rows >= LIMITS.norms_from
 
 
 def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, Best]:
@@ -178,7 +175,7 @@ def _parts(widths: Integers, y_ends: Integers) -> Iterator[tuple[int, int]]:
         def cells(stop: int, first: int = first) -> int:
             return int((y_ends[stop] - y_ends[first]) * max(widths[stop - 1], NARROWEST))
 
-        start = bisect_right(range(len(y_ends)), GRID, lo=first + 2, key=cells) - 1
+        start = bisect_right(range(len(y_ends)), LIMITS.slice_cells, lo=first + 2, key=cells) - 1
         yield first, start
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import did_you_mean
+from capeval_core.limits import LIMITS
 from capeval_core.phrases.ngrams import (
     LONGEST,
     Floats,
@@ -41,7 +42,6 @@ Documents = Literal[
 or (as when COCO's scorer is called on a pool) the others of each caption; of one pool or of all pools.
 `doc_leave_one_out_within_pool` is degenerate: an n-gram that two captions share is in every document, so that
 every score is 0."""
-_BLOCK = 200_000  # words at a time where pools are independent, which bounds memory
 
 
 def consensus(
@@ -79,7 +79,7 @@ def consensus(
             raise ValueError(f"{name}={value!r}: expected {expected}{did_you_mean(value, choices)}")
     agreement = _agreement if kind == "cider" else _agreement_d
     scores: list[Floats] = []
-    for part in _blocks(pools, _BLOCK) if documents.endswith("within_pool") else [pools]:
+    for part in _blocks(pools, LIMITS.consensus_words) if documents.endswith("within_pool") else [pools]:
         block = TextBlock(part)
         total = np.zeros(len(block.pool))
         for grams in block.grams(LONGEST):
@@ -106,7 +106,7 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
     """
     scores: list[Floats] = []
     tokens = [[_WORD.findall(caption.lower()) for caption in pool] for pool in pools]
-    for part in _blocks(tokens, _BLOCK):
+    for part in _blocks(tokens, LIMITS.consensus_words):
         block = TextBlock(part)
         dots = np.zeros(len(block.pool))
         squares = np.zeros(len(block.pool))

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from capeval_core.errors import did_you_mean
+from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, exact_float32, numbered_device
 from capeval_core.phrases.english import sentences
@@ -36,8 +37,6 @@ LONGEST_INPUT = 64
 """Tokens of a sentence with its prompt and end token that the parser reads."""
 LONGEST_OUTPUT = 128
 _REVISION = 1  # raise it with any change here that changes a phrase
-KEPT = 65_536
-"""Sentences whose graphs are kept, so that references of several captions are parsed once."""
 
 
 class ParserError(WeightsError):
@@ -142,7 +141,7 @@ class GraphWriter:
         self._graphs |= graphs
         for text in graphs:
             self._graphs.move_to_end(text)
-        while len(self._graphs) > KEPT:
+        while len(self._graphs) > LIMITS.graphs:
             self._graphs.popitem(last=False)
         return [graphs[text] for text in texts]
 

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from capeval_core.inputs.decoding import resized
 from capeval_core.inputs.visual import InputImage
+from capeval_core.limits import LIMITS
 from capeval_core.models.architecture import scaling_problems, shown, size_problems
 from capeval_core.models.canary import canary_images
 from capeval_core.models.copies import on_device
@@ -39,10 +40,6 @@ from capeval_core.weights.sam import MEAN, STD, SamConversion
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"
 """SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0: as light as the paper's MobileSAMv2, whose weights must
 be converted first."""
-_BOXES = 32
-"""Boxes per forward pass of the decoder: each needs a copy of the image's features."""
-_LOGITS = 1 << 25
-"""Logits at the size of the image in memory at a time."""
 
 
 @contextmanager
@@ -166,8 +163,8 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         scaled = on_device(torch.from_numpy(self.scaled(corners, size)), self.device)
         logits, quality = [], []
         with self._lock, torch.inference_mode(), exact_float32(self.device):
-            for start in range(0, len(scaled), _BOXES):
-                boxes = scaled[None, start : start + _BOXES]
+            for start in range(0, len(scaled), LIMITS.sam_boxes):
+                boxes = scaled[None, start : start + LIMITS.sam_boxes]
                 output = model(image_embeddings=features, input_boxes=boxes, multimask_output=False)
                 logits.append(output.pred_masks[0])
                 quality.append(output.iou_scores[0, :, 0])
@@ -197,7 +194,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         if not len(corners):
             return Regions.of([], size=size)
         logits, quality = self.decode(self.embed(image), corners, size)
-        at_once = max(1, _LOGITS // max(size[0] * size[1], self.image_size**2))
+        at_once = max(1, LIMITS.sam_logits // max(size[0] * size[1], self.image_size**2))
         runs = []
         for start in range(0, len(logits), at_once):
             masks = self.upsample(logits[start : start + at_once], size) > 0.0

@@ -23,6 +23,7 @@ from capeval_core.inputs.frames import check_samplings
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.texts import corpus_texts
+from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import CorpusStatistics, option
 from capeval_core.options import Options as CommonOptions
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 Doubles = NDArray[np.float64]
 
-TEXTS_AT_ONCE = 2048
-"""Captions and references whose token features are held together, which bounds memory."""
 _SHOWN = 3
 """Of damaged videos in a warning."""
 
@@ -161,7 +160,7 @@ class VideoPacS(CaptionMetric):
         from capeval_core.scores.video_rows import reference_columns, video_columns
 
         run: dict[str, Any] = {"cache": self.cache, "batch_size": self.options.batch_size}
-        for window in windows(batch, TEXTS_AT_ONCE):
+        for window in windows(batch, LIMITS.video_texts):
             references = (window.references if self.needs_references else None) or [[]] * len(window)
             counts = np.array([len(own) for own in references], dtype=np.int64)
             texts = [
@@ -223,7 +222,7 @@ class VideoPacS(CaptionMetric):
         of_row = np.split(weights.values, np.cumsum(weights.lengths)[:-1])
         explained: dict[int, dict[str, Any]] = {}
         run: dict[str, Any] = {"cache": self.cache, "batch_size": self.options.batch_size}
-        for window in windows(samples, TEXTS_AT_ONCE):
+        for window in windows(samples, LIMITS.video_texts):
             tokens, first = self.encoder.encode_tokens(window.captions, **run), len(explained)
             for videos in self.videos(window.images, run):
                 found = zip(videos.features, videos.errors, videos.incomplete, strict=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
+from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean
 from capeval_core.metric import Model
 from capeval_core.options import CorpusOptions, option
@@ -25,7 +26,7 @@ from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.scores.idf import TokenIdf
-from capeval_core.scores.region_metric import CAPTIONS_AT_ONCE, RegionMetric, RegionOptions, rows_by_image
+from capeval_core.scores.region_metric import RegionMetric, RegionOptions, rows_by_image
 from capeval_core.weights.catalogue import VILBERT, X152_VG
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from capeval_core.scores.vilbert_rows import EncodedRow
 
 Doubles = NDArray[np.float64]
-
-TEXTS_AT_ONCE = 4 * CAPTIONS_AT_ONCE
-"""Captions and references whose token features are held together, which bounds memory."""
 
 
 def weighted_means(maxima: Ragged, weights: Ragged) -> Doubles:
@@ -191,7 +189,7 @@ class VilbertScore(RegionMetric):
 
         statistics = self.options.statistics
         matcher = Matcher(self.encoder, statistics if isinstance(statistics, TokenIdf) else None)
-        for window in windows(batch, TEXTS_AT_ONCE):
+        for window in windows(batch, LIMITS.token_texts):
             found = self.encode_rows(window)
             common = common_columns(
                 window,
@@ -276,7 +274,7 @@ class VilbertScore(RegionMetric):
         matcher = Matcher(self.encoder, None)
         explained: dict[int, dict[str, Any]] = {}
         start = 0
-        for window in windows(samples, TEXTS_AT_ONCE):
+        for window in windows(samples, LIMITS.token_texts):
             for row, found in enumerate(self.encode_rows(window), start):
                 texts = (samples.references or [])[row]
                 explained[row] = explain(numbers[row], found.caption, texts, errors[row], matcher)

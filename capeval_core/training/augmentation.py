@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from tqdm import tqdm
 
 from capeval_core.errors import Problems, ProblemsError, wrong_option
+from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import resolve_device
 from capeval_core.options import Settings, option
@@ -182,9 +183,6 @@ class AugmentationRun:
         part: which of how many processes this one is, from (1, 1): each makes shards of its own.
     """
 
-    _SECONDS = 60.0
-    """A shard that is not complete is written after this long, so that a killed run loses no more."""
-
     def __init__(
         self,
         settings: Augmentation,
@@ -235,7 +233,7 @@ class AugmentationRun:
                 self._make(batch, stretch, shard)
                 bar.update(len(batch))
                 unwritten = unwritten or len(shard.made) + len(shard.dropped) > made
-                if unwritten and time.monotonic() - written_at > self._SECONDS:
+                if unwritten and time.monotonic() - written_at > LIMITS.training_seconds:
                     unwritten = False  # where this fails, once is enough
                     self.shards.write(number, shard)
                     written_at = time.monotonic()

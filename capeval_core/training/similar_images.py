@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from capeval_core.errors import Problem, Problems
+from capeval_core.limits import LIMITS
 from capeval_core.phrases.consensus import mean_cider_vectors
 from capeval_core.phrases.ptb import ptb_tokens
 
 TOP = 3
 """Similar images of which hard negatives are drawn."""
-_BLOCK = 1 << 24  # similarities at a time, which bounds memory
 _FREQUENT = 64  # an n-gram is frequent if more than one image in so many has it
 
 
@@ -116,7 +116,7 @@ def _lists(
     equal: a number per image, which only equal images share.
     similarity: of the images of a slice to all, (m, n); -inf where there is none.
     """
-    size = max(1, _BLOCK // max(1, len(images)))
+    size = max(1, LIMITS.similarities // max(1, len(images)))
     lists = {}
     for start in range(0, len(images), size):
         rows = slice(start, start + size)

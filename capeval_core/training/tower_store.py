@@ -16,6 +16,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from capeval_core.limits import LIMITS
 from capeval_core.writing import write_whole
 
 Array = NDArray[np.generic]
@@ -48,7 +49,7 @@ class TowerStore:
     ['a cat']
     """
 
-    _SECONDS, _BYTES = 60.0, 256 << 20  # a shard is written after this long or of this size
+    _BYTES = 256 << 20  # a shard is written at this size
 
     def __init__(self, folder: Path, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> None:
         self.folder, self.shape, self.dtype = folder, shape, np.dtype(dtype)
@@ -103,7 +104,7 @@ class TowerStore:
         self._keys[key] = None
         self._waiting.append(stored)
         waited = time.monotonic() - self._written_at
-        if waited > self._SECONDS or len(self._waiting) * stored.nbytes > self._BYTES:
+        if waited > LIMITS.training_seconds or len(self._waiting) * stored.nbytes > self._BYTES:
             self.flush()
 
     def flush(self) -> None:

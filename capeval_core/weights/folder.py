@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.errors import InputError, Piece, Problem, Setting, wrong_option
+from capeval_core.limits import LIMITS
 from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, entry_of, weights_of
 from capeval_core.weights.hub import download
@@ -32,8 +33,6 @@ TINY = Path(__file__).parent / "tiny"
 _JSON_BYTES = 1 << 25
 """Bounds of a file of settings or of words: a tokenizer of 250,000 words takes half of that."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-_SETTLED = 2.0
-"""Seconds after which a further change shows in a file's times on any file system."""
 
 
 class WeightsError(InputError):
@@ -325,7 +324,7 @@ def file_checksum(path: Path, *, remembered: bool = True) -> str:
     file where `remembered` is False.
     """
     stat = path.stat()
-    settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= _SETTLED
+    settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= LIMITS.settled_seconds
     identity = [path.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     key = "|".join(map(str, identity)).encode("utf-8", "surrogateescape")
     memory = expanded_path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")) / "checksums"

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from capeval_core.limits import LIMITS
+
 T = TypeVar("T")
 
 _BUSY = (408, 429, 500, 502, 503, 504)
-_WAITS = (1.0, 2.0, 4.0)
-"""Seconds between attempts at a server that answers but is busy."""
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -158,7 +158,7 @@ def patiently(call: Callable[[], T]) -> T:
 
     A server that cannot be reached is not tried again: it rarely helps, and delays starts without a network.
     """
-    for seconds in _WAITS:
+    for seconds in LIMITS.hub_waits:
         try:
             return call()
         except failures() as error:

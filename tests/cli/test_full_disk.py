@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from capeval_core.row_store import RowStore
 from tests.cli.conftest import CAPTIONS, Ran
 from tests.small_disk import fill
+from tests.support.seams import LIMITS
 
 
 @pytest.mark.parametrize("what", ["full", "read-only"])
@@ -28,7 +28,7 @@ def test_the_result_is_printed_and_written(
         fill(small_disk)
     else:
         subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    monkeypatch.setattr(RowStore, "_ROWS", 1)  # several writings
+    monkeypatch.setattr(LIMITS, "shard_rows", 1)  # several writings
     ran = score("pacs", "--rows", kept, "--json", files / "found.json")
     assert (ran.status, ran.out) == (0, usual.out)
     assert (files / "found.json").read_text() == (files / "usual.json").read_text()

@@ -26,6 +26,7 @@ from tests.golden import recipe
 from tests.golden.frcnn_vg_tiny import write_checkpoint
 from tests.hub import READER, WRITER, Fault, Hub, Repository, log_in, serving
 from tests.seeded import write_config
+from tests.support.seams import LIMITS
 
 Capeval = Callable[..., Ran]
 SOURCE = "git+https://example.org/someone/capeval@1f3c9a2b"
@@ -36,7 +37,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """An empty Hub that this process is logged in to."""
     with serving({}) as running:
         log_in(running.address, WRITER, tmp_path, monkeypatch)
-        monkeypatch.setattr("capeval_core.weights.hub._WAITS", (0.0, 0.0, 0.0))
+        monkeypatch.setattr(LIMITS, "hub_waits", (0.0, 0.0, 0.0))
         yield running
 
 

@@ -31,6 +31,7 @@ from capeval_core.training.pacs_objective import PairBatch
 from tests.cuda.fake import fake_cuda
 from tests.cuda.host_reads import HostReads
 from tests.integrations.captioner import Scenes, make_trainer
+from tests.support.seams import LIMITS
 from tests.training.test_pacs_losses import Identity, objective
 from tools.scenes import draw, sample_scene
 
@@ -147,7 +148,7 @@ def test_images_of_a_reward_cross_to_the_host_together() -> None:
 
 @NO_GPU
 def test_a_copy_from_the_device_needs_little_memory_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capeval_core.integrations.rewards._PACKED", 1000)
+    monkeypatch.setattr(LIMITS, "packed_bytes", 1000)
     with fake_cuda() as gpu:
         images = [torch.rand(3, 10, 10).to("cuda") for _ in range(4)]  # of 1,200 bytes
         images += [torch.rand(3, 5, 5).to("cuda") for _ in range(6)]  # of 300 bytes
@@ -280,6 +281,7 @@ def test_an_assertion_on_the_device_loses_cuda_and_this_is_noticed() -> None:
     program = """
 import torch
 from capeval_core.models.device import cuda_is_lost
+from tests.support.seams import LIMITS
 values = torch.zeros(2, device="cuda")
 assert not cuda_is_lost() and not cuda_is_lost("cuda:0")
 values[torch.tensor([5], device="cuda")]

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from capeval_core.errors import FileError, InputError
-from capeval_core.inputs import text_files
 from capeval_core.inputs.collection import Collection, read_collection
 from capeval_core.inputs.file_texts import FileOptions
 from tests.inputs.reading import read_candidates, read_references
+from tests.support.seams import LIMITS
 
 TEXTS = {"7": ["a dog", 'a "big", black dog'], "8": ["two cats", "cats | on a mat"]}
 NAMED = {f"{image_id}.jpg": texts for image_id, texts in TEXTS.items()}
@@ -372,7 +372,7 @@ def test_hostile_files(tmp_path: Path, name: str, data: bytes, message: str) -> 
 def test_a_small_file_does_not_become_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "c.json.gz"
     path.write_bytes(gzip.compress(b'{"7": "x"}' + bytes(1 << 10)))
-    monkeypatch.setattr(text_files, "LIMIT", 1 << 9)
+    monkeypatch.setattr(LIMITS, "file_bytes", 1 << 9)
     with pytest.raises(FileError, match="is longer than"):
         read_candidates(path)
     with Path("/dev/zero").open() as endless:

@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from capeval_core.inputs import frame_sources
 from capeval_core.inputs.frames import InputFrames, check_samplings
-from capeval_core.inputs.sampling import MOST_FRAMES, Sampling
+from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.visual import ImageError, InputImage
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_media import checked, folder_of, refusal
 from tests.inputs.video_writing import video as video_file
+from tests.support.seams import LIMITS
 
 GREY = np.full((4, 6), 128, "uint8")
 CLIP = [photograph(seed=i) for i in range(3)]
@@ -105,7 +105,7 @@ def test_files_and_folders_that_are_no_video(tmp_path: Path) -> None:
 
 
 def test_used_frames_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_sources, "MOST_FRAMES", 2)
+    monkeypatch.setattr(LIMITS, "frames", 2)
     video = InputFrames.of(CLIP).load()
     with pytest.raises(ImageError, match="is a video of more than 2 frames: take fewer of them, by fps or"):
         list(video)
@@ -185,7 +185,7 @@ def test_a_metric_refuses_a_rate_before_weights_are_opened() -> None:
         ({"max_frames": -3}, "max_frames=-3: expected an integer from 1 to"),
         ({"max_frames": 2.5}, "max_frames=2.5: expected an integer from 1 to"),
         ({"max_frames": True}, "max_frames=True: expected an integer"),
-        ({"max_frames": MOST_FRAMES + 1}, f"expected an integer from 1 to {MOST_FRAMES:,}"),
+        ({"max_frames": LIMITS.frames + 1}, f"expected an integer from 1 to {LIMITS.frames:,}"),
         ({"max_frames": "all"}, "max_frames='all' is a str of length 3: expected an integer"),
         ({"fps": 2, "max_frames": 8}, "max_frames=8 is given together with fps=2: leave one of the two out"),
     ],

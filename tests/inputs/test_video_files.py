@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capeval_core.inputs import frame_sources
 from capeval_core.inputs.container_sizes import ends_early
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.frames import InputFrames, Reading
@@ -35,6 +34,7 @@ from tests.inputs.video_writing import (
     with_sound,
     written,
 )
+from tests.support.seams import LIMITS
 
 EXAMPLE = Path(__file__).parents[3] / "shared/data/example_video/Bfyp0C02sko_000248_000258.mp4"
 
@@ -168,7 +168,7 @@ def test_the_number_of_frames_is_that_which_is_there(stated: int, monkeypatch: p
 
 
 def test_used_frames_of_a_file_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_sources, "MOST_FRAMES", 5)
+    monkeypatch.setattr(LIMITS, "frames", 5)
     with pytest.raises(ImageError, match="is a video of more than 5 frames: take fewer"):
         read(video())
     assert len(read(video(), fps=2)[0]) == 3 and len(read(video(), max_frames=4)[0]) == 4

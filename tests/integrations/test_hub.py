@@ -26,8 +26,8 @@ WEIGHTS = metric_class("pacs").default_weights.repository
 LOAD = """
 import json, warnings
 import evaluate
-from capeval_core.weights import hub
-hub._WAITS = (0, 0, 0)
+from tests.support.seams import LIMITS
+LIMITS.hub_waits = (0, 0, 0)
 asked = json.loads(%r)
 answers = []
 for name, keywords in asked["load"]:

@@ -20,13 +20,13 @@ import gradio as gr
 import httpx
 
 from capeval_core.integrations import page as pages
-from capeval_core.integrations.page import blocks
 from capeval_core.integrations.page.media import LARGEST, MEDIA, media_on_page
 from capeval_core.integrations.page.scorer import Scorer
 from capeval_core.registry import METRICS, metric_class
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.test_many_parts import jpeg, png
 from tests.integrations.conftest import PATIENCE
+from tests.support.seams import LIMITS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -137,9 +137,9 @@ def chosen(client: httpx.Client) -> str:
 def test_uploads_are_deleted_after_their_time_and_examples_stay(
     uploads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert blocks.KEPT == 3600
-    monkeypatch.setattr(blocks, "KEPT", 1)
-    monkeypatch.setattr(blocks, "LOOKED_AFTER", 1)
+    assert LIMITS.page_seconds_kept == 3600
+    monkeypatch.setattr(LIMITS, "page_seconds_kept", 1)
+    monkeypatch.setattr(LIMITS, "page_seconds_between", 1)
     page = pages.build("pacs", "tiny")
     pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
     try:
@@ -177,7 +177,7 @@ def test_a_browser_shows_the_examples(browser: Browser) -> None:
 
 
 def test_a_full_queue_says_so_in_words(monkeypatch: pytest.MonkeyPatch, browser: Browser) -> None:
-    monkeypatch.setattr(blocks, "WAITING", 1)
+    monkeypatch.setattr(LIMITS, "page_waiting", 1)
     held, asked = threading.Event(), threading.Event()
 
     def score(*_: Any) -> Any:

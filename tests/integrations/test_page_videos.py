@@ -23,6 +23,7 @@ from capeval_core.integrations import page as pages
 from capeval_core.integrations.page import media, views
 from capeval_core.integrations.page.media import MEDIA, media_on_page
 from capeval_core.integrations.page.scorer import Scorer
+from tests.support.seams import LIMITS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -37,15 +38,15 @@ def uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("form", ["mp4", "gif", "mkv", "avi"])
-@pytest.mark.parametrize(("limit", "least"), [("MOST_FRAMES", 12), ("MOST_PIXELS", 12 * 48 * 32)])
+@pytest.mark.parametrize(("limit", "least"), [("page_frames", 12), ("page_pixels", 12 * 48 * 32)])
 def test_a_video_beyond_the_pages_limits_is_refused(
     form: str, limit: str, least: int, uploads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = uploads / f"a.{form}"
     path.write_bytes(video(form))
-    monkeypatch.setattr(media, limit, least)
+    monkeypatch.setattr(LIMITS, limit, least)
     assert MEDIA["video"].of({"path": str(path)}) == str(path)
-    monkeypatch.setattr(media, limit, least - 1)
+    monkeypatch.setattr(LIMITS, limit, least - 1)
     with pytest.raises(
         ValueError, match=r"the video has more than .*, which is the most that this page takes"
     ):
@@ -61,9 +62,9 @@ def test_damaged_frames_at_the_start_of_a_video_count(monkeypatch: pytest.Monkey
     data = whole[:middle] + bytes(end - middle) + whole[end:]
     with OpenVideo(io.BytesIO(data), "film") as film:
         assert len(list(film.frames())) == 11
-    monkeypatch.setattr(media, "MOST_FRAMES", 12)
+    monkeypatch.setattr(LIMITS, "page_frames", 12)
     MEDIA["video"].refuse_costly(data)
-    monkeypatch.setattr(media, "MOST_FRAMES", 11)
+    monkeypatch.setattr(LIMITS, "page_frames", 11)
     with pytest.raises(ValueError, match="the video has more than 11 frames"):
         MEDIA["video"].refuse_costly(data)
 
@@ -76,7 +77,7 @@ def test_frames_of_a_long_video_are_sampled_and_a_note_says_so(
     whole = scorer.score(str(uploads / "a.mp4"), "a red field", [])
     assert "max_frames" not in whole.result.signature and len(whole.evidence["frame_cosines"]) == 12
     assert [note for note in whole.notes if "idf" in note] and "statistics" not in "".join(whole.notes)
-    monkeypatch.setattr(media, "FRAMES_ENCODED", 4)
+    monkeypatch.setattr(LIMITS, "page_frames_encoded", 4)
     few = scorer.score(str(uploads / "a.mp4"), "a red field", [])
     assert "|max_frames:4|" in few.result.signature and len(few.evidence["frame_cosines"]) == 4
     assert "The metric sees 4 frames, spread evenly over the video." in few.notes

@@ -26,6 +26,7 @@ from tests.integrations.shard_files import (
     write_parquet,
     write_tar,
 )
+from tests.support.seams import LIMITS
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +351,7 @@ def test_texts_that_differ_are_refused_and_equal_ones_are_one(tmp_path: Path, we
 def test_windows_end_at_a_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(40)
     rows["caption"] = ["word " * 300] * 40
-    monkeypatch.setattr("capeval_core.integrations.shards.readers.WINDOW_BYTES", 15_000)
+    monkeypatch.setattr(LIMITS, "window_bytes", 15_000)
     for source in (
         write_parquet(tmp_path / "0.parquet", rows, use_dictionary=False),
         write_lines(tmp_path / "0.jsonl", rows, tmp_path / "pictures"),

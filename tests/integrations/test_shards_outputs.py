@@ -22,6 +22,7 @@ from capeval_core.integrations.shards.places import Place
 from capeval_core.reports.canvas import REGIONS
 from tests.integrations.shard_files import rows_of, write_parquet
 from tests.small_disk import fill
+from tests.support.seams import LIMITS
 
 
 def write_output(
@@ -139,7 +140,7 @@ def test_uids_that_come_twice_are_named_with_their_shards(
     in_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_parts:
-        monkeypatch.setattr("capeval_core.integrations.shards.merging._TOGETHER", 40)
+        monkeypatch.setattr(LIMITS, "sorted_rows", 40)
     uids = [f"u{i}" for i in range(300)]
     write_output(tmp_path / "a.parquet", [*uids[:100], "u7"], [0.5] * 101)
     write_output(tmp_path / "b.parquet", [*uids[100:200], "u7", "u50"], [0.5] * 102)

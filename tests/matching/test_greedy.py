@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.matching import buckets, greedy, slices
+from capeval_core.matching import slices
 from capeval_core.matching.checks import Checks
 from capeval_core.matching.greedy import GreedyMatch, greedy_match
 from capeval_core.matching.paths import PathName
+from tests.support.seams import LIMITS
 
 Doubles = NDArray[np.float64]
 
@@ -61,7 +62,7 @@ class Case:
         lengths = [len(rows) for rows in self.x], [len(rows) for rows in self.y]
         with pytest.MonkeyPatch.context() as patch:
             if path == "own norms":
-                patch.setattr(slices, "NORMS_FROM", 0)
+                patch.setattr(LIMITS, "norms_from", 0)
             return greedy_match(x, y, *lengths, **{**given_pairs, **options})
 
 
@@ -380,10 +381,10 @@ def test_no_pairs_no_sets_no_numbers(path: str, device: str) -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """So little at once that every loop goes round several times."""
-    monkeypatch.setattr(greedy, "ROWS_AT_ONCE", {"cpu": 40, "cuda": 40})
-    monkeypatch.setattr(slices, "GRID", 60)
-    monkeypatch.setattr(buckets, "ROWS", 30)
-    monkeypatch.setattr(buckets, "PAIRS", 4)
+    monkeypatch.setattr(LIMITS, "matched_rows", {"cpu": 40, "cuda": 40})
+    monkeypatch.setattr(LIMITS, "slice_cells", 60)
+    monkeypatch.setattr(LIMITS, "bucket_rows", 30)
+    monkeypatch.setattr(LIMITS, "bucket_pairs", 4)
     yield
 
 
@@ -489,7 +490,7 @@ def test_norms_beside_the_products(
         x[17][0] *= odd**10 if dtype == torch.float64 else odd
     case = Case(x, y, [(i, i) for i in range(30)] + [(3, 4)])
     whole = case.match("slices", "cpu", dtype, return_maxima=True, return_indices=True)
-    monkeypatch.setattr(slices, "NORMS_FROM", 0)
+    monkeypatch.setattr(LIMITS, "norms_from", 0)
     passes: list[str] = []
     sets = Checks.sets
     monkeypatch.setattr(Checks, "sets", lambda *given: (passes.append(given[1]), sets(*given))[1])
@@ -505,7 +506,7 @@ def test_norms_beside_the_products(
 def test_rows_that_are_no_numbers_are_named_beside_the_products(
     place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "NORMS_FROM", 0)
+    monkeypatch.setattr(LIMITS, "norms_from", 0)
     x, y = torch.ones(30, 4), torch.ones(30, 4)
     x[place], y[7, 0] = float("inf"), float("nan")
     with pytest.raises(ValueError, match="2 problems") as error:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capeval_core.phrases import consensus as module
 from capeval_core.phrases.consensus import Documents, Kind, consensus, tfidf_consensus
+from tests.support.seams import LIMITS
 
 Pools = list[list[list[str]]]
 Gram = tuple[str, ...]
@@ -111,7 +111,7 @@ def test_a_pool_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatc
     together = consensus(pools)
     texts = [[" ".join(tokens) for tokens in pool] for pool in pools]
     together_released = tfidf_consensus(texts)
-    monkeypatch.setattr(module, "_BLOCK", 10)
+    monkeypatch.setattr(LIMITS, "consensus_words", 10)
     for scores, again in ((together, consensus(pools)), (together_released, tfidf_consensus(texts))):
         assert [s.shape for s in scores] == [s.shape for s in again]
         for one, other in zip(scores, again, strict=True):

@@ -13,6 +13,7 @@ from capeval_core.phrases.opening import phrase_opener
 from capeval_core.phrases.source import Phrases
 from tests.hub import Repository, ask, commit, serving
 from tests.phrases.tiny_parser import GRAPHS
+from tests.support.seams import LIMITS
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_phrases_of_captions(parser: FactualParser) -> None:
 
 
 def test_graphs_do_not_depend_on_their_batch(parser_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capeval_core.phrases.factual.KEPT", 0)  # every graph is written anew
+    monkeypatch.setattr(LIMITS, "graphs", 0)  # every graph is written anew
     texts = [*GRAPHS, "a red dog", "a boy near a dog", "park", "a ball in the park near two men " * 3]
     for beams in (5, 1):
         together = FactualParser(parser_folder, device="cpu", beams=beams).parse(texts)
@@ -157,6 +158,7 @@ def test_a_parser_from_the_hub(parser_folder: Path, tmp_path: Path) -> None:
     code = f"""
 import json, warnings
 from capeval_core.phrases.factual import FactualParser
+from tests.support.seams import LIMITS
 answers = []
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")

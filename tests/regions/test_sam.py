@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 from capeval_core.cli import main
-from capeval_core.regions import sam as sam_module
 from capeval_core.regions.sam import Sam, open_sam
 from capeval_core.regions.sam_model import build, with_copy
 from capeval_core.weights.conversion import renamed
@@ -24,6 +23,7 @@ from capeval_core.weights.sam import DECODER_NAMES, ENCODER_NAMES
 from tests.golden import recipe
 from tests.regions import original_sam
 from tests.seeded import write_config
+from tests.support.seams import LIMITS
 
 CASE = Path(__file__).parents[1] / "golden" / "cases" / "sam-boxes-tiny"
 BOXES = np.array([[10, 10, 60, 70], [0, 0, 160, 100], [100, 20, 104, 90]], dtype=np.float32)
@@ -180,8 +180,8 @@ def test_boxes_one_by_one_are_as_all_at_once(
     low = rng.random((40, 2)) * (100, 60)
     boxes = np.concatenate([low, low + 5 + rng.random((40, 2)) * 50], axis=1).astype(np.float32)
     whole = sam.segment(image, boxes)
-    monkeypatch.setattr(sam_module, "_BOXES", 1)
-    monkeypatch.setattr(sam_module, "_LOGITS", 1)
+    monkeypatch.setattr(LIMITS, "sam_boxes", 1)
+    monkeypatch.setattr(LIMITS, "sam_logits", 1)
     single = sam.segment(image, boxes)
     assert np.allclose(whole.quality, single.quality, atol=1e-5)
     assert (whole.masks() != single.masks()).mean() < 1e-4  # logits that are all but 0

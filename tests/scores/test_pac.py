@@ -22,6 +22,7 @@ from capeval_core.scores.pac import pac_score, ref_pac_score
 from capeval_core.weights.catalogue import ALPHA_L14, CLIP_B32, PACS_B32
 from capeval_core.weights.folder import WeightsError
 from tests.seeded import write_config
+from tests.support.seams import LIMITS
 
 COSINES = st.floats(-1, 1)
 
@@ -138,7 +139,7 @@ def test_windows_of_texts_change_nothing(
     references = [["one"], ["one", "two", "three", "four"], ["one"], ["a", "b"], ["c"]]
     usual = load("refpacs", weights).score(captions, images[:5], references)
     for texts in (1, 3, 4):
-        monkeypatch.setattr("capeval_core.rows.TEXTS_AT_ONCE", texts)
+        monkeypatch.setattr(LIMITS, "texts", texts)
         found = load("refpacs", weights).score(captions, images[:5], references)
         assert found.scores == pytest.approx(usual.scores, abs=1e-6)
         assert found.groups == usual.groups

@@ -22,13 +22,13 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.judgements.scoring import with_references
 from capeval_core.models.batching import count_forwards
 from capeval_core.result import Result
-from capeval_core.scores import video as video_module
 from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.scores.video import VideoPacS
 from capeval_core.scores.video_formulas import Components, fine_score
 from capeval_core.scores.video_rows import Pairs, text_feature, video_feature
 from tests.inputs import video_writing
 from tests.seeded import encoder
+from tests.support.seams import LIMITS
 
 CLOSE = 1e-6
 CAPTIONS = [
@@ -233,7 +233,7 @@ def test_windows_and_padding_do_not_matter(
     for row in range(len(CAPTIONS)):
         alone = score(opened(name, seeded_weights, statistics=table), videos, [row])
         assert alone.scores == pytest.approx(together.scores[row : row + 1], abs=CLOSE)
-    monkeypatch.setattr(video_module, "TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr(LIMITS, "video_texts", 3)
     assert score(opened(name, seeded_weights, statistics=table), videos).scores == pytest.approx(
         together.scores, abs=CLOSE
     )
@@ -553,7 +553,7 @@ def test_explanations_belong_to_their_rows(
 ) -> None:
     """Over several windows, and of rows with different numbers of references."""
     whole = score(opened(name, seeded_weights, evidence=True), videos)
-    monkeypatch.setattr(video_module, "TEXTS_AT_ONCE", 7)  # windows of two rows and of one
+    monkeypatch.setattr(LIMITS, "video_texts", 7)  # windows of two rows and of one
     found = score(opened(name, seeded_weights, evidence=True), videos)
     for row, number in enumerate(VIDEO_OF):
         note, expected = found.explain(row), whole.explain(row)

@@ -21,6 +21,7 @@ from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.vilbert import VilbertOptions, VilbertScore, f_score, weighted_means
 from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedText, Matcher
 from tests.seeded import LETTERS, made_up_boxes, vilbert
+from tests.support.seams import LIMITS
 
 CAPTIONS = ["a red dog", "dog", "a cat sat on a red mat"]
 REFERENCES = [["a dog", "red dogs run", "a red dog"], ["a dog"], ["a cat on a mat", "mat"]]
@@ -315,7 +316,7 @@ def test_the_released_formula_takes_negative_means_as_they_are(weights: str) -> 
 def test_windows_and_batches_change_nothing(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     images = boxes(0, 1, 2)
     expected = opened(weights, evidence=True).score(CAPTIONS, images, REFERENCES)
-    monkeypatch.setattr("capeval_core.scores.vilbert.TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr(LIMITS, "token_texts", 3)
     for batch_size in (None, 1):
         metric = opened(weights, evidence=True, batch_size=batch_size)
         found = metric.score(CAPTIONS, images, REFERENCES)

@@ -29,6 +29,7 @@ from capeval_core.training.positive_shards import PositiveShards, Shard
 from capeval_core.training.positives import CAPTION, IMAGE, Positive, Source, read_positives
 from capeval_core.training.text_to_image import BLACK, TextToImage, _png, find_text_to_image
 from tests.small_disk import fill
+from tests.support.seams import LIMITS
 from tests.training.generative import SIZE, arguments, contents, generated, write_pipeline
 
 
@@ -37,7 +38,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several shards, each with more than one batch, which are written after every batch."""
     monkeypatch.setattr(CaptionAugmentation, "shard", 3)
     monkeypatch.setattr(ImageAugmentation, "shard", 4)
-    monkeypatch.setattr(AugmentationRun, "_SECONDS", 0.0)
+    monkeypatch.setattr(LIMITS, "training_seconds", 0.0)
 
 
 def test_captions_are_those_of_the_library(captioner: Path, drawn: Path, tmp_path: Path) -> None:
@@ -241,7 +242,9 @@ def test_lost_settings_are_written_again_and_kept_to(
     assert contents(folder) == whole
 
 
-def test_an_interrupted_run_keeps_what_it_made(captioner: Path, drawn: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_what_it_made(
+    captioner: Path, drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = CaptionAugmentation(model=captioner, device="cpu", batch_size=1)
     sources = images_of_files(drawn / "images", None)
     found = find_captioner(str(captioner), None)
@@ -257,7 +260,7 @@ def test_an_interrupted_run_keeps_what_it_made(captioner: Path, drawn: Path, tmp
             return super().generate(contents, seeds)
 
     run = AugmentationRun(settings, sources, lambda: Interrupted(found, settings), shards)
-    run._SECONDS = 1e9
+    monkeypatch.setattr(LIMITS, "training_seconds", 1e9)
     with pytest.raises(KeyboardInterrupt):
         run.run()
     assert list(read_positives(tmp_path / "out").captions) == ["0", "1"]

@@ -13,6 +13,7 @@ from capeval_core.phrases.consensus import consensus, mean_cider_vectors
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.training import similar_images
 from capeval_core.training.similar_images import similar_by_captions, similar_by_features
+from tests.support.seams import LIMITS
 from tools.captions import describe
 from tools.scenes import sample_scene
 
@@ -20,7 +21,7 @@ from tools.scenes import sample_scene
 @pytest.fixture(params=[(1, 64), (50, 0), (1 << 24, 3)])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Similarities at a time: one image's, a few images', all; frequent n-grams: all, none, some."""
-    monkeypatch.setattr(similar_images, "_BLOCK", request.param[0])
+    monkeypatch.setattr(LIMITS, "similarities", request.param[0])
     monkeypatch.setattr(similar_images, "_FREQUENT", request.param[1])
 
 

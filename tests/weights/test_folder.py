@@ -25,6 +25,7 @@ from capeval_core.weights.catalogue import PACS_B32, WEIGHTS, entry_of
 from capeval_core.weights.folder import WeightsError, WeightsFolder, file_checksum, open_weights
 from tests.hub import commit
 from tests.seeded import encoder, write_config
+from tests.support.seams import LIMITS
 
 Config = dict[str, Any]
 
@@ -338,7 +339,7 @@ def test_tensors_do_not_lie_where_the_file_puts_them(folder: Path) -> None:
 def test_changes_within_one_tick_of_the_file_systems_clock_are_noticed(
     stamp: int | None, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 3600.0)  # however busy this machine is
+    monkeypatch.setattr(LIMITS, "settled_seconds", 3600.0)  # however busy this machine is
     file = tmp_path / "file"
     seconds = int(time.time()) if stamp is None else stamp
     for i in range(300):
@@ -352,7 +353,7 @@ def test_changes_within_one_tick_of_the_file_systems_clock_are_noticed(
 def test_a_change_in_place_is_noticed_although_size_and_time_are_put_back(
     folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 0.0)  # as if seconds had passed each time
+    monkeypatch.setattr(LIMITS, "settled_seconds", 0.0)  # as if seconds had passed each time
     tensors = folder / "model.safetensors"
     restamp(tensors, 3600)
     before = tensors.stat()
@@ -378,7 +379,7 @@ def test_a_change_in_place_is_noticed_although_size_and_time_are_put_back(
 def test_another_file_in_the_place_is_noticed(
     folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 0.0)
+    monkeypatch.setattr(LIMITS, "settled_seconds", 0.0)
     tensors = folder / "model.safetensors"
     content, before = bytearray(tensors.read_bytes()), tensors.stat()
     opened(folder)
@@ -408,7 +409,7 @@ def test_checksums_of_settled_files_are_remembered(memory: Path) -> None:
 def test_a_damaged_memory_does_not_condemn_weights(
     folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capeval_core.weights.folder._SETTLED", 0.0)
+    monkeypatch.setattr(LIMITS, "settled_seconds", 0.0)
     first = opened(folder).checksum
     (note,) = memory.iterdir()
     note.write_text("0" * 64)

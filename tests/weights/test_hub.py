@@ -13,12 +13,13 @@ import capeval_core
 from capeval_core.weights.catalogue import PACS_B32
 from capeval_core.weights.hub import patiently
 from tests.hub import Fault, Hub, Repository, ask, commit, serving
+from tests.support.seams import LIMITS
 
 OPEN = """
 import json, warnings
-from capeval_core.weights import hub
 from capeval_core.weights.folder import open_weights
-hub._WAITS = (0, 0, 0)
+from tests.support.seams import LIMITS
+LIMITS.hub_waits = (0, 0, 0)
 answers = {}
 for name in %s:
     with warnings.catch_warnings(record=True) as caught:
@@ -231,6 +232,7 @@ def test_files_that_arrive_wrong_are_refused(troubled: Any) -> None:
 SCORE = """
 import json, capeval_core
 from capeval_core.encoders.clip import ClipEncoder
+from tests.support.seams import LIMITS
 encoder = ClipEncoder.from_pretrained("org/good", revision="v1", device="cpu")
 assert ClipEncoder.from_pretrained("org/good@v1", device="cpu") is encoder
 metric = capeval_core.load("pacs", weights="org/good@v1", device="cpu")
@@ -306,7 +308,7 @@ def test_only_a_busy_server_is_asked_again(status: int, calls: int, monkeypatch:
         requests.append(status)
         raise AnswerError
 
-    monkeypatch.setattr("capeval_core.weights.hub._WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(LIMITS, "hub_waits", (0.0, 0.0, 0.0))
     with pytest.raises(AnswerError):
         patiently(ask_once)
     assert len(requests) == calls

@@ -20,8 +20,8 @@ from capeval_core.errors import wrong_option
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.media import media_on_page
 from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, published_marks
-from capeval_core.integrations.page.uploads import KEPT
 from capeval_core.integrations.page.words import lines_of, words_of
+from capeval_core.limits import LIMITS
 from capeval_core.registry import metric_class
 from capeval_core.reports.explanations import STYLE
 from capeval_core.values import described
@@ -29,12 +29,8 @@ from capeval_core.weights.folder import WeightsError
 
 LARGEST_UPLOAD = "20mb"
 """Room for a JPEG of 25 megapixels at a high quality."""
-LOOKED_AFTER = 300
-"""Seconds from one look for uploads that are old enough to be deleted to the next."""
 TEXTS_ALONE = "texts"
 """What a page is about where only texts are compared."""
-WAITING = 64
-"""Visitors in the queue; one is served at a time."""
 # The answer stands beside other input than it belongs to; it is dimmed until the next one.
 _STALE = "() => { document.getElementById('answer').classList.add('stale'); }"
 _FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'busy'); }"
@@ -72,7 +68,7 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
     page = gr.Blocks(
         title=f"{metric_class(name).title} of a caption",
         analytics_enabled=False,
-        delete_cache=(LOOKED_AFTER, KEPT),
+        delete_cache=(LIMITS.page_seconds_between, LIMITS.page_seconds_kept),
     )
     with page:
         _Page(scorers or {TEXTS_ALONE: Scorer(name, chosen)})
@@ -89,7 +85,7 @@ def launch(page: gr.Blocks, **settings: Any) -> None:
         "max_file_size": LARGEST_UPLOAD,
         "footer_links": ["api"],
     }
-    page.queue(max_size=WAITING).launch(**(own | settings))
+    page.queue(max_size=LIMITS.page_waiting).launch(**(own | settings))
 
 
 class _Page:

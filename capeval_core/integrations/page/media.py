@@ -17,6 +17,7 @@ from capeval_core.inputs.decoding import Refused, open_image, readable_formats, 
 from capeval_core.inputs.folder import VIDEO_EXTENSIONS
 from capeval_core.inputs.video_file import OpenVideo
 from capeval_core.integrations.page.uploads import notes_on, uploaded
+from capeval_core.limits import LIMITS
 from capeval_core.registry import media_of
 
 LARGEST = 25_000_000
@@ -24,12 +25,6 @@ LARGEST = 25_000_000
 TAKEN = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """Formats, in Pillow's names: what browsers and cameras save. The library opens some more, of which a small
 file of a stranger can take minutes."""
-MOST_FRAMES = 3_000
-"""Frames of a video at most: more than a minute and a half."""
-MOST_PIXELS = 2_000_000_000
-"""Pixels of all frames of a video at most: half a minute in full HD, more than a minute at 720 lines."""
-FRAMES_ENCODED = 64
-"""Frames of a video that are encoded, spread evenly over it: about two seconds on a small machine."""
 
 
 class PageMedium(ABC):
@@ -143,10 +138,12 @@ class PageVideo(PageMedium):
         def count(frame: Any) -> None:
             nonlocal frames, pixels
             frames, pixels = frames + 1, pixels + frame.width * frame.height
-            if frames <= MOST_FRAMES and pixels <= MOST_PIXELS:
+            if frames <= LIMITS.page_frames and pixels <= LIMITS.page_pixels:
                 return
             found = (
-                f"{MOST_FRAMES:,} frames" if frames > MOST_FRAMES else f"{MOST_PIXELS / 1e6:,.0f} megapixels"
+                f"{LIMITS.page_frames:,} frames"
+                if frames > LIMITS.page_frames
+                else f"{LIMITS.page_pixels / 1e6:,.0f} megapixels"
             )
             raise ValueError(
                 f"the video has more than {found}, which is the most that this page takes: cut it, scale it "
@@ -160,13 +157,20 @@ class PageVideo(PageMedium):
     def options(self, data: bytes) -> dict[str, Any]:
         try:
             with OpenVideo(BytesIO(data), "the video") as video:
-                few = sum(1 for _ in islice(video.frames(), FRAMES_ENCODED + 1)) <= FRAMES_ENCODED
+                few = (
+                    sum(1 for _ in islice(video.frames(), LIMITS.page_frames_encoded + 1))
+                    <= LIMITS.page_frames_encoded
+                )
         except Refused:
             few = True
-        return {} if few else {"max_frames": FRAMES_ENCODED}
+        return {} if few else {"max_frames": LIMITS.page_frames_encoded}
 
     def notes(self, path: str, *, crops: bool, options: Mapping[str, Any]) -> list[str]:
-        return [f"The metric sees {FRAMES_ENCODED} frames, spread evenly over the video."] if options else []
+        return (
+            [f"The metric sees {LIMITS.page_frames_encoded} frames, spread evenly over the video."]
+            if options
+            else []
+        )
 
 
 MEDIA: dict[str, PageMedium] = {medium.name: medium for medium in (PageImage(), PageVideo())}

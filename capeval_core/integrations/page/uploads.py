@@ -12,8 +12,6 @@ from PIL import ExifTags
 from capeval_core.demo import FOLDER
 from capeval_core.inputs.decoding import open_image
 
-KEPT = 3600
-"""Seconds that an upload stays on the server."""
 NARROWEST = 0.6
 """Shorter / longer side of images of which so little is cut off that no note is needed."""
 TURNED = (

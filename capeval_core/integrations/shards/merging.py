@@ -25,13 +25,13 @@ from capeval_core.integrations.shards.outputs import (
     whole_table,
 )
 from capeval_core.integrations.shards.places import Place
+from capeval_core.limits import LIMITS
 from capeval_core.writing import PARTIAL
 
 MERGED = b"capeval_merged"
 """Key of a merged table's metadata: signature and number of shards."""
 NAMED = 1000
 """Uids that are named at most where many come twice."""
-_TOGETHER = 1 << 22  # uids that are sorted together in memory: 64 MB
 _PARTS = 512  # most parts that hashes are sorted in
 _ENTRY = np.dtype([("hash", "<i8"), ("shard", "<u4")])
 
@@ -203,7 +203,7 @@ def _duplicates(
 
 def _partitions(outputs: Sequence[Place], shards: Sequence[int], rows: int) -> Iterator[NDArray[np.void]]:
     """Hashes of all uids with their shards, equal hashes together, as many at a time as memory allows."""
-    count = min(_PARTS, -(-rows // _TOGETHER))
+    count = min(_PARTS, -(-rows // LIMITS.sorted_rows))
     if count <= 1:
         parts = (part for shard in shards for part in _entries(outputs, shard))
         yield np.concatenate([np.empty(0, _ENTRY), *parts])

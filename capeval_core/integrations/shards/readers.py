@@ -25,11 +25,10 @@ from capeval_core.integrations.shards.columns import (
 )
 from capeval_core.integrations.shards.images import ImageFolder
 from capeval_core.integrations.shards.places import reason_of
+from capeval_core.limits import LIMITS
 
 Rows = dict[str, list[Any]]
 """Columns of equal length: `uid`, `caption`, `image` or `video`, `references`, and `error`."""
-WINDOW_BYTES = 128 << 20
-"""Bytes of images and texts after which a window ends, however few its rows are."""
 FIX = 'name it: columns={"caption": "...", "image": "..."} (capeval: --columns caption=...,image=...)'
 KEY, ERROR = "__key__", "__error__"
 """Of a record: its uid, and why it cannot be scored."""
@@ -126,7 +125,7 @@ class ParquetReader(Reader):
         position = 0
         names = list(self.found.values())
         try:
-            for batch in self.file.iter_batches(min(most, self._rows_in(WINDOW_BYTES)), columns=names):
+            for batch in self.file.iter_batches(min(most, self._rows_in(LIMITS.window_bytes)), columns=names):
                 errors: list[str | None] = [None] * len(batch)
                 rows = {role: _values(batch.column(name), role, errors) for role, name in self.found.items()}
                 uids = rows.get("uid") or [None] * len(batch)
@@ -182,7 +181,7 @@ class RecordReader(Reader):
         window, size = self._empty(), 0
         records: Iterable[dict[str, Any] | str] = chain(self._begin, self._rest)
         for position, record in enumerate(records):
-            if len(window["uid"]) >= most or size > WINDOW_BYTES:
+            if len(window["uid"]) >= most or size > LIMITS.window_bytes:
                 yield window
                 window, size = self._empty(), 0
             size += self._add(window, record, f"{self.stem}/{position}")

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from capeval_core.inputs.samples import Samples, windows
+from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from capeval_core.scores.hice.rows import EncodedTexts
 
 IMAGES_AT_ONCE = 64
-TEXTS_AT_ONCE = 4096
-"""Captions and references that are parsed and encoded together, which bounds memory."""
 _SOURCES = {"regions": "objects", "phrases": "factual"}
 """Sources of regions and phrases where neither options nor weights name one: those of the paper."""
 
@@ -200,7 +199,7 @@ class HiceS(CaptionMetric):
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         from capeval_core.scores.hice.rows import reference_columns, region_columns
 
-        for window in windows(batch, TEXTS_AT_ONCE):
+        for window in windows(batch, LIMITS.hice_texts):
             references = (window.references or []) if self.needs_references else []
             compared = self._encode_texts([text for row in references for text in row])
             counts = np.array([len(row) for row in references], dtype=np.int64)
@@ -251,7 +250,7 @@ class HiceS(CaptionMetric):
         constants = self.encoder.config.get("constants", {})
         encoded = (
             (window[part], captions, images)
-            for window in windows(samples, TEXTS_AT_ONCE)
+            for window in windows(samples, LIMITS.hice_texts)
             for part, captions, images in self._encode_window(window)
         )
         explanations = explain(

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from capeval_core.inputs.samples import Samples, windows
+from capeval_core.limits import LIMITS
 from capeval_core.options import CorpusOptions
 from capeval_core.phrases.ngrams import Tokens
 from capeval_core.phrases.ptb import shared_words
 from capeval_core.result import Result
-from capeval_core.rows import TEXTS_AT_ONCE
 from capeval_core.scores.ngram.cider import document_frequencies
 from capeval_core.scores.ngram.compared import Compared, words_of
 from capeval_core.scores.ngram.metric import NgramMetric, common_of
@@ -37,7 +37,7 @@ def score_together(
             opened[i] = metrics[i].with_statistics(table)
     tables: list[list[pa.Table]] = [[metric.ROW.empty_table()] for metric in metrics]
     start = 0
-    for window in windows(samples, TEXTS_AT_ONCE):
+    for window in windows(samples, LIMITS.texts):
         compared, common = Compared(words[start : start + len(window)]), common_of(window)
         for metric, rows in zip(opened, tables, strict=True):
             rows.append(metric.table(common, compared))

@@ -24,6 +24,7 @@ from capeval_core.result import Result
 from capeval_core.rows import canonical
 from capeval_core.scores.eco.metric import EcoOptions
 from tests.scores.eco.conftest import CANARY, Runs, opened
+from tests.support.seams import LIMITS
 
 
 def assert_same_rows(rows: pa.Table, expected: pa.Table) -> None:
@@ -168,7 +169,7 @@ def test_a_killed_run_goes_on_inside_a_member(
     whole = opened(matcher)
     samples = whole.check(*scenes)
     expected = whole.encode_all(samples)
-    monkeypatch.setattr("capeval_core.rows._TEXTS_BETWEEN_SHARDS", 4)
+    monkeypatch.setattr(LIMITS, "texts_between_shards", 4)
     table = "capeval_core.scores.eco.members._member_rows"
     from capeval_core.scores.eco.members import _member_rows
 

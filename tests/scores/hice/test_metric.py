@@ -33,6 +33,7 @@ from capeval_core.scores.hice import HiceS, RefHiceS
 from capeval_core.scores.hice.rows import EncodedTexts, reference_columns, region_columns
 from tests import seeded
 from tests.counting import counted
+from tests.support.seams import LIMITS
 
 Floats = NDArray[np.float32]
 REDUCTIONS = ("joint", "best", "mean", "pooled")
@@ -305,7 +306,7 @@ def test_windows_of_texts_change_nothing(
     references = [["one"], ["two dogs", "a star", "a heart"], ["a dog in the park"], ["x", "y"]]
     usual = opened(RefHiceS, folder).score(CAPTIONS, images[:4], references)
     for texts in (1, 3, 5):
-        monkeypatch.setattr("capeval_core.scores.hice.metric.TEXTS_AT_ONCE", texts)
+        monkeypatch.setattr(LIMITS, "hice_texts", texts)
         result = opened(RefHiceS, folder).score(CAPTIONS, images[:4], references)
         assert close(values(result), values(usual)) and result.groups == usual.groups
 

@@ -20,6 +20,7 @@ from capeval_core.scores.ngram.bleu import bleu_of_sums
 from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.scores.ngram.together import score_together
 from capeval_core.statistics import Interval, NoTestError
+from tests.support.seams import LIMITS
 from tools.captions import describe, foils
 from tools.scenes import sample_scene
 
@@ -188,7 +189,7 @@ def test_together_is_as_alone(scenes: Any, monkeypatch: pytest.MonkeyPatch) -> N
     samples = check_samples(captions, None, references, needs_references=True, media=())
     alone = [load(name).score(captions, references=references) for name in NAMES]
     assert score_together([load(name) for name in NAMES], samples) == alone  # type: ignore[misc]
-    monkeypatch.setattr("capeval_core.scores.ngram.together.TEXTS_AT_ONCE", 20)
+    monkeypatch.setattr(LIMITS, "texts", 20)
     for some, whole in zip(score_together([load(name) for name in NAMES], samples), alone, strict=True):  # type: ignore[misc]
         assert some.scores == pytest.approx(whole.scores, abs=1e-12) and some.signature == whole.signature
     monkeypatch.undo()

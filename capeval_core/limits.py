@@ -1,0 +1,50 @@
+"""How much at a time: bounds on memory, time and input that change no number, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Limits:
+    """Every bound, in texts, rows, words, frames, bytes or seconds; `LIMITS` is the one in use."""
+
+    texts: int = 65_536  # captions of a window, which bounds memory
+    texts_together: int = 8_192  # captions of a window that several metrics share
+    texts_between_shards: int = 8_192  # captions encoded before their rows are kept
+    hice_texts: int = 4_096  # captions of a window with the features of their regions and phrases
+    video_texts: int = 2_048  # captions of a window with the features of their frames
+    token_texts: int = 1_024  # captions of a window with the features of their tokens
+    consensus_words: int = 200_000
+    graphs: int = 65_536  # parsed captions that FACTUAL keeps
+
+    shard_rows: int = 65_536  # rows of a kept shard
+    shard_seconds: float = 5.0  # between two kept shards of rows
+    training_seconds: float = 60.0  # between two kept shards of towers' outputs or positives
+    sorted_rows: int = 1 << 22  # ids of a collection that are sorted in memory
+    window_bytes: int = 128 << 20  # of a shard that is read at once
+    packed_bytes: int = 64 << 20  # tensors of a reward that are copied at once
+    similarities: int = 1 << 24  # of similar images, at a time
+
+    matched_rows: dict[str, int] = field(default_factory=lambda: {"cpu": 1 << 16, "cuda": 1 << 22})
+    bucket_rows: int = 1536  # rows of a padded bucket
+    bucket_pairs: int = 32
+    slice_cells: int = (1 << 15) - 1  # similarities of a slice
+    norms_from: int = 48  # rows of a set from which its norms are made with the product
+    sam_boxes: int = 32
+    sam_logits: int = 1 << 25
+
+    frames: int = 2**19  # of a video
+    file_bytes: int = 2 << 30  # of a file of captions
+    settled_seconds: float = 2.0  # age of a file whose time of change can be trusted
+    hub_waits: tuple[float, ...] = (1.0, 2.0, 4.0)  # seconds before a busy Hub is asked again
+
+    page_frames: int = 3_000  # of an uploaded video
+    page_pixels: int = 2_000_000_000  # of all its frames
+    page_frames_encoded: int = 64
+    page_seconds_kept: int = 3_600  # of an upload
+    page_seconds_between: int = 300  # looks for old uploads
+    page_waiting: int = 64  # requests
+
+
+LIMITS = Limits()
