@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -246,10 +247,14 @@ def test_a_broken_image_costs_its_own_pool(matcher: str, scenes: Any, tmp_path: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no values are not equal values
         assert opened(matcher, on_error="nan").score(pools[3:4], broken[3:4]).parts["choice"] == [-1]
-    without = opened(matcher).score(pools[:3] + pools[4:], images[:3] + images[4:])
-    assert [score for i, score in enumerate(result.scores) if i != 3] == pytest.approx(
-        without.scores, abs=1e-6
-    )
+    metric = opened(matcher, on_error="nan")
+    rows = metric.encode_all(metric.check(pools, broken)).sort_by("index")
+    rows = rows.filter(pc.is_null(rows["error"]))
+    without = metric.encode_all(metric.check(pools[:3] + pools[4:], images[:3] + images[4:]))
+    index = pa.array(range(len(without)), pa.int64())
+    assert_same_rows(rows.set_column(0, "index", index), without)
+    expected = metric.combine(without)
+    assert [choice for i, choice in enumerate(result.parts["choice"]) if i != 3] == expected.parts["choice"]
     assert Result.from_dict(json.loads(json.dumps(result.to_dict()))).parts["choice"][3] == -1
 
 
