@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +173,7 @@ def main() -> None:
         of_objects, chart = completeness(options.scenes, options.seed)
         command = f"python -m benchmarks.judge_scenes --scenes {options.scenes} --seed {options.seed}"
         sections = [
-            f"`{command}`, {datetime.now(timezone.utc):%Y-%m-%d}: all weights tiny. Charts beside it.",
+            f"`{command}`, {datetime.now(UTC):%Y-%m-%d}: all weights tiny. Charts beside it.",
             "# Captions with 0 to 4 errors",
             tables["out/own.md"].read_text(encoding="utf-8").split("## Differences")[0],
             "# The captions that metrics choose of pools with 0 to 4 errors",

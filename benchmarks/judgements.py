@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ def main() -> int:
     options = parser.parse_args()
     header = ["set", "metric", "column", "ours", "expected", "difference", "", "published", "distance", "z"]
     text = [
-        f"`python -m benchmarks.judgements --data FOLDER`, {datetime.now(timezone.utc):%Y-%m-%d}, times 100.",
+        f"`python -m benchmarks.judgements --data FOLDER`, {datetime.now(UTC):%Y-%m-%d}, times 100.",
         "Expected: recomputed with pycocoevalcap 1.2 and scipy; published: see",
         "`capeval_core/judgements/published.py`; z: distance in deviations over the draws of references.\n",
         f"| {' | '.join(header)} |",

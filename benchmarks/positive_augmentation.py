@@ -22,7 +22,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +237,7 @@ def main() -> None:
             results.append(result | {"after": foils.accuracy(weights)})
             with notes.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(results[-1]) + "\n")
-    print(f"{datetime.now(timezone.utc):%Y-%m-%d}, {time.process_time() - started:.0f} s of one core:\n")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {time.process_time() - started:.0f} s of one core:\n")
     print("\n".join(table(results)))
 
 

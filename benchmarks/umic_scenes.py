@@ -13,7 +13,7 @@ there): what the caption alone betrays. Intervals are Wilson's, at 95%. Output: 
 from __future__ import annotations
 
 import argparse
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,7 @@ def main() -> None:
     if options.blind is not None:
         columns["trained with zeros"] = compare(train_blind(options.blind), trials, blinded(trials.boxes))
     command = f"--weights {options.weights} --scenes {options.scenes} --seed {options.seed}"
-    print(f"`python -m benchmarks.umic_scenes {command}`, {datetime.now(timezone.utc):%Y-%m-%d},")
+    print(f"`python -m benchmarks.umic_scenes {command}`, {datetime.now(UTC):%Y-%m-%d},")
     print(f"weights {encoder.fingerprint[:8]}:\n")
     print(f"| negative | pairs | {' | '.join(columns)} |")
     print("| --- | --- |" + " --- |" * len(columns))

@@ -21,7 +21,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,7 @@ def main() -> None:
         )
         found[metric.title] = {name: own[rows[1]] for name, own in right.items()}, wrong
     command = f"--weights {given.weights} --clips {given.clips} --seed {given.seed}"
-    print(f"`python -m benchmarks.video_scenes {command}`, {datetime.now(timezone.utc):%Y-%m-%d},")
+    print(f"`python -m benchmarks.video_scenes {command}`, {datetime.now(UTC):%Y-%m-%d},")
     print(f"weights {metric.encoder.fingerprint[:8]}, {len(clips):,} clips of {_frames(clips)} frames:\n")
     report(trials, found)
 

@@ -14,7 +14,7 @@ Output: benchmarks/vilbertscore_scenes.md.
 from __future__ import annotations
 
 import argparse
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from benchmarks.umic_scenes import share
 from capeval_core.encoders.vilbert import VilbertEncoder
@@ -31,7 +31,7 @@ def main() -> None:
     encoder = VilbertEncoder.from_pretrained(options.weights, device="cpu")
     comparisons = measure(encoder, options.scenes, options.seed)
     command = f"--weights {options.weights} --scenes {options.scenes} --seed {options.seed}"
-    print(f"`python -m benchmarks.vilbertscore_scenes {command}`, {datetime.now(timezone.utc):%Y-%m-%d},")
+    print(f"`python -m benchmarks.vilbertscore_scenes {command}`, {datetime.now(UTC):%Y-%m-%d},")
     print(f"weights {encoder.fingerprint[:8]}:\n")
     print("| foil | pairs | the right caption is preferred | without the image | mean F | of the foil |")
     print("| --- | --- | --- | --- | --- | --- |")

@@ -6,7 +6,7 @@ import argparse
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,7 @@ def _write(
     outputs: Outputs,
 ) -> None:
     """Write every file into the folder of `--out`."""
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     contests = contest_table(result)
     lines = [f"- {label}: `{signature}`" for label, signature in signatures.items()]
     sections = [markdown, contests.markdown() if contests.rows else "", "Signatures:\n", *lines]

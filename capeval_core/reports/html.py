@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -94,7 +94,7 @@ def page(systems: Systems) -> str:
         "metrics": metrics,
         "failures": _failures(systems, pictures),
         "command": without_folders(systems.command),
-        "footer": f"Made by capeval {__version__}, {datetime.now(timezone.utc).date().isoformat()}.",
+        "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
         "symbols": Markup(pictures.symbols()),
         "cut": cut,
         "count": "{:,}".format,

@@ -17,6 +17,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -25,11 +26,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 PATHS = ("tests/golden", "tests/behaviour", "tests/adversarial", "tests/test_contract.py", "tests/doors")
