@@ -231,7 +231,7 @@ def _array(name: str, packed: Any) -> NDArray[Any]:
             found = f"the header says shape {tuple(axes)} of {dtype}, which {len(data):,} bytes are not"
             raise Refused(found, "write it again")
         try:
-            array: NDArray[Any] = np.frombuffer(data, dtype).reshape(axes)
+            array: NDArray[Any] = np.frombuffer(data, dtype).reshape(tuple(axes))
         except ValueError:  # no bytes, and axes beyond what numpy can count
             raise Refused(f"the array has shape {tuple(axes)}", "write it again") from None
         return array
