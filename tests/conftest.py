@@ -57,7 +57,7 @@ def _own_checksums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def seeded_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A weights folder of the seeded small CLIP (QuickGELU, images of 64x64); not to be changed."""
-    from tests.seeded import encoder
+    from tests.support.seeded import encoder
 
     folder = tmp_path_factory.mktemp("seeded") / "weights"
     encoder().save_pretrained(folder)
@@ -111,7 +111,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder that is a disk of 64 KB of its own."""
-    from tests.small_disk import mounted
+    from tests.support.small_disk import mounted
 
     with mounted(tmp_path / "disk") as place:
         yield place

@@ -23,9 +23,9 @@ from capeval_core.cache import SHARED, FeatureCache, _cost, shared_cache
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.inputs.visual import InputImage
 from tests.cache_process import put_some, row
-from tests.counting import counted
-from tests.seeded import encoder, release
-from tests.small_disk import fill
+from tests.support.counting import counted
+from tests.support.seeded import encoder, release
+from tests.support.small_disk import fill
 
 
 def filled(cache: FeatureCache, *keys: str) -> FeatureCache:

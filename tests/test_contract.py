@@ -40,9 +40,9 @@ from capeval_core.testing import (
     score,
     shown,
 )
-from tests.device import device
 from tests.outside import NAME as OUTSIDE
 from tests.outside import installed
+from tests.support.device import device
 from tests.support.seams import LIMITS
 
 

@@ -35,8 +35,8 @@ from tests.golden.frcnn_vg_tiny import write_checkpoint
 from tests.hub import WRITER, Repository, log_in, serving
 from tests.inputs.video_writing import FORMS, drawn, written
 from tests.judgements.data import write_lines
-from tests.seeded import CASES, uniter
 from tests.snippets import commands, run_snippets
+from tests.support.seeded import CASES, uniter
 from tests.weights.conftest import write_open_clip
 from tests.weights.test_uniter import released
 from tools.documents import CHECKOUT

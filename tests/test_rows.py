@@ -30,8 +30,8 @@ from capeval_core.inputs.samples import check_samples
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.row_store import RowStore, check_folder, read_shard, write_shard
 from capeval_core.rows import COMMON, RowCollector, canonical, content_key, row_schema
-from tests.small_disk import fill
 from tests.support.seams import LIMITS
+from tests.support.small_disk import fill
 
 SCHEMA = row_schema(pa.field("cosine", pa.float32()), pa.field("near", pa.list_(pa.float32())))
 WITHOUT_DOWNLOADS = {name: {"regions": "colours", "phrases": "chunks"} for name in ("hices", "refhices")}

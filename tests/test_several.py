@@ -18,7 +18,7 @@ from capeval_core.registry import metric_class
 from capeval_core.result import Result
 from capeval_core.scores.pac import PacS
 from capeval_core.several import Task, encode_tasks
-from tests.counting import counted
+from tests.support.counting import counted
 from tests.support.seams import LIMITS
 
 Pictures = list[NDArray[np.uint8]]

@@ -16,7 +16,7 @@ import pytest
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.writing import whole_folder, write_whole
-from tests.seeded import encoder
+from tests.support.seeded import encoder
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.adversarial.case import GREY, Case, World
-from tests.seeded import write_config
+from tests.support.seeded import write_config
 
 Config = dict[str, Any]
 

@@ -19,8 +19,8 @@ from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.scores.box_source import box_source_opener
 from tests.cli.conftest import Ran
-from tests.encoders.seeded_x152 import checkpoint, network
 from tests.inputs.box_writing import SIZE, detected
+from tests.support.seeded import x152, x152_checkpoint
 
 Capeval = Callable[..., Ran]
 
@@ -207,7 +207,7 @@ def test_a_released_database_says_what_to_do_where_features_are_read(released: P
 
 
 def test_the_converted_detector_finds_regions(capeval: Capeval, tmp_path: Path) -> None:
-    path, weights, images = checkpoint(tmp_path / "model.pth"), tmp_path / "weights", tmp_path / "images"
+    path, weights, images = x152_checkpoint(tmp_path / "model.pth"), tmp_path / "weights", tmp_path / "images"
     settings = {"PRE_NMS_TOP_N_TEST": 50, "POST_NMS_TOP_N_TEST": 30}  # 1,000 of each level take long
     path.with_name("detectron_config.yaml").write_text(json.dumps({"MODEL": {"RPN": settings}}))
     ran = capeval("convert", "x152", path, "--out", weights)
@@ -226,7 +226,7 @@ def test_the_converted_detector_finds_regions(capeval: Capeval, tmp_path: Path) 
     assert json.loads((out / "regions.json").read_text())["selection"] == "all"
     found = BoxFeatureStore.open(out)["1"].decode()
     with Image.open(images / "1.png") as image:
-        tiny = network()
+        tiny = x152()
         released = type(tiny)(config, tiny.network.state_dict(), device="cpu").detect(image)
     assert np.array_equal(found.features, released.features) and len(found) <= 100
     assert "2 found" in capeval(*command).out

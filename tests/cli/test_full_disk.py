@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import CAPTIONS, Ran
-from tests.small_disk import fill
 from tests.support.seams import LIMITS
+from tests.support.small_disk import fill
 
 
 @pytest.mark.parametrize("what", ["full", "read-only"])

@@ -19,14 +19,13 @@ from capeval_core._version import __version__
 from capeval_core.registry import METRICS, NETWORKS, metric_class, network_of
 from capeval_core.weights.catalogue import LICENCES, TINY_OF, WEIGHTS
 from capeval_core.weights.folder import TINY, open_weights
-from tests import seeded
 from tests.cli.conftest import Ran
-from tests.encoders import original_eva_clip, seeded_x152, test_open_clip
 from tests.golden import recipe
 from tests.golden.frcnn_vg_tiny import write_checkpoint
 from tests.hub import READER, WRITER, Fault, Hub, Repository, log_in, serving
-from tests.seeded import write_config
+from tests.support import eva_checkpoint, seeded
 from tests.support.seams import LIMITS
+from tests.support.seeded import write_config
 
 Capeval = Callable[..., Ran]
 SOURCE = "git+https://example.org/someone/capeval@1f3c9a2b"
@@ -62,13 +61,13 @@ def files(hub: Hub, repository: str) -> dict[str, bytes]:
     return {path: content for path, content in revision[1].items() if path != ".gitattributes"}
 
 
-EVA_FLAGS = ("--head-width", original_eva_clip.Sizes().head_width)
+EVA_FLAGS = ("--head-width", eva_checkpoint.Sizes().head_width)
 RESEARCH = '(research only: "The data and checkpoint is intended and licensed for research use only.")'
 
 
 def eva_clip(folder: Path) -> tuple[object, ...]:
     """Arguments of `capeval convert` for a small EVA-CLIP."""
-    torch.save(original_eva_clip.seeded(), folder / "eva.pt")
+    torch.save(eva_checkpoint.seeded(), folder / "eva.pt")
     return ("eva-clip", folder / "eva.pt", *EVA_FLAGS)
 
 
@@ -181,11 +180,11 @@ def test_weights_of_every_network_are_whole_on_the_hub(
         ran = capeval("convert", *arguments, "--out", mine, "--licence", "MIT")
         assert ran.status == 0, ran.err
     elif kind == "open_clip":
-        test_open_clip.repository(mine)
+        seeded.open_clip_repository(mine)
     elif kind in ("blip2", "scene_regions"):
         shutil.copytree(TINY / TINY_OF[kind], mine)
     elif kind == "x152":
-        seeded_x152.network().save_pretrained(mine)
+        seeded.x152().save_pretrained(mine)
     elif kind in ("uniter", "vilbert"):
         getattr(seeded, kind)().save_pretrained(mine)
     elif kind == "clip":

@@ -25,7 +25,7 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.scores.box_source import FirstBoxes
 from capeval_core.weights.catalogue import FASTER_RCNN_VG, X152_VG, WeightsEntry
 from tests.cli.conftest import Ran
-from tests.seeded import uniter
+from tests.support.seeded import uniter
 
 Capeval = Callable[..., Ran]
 IDS = ["0", "1", "2", "3", "4", "5"]

@@ -14,7 +14,7 @@ from PIL import Image
 import capeval_core
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
 from tests.cli.conftest import Ran
-from tests.counting import counted
+from tests.support.counting import counted
 
 CAPTIONS = {"clip1": ["a red circle", "two stars"], "clip2": "a star", "clip3": "hearts", "clip4": "a cross"}
 REFERENCES = {

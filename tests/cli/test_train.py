@@ -12,7 +12,7 @@ import pytest
 from capeval_core.training.positives import CAPTION, Positive
 from capeval_core.weights.folder import WeightsFolder
 from tests.cli.conftest import Ran
-from tests.seeded import encoder
+from tests.support.seeded import encoder
 from tests.training import pac_pairs
 from tests.training.positive_writing import write_positives
 from tests.training.scenes import arguments, write_set

@@ -22,10 +22,9 @@ from capeval_core.models.model import CheckedModel
 from capeval_core.regions.regions import Regions
 from capeval_core.registry import network
 from capeval_core.weights.folder import open_weights
-from tests.encoders import seeded_x152, test_eva_clip
-from tests.encoders.test_open_clip import repository
 from tests.golden import recipe
-from tests.seeded import CASES, faster_rcnn_release, made_up_boxes
+from tests.support import seeded
+from tests.support.seeded import CASES, faster_rcnn_release, made_up_boxes
 
 Floats = NDArray[np.float32]
 Arrays = dict[str, Floats]
@@ -51,12 +50,13 @@ def _original(kind: str) -> CheckedModel:
     class_: Any = network(kind)
     if kind == "open_clip":
         with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
-            found = open_weights(str(repository(Path(folder) / "timm")), metric="eco", tiny="")
+            made = seeded.open_clip_repository(Path(folder) / "timm")
+            found = open_weights(str(made), metric="eco", tiny="")
             return OpenClipEncoder.open(found, device="cpu")
     if kind == "eva_clip":
-        return test_eva_clip.encoder()
+        return seeded.eva()
     if kind == "x152":
-        return seeded_x152.network()
+        return seeded.x152()
     if kind == "faster_rcnn":
         found = faster_rcnn_release()
         return class_(found.config, found.tensors, device="cpu")

@@ -15,7 +15,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.inputs.boxes import InputBoxes
 from tests.cuda.fake import fake_cuda
 from tests.cuda.networks import on
-from tests.seeded import made_up_boxes, uniter, vilbert
+from tests.support.seeded import made_up_boxes, uniter, vilbert
 
 TEXTS, BOXES = [(2, 5, 6, 3), (2, 7, 8, 3)], 9
 """Of one length, since padding would be counted."""

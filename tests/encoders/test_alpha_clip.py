@@ -29,8 +29,8 @@ from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionsError, RegionSource
 from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import WeightsError
-from tests.counting import counted
-from tests.seeded import alpha_encoder, alpha_release, write_config
+from tests.support.counting import counted
+from tests.support.seeded import alpha_encoder, alpha_release, write_config
 
 Floats = NDArray[np.float32]
 Masks = NDArray[np.bool_]

@@ -11,7 +11,7 @@ from torch import Tensor
 from capeval_core.encoders import bert, cuda_blocks
 from capeval_core.encoders.cuda_blocks import Kernels
 from capeval_core.models.device import triton_version
-from tests.seeded import uniter
+from tests.support.seeded import uniter
 
 pytestmark = pytest.mark.skipif(triton_version() is None, reason="triton is not installed")
 

@@ -26,7 +26,7 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.weights.folder import WeightsError
 from tests.golden.blip2_itm import Case
 from tests.hub import Repository, ask, serving
-from tests.seeded import write_config
+from tests.support.seeded import write_config
 
 CASE = Path(__file__).parents[1] / "golden" / "cases" / "blip2-itm"
 

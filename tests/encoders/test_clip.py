@@ -25,8 +25,8 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import paired_cosine
 from capeval_core.models.batching import count_forwards
 from capeval_core.models.device import exact_float32
-from tests.counting import counted
-from tests.seeded import HEADS, encoder, release
+from tests.support.counting import counted
+from tests.support.seeded import HEADS, encoder, release
 
 Floats = NDArray[np.float32]
 EVERY = pytest.mark.parametrize("case", HEADS)

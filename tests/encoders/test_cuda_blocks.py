@@ -20,8 +20,8 @@ from capeval_core.encoders.cuda_blocks import PYTORCH, Causal, Kernels, usable_k
 from capeval_core.models.batching import BatchSize, count_forwards
 from capeval_core.models.device import triton_version
 from tests.encoders.test_clip import WORDS
-from tests.interpreter import like_a_gpu
-from tests.seeded import encoder
+from tests.support.interpreter import like_a_gpu
+from tests.support.seeded import encoder
 
 Floats = NDArray[np.float32]
 NOTHING = FeatureCache(0)

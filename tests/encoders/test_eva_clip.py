@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.eva_clip import EvaClipEncoder, EvaTower, empty_eva_clip
 from capeval_core.inputs.visual import InputImage
-from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import WeightsError
-from tests.encoders.original_eva_clip import Sizes, Tensors, image_feature, seeded, text_feature
-from tests.seeded import write_config
+from tests.support.eva_checkpoint import Sizes, image_feature, text_feature
+from tests.support.seeded import eva, eva_release, eva_tensors, write_config
 
 Floats = NDArray[np.float32]
 TEXTS = ["a dog", "two red circles on the left of a very long road", "", "A Dog", "it's 3 o'clock: " * 30]
@@ -46,28 +45,6 @@ FULL: dict[str, Any] = {
     },
 }
 """EVA-CLIP-18B, as its authors' configuration says."""
-
-
-@cache
-def release(norm: str = "post", half: bool = False) -> Release:
-    """The seeded checkpoint, converted; treat it as read-only."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "seeded.pt"
-        torch.save(checkpoint(half), path)
-        return EvaClipEncoder.convert(path, head_width=Sizes().head_width, norm=norm)
-
-
-@cache
-def checkpoint(half: bool = False) -> Tensors:
-    return {name: tensor.half() if half else tensor for name, tensor in seeded().items()}
-
-
-@cache
-def encoder(norm: str = "post", dtype: str = "float32", half: bool = False) -> EvaClipEncoder:
-    found = release(norm, half)
-    return EvaClipEncoder(found.config, found.tensors, device="cpu", dtype=dtype)
 
 
 def image(seed: int, height: int = 40, width: int = 33) -> InputImage:
@@ -96,17 +73,17 @@ def off(found: Floats, expected: Floats) -> float:
 @pytest.mark.parametrize("half", [False, True])
 def test_images_are_those_of_the_architecture_written_out(norm: str, half: bool) -> None:
     shown = [image(seed, 20 + 7 * seed, 50 - 5 * seed) for seed in range(4)]
-    of = encoder(norm, half=half)
+    of = eva(norm, half=half)
     pixels = [torch.from_numpy(of.preprocess(one.load())) for one in shown]
-    expected = [image_feature(checkpoint(half), each, norm=norm).float().numpy() for each in pixels]
+    expected = [image_feature(eva_tensors(half), each, norm=norm).float().numpy() for each in pixels]
     assert off(image_features(of, shown), np.stack(expected)) < 1e-5
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_texts_are_those_of_the_architecture_written_out(half: bool) -> None:
-    ids = encoder().tokenizer.encode(TEXTS).ids
-    expected = [text_feature(checkpoint(half), list(row)).float().numpy() for row in ids]
-    assert off(text_features(encoder(half=half), TEXTS), np.stack(expected)) < 1e-5
+    ids = eva().tokenizer.encode(TEXTS).ids
+    expected = [text_feature(eva_tensors(half), list(row)).float().numpy() for row in ids]
+    assert off(text_features(eva(half=half), TEXTS), np.stack(expected)) < 1e-5
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -130,20 +107,20 @@ def test_the_tower_is_timms_of_this_configuration(norm: str) -> None:
     ).eval()
     tower = {
         name.removeprefix("visual."): tensor
-        for name, tensor in checkpoint().items()
+        for name, tensor in eva_tensors().items()
         if name.startswith("visual.") and "head" not in name
     }
     theirs.load_state_dict(tower)
     pixels = torch.randn(3, 3, sizes.image, sizes.image, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
-        expected = theirs(pixels) @ checkpoint()["visual.head.weight"].T
-        found = encoder(norm).model.visual(pixels)
+        expected = theirs(pixels) @ eva_tensors()["visual.head.weight"].T
+        found = eva(norm).model.visual(pixels)
     assert off(found.numpy(), expected.numpy()) < 1e-5
 
 
 def test_what_the_norms_place_changes_features() -> None:
     """Else the two tests above would hold for a tower that forgets it."""
-    assert off(image_features(encoder("post"), [image(1)]), image_features(encoder("pre"), [image(1)])) > 0.1
+    assert off(image_features(eva("post"), [image(1)]), image_features(eva("pre"), [image(1)])) > 0.1
 
 
 # ---- its true size
@@ -177,17 +154,17 @@ def test_the_smaller_model_of_the_release_has_its_size_too() -> None:
 
 
 def test_narrow_weights_are_widened_as_they_run_not_kept_wide() -> None:
-    narrow = encoder(half=True)
+    narrow = eva(half=True)
     kept = {name: tensor.dtype for name, tensor in narrow.model.state_dict().items()}
     assert {dtype for name, dtype in kept.items() if name.startswith("visual.")} == {torch.float16}
     assert {dtype for name, dtype in kept.items() if not name.startswith("visual.")} == {torch.float32}
-    tensors = {name: tensor.float() for name, tensor in release(half=True).tensors.items()}
-    wide = EvaClipEncoder(release(half=True).config, tensors, device="cpu")
+    tensors = {name: tensor.float() for name, tensor in eva_release(half=True).tensors.items()}
+    wide = EvaClipEncoder(eva_release(half=True).config, tensors, device="cpu")
     assert np.array_equal(image_features(narrow, [image(3)]), image_features(wide, [image(3)]))
 
 
 def test_tensors_are_not_copied_where_they_fit() -> None:
-    found = release(half=True)
+    found = eva_release(half=True)
     for dtype in ("float32", "float16"):
         model = EvaClipEncoder(found.config, found.tensors, device="cpu", dtype=dtype).model
         for name, tensor in model.state_dict().items():
@@ -199,14 +176,14 @@ def test_tensors_are_not_copied_where_they_fit() -> None:
 def test_narrow_types_are_near(dtype: str) -> None:
     shown = [image(seed) for seed in range(3)]
     limit = 3e-2 if dtype == "float16" else 3e-1
-    assert off(image_features(encoder(dtype=dtype), shown), image_features(encoder(), shown)) < limit
-    assert off(text_features(encoder(dtype=dtype), TEXTS), text_features(encoder(), TEXTS)) < limit
-    assert image_features(encoder(dtype=dtype), shown).dtype == np.float32
+    assert off(image_features(eva(dtype=dtype), shown), image_features(eva(), shown)) < limit
+    assert off(text_features(eva(dtype=dtype), TEXTS), text_features(eva(), TEXTS)) < limit
+    assert image_features(eva(dtype=dtype), shown).dtype == np.float32
 
 
 def test_squares_beyond_float16_do_not_harm() -> None:
     """Before the norm that follows it an MLP may give thousands, whose squares float16 cannot hold."""
-    found = release()
+    found = eva_release()
     name = "visual.blocks.1.mlp.fc2.weight"
     tensors = {**found.tensors, name: found.tensors[name] * 3000}
     wide, narrow = (
@@ -221,28 +198,25 @@ def test_squares_beyond_float16_do_not_harm() -> None:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=7), st.integers(1, 5))
 @settings(max_examples=15, deadline=None)
 def test_any_order_and_any_batch(order: list[int], batch_size: int) -> None:
-    alone = np.concatenate([image_features(encoder(), [image(seed)]) for seed in range(6)])
-    found = image_features(encoder(), [image(seed) for seed in order], batch_size=batch_size)
+    alone = np.concatenate([image_features(eva(), [image(seed)]) for seed in range(6)])
+    found = image_features(eva(), [image(seed) for seed in order], batch_size=batch_size)
     assert off(found, alone[order]) < 1e-5
     texts = [f"{seed} dogs" + " and a cat" * seed for seed in range(6)]
-    separate = np.concatenate([text_features(encoder(), [text]) for text in texts])
-    assert (
-        off(text_features(encoder(), [texts[i] for i in order], batch_size=batch_size), separate[order])
-        < 1e-5
-    )
+    separate = np.concatenate([text_features(eva(), [text]) for text in texts])
+    assert off(text_features(eva(), [texts[i] for i in order], batch_size=batch_size), separate[order]) < 1e-5
 
 
 def test_a_image_that_cannot_be_read_costs_its_row(tmp_path: Path) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"nothing")
-    (part,) = encoder().encode_images([image(1), InputImage.of(broken)], cache=FeatureCache(0))
+    (part,) = eva().encode_images([image(1), InputImage.of(broken)], cache=FeatureCache(0))
     assert np.isfinite(part.features[0]).all() and np.isnan(part.features[1]).all()
     assert part.errors[0] is None and "broken.jpg" in str(part.errors[1])
 
 
 def test_images_and_texts_are_kept() -> None:
     kept = FeatureCache(1 << 20)
-    first = image_features(encoder(), [image(1)], cache=kept)
+    first = image_features(eva(), [image(1)], cache=kept)
     forward, runs = EvaTower.forward, []
 
     def counted(self: EvaTower, pixels: torch.Tensor) -> torch.Tensor:
@@ -251,10 +225,8 @@ def test_images_and_texts_are_kept() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EvaTower, "forward", counted)
-        assert np.array_equal(
-            image_features(encoder(), [image(1), image(1)], cache=kept), np.repeat(first, 2, 0)
-        )
-        image_features(encoder(), [image(2)] * 3, cache=kept)
+        assert np.array_equal(image_features(eva(), [image(1), image(1)], cache=kept), np.repeat(first, 2, 0))
+        image_features(eva(), [image(2)] * 3, cache=kept)
     assert runs == [1]
 
 
@@ -263,7 +235,7 @@ def test_images_and_texts_are_kept() -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Iterator[Path]:
-    found = release(half=True)
+    found = eva_release(half=True)
     EvaClipEncoder(found.config, found.tensors, device="cpu").save_pretrained(tmp_path / "eva")
     yield tmp_path / "eva"
 
@@ -274,7 +246,7 @@ def test_saved_weights_come_back(saved: Path) -> None:
     stored = load_file(saved / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
     found = EvaClipEncoder.from_pretrained(saved, device="cpu")
-    assert np.array_equal(image_features(found, [image(5)]), image_features(encoder(half=True), [image(5)]))
+    assert np.array_equal(image_features(found, [image(5)]), image_features(eva(half=True), [image(5)]))
     for dtype in ("float16", "bfloat16"):  # the canary is within its tolerance
         assert EvaClipEncoder.from_pretrained(saved, device="cpu", dtype=dtype).dtype == dtype
     assert found.fingerprint == EvaClipEncoder.from_pretrained(saved, device="cpu").fingerprint
@@ -299,18 +271,18 @@ def test_the_canary_sees_what_tensors_do_not_show(saved: Path, setting: tuple[st
     ],
 )  # fmt: skip
 def test_tensors_must_fit(change: Any, message: str) -> None:
-    tensors = dict(release().tensors)
+    tensors = dict(eva_release().tensors)
     change(tensors)
     with pytest.raises(WeightsError, match=message):
-        EvaClipEncoder(release().config, tensors, device="cpu")
+        EvaClipEncoder(eva_release().config, tensors, device="cpu")
 
 
 def test_every_wrong_setting_of_a_config_is_named() -> None:
-    config = json.loads(json.dumps(release().config))
+    config = json.loads(json.dumps(eva_release().config))
     config["architecture"]["vision"] |= {"norm": "both", "rope": True}
     del config["architecture"]["vision"]["mlp_width"]
     config["activation"] = "quick_gelu"
     with pytest.raises(WeightsError) as caught:
-        EvaClipEncoder(config, release().tensors, device="cpu")
+        EvaClipEncoder(config, eva_release().tensors, device="cpu")
     for told in ("has rope", "lacks mlp_width", "norm is 'both'", "activation is 'quick_gelu'"):
         assert told in str(caught.value)

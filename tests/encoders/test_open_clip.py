@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from open_clip.model import CLIP, CustomTextCLIP
 from PIL import Image
-from safetensors.torch import save_file
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
@@ -20,45 +17,14 @@ from capeval_core.encoders.open_clip import OpenClipEncoder
 from capeval_core.inputs.visual import InputImage
 from capeval_core.registry import network_of
 from capeval_core.weights.folder import WeightsError, open_weights
+from tests.support.seeded import open_clip_repository
 
 TEXTS = ["a dog runs on grass", "two red circles", "dog " * 90, "a dog"]
-TEXT = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2, "mlp_ratio": 3.0}
-TOWER = {
-    "timm_model_name": "test_vit",
-    "timm_model_pretrained": False,
-    "timm_pool": "token",
-    "timm_proj": "linear",
-    "image_size": 160,
-}
-PREPROCESS = {
-    "size": 160,
-    "mean": [0.0, 0.0, 0.0],
-    "std": [1.0, 1.0, 1.0],
-    "interpolation": "bilinear",
-    "resize_mode": "shortest",
-}
-
-
-def repository(folder: Path, *, custom: bool = True, quick: bool = False, **vision: Any) -> Path:
-    """A seeded model in open_clip's format."""
-    model_cfg = {"embed_dim": 24, "vision_cfg": {**TOWER, **vision}, "text_cfg": TEXT, "custom_text": custom}
-    model_cfg |= {"quick_gelu": True} if quick else {}
-    torch.manual_seed(5)
-    kind = CustomTextCLIP if custom else CLIP
-    model = kind(24, TOWER, TEXT)
-    folder.mkdir()
-    save_file(
-        {name: t.contiguous() for name, t in model.state_dict().items()},
-        folder / "open_clip_model.safetensors",
-    )
-    config = {"model_cfg": model_cfg, "preprocess_cfg": PREPROCESS}
-    (folder / "open_clip_config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return repository(tmp_path_factory.mktemp("timm") / "mobile")
+    return open_clip_repository(tmp_path_factory.mktemp("timm") / "mobile")
 
 
 def opened(folder: Path, dtype: str = "float32") -> OpenClipEncoder:
@@ -81,7 +47,7 @@ def features(encoder: OpenClipEncoder) -> tuple[Any, Any]:
 @pytest.mark.parametrize("quick", [False, True])
 @torch.inference_mode()
 def test_features_are_those_of_open_clip(tmp_path: Path, quick: bool) -> None:
-    folder = repository(tmp_path / "mobile", quick=quick)
+    folder = open_clip_repository(tmp_path / "mobile", quick=quick)
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     model.eval()
     image_features, text_features = features(opened(folder))
@@ -93,7 +59,7 @@ def test_features_are_those_of_open_clip(tmp_path: Path, quick: bool) -> None:
 
 
 def test_towers_named_as_in_plain_clip_are_the_same(folder: Path, tmp_path: Path) -> None:
-    plain = repository(tmp_path / "plain", custom=False)
+    plain = open_clip_repository(tmp_path / "plain", custom=False)
     assert np.allclose(features(opened(plain))[0].shape, features(opened(folder))[0].shape)
 
 
@@ -131,7 +97,7 @@ def test_building_it_leaves_the_users_random_numbers_alone(folder: Path) -> None
 )
 def test_what_is_not_known_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     with pytest.raises(WeightsError, match="weights 'odd'") as caught:
-        opened(repository(tmp_path / "odd", **change))
+        opened(open_clip_repository(tmp_path / "odd", **change))
     assert said in str(caught.value)
 
 

@@ -21,7 +21,7 @@ from capeval_core.encoders.uniter_model import Uniter, build_uniter
 from capeval_core.encoders.vilbert_model import Vilbert, build_vilbert
 from capeval_core.models import copies
 from capeval_core.models.copies import arrays_of, indices_on_device, rows_on_device
-from tests.seeded import uniter, vilbert
+from tests.support.seeded import uniter, vilbert
 
 LENGTHS = [2, 3, 3, 9, 10, 40]
 OTHERS = [2, 5, 4, 12, 10, 41]

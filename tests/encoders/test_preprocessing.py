@@ -20,7 +20,7 @@ from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
 from capeval_core.inputs.visual import InputImage
-from tests.seeded import encoder
+from tests.support.seeded import encoder
 
 TINY = Path(capeval_core.__file__).parent / "weights" / "tiny"
 

@@ -18,7 +18,7 @@ from capeval_core.encoders.stream import encode_stream
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.regions import rle
-from tests.seeded import alpha_encoder
+from tests.support.seeded import alpha_encoder
 
 CPU = torch.device("cpu")
 TRANSFORMS: tuple[MaskTransform, ...] = ("square_crop", "released", "released_no_antialias")

@@ -19,7 +19,7 @@ from capeval_core.encoders.uniter_model import Uniter
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.models.batching import count_forwards
 from capeval_core.weights.folder import WeightsError
-from tests.seeded import LETTERS, WORDS, made_up_boxes, uniter, write_config
+from tests.support.seeded import LETTERS, WORDS, made_up_boxes, uniter, write_config
 
 TEXTS = ["a red dog", "dog", "", "a dog on a red lawn and a red dog on it", "dog", "red"]
 

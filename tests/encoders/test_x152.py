@@ -22,7 +22,9 @@ from capeval_core.models.batching import count_forwards
 from capeval_core.regions.features import RegionEncoder
 from capeval_core.scores.box_source import box_source_opener
 from capeval_core.weights.folder import WeightsError
-from tests.encoders.seeded_x152 import CONFIG, network, tensors
+from tests.support.seeded import X152_CONFIG as CONFIG
+from tests.support.seeded import x152 as network
+from tests.support.seeded import x152_tensors as tensors
 
 
 def drawn(width: int = 90, height: int = 60, seed: int = 0, mode: str = "RGB") -> Image.Image:

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from tests.device import VARIABLE, device
 from tests.golden.comparison import UnreadableCaseError
+from tests.support.device import VARIABLE, device
 
 
 def find_module(case: str) -> ModuleType:

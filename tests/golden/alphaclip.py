@@ -23,9 +23,9 @@ from capeval_core.encoders.alpha_clip import AlphaClipEncoder, Row
 from capeval_core.encoders.preprocessing import MaskTransform
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.canary import cosines
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.support.device import device
 
 Array = NDArray[Any]
 

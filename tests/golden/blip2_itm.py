@@ -25,9 +25,9 @@ from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.blip2_model import matched_states
 from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import best_query_cosine, unit
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.support.device import device
 
 Array = NDArray[Any]
 

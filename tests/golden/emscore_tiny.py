@@ -41,9 +41,9 @@ from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.video import VideoOptions, VideoPacS, VideoRefPacS
 from capeval_core.scores.video_formulas import Components
 from capeval_core.scores.video_rows import video_feature
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.support.device import device
 
 Array = NDArray[Any]
 

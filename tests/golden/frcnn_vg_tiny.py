@@ -25,9 +25,9 @@ from capeval_core.encoders.faster_rcnn import Detections, FasterRcnn
 from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.conversion import Release, rename, tensor_problems
 from capeval_core.weights.faster_rcnn import FasterRcnnConversion
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.support.device import device
 
 Array = NDArray[Any]
 Json = dict[str, Any]

@@ -21,10 +21,10 @@ from PIL import Image
 
 from capeval_core.regions.object_aware import letterbox, read_output
 from capeval_core.regions.sam import Sam
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 from tests.regions import original_sam
+from tests.support.device import device
 
 Array = NDArray[Any]
 

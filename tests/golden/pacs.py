@@ -25,9 +25,9 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import grouped_cosine, paired_cosine
 from capeval_core.scores.pac import pac_score, ref_pac_score
 from capeval_core.weights.conversion import Release
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.support.device import device
 
 Array = NDArray[Any]
 

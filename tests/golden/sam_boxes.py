@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.regions.sam import Sam
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.support.device import device
 
 Array = NDArray[Any]
 

@@ -29,9 +29,9 @@ from capeval_core.regions.selection import boxes_kept
 from capeval_core.registry import load
 from capeval_core.scores.box_source import FirstBoxes, boxes_by_id
 from capeval_core.training.umic import ranking_loss
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.support.device import device
 
 Array = NDArray[Any]
 

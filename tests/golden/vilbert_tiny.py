@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.vilbert import VilbertEncoder
 from capeval_core.inputs.boxes import InputBoxes
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.support.device import device
 
 Array = NDArray[Any]
 

@@ -27,9 +27,9 @@ from capeval_core.regions.features import RegionEncoder
 from capeval_core.scores.box_source import box_source_opener
 from capeval_core.weights.conversion import Release, rename, tensor_problems
 from capeval_core.weights.x152 import X152Conversion
-from tests.device import device
 from tests.golden import recipe
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.support.device import device
 
 Array = NDArray[Any]
 Json = dict[str, Any]

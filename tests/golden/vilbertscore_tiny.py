@@ -22,9 +22,9 @@ from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.result import Result
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.vilbert import VilbertOptions, VilbertScore
-from tests.device import device
 from tests.golden.comparison import Comparison, UnreadableCaseError, compare
 from tests.golden.vilbert_tiny import STATES, opened, read_json, text_of
+from tests.support.device import device
 
 Array = NDArray[Any]
 

@@ -29,8 +29,8 @@ from capeval_core.integrations.module_description import module_description, mod
 from capeval_core.options import describe_options
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, media_of, metric_class
 from capeval_core.reranking import Reranker
-from tests.counting import counted
 from tests.integrations.ranks import run_ranks
+from tests.support.counting import counted
 
 ROOT = Path(__file__).parents[2]
 NAMES = capeval_core.list_metrics()

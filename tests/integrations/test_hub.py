@@ -16,9 +16,9 @@ from capeval_core import publishing
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC, VILBERT, X152_VG, WeightsEntry
-from tests.encoders import seeded_x152
 from tests.hub import WRITER, Fault, Hub, ask, log_in, serving
-from tests.seeded import faster_rcnn, release, uniter, vilbert
+from tests.support import seeded
+from tests.support.seeded import faster_rcnn, release, uniter, vilbert
 
 CAPTIONS = ["a dog on the grass", "two red circles"]
 REFERENCES = [["a dog"], ["some circles", "a drawing"]]
@@ -219,7 +219,7 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     ("name", "scorer_of", "detector_of", "entries"),
     [
         ("umic", uniter, faster_rcnn, (UMIC, FASTER_RCNN_VG)),
-        ("vilbertscore", vilbert, seeded_x152.network, (VILBERT, X152_VG)),
+        ("vilbertscore", vilbert, seeded.x152, (VILBERT, X152_VG)),
     ],
 )
 def test_module_scorer_and_detector_come_from_the_hub(

@@ -18,7 +18,7 @@ import capeval_core
 from capeval_core.cache import ImageFirst
 from capeval_core.errors import InputError
 from capeval_core.integrations import reward
-from tests.counting import counted, watched
+from tests.support.counting import counted, watched
 from tools.captions import describe, foils
 from tools.scenes import draw, sample_scene
 

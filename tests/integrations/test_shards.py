@@ -25,7 +25,7 @@ from capeval_core.errors import FileError
 from capeval_core.integrations.shards import BatchScorer, score_shard
 from capeval_core.registry import METRICS, metric_class
 from tests.integrations.shard_files import picture, rows_of, write_parquet
-from tests.small_disk import fill
+from tests.support.small_disk import fill
 
 EACH = [name for name in METRICS if name != "eco"]
 """The metrics that score captions by themselves."""

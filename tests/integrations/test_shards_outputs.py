@@ -21,8 +21,8 @@ from capeval_core.integrations.shards.outputs import COUNTS, NOTE, sealed, whole
 from capeval_core.integrations.shards.places import Place
 from capeval_core.reports.canvas import REGIONS
 from tests.integrations.shard_files import rows_of, write_parquet
-from tests.small_disk import fill
 from tests.support.seams import LIMITS
+from tests.support.small_disk import fill
 
 
 def write_output(

@@ -18,7 +18,7 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.reranking import Reranker
-from tests.counting import counted
+from tests.support.counting import counted
 
 torchmetrics = pytest.importorskip("torchmetrics")
 

@@ -27,9 +27,9 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.integrations import CaptionMetrics
 from capeval_core.integrations.generated import Row, rows_of_evaluation
-from tests.counting import counted, watched
 from tests.integrations.captioner import Scenes, make_trainer
 from tests.integrations.trainer_ranks import run_trainer_ranks
+from tests.support.counting import counted, watched
 from tests.test_import import loaded
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ import capeval_core
 from capeval_core.integrations import CaptionMetrics, reward
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
 from capeval_core.scores.idf import TokenIdf
-from tests.counting import counted
 from tests.integrations.ranks import run_ranks
+from tests.support.counting import counted
 
 ROOT = Path(__file__).parents[2]
 CAPTIONS = ["a red circle", "two blue squares", "a small green star", "hearts", "nothing"]

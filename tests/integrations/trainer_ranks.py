@@ -54,8 +54,8 @@ def evaluate_everything(found: dict[str, Any], count: int, folder: Path) -> None
     import torch
 
     from capeval_core.integrations import CaptionMetrics
-    from tests.counting import counted
     from tests.integrations.captioner import Scenes, make_trainer
+    from tests.support.counting import counted
 
     scenes = Scenes(count)
     metrics = CaptionMetrics(

@@ -12,7 +12,7 @@ from capeval_core.matching import paths, triton_kernels
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.matching.paths import OLDEST_TRITON, find_path, reference_matches, triton_matches
 from capeval_core.matching.sets import Best
-from tests.interpreter import like_a_gpu
+from tests.support.interpreter import like_a_gpu
 
 triton = pytest.importorskip("triton")
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from capeval_core.matching import triton_kernels
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.matching.triton_kernels import Plan, Side, Tile
-from tests.interpreter import like_a_gpu
+from tests.support.interpreter import like_a_gpu
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")

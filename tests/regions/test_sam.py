@@ -22,8 +22,8 @@ from capeval_core.weights.folder import WeightsError
 from capeval_core.weights.sam import DECODER_NAMES, ENCODER_NAMES
 from tests.golden import recipe
 from tests.regions import original_sam
-from tests.seeded import write_config
 from tests.support.seams import LIMITS
+from tests.support.seeded import write_config
 
 CASE = Path(__file__).parents[1] / "golden" / "cases" / "sam-boxes-tiny"
 BOXES = np.array([[10, 10, 60, 70], [0, 0, 160, 100], [100, 20, 104, 90]], dtype=np.float32)

@@ -21,8 +21,8 @@ from capeval_core.registry import metric_class
 from capeval_core.scores.pac import pac_score, ref_pac_score
 from capeval_core.weights.catalogue import ALPHA_L14, CLIP_B32, PACS_B32
 from capeval_core.weights.folder import WeightsError
-from tests.seeded import write_config
 from tests.support.seams import LIMITS
+from tests.support.seeded import write_config
 
 COSINES = st.floats(-1, 1)
 

@@ -19,7 +19,7 @@ from capeval_core.models.batching import count_forwards
 from capeval_core.regions.features import BoxVisual
 from capeval_core.scores.umic import umic_score
 from capeval_core.weights.folder import WeightsError
-from tests.seeded import made_up_boxes, uniter, write_config
+from tests.support.seeded import made_up_boxes, uniter, write_config
 
 SCENES = demo_set()[:4]
 

@@ -27,8 +27,8 @@ from capeval_core.scores.video import VideoPacS
 from capeval_core.scores.video_formulas import Components, fine_score
 from capeval_core.scores.video_rows import Pairs, text_feature, video_feature
 from tests.inputs import video_writing
-from tests.seeded import encoder
 from tests.support.seams import LIMITS
+from tests.support.seeded import encoder
 
 CLOSE = 1e-6
 CAPTIONS = [

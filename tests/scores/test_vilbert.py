@@ -20,8 +20,8 @@ from capeval_core.scores import vilbert_rows
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.vilbert import VilbertOptions, VilbertScore, f_score, weighted_means
 from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedText, Matcher
-from tests.seeded import LETTERS, made_up_boxes, vilbert
 from tests.support.seams import LIMITS
+from tests.support.seeded import LETTERS, made_up_boxes, vilbert
 
 CAPTIONS = ["a red dog", "dog", "a cat sat on a red mat"]
 REFERENCES = [["a dog", "red dogs run", "a red dog"], ["a dog"], ["a cat on a mat", "mat"]]

@@ -28,8 +28,8 @@ from capeval_core.training.captioner import Captioner, find_captioner
 from capeval_core.training.positive_shards import PositiveShards, Shard
 from capeval_core.training.positives import CAPTION, IMAGE, Positive, Source, read_positives
 from capeval_core.training.text_to_image import BLACK, TextToImage, _png, find_text_to_image
-from tests.small_disk import fill
 from tests.support.seams import LIMITS
+from tests.support.small_disk import fill
 from tests.training.generative import SIZE, arguments, contents, generated, write_pipeline
 
 

@@ -27,7 +27,7 @@ from capeval_core.training.pairs import PairOrder, Pairs, held_out
 from capeval_core.training.projections import Temperature
 from capeval_core.training.state import locked
 from capeval_core.weights.folder import TINY
-from tests.seeded import encoder
+from tests.support.seeded import encoder
 from tests.training.pac_pairs import arguments, train, write_pairs
 from tests.training.scenes import log_of, run_until_killed, tensors_of
 

@@ -17,7 +17,7 @@ from capeval_core.training.lora import AdaptedClip
 from capeval_core.training.projections import Projections
 from capeval_core.training.towers import PixelsAndIds, TowerEncoder, TowerOutputs
 from capeval_core.weights.folder import WeightsFolder, open_weights
-from tests.seeded import HEADS, encoder
+from tests.support.seeded import HEADS, encoder
 
 TEXTS = ["A photo depicts a dog", "A photo depicts two red stars on the left", "", "a dog " * 60]
 ALL = np.arange(4)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from tests.seeded import release
+from tests.support.seeded import release
 
 
 @pytest.fixture(scope="session")

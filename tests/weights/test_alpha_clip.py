@@ -15,7 +15,7 @@ from capeval_core.encoders.alpha_clip import AlphaClipEncoder, Row
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.weights.catalogue import ALPHA_CLIP
 from capeval_core.weights.conversion import Release
-from tests.seeded import alpha_checkpoints, alpha_release
+from tests.support.seeded import alpha_checkpoints, alpha_release
 
 Tensors = dict[str, torch.Tensor]
 

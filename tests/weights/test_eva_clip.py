@@ -16,7 +16,7 @@ from capeval_core.encoders.eva_clip import EvaClipEncoder
 from capeval_core.weights.catalogue import EVA_18B
 from capeval_core.weights.conversion import Release
 from capeval_core.weights.folder import WeightsError
-from tests.encoders.original_eva_clip import Sizes, Tensors, as_transformers, seeded
+from tests.support.eva_checkpoint import Sizes, Tensors, as_transformers, seeded
 
 Change = Callable[[Tensors], Any]
 

@@ -18,7 +18,7 @@ from capeval_core.weights.catalogue import FASTER_RCNN_VG
 from capeval_core.weights.conversion import Release
 from capeval_core.weights.faster_rcnn import FIXED, RELEASED
 from tests.golden.frcnn_vg_tiny import write_checkpoint
-from tests.seeded import CASES
+from tests.support.seeded import CASES
 
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Any], Any]

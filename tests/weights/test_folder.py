@@ -24,8 +24,8 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.weights.catalogue import PACS_B32, WEIGHTS, entry_of
 from capeval_core.weights.folder import WeightsError, WeightsFolder, file_checksum, open_weights
 from tests.hub import commit
-from tests.seeded import encoder, write_config
 from tests.support.seams import LIMITS
+from tests.support.seeded import encoder, write_config
 
 Config = dict[str, Any]
 

@@ -24,11 +24,10 @@ from capeval_core.regions.owlv2 import Owlv2Boxes
 from capeval_core.regions.sam import Sam, open_sam
 from capeval_core.registry import network_of
 from capeval_core.weights.folder import TINY, WeightsError, open_weights
-from tests import seeded
-from tests.encoders import original_eva_clip, seeded_x152, test_open_clip
 from tests.golden import recipe
 from tests.regions.conftest import save_owlv2, save_sam
-from tests.seeded import write_config
+from tests.support import eva_checkpoint, seeded
+from tests.support.seeded import write_config
 
 Config = dict[str, Any]
 ABSURD: list[Any] = [
@@ -122,8 +121,8 @@ SETTINGS = {
 def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> dict[str, Path]:
     """A folder of weights of every network; not to be changed."""
     root = tmp_path_factory.mktemp("networks")
-    torch.save(original_eva_clip.seeded(), root / "eva.pt")
-    heads = {"head_width": original_eva_clip.Sizes().head_width}
+    torch.save(eva_checkpoint.seeded(), root / "eva.pt")
+    heads = {"head_width": eva_checkpoint.Sizes().head_width}
     eva = EvaClipEncoder.convert(root / "eva.pt", **heads)
     EvaClipEncoder(eva.config, eva.tensors, device="cpu").save_pretrained(root / "eva_clip")
     case = Path(__file__).parents[1] / "golden" / "cases" / "sam-boxes-tiny"
@@ -135,8 +134,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seeded_weights: Path) -> d
     seeded.faster_rcnn().save_pretrained(root / "faster_rcnn")
     seeded.uniter().save_pretrained(root / "uniter")
     seeded.vilbert().save_pretrained(root / "vilbert")
-    seeded_x152.network().save_pretrained(root / "x152")
-    test_open_clip.repository(root / "open_clip")
+    seeded.x152().save_pretrained(root / "x152")
+    seeded.open_clip_repository(root / "open_clip")
     return {
         "clip": seeded_weights,
         "alpha_clip": root / "alpha_clip",

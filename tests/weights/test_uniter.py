@@ -13,7 +13,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.uniter import UniterEncoder
 from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.weights.folder import WeightsError
-from tests.seeded import WORDS, made_up_boxes, uniter
+from tests.support.seeded import WORDS, made_up_boxes, uniter
 
 ORIGINAL = (
     ("region_embeddings.feature_norm.", "uniter.img_embeddings.img_layer_norm."),

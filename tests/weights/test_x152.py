@@ -9,7 +9,7 @@ import torch
 
 from capeval_core.encoders.x152 import X152
 from capeval_core.weights.catalogue import X152_VG
-from tests.encoders.seeded_x152 import CONFIG, checkpoint, tensors
+from tests.support.seeded import X152_CONFIG, x152_checkpoint, x152_tensors
 
 SETTINGS = """
 MODEL:
@@ -26,13 +26,13 @@ MODEL:
 
 
 def test_every_tensor_that_features_depend_on_is_there(tmp_path: Path) -> None:
-    release = X152.convert(checkpoint(tmp_path / "detectron_model.pth"))
-    assert release.tensors.keys() == tensors().keys()
-    for name, tensor in tensors().items():
+    release = X152.convert(x152_checkpoint(tmp_path / "detectron_model.pth"))
+    assert release.tensors.keys() == x152_tensors().keys()
+    for name, tensor in x152_tensors().items():
         assert torch.equal(release.tensors[name], tensor), name
-    assert release.config["architecture"] == CONFIG["architecture"]
+    assert release.config["architecture"] == X152_CONFIG["architecture"]
     assert release.config["preprocessing"] == {
-        **CONFIG["preprocessing"],
+        **X152_CONFIG["preprocessing"],
         "shortest_side": 800,
         "longest_side": 1333,
     }
@@ -52,14 +52,14 @@ def test_every_tensor_that_features_depend_on_is_there(tmp_path: Path) -> None:
 def test_the_released_place_gives_the_licence(tmp_path: Path) -> None:
     place = tmp_path / "vilbert-multi-task"
     place.mkdir()
-    source = X152.convert(checkpoint(place / "detectron_model.pth")).config["source"]
+    source = X152.convert(x152_checkpoint(place / "detectron_model.pth")).config["source"]
     assert (source["licence"], source["url"]) == ("MIT", X152_VG.original)
 
 
 def test_the_file_of_settings_beside_it_holds_where_it_differs_from_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "detectron_config.yaml").write_text(SETTINGS)
-    release = X152.convert(checkpoint(tmp_path / "detectron_model.pth"))
-    assert release.config["proposals"] == CONFIG["proposals"]
+    release = X152.convert(x152_checkpoint(tmp_path / "detectron_model.pth"))
+    assert release.config["proposals"] == X152_CONFIG["proposals"]
     assert "of detectron_config.yaml" in " ".join(release.notes)
     assert [file["file"] for file in release.config["source"]["beside"]] == ["detectron_config.yaml"]
 
@@ -74,7 +74,7 @@ def test_the_file_of_settings_beside_it_holds_where_it_differs_from_the_defaults
     ],
 )
 def test_settings_of_another_network(old: str, new: str, message: str, tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "detectron_model.pth")
+    path = x152_checkpoint(tmp_path / "detectron_model.pth")
     (tmp_path / "other.yaml").write_text(SETTINGS.replace(old, new))
     with pytest.raises(ValueError, match="other") as raised:
         X152.convert(path, release_config=tmp_path / "other.yaml")
@@ -84,7 +84,7 @@ def test_settings_of_another_network(old: str, new: str, message: str, tmp_path:
 
 
 def test_a_checkpoint_that_lacks_something(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "detectron_model.pth")
+    path = x152_checkpoint(tmp_path / "detectron_model.pth")
     whole = torch.load(path, weights_only=True)["model"]
     for missing, message in (
         ("rpn.anchor_generator.cell_anchors.2", "cell_anchors has 4 levels, expected 5"),
@@ -96,4 +96,4 @@ def test_a_checkpoint_that_lacks_something(tmp_path: Path) -> None:
             X152.convert(path)
         assert message in str(raised.value)
     with pytest.raises(ValueError, match="1 tensors are not part of the architecture: 'roi_heads"):
-        X152.convert(checkpoint(path, **{"module.roi_heads.mask": torch.ones(1)}))
+        X152.convert(x152_checkpoint(path, **{"module.roi_heads.mask": torch.ones(1)}))

@@ -15,8 +15,8 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.scores.eco.metric import Eco
-from tests.seeded import blip2_weights
-from tests.seeded import encoder as seeded_clip
+from tests.support.seeded import blip2_weights
+from tests.support.seeded import encoder as seeded_clip
 from tools.captions import describe
 from tools.scenes import draw, sample_scene
 

@@ -21,10 +21,8 @@ from capeval_core.matching.cosine import best_query_cosine
 from capeval_core.scores.eco.members import PRESETS, member_names
 from capeval_core.weights.catalogue import ECO_MEMBERS
 from capeval_core.weights.folder import WeightsError
-from tests.encoders.test_eva_clip import release
-from tests.encoders.test_open_clip import repository
 from tests.scores.eco.conftest import CANARY, Runs, opened
-from tests.seeded import write_config
+from tests.support.seeded import eva_release, open_clip_repository, write_config
 
 
 def cosines_of(a: Any, b: Any) -> Any:
@@ -156,10 +154,10 @@ def test_dual_encoders_of_every_make_are_members(
 ) -> None:
     folder = tmp_path / "member"
     if kind == "eva_clip":
-        original = release()
+        original = eva_release()
         EvaClipEncoder(original.config, original.tensors, device="cpu").save_pretrained(folder)
     elif kind == "open_clip":
-        repository(folder)
+        open_clip_repository(folder)
     else:
         AlphaClipEncoder.from_pretrained("tiny", device="cpu").save_pretrained(folder)
     metric = opened(matcher, [str(folder), "blip2-itc"])

@@ -23,7 +23,7 @@ from capeval_core.reports.canvas import PAPER, REGIONS, UNMENTIONED, WRONG, WRON
 from capeval_core.result import plain
 from capeval_core.scores.hice import HiceS, RefHiceS
 from capeval_core.scores.hice.explanation import HiceExplanation
-from tests import seeded
+from tests.support import seeded
 
 Floats = NDArray[np.float32]
 ITEMS = demo_set()

@@ -31,8 +31,8 @@ from capeval_core.regions.source import RegionSource
 from capeval_core.result import Result
 from capeval_core.scores.hice import HiceS, RefHiceS
 from capeval_core.scores.hice.rows import EncodedTexts, reference_columns, region_columns
-from tests import seeded
-from tests.counting import counted
+from tests.support import seeded
+from tests.support.counting import counted
 from tests.support.seams import LIMITS
 
 Floats = NDArray[np.float32]
