@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,14 @@ from safetensors.torch import load_file
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.media import argument_of
-from capeval_core.inputs.samples import Samples
+from capeval_core.cli import main
+from capeval_core.integrations import reward
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class, metric_classes, variant_classes
 from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
-from capeval_core.scores.idf import TokenIdf
-from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.testing import (
     CAPTIONS,
     CHECKS,
@@ -72,11 +72,20 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def opened(name: str, weights: str, **options: Any) -> CaptionMetric:
     """The metric on the CPU, with a cache of its own, and with the weights if it has any."""
-    common = {"device": device(), "cache": FeatureCache(), **NEEDED.get(name, {})}
+    common = {"device": device(), "cache": FeatureCache(), **needed(name)}
     if class_of(name).default_weights is not None:
         common["weights"] = weights
-    of_case = dict(zip(("name", "media"), name.split(":"), strict=False))
-    return capeval_core.load(**of_case, **taken(name, {**common, **options}))
+    return load(name, **taken(name, {**common, **options}))
+
+
+def load(case: str, **options: Any) -> Any:
+    """The metric of a case with these options alone."""
+    return capeval_core.load(**dict(zip(("name", "media"), case.split(":"), strict=False)), **options)
+
+
+def argument_of(metric: CaptionMetric) -> str | None:
+    """What images are called: `images`, `videos`, or None for a metric that takes none."""
+    return next(iter(shown(metric, [])), None)
 
 
 def taken(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def taken(name: str, options: dict[str, Any]) -> dict[str, Any]:
 def contract(name: str, weights: str, images: list[Path], folder: Path) -> Contract:
     """The checks of a metric with the weights, if it has any."""
     own = {} if class_of(name).default_weights is None else {"weights": weights}
-    own = taken(name, {"device": device(), **own, **NEEDED.get(name, {})})
+    own = taken(name, {"device": device(), **own, **needed(name)})
     return Contract(class_of(name), images, folder, **own)
 
 
@@ -118,7 +127,7 @@ def test_broken_images_are_refused_with_all_others(
     broken.write_bytes(images[0].read_bytes()[:300])
     metric = opened(name, weights)
     pictures = [*images[:2], broken, images[3], tmp_path / "missing.png", images[5]]
-    argument = argument_of(metric.media)
+    argument = argument_of(metric)
     with pytest.raises(ValueError, match=rf"(?s){argument}\[2\].*{argument}\[4\]"):
         score(metric, pictures)
 
@@ -255,8 +264,26 @@ def test_the_input_is_checked_before_a_model_runs(name: str, weights: str, image
     with count_forwards() as forwards, pytest.raises(ValueError) as caught:
         metric.score(["a dog", ""], references=references, **shown(metric, [images[0], "no-such-file.png"]))
     assert "captions[1]" in str(caught.value)
-    assert (f"{argument_of(metric.media)}[1]" in str(caught.value)) is bool(metric.media)
+    assert (f"{argument_of(metric)}[1]" in str(caught.value)) is bool(metric.media)
     assert ("references[1]" in str(caught.value)) is metric.needs_references
+    assert forwards.items == 0
+
+
+@EVERY
+def test_options_and_the_folder_of_rows_are_checked_first(
+    name: str, weights: str, images: list[Path], tmp_path: Path
+) -> None:
+    """Before weights are opened, which lie nowhere here, and before an image is read."""
+    (tmp_path / "file").write_text("mine")
+    absent = {} if class_of(name).default_weights is None else {"weights": "./no-such-weights"}
+    for options in ({"rows": tmp_path}, {"rows": tmp_path / "file"}, {"device": "cuda:77"}):
+        if taken(name, options):
+            with pytest.raises(ValueError) as caught:
+                load(name, **absent, **options)
+            assert [problem.argument for problem in caught.value.problems] == list(options)  # type: ignore[attr-defined]
+    metric = opened(name, weights)
+    with count_forwards() as forwards, pytest.raises(ValueError, match="is a file: pass a folder"):
+        score(metric, ["no-such.png"] * len(images), rows=tmp_path / "file")
     assert forwards.items == 0
 
 
@@ -282,8 +309,12 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
         for column in list(metric.ROW)[len(COMMON) :]:
             row[column.name] = value_of(column.type, rng.choice(numbers) if always is None else always)
         rows.append(row)
-    extreme = metric.combine(pa.Table.from_pylist(rows, schema=metric.ROW)).scores
+    table = pa.Table.from_pylist(rows, schema=metric.ROW)
+    extreme = metric.combine(table).scores
     assert low <= min(extreme) <= max(extreme) <= high
+    for w in (2.0, 0.7) if "w" in {spec.name for spec in metric.Options.taken()} else ():
+        moved = opened(name, weights, w=w).combine(table)  # cosines of -1 and 1 reach the ends
+        assert moved.scores[:2] == pytest.approx(moved.range, abs=1e-12)
     if any("float" in str(column.type) or "double" in str(column.type) for column in metric.ROW):
         assert min(extreme) < max(extreme)
     for end in rows[:2]:  # an interval of scores at an end, and of another one, would pass it
@@ -350,7 +381,6 @@ ALTERNATIVES: dict[str, Any] = {
     "reference_reduction": "mean",
     "layer": 0,
     "idf": "corpus",
-    "statistics": TokenIdf({5: 0.5, 6: 2.0}, unseen=1.5),
     "fps": 2.0,
     "max_frames": 1,
 }
@@ -360,20 +390,20 @@ OWN: dict[str, dict[str, Any]] = {
     "vilbertscore": {"regions": "tiny"},
 }
 """Values of options that mean something else for a metric."""
-TABLES = [
-    DocumentFrequencies.of_counts({"a": 5, "dog": 2, "a dog": 2, "two circles": 1, "hello": 1}, documents)
-    for documents in (6, 9)
-]
-IDF = [TokenIdf({320: 1.5, 533: 0.25, 1929: 2.0}, unseen) for unseen in (1.0, 3.0)]
-STATISTICS = {
-    **dict.fromkeys(["cider", "ciderd"], TABLES),
-    **dict.fromkeys(["pacs:video", "refpacs:video"], IDF),
-}
-NEEDED = {name: {"statistics": tables[0]} for name, tables in STATISTICS.items()}
-"""Options without which a metric's scores depend on what is scored together."""
-OWN |= {name: {"statistics": tables[1]} for name, tables in STATISTICS.items()}
-OWN["pacs:video"] |= {"idf": False}
-OWN["refpacs:video"] |= {"idf": False}
+CORPUS = ("cider", "ciderd", "pacs:video", "refpacs:video")
+"""Metrics whose scores depend on what is scored together, unless statistics are given."""
+
+
+@cache
+def statistics(name: str, corpus: str) -> Any:
+    """The statistics of some texts for a metric that needs them."""
+    weights = {} if class_of(name).default_weights is None else {"weights": "tiny"}
+    return load(name, **weights).prepare([[text] for text in corpus.split("|")])
+
+
+def needed(name: str) -> dict[str, Any]:
+    """Options without which the metric's scores depend on what is scored together."""
+    return {"statistics": statistics(name, "a dog|two circles|hello|a")} if name in CORPUS else {}
 
 
 WITH: dict[str, dict[str, Any]] = {"fps": {"on_error": "nan"}, "idf": {"statistics": None}}
@@ -382,7 +412,10 @@ WITH: dict[str, dict[str, Any]] = {"fps": {"on_error": "nan"}, "idf": {"statisti
 
 def alternatives(name: str) -> dict[str, Any]:
     """Another value for every option of a metric."""
-    return {**ALTERNATIVES, **OWN.get(name, {})}
+    own = {**ALTERNATIVES, **OWN.get(name, {})}
+    if name in (*CORPUS, "vilbertscore"):
+        own["statistics"] = statistics(name, "a dog|two dogs|a cat")
+    return own | ({"idf": False} if name.endswith(":video") else {})
 
 
 @EVERY
@@ -538,23 +571,6 @@ def test_rows_of_other_settings_are_refused(
 
 
 @EACH
-def test_a_damaged_shard_is_computed_again(
-    name: str, weights: str, images: list[Path], tmp_path: Path
-) -> None:
-    expected = score(opened(name, weights), images, rows=tmp_path)
-    (shard,) = tmp_path.glob("*.parquet")
-    whole = shard.read_bytes()
-    for damage in (b"", whole[: len(whole) // 2], b"PAR1" + bytes(100)):
-        shard.write_bytes(damage)
-        with pytest.warns(UserWarning, match=shard.name):
-            assert close(score(opened(name, weights), images, rows=tmp_path), expected)
-        for new in tmp_path.glob("*.parquet"):
-            if new != shard:
-                assert len(pq.read_table(new)) == len(CAPTIONS)
-                new.unlink()
-
-
-@EACH
 def test_what_was_computed_before_an_error_is_kept(
     name: str, weights: str, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -563,7 +579,7 @@ def test_what_was_computed_before_an_error_is_kept(
     metric = opened(name, weights)
     windows = 0
 
-    def encode(batch: Samples) -> Iterator[pa.Table]:
+    def encode(batch: Any) -> Iterator[pa.Table]:
         nonlocal windows
         windows += 1
         if windows == 3:
@@ -631,6 +647,72 @@ def test_the_settings_of_the_program_do_not_move_scores(name: str, weights: str,
             torch.set_default_dtype(before)
     with torch.device("meta"):  # as while a large model is built
         assert close(score(opened(name, weights), images, few), expected)
+
+
+@pytest.mark.parametrize("name", [*CORPUS, "vilbertscore"])
+def test_statistics_are_those_of_the_corpus_or_made_before(
+    name: str, weights: str, images: list[Path], tmp_path: Path
+) -> None:
+    idf = {"idf": "corpus"} if name == "vilbertscore" else {}
+    metric = opened(name, weights, **idf, statistics=None)
+    every, own = samples(metric, images), score(metric, images)
+    table = metric.prepare(metric.corpus(every))
+    made = opened(name, weights, **idf, statistics=table)
+    assert score(made, images) == own and f"|statistics:{table.fingerprint}|" in own.signature
+    assert f"|statistics:{table.fingerprint}|" in made.signature()
+    assert close(score(made, images, [3]), dataclasses.replace(own, scores=own.scores[3:4], parts={
+        part: values[3:4] for part, values in own.parts.items()
+    }))  # fmt: skip
+    few = score(metric, images, [0, 1, 2, 3, 4])
+    assert few.signature != own.signature and few.scores != own.scores[:5]
+    with pytest.raises(ValueError, match="not comparable"):
+        few.compare(score(metric, images, [0, 1, 2, 3, 6]))
+    if "statistics" in made.stamp():  # a part of the input can not be encoded alone
+        for needs in (lambda: metric.encode_all(every), lambda: reward(metric)):
+            with pytest.raises(ValueError, match=r"needs statistics of the whole corpus"):
+                needs()
+        score(metric, images, rows=tmp_path)
+        with pytest.raises(ValueError, match=r"other settings.*statistics"):
+            score(metric, images, [0, 1], rows=tmp_path)
+
+
+def test_several_systems_by_several_metrics_score_as_alone_and_share_their_images(
+    images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`capeval score` of two files; a run that stopped goes on, and computes nothing twice."""
+    ids = [image.stem for image in images[:4]]
+    systems = {"A": CAPTIONS[:4], "B": CAPTIONS[3::-1]}
+    references = [[text] if isinstance(text, str) else text for text in REFERENCES[:4]]
+    for file, content in {**systems, "references": references}.items():
+        (tmp_path / f"{file}.json").write_text(json.dumps(dict(zip(ids, content, strict=True))))
+    metrics = ["pacs", "refpacs", "umic", "cider"]
+    words: list[Any] = ["score", ",".join(metrics), "--images", images[0].parent, "--weights", "tiny"]
+    words += ["--references", tmp_path / "references.json", "--json", tmp_path / "out.json"]
+    words += ["--device", "cpu", "--candidates", tmp_path / "A.json", tmp_path / "B.json"]
+
+    def run(number: int, *more: Any) -> int:
+        given = [*words, *more, "--cache", tmp_path / f"cache{number}"]
+        with count_forwards() as forwards:
+            assert main(list(map(str, given))) == 0
+        return forwards.items
+
+    opened = {name: load(name, **({} if name == "cider" else {"weights": "tiny"})) for name in metrics}
+    items = run(0, "--rows", tmp_path / "rows")
+    assert run(1, "--rows", tmp_path / "rows") == 0 < items == run(2)
+    for number, at_once in enumerate((8192, 3), start=3):
+        monkeypatch.setattr(LIMITS, "texts_together", at_once)
+        run(number)
+        written = json.loads((tmp_path / "out.json").read_text())["systems"]
+        for system, found in zip(systems.values(), written, strict=True):
+            for name, result in zip(metrics, map(Result.from_dict, found["results"]), strict=True):
+                metric = opened[name]
+                expected = metric.score(
+                    system,
+                    references=references if metric.needs_references else None,
+                    **shown(metric, images[:4]),
+                )
+                assert close(result, expected) and (name == "cider" or result.groups == expected.groups)
+                assert result.signature == expected.signature
 
 
 @pytest.mark.parametrize(
