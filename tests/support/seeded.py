@@ -178,7 +178,7 @@ def vilbert(task: int | None = 7, region_size: int = 64) -> Any:
         "source": {"licence": "MIT"},
     }
     # Of a standard deviation at which features of texts differ visibly.
-    return seams.network("vilbert", config, drawn(seams.shapes("vilbert", config), 5, spread=0.25))
+    return seams.network("vilbert", config, drawn(seams.shapes("vilbert", config), 5, spread=0.12))
 
 
 def drawn(shapes: Mapping[str, torch.Tensor], seed: int, spread: float = 0.0) -> Tensors:
